@@ -1,0 +1,88 @@
+"""The records of the library's face: what a caller holds in hand, one at a time.
+
+Hot loops never make these; they work on the columns of ``tar`` and ``samples``. All records are frozen and slotted.
+Names are ``str``, decoded from the tar's bytes as UTF-8 with ``surrogateescape``, so that any name survives a round
+trip (:func:`to_text`, :func:`to_bytes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+def to_text(raw: bytes) -> str:
+    """A name's bytes as text; bytes that are not UTF-8 become lone surrogates (PEP 383)."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def to_bytes(text: str) -> bytes:
+    """The inverse of :func:`to_text`."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One tar member: its name, its kind (``regular``, ``directory``, ``link``, ``special``, ``sparse``) and place.
+
+    ``start`` is the byte of its first header block (extended headers included), ``offset`` the byte of its payload,
+    ``size`` the payload's bytes.
+    """
+
+    name: str
+    kind: str
+    start: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Mapping[str, bytes]):
+    """One sample, a read-only mapping from field to payload, in the shard's own order of fields.
+
+    ``key`` is the sample's key, ``shard`` the address it was read from, ``index`` its place in that shard, from 0.
+
+    >>> sample = Sample("n01/img7", {"jpg": b"...", "cls": b"7"}, "train-000000.tar", 0)
+    >>> sample["cls"], list(sample)
+    (b'7', ['jpg', 'cls'])
+    """
+
+    key: str
+    fields: dict[str, bytes]
+    shard: str = ""
+    index: int = 0
+
+    def __getitem__(self, name: str) -> bytes:
+        return self.fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTotals:
+    """How often a field occurs, and the bytes of its payloads."""
+
+    count: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """What is known of one whole shard, as the manifest tells it.
+
+    ``name`` is the file's name (no folder), ``checksum`` is ``algorithm:hex`` or None, ``headers`` the hexadecimal
+    XXH3-64 over all header blocks (see the index format), ``index`` says whether a ``.wdx`` was written beside it.
+    """
+
+    name: str
+    samples: int
+    members: int
+    size_bytes: int
+    headers: str
+    checksum: str | None = None
+    fields: Mapping[str, FieldTotals] = field(default_factory=dict)
+    index: bool = False

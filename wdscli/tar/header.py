@@ -1,0 +1,280 @@
+"""One 512-byte tar block to fields, and fields to the canonical block.
+
+What it is: the rules of POSIX.1-1988 ustar, POSIX.1-2001 pax and old GNU headers, each beside the code that applies it.
+How: parsing takes bytes that are already there and does no reading; it is the slow, exact path behind the fast loop of
+``scan.py``. Building fills a template with what varies: name, size, checksum.
+It must not know files, streams, samples or where in an archive a block lies: errors raised here carry a finding code
+and no place; the scanner adds shard, byte and member.
+
+References: POSIX.1-2017, utility pax, "ustar Interchange Format" and "pax Header Block"; GNU tar 1.34 manual,
+"Basic Tar Format" and "GNU tar and POSIX tar".
+"""
+
+from __future__ import annotations
+
+import re
+from struct import Struct
+from typing import Literal, NamedTuple
+from zlib import adler32
+
+from wdscli.errors import DataError
+
+BLOCK = 512
+END_OF_ARCHIVE = bytes(2 * BLOCK)
+MAX_EXTENDED_SIZE = 1 << 20
+MAX_EXTENDED_CHAIN = 16
+MAX_SIZE = (1 << 63) - 1
+
+REGULAR, DIRECTORY, LINK, SPECIAL, SPARSE = range(5)
+KIND_MASK = 0b111
+FOREIGN = 0b1000
+"""Flag of a member whose header is not the canonical one, byte for byte."""
+GLOBAL = 0b10000
+"""Flag of a member to which records of a pax global header apply."""
+KIND_NAMES = ("regular", "directory", "link", "special", "sparse")
+
+#: name, mode+uid+gid, size, mtime, chksum, everything from typeflag to the end of the block
+FIELDS = Struct("100s24s12s12s8s356s")
+
+CANONICAL_MIDDLE = b"0000644\x000000000\x000000000\x00"
+_DEVICE = b"0000000\x000000000\x00"
+
+
+class Form(NamedTuple):
+    """The canonical form's two choices: the mtime (whole seconds, 0 ≤ n < 8^11) and how a name that ustar cannot hold
+    is written: ``pax`` (a path record) or ``gnu`` (an L header, for readers such as DALI's that know no pax)."""
+
+    mtime: int = 0
+    long_names: Literal["pax", "gnu"] = "pax"
+
+    @property
+    def mtime_field(self) -> bytes:
+        return b"%011o\0" % self.mtime
+
+
+CANONICAL = Form()
+
+
+def padded(size: int) -> int:
+    """``size`` rounded up to whole blocks."""
+    return (size + 511) & -512
+
+
+def tail(typeflag: bytes, prefix: bytes = b"") -> bytes:
+    """The block from typeflag on: no link name, magic "ustar", version "00", no user or group name, device 0."""
+    return typeflag + bytes(100) + b"ustar\x0000" + bytes(64) + _DEVICE + prefix.ljust(155, b"\0") + bytes(12)
+
+
+CANONICAL_TAIL = tail(b"0")
+
+# What a block adds up to without its name and size, the checksum field counted as eight spaces.
+_TAIL_SUMS: dict[bytes, int] = {}
+
+
+def byte_sum(data: bytes | memoryview) -> int:
+    """The sum of all bytes. adler32's low half is one plus this sum modulo 65521, which for up to 256 bytes is the sum
+    itself."""
+    return sum([(adler32(data[at : at + 256]) & 0xFFFF) - 1 for at in range(0, len(data), 256)])
+
+
+def build_block(name: bytes, size: int, middle: bytes, mtime_field: bytes, tail_field: bytes) -> bytes:
+    """One header block with its checksum; ``name`` has at most 100 bytes, ``size`` is below 8^11 or written in base 256."""
+    size_field = b"%011o\0" % size if size < 1 << 33 else b"\x80" + size.to_bytes(11, "big")
+    rest = middle + mtime_field + tail_field
+    known = _TAIL_SUMS.get(rest)
+    if known is None:
+        if len(_TAIL_SUMS) > 4096:
+            _TAIL_SUMS.clear()
+        known = _TAIL_SUMS[rest] = byte_sum(rest) + 8 * 32
+    total = known + (adler32(name) & 0xFFFF) - 1 + (adler32(size_field) & 0xFFFF) - 1
+    return FIELDS.pack(name, middle, size_field, mtime_field, b"%06o\0 " % total, tail_field)
+
+
+def split_long_name(name: bytes) -> tuple[bytes, bytes] | None:
+    """``(prefix, name)`` for a name of 101 to 256 bytes, split where GNU tar splits it, or None when ustar cannot hold it.
+
+    POSIX: the prefix has at most 155 bytes and the name at most 100, neither empty, with one slash left out between
+    them. Where several slashes would do, GNU tar takes the last one within the first 156 bytes.
+    """
+    if len(name) > 256:
+        return None
+    slash = name.rfind(b"/", 0, min(156, len(name) - 1))
+    if slash <= 0 or len(name) - slash - 1 > 100 or len(name) == slash + 1:
+        return None
+    return name[:slash], name[slash + 1 :]
+
+
+def build_header(name: bytes, size: int, form: Form = CANONICAL) -> bytes:
+    """The canonical header blocks of a regular member: one block, or an extended header, its data and one block.
+
+    The caller has made sure that the name is safe (section 5 of the design); any bytes without NUL are accepted.
+    """
+    fits = size < 1 << 33
+    if len(name) <= 100 and fits:
+        return build_block(name, size, CANONICAL_MIDDLE, form.mtime_field, CANONICAL_TAIL)
+    split = (b"", name) if len(name) <= 100 else split_long_name(name)
+    if split is not None and fits:
+        return build_block(split[1], size, CANONICAL_MIDDLE, form.mtime_field, tail(b"0", split[0]))
+    if form.long_names == "gnu":
+        return _build_gnu_long(name, size, form, split)
+    return _build_pax(name, size, form, split)
+
+
+def _build_pax(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | None) -> bytes:
+    """A pax header with only the records needed, then the block with what fits of the name."""
+    records = b""
+    if split is None:
+        records += pax_record(b"path", name)
+    if size >= 1 << 33:
+        records += pax_record(b"size", b"%d" % size)
+    prefix, short = split if split is not None else (b"", name[:100])
+    # POSIX: with a size record the header's own size is not used; 0 is what Python's tarfile and GNU tar leave there.
+    size_field = size if size < 1 << 33 else 0
+    return extended(b"x", records, form) + build_block(
+        short, size_field, CANONICAL_MIDDLE, form.mtime_field, tail(b"0", prefix)
+    )
+
+
+def _build_gnu_long(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | None) -> bytes:
+    """GNU's L header when the name does not fit; a size of 8 GiB or more goes into the block itself in base 256."""
+    prefix, short = split if split is not None else (b"", name[:100])
+    block = build_block(short, size, CANONICAL_MIDDLE, form.mtime_field, tail(b"0", prefix))
+    return block if split is not None else extended(b"L", name + b"\0", form) + block
+
+
+def extended(typeflag: bytes, data: bytes, form: Form = CANONICAL) -> bytes:
+    """An extended header (``x``, ``g``, ``L``) around ``data``, named as Python's tarfile and GNU tar name theirs."""
+    name = b"././@LongLink" if typeflag == b"L" else b"././@PaxHeader"
+    block = build_block(name, len(data), CANONICAL_MIDDLE, form.mtime_field, tail(typeflag))
+    return block + data.ljust(padded(len(data)), b"\0")
+
+
+def pax_record(keyword: bytes, value: bytes) -> bytes:
+    """``"%d %s=%s\\n"``, its length counting its own digits (POSIX.1-2001, "pax Extended Header")."""
+    rest = len(keyword) + len(value) + 3
+    length = rest + len(str(rest))
+    length = rest + len(str(length))
+    return b"%d %b=%b\n" % (length, keyword, value)
+
+
+def header_length(name_length: int, size: int) -> int:
+    """Bytes of ``build_header`` for an unsplittable-free common case: 512 for names of up to 100 bytes below 8 GiB.
+
+    -1 when it takes the name itself to know."""
+    return BLOCK if name_length <= 100 and size < 1 << 33 else -1
+
+
+# ---- parsing -------------------------------------------------------------------------------------------------------
+
+_OCTAL = re.compile(rb" *([0-7]*) *\Z")
+
+
+def parse_number(field: bytes, what: str) -> int:
+    """A numeric field: octal digits with leading and trailing spaces, ended by NUL, space or the field's end; or, when
+    the first byte is 0x80 or 0xFF, a big-endian two's complement number in the other bytes (GNU's base 256)."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    if field[0] == 0xFF:
+        return int.from_bytes(field[1:], "big") - (1 << 8 * (len(field) - 1))
+    match = _OCTAL.match(field.partition(b"\0")[0])
+    if match is None:
+        raise DataError(f"{what} field {field!r} is not an octal number", code="bad-size" if what == "size" else "bad-header")
+    return int(match[1] or b"0", 8)
+
+
+def parse_size(field: bytes) -> int:
+    """The size field as a number of bytes, 0 ≤ n < 2^63."""
+    return check_size(parse_number(field, "size"))
+
+
+def check_size(size: int) -> int:
+    if not 0 <= size <= MAX_SIZE:
+        raise DataError(f"impossible member size {size}" if abs(size) < 1 << 70 else "impossible member size", code="bad-size")
+    return size
+
+
+def checksum_is_right(block: bytes) -> bool:
+    """POSIX: the unsigned sum of all bytes, the checksum field taken as spaces. Some old tars summed signed bytes."""
+    try:
+        stored = parse_number(block[148:156], "checksum")
+    except DataError:
+        return False
+    unsigned = byte_sum(block) - byte_sum(block[148:156]) + 8 * 32
+    if stored == unsigned:
+        return True
+    outside = block[:148] + block[156:]
+    return stored == unsigned - 256 * sum(1 for byte in outside if byte >= 0x80)
+
+
+class Header(NamedTuple):
+    """One parsed block: ``typeflag`` is one byte, ``name`` has the prefix joined where the format has one."""
+
+    name: bytes
+    size: int
+    typeflag: bytes
+    linkname: bytes
+    is_gnu: bool
+
+
+def parse_block(block: bytes) -> Header:
+    """The fields of a block whose checksum is right. Raises DataError ``bad-size`` (or ``bad-header``)."""
+    name = block[:100].partition(b"\0")[0]
+    is_posix = block[257:263] == b"ustar\0"
+    # POSIX: a non-empty prefix is joined with one slash. Old GNU headers hold times in these bytes.
+    prefix = block[345:500].partition(b"\0")[0] if is_posix else b""
+    return Header(
+        name=prefix + b"/" + name if prefix else name,
+        size=parse_size(block[124:136]),
+        typeflag=block[156:157],
+        linkname=block[157:257].partition(b"\0")[0],
+        is_gnu=block[257:265] == b"ustar  \0",
+    )
+
+
+def kind_of(typeflag: bytes, name: bytes) -> int:
+    """The member's kind. POSIX: NUL and "0" are regular files, "7" may be treated as one; 1 and 2 are links, 3, 4 and 6
+    devices and fifos, 5 a directory. Before POSIX a regular file with a trailing slash was a directory. "S" is GNU's
+    sparse file. What remains is some vendor's own."""
+    if typeflag in b"07":
+        return REGULAR
+    if typeflag == b"\0":
+        return DIRECTORY if name.endswith(b"/") else REGULAR
+    if typeflag == b"5":
+        return DIRECTORY
+    if typeflag in b"12":
+        return LINK
+    return SPARSE if typeflag == b"S" else SPECIAL
+
+
+def has_payload(typeflag: bytes) -> bool:
+    """Whether the size field speaks of blocks that follow. POSIX: links, devices, fifos and directories have none,
+    whatever their size field says."""
+    return typeflag not in b"123456"
+
+
+def parse_pax(data: bytes) -> dict[bytes, bytes]:
+    """The records of a pax header, in order, a later one replacing an earlier. Raises DataError ``bad-extended-header``."""
+    records: dict[bytes, bytes] = {}
+    at = 0
+    while at < len(data):
+        space = data.find(b" ", at, at + 21)
+        digits = data[at:space] if space > at else b""
+        if not digits.isdigit() or digits.startswith(b"0"):
+            if not data[at:].strip(b"\0"):
+                break
+            raise DataError("pax record has no length", code="bad-extended-header")
+        end = at + int(digits)
+        record = data[space + 1 : end]
+        keyword, equals, value = record.partition(b"=")
+        if end > len(data) or not record.endswith(b"\n") or not equals or not keyword:
+            raise DataError(f'pax record of {int(digits)} bytes is not "length keyword=value"', code="bad-extended-header")
+        records[keyword] = value[:-1]
+        at = end
+    return records
+
+
+def pax_size(value: bytes) -> int:
+    """The pax ``size`` record: decimal digits."""
+    if not value.isdigit() or len(value) > 19:
+        raise DataError(f"pax size {value[:40]!r} is impossible", code="bad-size")
+    return check_size(int(value))

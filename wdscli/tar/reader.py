@@ -1,0 +1,167 @@
+"""Members of an archive, from a file read by jumps or a stream read to its end.
+
+What it is: the loop that feeds a :class:`~wdscli.tar.scan.Scanner`. How: it reads one buffer at the scanner's position;
+while members are small the buffers are large and follow each other, once members are large it reads a few KiB at each
+next header and leaves the payloads untouched (or, asked for payloads, fetches each one straight from its place).
+It must not know where bytes come from: a source is anything with the five names of :class:`ByteSource`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from wdscli.errors import DataError
+from wdscli.model import Member, to_text
+from wdscli.tar.header import CANONICAL, Form
+from wdscli.tar.scan import Columns, Scanner
+
+CHUNK = 1 << 20
+FIRST_CHUNK = 1 << 16
+JUMP_CHUNK = 1 << 12
+HOP_MEMBERS = 1 << 10
+LARGE_STRIDE = 1 << 14
+"""From this many bytes a member on, headers are read one by one: a read of 4 KiB costs less than copying 16 KiB."""
+
+
+class ByteSource(Protocol):
+    """Bytes by offset. ``size`` is their number, or None as long as a stream has not ended;
+    ``seekable`` says whether offsets may go back and jump.
+
+    ``read_at(offset, length)`` returns ``length`` bytes, fewer only at the end; a source that is not seekable gets
+    rising offsets and passes over what lies between. ``read_some`` may return fewer bytes, but none only at the end.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int | None: ...
+
+    @property
+    def seekable(self) -> bool: ...
+
+    def read_at(self, offset: int, length: int) -> bytes: ...
+
+    def read_some(self, offset: int, length: int) -> bytes: ...
+
+
+class Window:
+    """The members whose headers lie in one buffer, and their payloads.
+
+    ``columns`` are theirs; ``buffer`` holds the archive's bytes from ``base`` on. Payloads of a stream can be had only
+    until the next window is asked for, in order.
+    """
+
+    __slots__ = ("base", "buffer", "columns", "source")
+
+    def __init__(self, source: ByteSource, buffer: bytes, base: int, columns: Columns) -> None:
+        self.source = source
+        self.buffer = buffer
+        self.base = base
+        self.columns = columns
+
+    def payload(self, row: int) -> bytes:
+        """The payload of one member. Raises DataError ``truncated`` when the source ends before it does."""
+        offset, size = self.columns.offsets[row], self.columns.sizes[row]
+        at = offset - self.base
+        data = self.buffer[at : at + size] if self.buffer else b""
+        if len(data) < size:
+            data = self._rest(offset, size, data)
+        return data
+
+    def _rest(self, offset: int, size: int, data: bytes) -> bytes:
+        if self.source.seekable:
+            data = self.source.read_at(offset, size)
+        else:
+            data += self.source.read_at(offset + len(data), size - len(data))
+        if len(data) < size:
+            row = self.columns.offsets.index(offset)
+            raise DataError(
+                f"archive ends after {len(data)} of {size} payload bytes",
+                code="truncated",
+                shard=self.source.name,
+                offset=self.columns.starts[row],
+                member=to_text(self.columns.names[row]),
+            )
+        return data
+
+
+def scan(
+    source: ByteSource, *, form: Form = CANONICAL, payloads: bool = False, chunk: int = CHUNK, first: int = 0
+) -> Iterator[Window]:
+    """The members of ``source``, a window at a time, memory bounded by ``chunk``.
+
+    With ``payloads`` the windows are made for calling :meth:`Window.payload` on every row. ``form`` is the canonical
+    form against which FOREIGN is flagged. Raises DataError (after the members that came before the trouble) and
+    whatever the source raises.
+    """
+    scanner = Scanner(source.name, limit=source.size if source.seekable else None, form=form, first=first)
+    if source.seekable:
+        yield from _jump(source, scanner, chunk)
+    else:
+        yield from _stream(source, scanner, chunk, payloads)
+
+
+def _fed(source: ByteSource, scanner: Scanner, buffer: bytes, base: int, seen: int | None) -> Iterator[Window]:
+    """Feed one buffer; the members before an error come out before it is raised."""
+    try:
+        scanner.feed(buffer, base)
+    except DataError:
+        yield Window(source, buffer, base, scanner.take(seen))
+        raise
+    yield Window(source, buffer, base, scanner.take(seen))
+
+
+def _jump(source: ByteSource, scanner: Scanner, chunk: int) -> Iterator[Window]:
+    length, hopping = min(chunk, FIRST_CHUNK), False
+    while True:
+        base = scanner.position
+        if hopping:
+            yield from _hopped(source, scanner, base)
+            base = scanner.position
+        want = max(length, scanner.wanted)
+        buffer = source.read_at(base, want)
+        for window in _fed(source, scanner, buffer, base, None):
+            stride = (scanner.position - base) // (len(window.columns.names) or 1)
+            yield window
+        hopping = stride > LARGE_STRIDE
+        length = JUMP_CHUNK if hopping else chunk
+        if len(buffer) < want:
+            scanner.finish(base + len(buffer))
+            return
+
+
+def _hopped(source: ByteSource, scanner: Scanner, base: int) -> Iterator[Window]:
+    """The members found by reading headers alone."""
+    try:
+        scanner.hop(source.read_at, HOP_MEMBERS)
+    except DataError:
+        yield Window(source, b"", base, scanner.take())
+        raise
+    yield Window(source, b"", base, scanner.take())
+
+
+def _stream(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> Iterator[Window]:
+    base, buffer = scanner.position, b""
+    while True:
+        buffer = buffer[scanner.position - base :] if scanner.position < base + len(buffer) else b""
+        base = scanner.position
+        whole = True
+        while whole and len(buffer) < scanner.wanted:
+            more = source.read_some(base + len(buffer), chunk)
+            buffer += more
+            whole = bool(more)
+        end = base + len(buffer)
+        yield from _fed(source, scanner, buffer, base, None if payloads else end)
+        if not whole:
+            scanner.finish(end if buffer or source.size is None else source.size)
+            return
+
+
+def members(source: ByteSource) -> Iterator[Member]:
+    """The members of ``source`` as records, one at a time."""
+    for window in scan(source):
+        for row in range(len(window.columns.names)):
+            yield window.columns.member(row)
+
