@@ -1,0 +1,366 @@
+"""Members to samples: the key rule and the grouping of adjacent members.
+
+What it is: webdataset's rule that a sample is a run of adjacent members with one key, over the columns that
+``wdscli.tar`` gives. How: members are grouped a window at a time into :class:`SampleBatch`, plain lists again, because a
+record per sample would cost as much as parsing its headers; :func:`iter_samples` makes records for those who want one
+at a time. A sample that goes on in the next window is carried over, so the batches do not show where buffers ended.
+
+The key rule (webdataset's ``base_plus_ext``): the key is the folder and the file name up to its first dot, the field is
+what follows that dot. Not part of any sample, and counted: folders, names without a dot, AppleDouble ``._x``, and
+what is named ``__x__`` or lies in a folder of such a name.
+
+It must not know where bytes come from, nor what a shard set is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from wdscli.errors import DataError, UsageError
+from wdscli.model import Sample, to_text
+from wdscli.tar import CANONICAL, DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, ByteSource, Form, padded, scan
+from wdscli.tar.reader import CHUNK, Window
+
+RAGGED = 0b100000
+"""Flag of a sample between whose members others lie (folders, names without a dot): it cannot be copied as one run."""
+
+
+def split_name(name: bytes) -> tuple[bytes, bytes] | None:
+    """Key and field of a member's name, or None when it belongs to no sample.
+
+    >>> split_name(b"n01/img7.seg.png")
+    (b'n01/img7', b'seg.png')
+    >>> split_name(b"README") is None, split_name(b"a/._img7.jpg") is None
+    (True, True)
+    """
+    slash = name.rfind(b"/") + 1
+    dot = name.find(b".", slash)
+    if dot <= slash or dot + 1 == len(name):
+        return None
+    if name.startswith(b"__") and is_dunder(name):
+        return None
+    return name[:dot], name[dot + 1 :]
+
+
+def is_dunder(name: bytes) -> bool:
+    """Whether webdataset passes over this name: its first part is ``__x__`` (``re.match(r"__[^/]*__($|/)", name)``)."""
+    head = name.partition(b"/")[0]
+    return len(head) >= 4 and head.startswith(b"__") and head.endswith(b"__")
+
+
+def check_name(key: bytes, field: bytes) -> None:
+    """Raise UsageError unless ``key.field`` is a name that is safe and reads back as this key and this field.
+
+    Names are relative, have no ``..``, no NUL and no leading slash (section 5 of the design).
+    """
+    name = key + b"." + field
+    if b"\0" in name or name.startswith(b"/") or b".." in name.split(b"/"):
+        raise UsageError(f'unsafe name "{to_text(name)}": names are relative, without ".." and NUL')
+    if split_name(name) != (key, field):
+        raise UsageError(
+            f'key "{to_text(key)}" and field "{to_text(field)}" do not read back as such',
+            hint="the last part of a key has no dot, and a field has no slash",
+        )
+
+
+def why_ignored(name: bytes, kind: int) -> str:
+    """The reason for which a member is part of no sample: ``directory``, ``appledouble``, ``dunder`` or ``no-field``."""
+    if kind == DIRECTORY:
+        return "directory"
+    base = name[name.rfind(b"/") + 1 :]
+    if base.startswith(b"._"):
+        return "appledouble"
+    if is_dunder(name):
+        return "dunder"
+    return "no-field"
+
+
+class SampleBatch(NamedTuple):
+    """Whole samples as columns. Sample ``i`` has the members ``firsts[i]`` to ``firsts[i + 1]`` (``firsts`` is one longer
+    than ``keys``); per member: field, byte of the first header block, byte of the payload, payload bytes, flags of
+    ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample ``i`` is a run
+    of canonical members that may be copied as it stands, else FOREIGN, GLOBAL and RAGGED."""
+
+    index: int
+    keys: list[bytes]
+    firsts: list[int]
+    fields: list[bytes]
+    starts: list[int]
+    offsets: list[int]
+    sizes: list[int]
+    flags: list[int]
+    marks: list[int]
+
+    def start(self, row: int) -> int:
+        """The byte at which sample ``row`` begins."""
+        return self.starts[self.firsts[row]]
+
+    def end(self, row: int) -> int:
+        """The byte after sample ``row``, padding included."""
+        last = self.firsts[row + 1] - 1
+        return self.offsets[last] + padded(self.sizes[last])
+
+    def sizes_by_field(self, row: int) -> dict[str, int]:
+        """Field to payload bytes of one sample."""
+        first, end = self.firsts[row], self.firsts[row + 1]
+        return {to_text(self.fields[at]): self.sizes[at] for at in range(first, end)}
+
+
+def new_batch(index: int = 0) -> SampleBatch:
+    return SampleBatch(index, [], [0], [], [], [], [], [], [])
+
+
+class Ignored:
+    """Counts of members that are part of no sample, by reason."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def add(self, reason: str, count: int = 1) -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + count
+
+
+class Grouper:
+    """Groups columns into batches. ``add`` every window's columns in order, then ``finish`` once.
+
+    Links, devices and sparse members raise DataError unless ``lenient``, which counts them in ``ignored``.
+    A field that comes twice in a sample raises DataError ``duplicate-field`` unless ``lenient``: then it stays, twice.
+    """
+
+    def __init__(self, shard: str, *, lenient: bool = False) -> None:
+        self.shard = shard
+        self.lenient = lenient
+        self.ignored = Ignored()
+        self._batch = new_batch()
+        self._prefix = b"\0"
+        self._junk_since = False
+
+    def add(self, window: Window) -> SampleBatch:
+        """The samples that are whole once this window is seen."""
+        columns = window.columns
+        batch = self._batch
+        if any(columns.flags) and any(flag & KIND_MASK for flag in columns.flags):
+            for row in range(len(columns.names)):
+                self._add_row(batch, window, row)
+        else:
+            self._add_rows(batch, window)
+        return self._cut(batch)
+
+    def _add_rows(self, batch: SampleBatch, window: Window) -> None:
+        """Members that are all regular: the fast path."""
+        names, starts, offsets, sizes, flags = window.columns
+        prefix, length = self._prefix, len(self._prefix)
+        keys, firsts, fields = batch.keys, batch.firsts, batch.fields
+        begun = len(fields)
+        for name in names:
+            if name.startswith(prefix) and name.find(b"/", length) < 0 and len(name) > length:
+                fields.append(name[length:])
+                continue
+            slash = name.rfind(b"/") + 1
+            dot = name.find(b".", slash)
+            if dot <= slash or name.startswith(b"__") or dot + 1 == len(name):
+                break
+            keys.append(name[:dot])
+            firsts.append(len(fields))
+            dot += 1
+            prefix, length = name[:dot], dot
+            fields.append(name[dot:])
+        done = len(fields) - begun
+        self._prefix = prefix
+        self._extend(batch, window, done)
+        for row in range(done, len(names)):
+            self._add_row(batch, window, row)
+
+    def _extend(self, batch: SampleBatch, window: Window, count: int) -> None:
+        _, starts, offsets, sizes, flags = window.columns
+        whole = count == len(starts)
+        batch.starts.extend(starts if whole else starts[:count])
+        batch.offsets.extend(offsets if whole else offsets[:count])
+        batch.sizes.extend(sizes if whole else sizes[:count])
+        batch.flags.extend(flags if whole else flags[:count])
+        if count:
+            self._junk_since = False
+
+    def _add_row(self, batch: SampleBatch, window: Window, row: int) -> None:
+        """One member, whatever it is: the exact path."""
+        columns = window.columns
+        name, kind = columns.names[row], columns.flags[row] & KIND_MASK
+        parts = split_name(name) if kind == REGULAR else None
+        if parts is None:
+            self.ignore(name, kind, columns.starts[row])
+            return
+        key, field = parts
+        flag = columns.flags[row]
+        if self._prefix != key + b".":
+            batch.keys.append(key)
+            batch.firsts.append(len(batch.fields))
+            self._prefix = key + b"."
+        elif self._junk_since:
+            flag |= RAGGED
+        self._junk_since = False
+        batch.fields.append(field)
+        batch.starts.append(columns.starts[row])
+        batch.offsets.append(columns.offsets[row])
+        batch.sizes.append(columns.sizes[row])
+        batch.flags.append(flag)
+
+    def ignore(self, name: bytes, kind: int, start: int) -> None:
+        """Count a member that is part of no sample, or raise when samples may not have such members."""
+        self._junk_since = True
+        if kind in (REGULAR, DIRECTORY):
+            self.ignored.add(why_ignored(name, kind))
+        elif self.lenient:
+            self.ignored.add(KIND_NAMES[kind])
+        else:
+            raise DataError(
+                f"{KIND_NAMES[kind]} member: a sample is made of regular files",
+                code=KIND_NAMES[kind],
+                shard=self.shard,
+                offset=start,
+                member=to_text(name),
+                hint="make the archive again with regular files (GNU tar: --dereference, without --sparse), or "
+                "write what can be kept with `wds verify --repair`",
+            )
+
+    def _cut(self, batch: SampleBatch) -> SampleBatch:
+        """Give out all samples but the last, which may go on."""
+        if len(batch.keys) < 2:
+            return new_batch(batch.index)
+        rest = new_batch(batch.index + len(batch.keys) - 1)
+        last = batch.firsts.pop()
+        rest.keys.append(batch.keys.pop())
+        rest.firsts.append(0)
+        for column, tail in zip(batch[3:8], rest[3:8]):
+            tail.extend(column[last:])
+            del column[last:]
+        self._batch = rest
+        return self._closed(batch)
+
+    def finish(self) -> SampleBatch:
+        """The last sample."""
+        batch, self._batch = self._batch, new_batch()
+        return self._closed(batch)
+
+    def _closed(self, batch: SampleBatch) -> SampleBatch:
+        """Complete ``firsts``, check the fields and mark the samples."""
+        firsts, fields, flags = batch.firsts, batch.fields, batch.flags
+        del firsts[0]
+        firsts.append(len(fields))
+        if len(fields) > len(batch.keys):
+            self._check_fields(batch)
+        if any(flags):
+            batch.marks.extend([_mark(flags[first:end]) for first, end in zip(firsts, firsts[1:])])
+        else:
+            batch.marks.extend([0] * len(batch.keys))
+        return batch
+
+    def _check_fields(self, batch: SampleBatch) -> None:
+        if self.lenient:
+            return
+        fields, firsts = batch.fields, batch.firsts
+        for row, first in enumerate(firsts[:-1]):
+            end = firsts[row + 1]
+            if end - first == 2:
+                twice = fields[first] == fields[first + 1]
+            else:
+                twice = end - first > 2 and len(set(fields[first:end])) < end - first
+            if twice:
+                self._raise_twice(batch, row)
+
+    def _raise_twice(self, batch: SampleBatch, row: int) -> None:
+        first, end = batch.firsts[row], batch.firsts[row + 1]
+        seen: set[bytes] = set()
+        for at in range(first, end):
+            if batch.fields[at] in seen:
+                raise duplicate_field(self.shard, batch.starts[at], batch.keys[row] + b"." + batch.fields[at])
+            seen.add(batch.fields[at])
+
+
+def _mark(flags: list[int]) -> int:
+    mark = 0
+    for flag in flags:
+        mark |= flag
+    return mark
+
+
+def iter_batches(
+    source: ByteSource,
+    *,
+    form: Form = CANONICAL,
+    lenient: bool = False,
+    ignored: Ignored | None = None,
+    chunk: int = CHUNK,
+) -> Iterator[SampleBatch]:
+    """The samples of one archive, headers only, some hundreds at a time; memory is bounded by ``chunk``.
+
+    Members that belong to no sample are counted into ``ignored``. Raises DataError after the whole samples that came
+    before the trouble; the sample in which it happens is not among them.
+    """
+    grouper = Grouper(source.name, lenient=lenient)
+    if ignored is not None:
+        grouper.ignored = ignored
+    for window in scan(source, form=form, chunk=chunk):
+        batch = grouper.add(window)
+        if batch.keys:
+            yield batch
+    last = grouper.finish()
+    if last.keys:
+        yield last
+
+
+def iter_samples(source: ByteSource, *, fields: frozenset[str] | None = None) -> Iterator[Sample]:
+    """The samples of one archive with their payloads, as records. ``fields`` limits which payloads are read; samples
+    that have none of them are passed over.
+
+    Raises DataError for a damaged archive, for links, devices and sparse members and for a field that comes twice.
+    """
+    grouper = Grouper(source.name)
+    texts: dict[bytes, str] = {}
+    shard, index, key = source.name, -1, b""
+    prefix, length = b"\0", 1
+    payloads: dict[str, bytes] = {}
+    for window in scan(source, payloads=True):
+        buffer, base, end = window.buffer, window.base, window.base + len(window.buffer)
+        names, starts, offsets, sizes, flags = window.columns
+        row = -1
+        for name, offset, size, flag in zip(names, offsets, sizes, flags):
+            row += 1
+            if not (name.startswith(prefix) and name.find(b"/", length) < 0 and len(name) > length) or flag & KIND_MASK:
+                parts = split_name(name) if not flag & KIND_MASK else None
+                if parts is None:
+                    grouper.ignore(name, flag & KIND_MASK, starts[row])
+                    continue
+                if payloads:
+                    yield Sample(to_text(key), payloads, shard, index)
+                    payloads = {}
+                key = parts[0]
+                index += 1
+                prefix = key + b"."
+                length = len(prefix)
+            raw = name[length:]
+            try:
+                field = texts[raw]
+            except KeyError:
+                field = texts[raw] = to_text(raw)
+            if field in payloads:
+                raise duplicate_field(shard, starts[row], name)
+            if fields is None or field in fields:
+                stop = offset + size
+                payloads[field] = buffer[offset - base : stop - base] if stop <= end else window.payload(row)
+    if payloads:
+        yield Sample(to_text(key), payloads, shard, index)
+
+
+def duplicate_field(shard: str, offset: int, name: bytes) -> DataError:
+    """The error of a field that comes twice in a sample."""
+    return DataError(
+        "the same field twice in one sample",
+        code="duplicate-field",
+        shard=shard,
+        offset=offset,
+        member=to_text(name),
+        hint="two samples with one key stand side by side: see them all with `wds verify`",
+    )
