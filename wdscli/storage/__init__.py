@@ -1,0 +1,40 @@
+"""Every way to get and to put bytes.
+
+Everything above works on a :class:`Source` or a :class:`Sink` and never asks where the bytes are. This
+package is the only importer of fsspec, s3fs and braceexpand, and imports them, like whatever else costs time,
+when an address needs them.
+"""
+
+from wdscli.storage.addresses import base_name, is_local, is_stream, same_file, scheme, sibling
+from wdscli.storage.ends import Sink, Source
+from wdscli.storage.expand import expand
+from wdscli.storage.opening import (
+    exists,
+    folder_of,
+    list_folder,
+    open_sink,
+    open_source,
+    read_all,
+    remove,
+)
+from wdscli.storage.patterns import OutputPattern
+
+__all__ = [
+    "OutputPattern",
+    "Sink",
+    "Source",
+    "base_name",
+    "exists",
+    "expand",
+    "folder_of",
+    "is_local",
+    "is_stream",
+    "list_folder",
+    "open_sink",
+    "open_source",
+    "read_all",
+    "remove",
+    "same_file",
+    "scheme",
+    "sibling",
+]

@@ -1,0 +1,147 @@
+"""The two ends that every command works between: a Source to read from, a Sink to write to.
+
+What it is: the contracts, and what all implementations share (buffering of small writes, the context
+managers). How: an implementation gives ``read_at``/``read_some``/``close``, or
+``_put``/``_commit``/``_discard``; nothing else. It must not know any kind of address: ``opening`` chooses the
+class, ``local``, ``streams``, ``compressed`` and ``remote`` are the classes.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from wdscli.errors import OutputError
+
+GATHER = 1 << 16
+"""Small writes are gathered until they make this many bytes."""
+
+Data = bytes | bytearray | memoryview
+
+
+class Source:
+    """Bytes by offset; one reader at a time, closed by whoever opened it.
+
+    ``name`` is the address as it was given. ``size`` is the number of bytes, or None as long as a stream has
+    not ended. ``seekable`` says whether offsets may jump and go back; where it is False they only rise and
+    what lies between is passed over. ``fd`` is a plain local file's descriptor, for ``os.preadv`` and
+    ``os.copy_file_range``, else None.
+    """
+
+    __slots__ = ("fd", "name", "seekable", "size")
+
+    def __init__(self, name: str, *, size: int | None, seekable: bool, fd: int | None = None) -> None:
+        self.name = name
+        self.size = size
+        self.seekable = seekable
+        self.fd = fd
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """``length`` bytes from ``offset``, fewer only at the end.
+
+        Raises InputError when the bytes cannot be had and DataError (``truncated``, ``corrupt``) for a
+        compressed stream that is cut or broken.
+        """
+        raise NotImplementedError
+
+    def read_some(self, offset: int, length: int) -> bytes:
+        """At most ``length`` bytes from ``offset``, what is there soon; none only at the end. Errors as
+        `read_at`."""
+        return self.read_at(offset, length)
+
+    def close(self) -> None:
+        """Let go of descriptors and processes; may be called twice and never raises for a stream that was
+        left early."""
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Sink:
+    """Where bytes go, in order. Nothing stands under ``name`` before :meth:`commit` returns; ``-`` and pipes
+    excepted.
+
+    As a context manager it commits when the block ends well and discards on any exception, KeyboardInterrupt
+    included. After either, or after a failed write, only ``discard`` may be called, and does nothing the
+    second time. ``written`` counts the bytes taken so far. ``fd`` is a plain local file's descriptor for
+    ``os.copy_file_range``, else None; whoever writes to it calls :meth:`flush` first and :meth:`wrote` after.
+    """
+
+    fd: int | None = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.written = 0
+        self._small: list[bytes] = []
+        self._gathered = 0
+        self._open = True
+
+    def write(self, data: Data, /) -> int:
+        """Take all of ``data``, which may be reused afterwards. Raises OutputError, or BrokenPipeError for
+        ``-``."""
+        if not self._open:
+            raise OutputError(f"cannot write {self.name}: it is closed")
+        size = len(data)
+        self.written += size
+        if size >= GATHER:
+            self.flush()
+            self._put(data)
+        else:
+            self._small.append(data if isinstance(data, bytes) else bytes(data))
+            self._gathered += size
+            if self._gathered >= GATHER:
+                self.flush()
+        return size
+
+    def flush(self) -> None:
+        """Hand on what was gathered."""
+        if self._small:
+            small, self._small, self._gathered = self._small, [], 0
+            self._put(b"".join(small) if len(small) > 1 else small[0])
+
+    def wrote(self, size: int) -> None:
+        """``size`` bytes went straight to ``fd``."""
+        self.written += size
+
+    def commit(self) -> None:
+        """Make the bytes stand under ``name``, all of them; on any error nothing new stands there."""
+        if not self._open:
+            raise OutputError(f"cannot commit {self.name}: it is closed")
+        try:
+            self.flush()
+            self._commit()
+        except BaseException:
+            self.discard()
+            raise
+        self._open = False
+
+    def discard(self) -> None:
+        """Drop the bytes; nothing is left behind. Never raises for what is gone already."""
+        if self._open:
+            self._open = False
+            self._small = []
+            self._discard()
+
+    def _put(self, data: Data) -> None:
+        raise NotImplementedError
+
+    def _commit(self) -> None:
+        raise NotImplementedError
+
+    def _discard(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.discard()

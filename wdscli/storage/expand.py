@@ -1,0 +1,204 @@
+"""From what a user writes for an input to the addresses of shards, in order.
+
+What it is: :func:`expand`. How: ``a::b`` is taken apart, ``@list`` read, braces and globs expanded, a folder
+listed; a name that is there as it stands is always taken literally. ``braceexpand`` and ``glob`` are imported
+when their characters occur. It must not open a shard, nor know manifests: a folder's or a glob's side files
+(indexes, manifests, checksums) are left out by their suffix, unless the glob asks for that suffix.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from wdscli.errors import InputError, UsageError
+from wdscli.storage.addresses import PIPE, STREAM, is_local, is_stream, local_path, natural, scheme
+
+SIDE_FILES = (
+    ".wdx",
+    ".idx",
+    ".index",
+    ".json",
+    ".jsonl",
+    ".yaml",
+    ".md5",
+    ".sha256",
+    ".xxh3",
+    ".tmp",
+    ".part",
+)
+"""What lies beside shards and is none."""
+# Not inside [...]: http://[::1]/ holds an address of the network, not two shards.
+_JOIN = re.compile(r"::(?![^\[]*\])")
+_GLOB = re.compile(r"[*?\[]")
+_SEQUENCE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
+BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
+"""Braces that stand for several names; ``{part}`` does not."""
+
+
+def expand(address: str) -> list[str]:
+    """The shard addresses that ``address`` stands for, in order.
+
+    A path, ``-`` or URL stands for itself. ``a.tar::b.tar`` are two; ``x-{000..041}.tar`` (or ``{a,b}``) are
+    what the shell would make of it; a glob (also on an object store) and a folder (on one: with its last
+    slash) give what they hold, ``img2`` before ``img10``, hidden files and side files left out; ``@list.txt``
+    (``@-``: standard input) has one address a line, blank lines and ``#`` comments left out, relative ones
+    meant from the current folder as with ``tar -T``. In ``pipe:CMD`` only ``{000..041}`` is expanded, the
+    rest is the shell's. Raises InputError when nothing matches.
+    """
+    if address.startswith("@"):
+        return [shard for line in _listed(address) for shard in expand(line)]
+    if address.startswith(PIPE):
+        return _sequences(address)
+    if address == STREAM or _is_there(address):
+        return _folder(address) if _is_folder(address) else [address]
+    parts = _JOIN.split(address)
+    if len(parts) > 1:
+        return [shard for part in parts if part for shard in expand(part)]
+    if BRACES.search(address):
+        return [
+            shard for name in _braces(address) for shard in (_globbed(name) if has_glob(name) else [name])
+        ]
+    if has_glob(address):
+        return _globbed(address)
+    return _folder(address) if not is_local(address) and address.endswith("/") else [address]
+
+
+def has_glob(address: str) -> bool:
+    """Whether ``address`` has a wildcard. In a web address ``?`` begins the query, and brackets may hold the
+    host."""
+    kind = scheme(address)
+    if kind in ("http", "https"):
+        return "*" in address.partition("?")[0]
+    return bool(_GLOB.search(address))
+
+
+def _is_there(address: str) -> bool:
+    return is_local(address) and os.path.exists(local_path(address))
+
+
+def _is_folder(address: str) -> bool:
+    return not is_stream(address) and os.path.isdir(local_path(address))
+
+
+def _listed(address: str) -> list[str]:
+    """The lines of an ``@list`` that say something."""
+    from wdscli.storage.opening import open_source
+
+    name = address[1:]
+    if not name:
+        raise UsageError("@ needs the name of a list", hint="@shards.txt, or @- for standard input")
+    with open_source(name) as source:
+        parts, offset = [], 0
+        while data := source.read_some(offset, 1 << 20):
+            parts.append(data)
+            offset += len(data)
+    lines = [os.fsdecode(line).strip() for line in b"".join(parts).split(b"\n")]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    for line in lines:
+        if line.startswith("@"):
+            raise InputError(f"{name} names another list, {line}", hint="a list holds addresses, not lists")
+    if not lines:
+        raise InputError(f"no shard matches {address}: the list is empty")
+    return lines
+
+
+def _sequences(command: str) -> list[str]:
+    """``{000..041}`` in a command, which may have braces of its own (``awk '{print $1, $2}'``)."""
+    match = _SEQUENCE.search(command)
+    if not match:
+        return [command]
+    low, high = match[1], match[2]
+    first, last = int(low), int(high)
+    width = max(len(low), len(high)) if low.startswith("0") or high.startswith("0") else 0
+    numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+    before, after = command[: match.start()], command[match.end() :]
+    return [f"{before}{number:0{width}d}{rest}" for number in numbers for rest in _sequences(after)]
+
+
+def _braces(address: str) -> list[str]:
+    return expand_braces(address, InputError)
+
+
+def expand_braces(text: str, error: type[InputError] | type[UsageError]) -> list[str]:
+    """What the shell would make of ``text``'s braces. Raises ``error`` when they do not pair."""
+    from braceexpand import braceexpand
+
+    # A backslash is a character of the name here, as it is without braces.
+    try:
+        return list(braceexpand(text, escape=False))
+    except ValueError as unbalanced:
+        raise error(f"cannot expand {text}: its braces do not pair") from unbalanced
+
+
+def _globbed(address: str) -> list[str]:
+    if is_local(address):
+        found = _glob_local(address)
+    else:
+        from wdscli.storage.remote import glob_remote
+
+        found = glob_remote(address)
+    kept = [name for name in found if is_shard_name(name) or address.endswith(_suffix(name))]
+    if not kept:
+        raise InputError(f"no shard matches {address}", hint=_why_none(address))
+    return sorted(kept, key=natural)
+
+
+def _glob_local(address: str) -> list[str]:
+    from glob import glob
+
+    # A backslash is a character of the name, and a hidden file is matched only by a pattern that begins with
+    # a dot.
+    path = local_path(address)
+    scheme_part = address[: len(address) - len(path)]
+    return [scheme_part + name for name in glob(path, recursive=True) if not os.path.isdir(name)]
+
+
+def _why_none(address: str) -> str | None:
+    """Whether the folder before the first wildcard is the trouble."""
+    if not is_local(address):
+        return None
+    path = local_path(address)
+    match = _GLOB.search(path)
+    folder = os.path.dirname(path[: match.start()] if match else path)
+    if folder and not os.path.isdir(folder):
+        return f"there is no folder {folder}"
+    return None
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1] or name
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether a file found in passing may be a shard: neither hidden nor a side file."""
+    base = name.rpartition("/")[2]
+    return not base.startswith(".") and not base.endswith(SIDE_FILES)
+
+
+def _folder(address: str) -> list[str]:
+    """The ``*.tar*`` of one folder, not of those below it."""
+    from wdscli.storage.opening import list_folder
+
+    prefix = address if address.endswith("/") else address + "/"
+    names = [name for name in list_folder(address) if ".tar" in name and is_shard_name(name)]
+    names = [name for name in names if not _is_folder_in(prefix, name)]
+    if not names:
+        raise InputError(f"no shard matches {address}: no *.tar file in this folder", hint=_below(prefix))
+    return [prefix + name for name in sorted(names, key=natural)]
+
+
+def _is_folder_in(prefix: str, name: str) -> bool:
+    return is_local(prefix) and os.path.isdir(local_path(prefix + name))
+
+
+def _below(prefix: str) -> str | None:
+    """Where the shards may be instead, when a folder has only folders."""
+    if not is_local(prefix):
+        return None
+    path = local_path(prefix)
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir() and any(".tar" in name for name in os.listdir(entry.path)):
+                return f"try '{prefix}*/*.tar'"
+    return None

@@ -1,0 +1,202 @@
+"""Files of this machine.
+
+What it is: a source that reads a plain file with ``pread`` (no position, no buffer, no lock), and a sink that
+writes beside its final name and takes that name only when it is whole. How: the temporary file
+``.NAME.<random>.tmp`` lies in the same folder, so that the last step is one rename; without ``force`` the
+step is a hard link, which the kernel refuses when the name is taken, so that of two writers one fails and
+neither's bytes are lost. It must not know shards, nor addresses that are not paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+
+from wdscli.errors import InputError, OutputError, OutputExistsError
+from wdscli.storage.ends import Data, Sink, Source
+
+_WHOLE_READ = 1 << 24
+"""Above this many bytes a read is first cut to what the file holds: a damaged header may ask for anything."""
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
+_MAX_NAME_BYTES = 200
+
+
+class LocalSource(Source):
+    """A plain file, open for reading; ``descriptor`` becomes the source's own."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, name: str, descriptor: int, size: int) -> None:
+        super().__init__(name, size=size, seekable=True, fd=descriptor)
+        self._fd = descriptor
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if length > _WHOLE_READ:
+            length = min(length, max(os.fstat(self._fd).st_size - offset, 0))
+        data = self.read_some(offset, length)
+        if len(data) == length or not data:
+            return data
+        return self._rest(data, offset, length)
+
+    def read_some(self, offset: int, length: int) -> bytes:
+        try:
+            return os.pread(self._fd, length, offset)
+        except OSError as error:
+            raise InputError(f"cannot read {self.name}: {reason(error)}") from error
+
+    def _rest(self, data: bytes, offset: int, length: int) -> bytes:
+        """The kernel gives at most 2 GiB at once; and the end of the file is only known by a read of
+        nothing."""
+        parts, have = [data], len(data)
+        while have < length and data:
+            data = self.read_some(offset + have, length - have)
+            parts.append(data)
+            have += len(data)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd, self.fd = -1, None
+
+
+def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
+    """A descriptor for reading and what it leads to. Raises InputError, with near names when there is none
+    such."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise InputError(f"cannot read {name}: no such file", hint=_near(path)) from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {name}: {reason(error)}") from error
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        os.close(descriptor)
+        raise InputError(f"cannot read {name}: it is a folder")
+    return descriptor, status
+
+
+def _near(path: str) -> str | None:
+    """A hint for a file that is not there: the names in its folder that look like it."""
+    import difflib
+
+    folder, name = os.path.split(path)
+    try:
+        there = os.listdir(folder or ".")
+    except OSError:
+        return f"there is no folder {folder}" if folder else None
+    near = difflib.get_close_matches(name, there[:10_000], n=3, cutoff=0.8)
+    return f"did you mean {' or '.join(near)}?" if near else None
+
+
+class LocalSink(Sink):
+    """A plain file that appears under ``path`` when it is whole. Parent folders are made; modes follow the
+    umask."""
+
+    def __init__(self, name: str, path: str, *, force: bool, fsync: bool) -> None:
+        super().__init__(name)
+        # A link that is replaced stays a link: the bytes go to what it points at, as with `tar cf`.
+        self._path = os.path.realpath(path) if force and os.path.islink(path) else path
+        self._force, self._fsync = force, fsync
+        if not force and os.path.lexists(path):
+            raise _exists(name)
+        if os.path.isdir(self._path):
+            raise OutputError(f"cannot write {name}: it is a folder")
+        self._folder, base = os.path.split(self._path)
+        try:
+            if self._folder:
+                os.makedirs(self._folder, exist_ok=True)
+            self._temporary, self.fd = _create_temporary(self._folder, base)
+        except (OSError, ValueError) as error:
+            raise _failed(name, error) from error
+
+    def _put(self, data: Data) -> None:
+        assert self.fd is not None
+        try:
+            write_all(self.fd, data)
+        except OSError as error:
+            self.discard()
+            raise _failed(self.name, error) from error
+
+    def _commit(self) -> None:
+        try:
+            self._close()
+            self._take_name()
+            if self._fsync:
+                _sync_folder(self._folder)
+        except FileExistsError as error:
+            raise _exists(self.name) from error
+        except OSError as error:
+            raise _failed(self.name, error) from error
+
+    def _close(self) -> None:
+        """Some file systems report a failed write only now."""
+        if self.fd is not None:
+            descriptor, self.fd = self.fd, None
+            try:
+                if self._fsync:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _take_name(self) -> None:
+        if self._force:
+            os.replace(self._temporary, self._path)
+            return
+        try:
+            os.link(self._temporary, self._path)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            # No hard links here (FAT, some network mounts): the check and the rename are two steps.
+            if os.path.lexists(self._path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+            os.rename(self._temporary, self._path)
+        else:
+            os.unlink(self._temporary)
+
+    def _discard(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary)
+
+
+def _create_temporary(folder: str, name: str) -> tuple[str, int]:
+    short = name if len(os.fsencode(name)) <= _MAX_NAME_BYTES else name[: _MAX_NAME_BYTES // 4]
+    path = os.path.join(folder, f".{short}.{os.urandom(6).hex()}.tmp")
+    return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def write_all(descriptor: int, data: Data) -> None:
+    """All of ``data``, however little of it the kernel takes at a time."""
+    done = os.write(descriptor, data)
+    if done < len(data):
+        rest = memoryview(data)
+        while done < len(data):
+            done += os.write(descriptor, rest[done:])
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exists(name: str) -> OutputExistsError:
+    return OutputExistsError(f"cannot write {name}: it exists already", hint="--force replaces what is there")
+
+
+def _failed(name: str, error: OSError | ValueError) -> OutputError:
+    return OutputError(f"cannot write {name}: {reason(error)}")
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Why: the system's own words, without the number and the path that `str(error)` adds."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,232 @@
+"""From an address to an end: the one place that chooses who serves an address.
+
+What it is: ``open_source``, ``open_sink`` and the small questions about one address (is it there, what does
+it hold). How: by the address's kind, and for input by the first bytes, which tell a compressed shard whatever
+its name. The rooms that cost something to import (commands, decompressors, fsspec) are imported when an
+address asks for them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from wdscli.errors import InputError, OutputError, UsageError
+from wdscli.storage.addresses import STREAM, is_local, is_stream, local_path, scheme, split_folder
+from wdscli.storage.ends import Sink, Source
+from wdscli.storage.local import LocalSink, LocalSource, open_descriptor, reason
+
+HEAD = 512
+"""One block: enough to tell a compressed stream from a tar."""
+COMPRESSED_SUFFIX = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$")
+_COMPRESSED_TAR = re.compile(r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$")
+_FIRST_TWO = (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5", b"\x04\x22")
+_SKIPPABLE = b"\x2a\x4d\x18"
+_DESCRIPTOR_PATHS = ("/dev/stdout", "/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+
+
+def open_source(address: str, *, decompress: bool = True) -> Source:
+    """The bytes at one address (see ``expand`` for what stands for several).
+
+    With ``decompress`` a gzip, bzip2, xz, zstd or lz4 stream is read as what it holds; it is then not
+    seekable and its size is not known before its end. Raises InputError when it cannot be read.
+    """
+    kind = scheme(address)
+    source: Source
+    if kind == "file":
+        source = _open_local(address)
+    elif kind == STREAM:
+        source = _open_stdin(address)
+    elif kind == "pipe":
+        source = _open_command(address)
+    else:
+        from wdscli.storage.remote import open_remote
+
+        source = open_remote(address)
+    return _decompressed(source) if decompress else source
+
+
+def _open_local(address: str) -> Source:
+    descriptor, status = open_descriptor(address, local_path(address))
+    if stat.S_ISREG(status.st_mode):
+        return LocalSource(address, descriptor, status.st_size)
+    from wdscli.storage.streams import DescriptorReader, StreamSource
+
+    return StreamSource(address, DescriptorReader(address, descriptor, owned=True))
+
+
+def _open_stdin(address: str) -> Source:
+    from wdscli.storage.streams import DescriptorReader, StreamSource, refuse_terminal
+
+    refuse_terminal(address, 0)
+    return StreamSource(address, DescriptorReader(address, 0, owned=False))
+
+
+def _open_command(address: str) -> Source:
+    from wdscli.storage.streams import CommandReader, StreamSource
+
+    return StreamSource(address, CommandReader(address, _command(address)))
+
+
+def _command(address: str) -> str:
+    command = address[len("pipe:") :].strip()
+    if not command:
+        raise UsageError("pipe: needs a command", hint="pipe:CMD, for example 'pipe:curl -sf URL'")
+    return command
+
+
+def _decompressed(source: Source) -> Source:
+    try:
+        head = peek(source, HEAD)
+        # The cheap look first: nearly every shard is plain, and the decoders' module is not needed then.
+        if head[:2] not in _FIRST_TWO and head[1:4] != _SKIPPABLE:
+            return source
+        from wdscli.storage.compressed import decompressed
+
+        return decompressed(source, head)
+    except BaseException:
+        source.close()
+        raise
+
+
+def peek(source: Source, length: int) -> bytes:
+    """The first bytes of a source that nobody has read yet."""
+    if source.seekable:
+        return source.read_at(0, length)
+    from wdscli.storage.streams import StreamSource
+
+    return source.peek(length) if isinstance(source, StreamSource) else b""
+
+
+def open_sink(address: str, *, force: bool = False, fsync: bool = False) -> Sink:
+    """A sink for one address.
+
+    Raises OutputExistsError when something is there and ``force`` is not given, OutputError when it cannot be
+    written, UsageError for ``-`` on a terminal and for a compressed tar's suffix. ``fsync`` also forces a
+    local file to the device before it takes its name, and the folder after.
+    """
+    kind = scheme(address)
+    if kind == STREAM:
+        return _open_stdout(address)
+    if kind == "pipe":
+        from wdscli.storage.streams import CommandSink
+
+        return CommandSink(address, _command(address))
+    refuse_compressed(address, _COMPRESSED_TAR)
+    if kind == "file":
+        return _open_file_sink(address, force, fsync)
+    from wdscli.storage.remote import open_remote_sink
+
+    return open_remote_sink(address, force=force)
+
+
+def refuse_compressed(address: str, suffixes: re.Pattern[str] = COMPRESSED_SUFFIX) -> None:
+    """Plain bytes under a name that promises compressed ones would mislead every reader that goes by
+    names."""
+    match = suffixes.search(address)
+    if match:
+        raise UsageError(
+            f"cannot write {address}: compressed shards are read but not written",
+            hint=f"leave the {match[0]} off, or compress on the way: 'pipe:gzip > {address}'",
+        )
+
+
+def _open_stdout(address: str) -> Sink:
+    from wdscli.storage.streams import DescriptorSink, refuse_terminal
+
+    refuse_terminal(address, 1)
+    return DescriptorSink(address, 1, owned=False)
+
+
+def _open_file_sink(address: str, force: bool, fsync: bool) -> Sink:
+    path = local_path(address)
+    if not path:
+        raise UsageError("an output needs a name")
+    if not is_device(path):
+        return LocalSink(address, path, force=force, fsync=fsync)
+    from wdscli.storage.streams import DescriptorSink, refuse_terminal
+
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise OutputError(f"cannot write {address}: {reason(error)}") from error
+    if os.isatty(descriptor):
+        os.close(descriptor)
+        refuse_terminal(address, 1)
+        raise UsageError(f"no tar bytes to a terminal ({address})")
+    return DescriptorSink(address, descriptor, owned=True)
+
+
+def is_device(path: str) -> bool:
+    """Whether ``path`` is there and no file or folder: /dev/null, a named pipe, what a shell's >(...)
+    gives."""
+    if path.startswith(_DESCRIPTOR_PATHS):
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def exists(address: str) -> bool:
+    """Whether something is at ``address``. Raises InputError when that cannot be told."""
+    if is_stream(address):
+        return False
+    if is_local(address):
+        return os.path.exists(local_path(address))
+    from wdscli.storage.remote import remote_exists
+
+    return remote_exists(address)
+
+
+def remove(address: str) -> None:
+    """Remove one file; one that is not there is no error. Raises OutputError."""
+    if is_stream(address):
+        raise UsageError(f"{address} cannot be removed")
+    if is_local(address):
+        try:
+            os.unlink(local_path(address))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise OutputError(f"cannot remove {address}: {reason(error)}") from error
+        return
+    from wdscli.storage.remote import remove_remote
+
+    remove_remote(address)
+
+
+def read_all(address: str) -> bytes:
+    """All bytes at ``address`` as they are, compressed or not; for small files. Raises InputError."""
+    with open_source(address, decompress=False) as source:
+        if source.size is not None:
+            return source.read_at(0, source.size)
+        parts, offset = [], 0
+        while data := source.read_some(offset, 1 << 20):
+            parts.append(data)
+            offset += len(data)
+        return b"".join(parts)
+
+
+def list_folder(address: str) -> list[str]:
+    """The names (not addresses) of what lies in a folder, in bytewise order. Raises InputError.
+
+    ``address`` is the folder's, with or without its last slash; an empty one is the current folder.
+    """
+    if is_stream(address):
+        raise UsageError(f"{address} is no folder")
+    if not is_local(address):
+        from wdscli.storage.remote import list_remote
+
+        return list_remote(address)
+    try:
+        return sorted(os.listdir(local_path(address) or "."), key=os.fsencode)
+    except OSError as error:
+        raise InputError(f"cannot list {address}: {reason(error)}") from error
+
+
+def folder_of(address: str) -> str:
+    """The folder of a file's address, with its last slash; empty for a bare name."""
+    return split_folder(address)[0]

@@ -1,0 +1,287 @@
+"""Bytes that come or go once, in order: ``-``, ``pipe:CMD``, named pipes, and any raw reader dressed as a
+source.
+
+What it is: :class:`StreamSource`, which turns "give me some more" into reads by rising offsets, the readers
+behind it, and the sinks that cannot be taken back. How: descriptors are read and written directly, without
+Python's buffers; a command runs in the user's shell, as in webdataset. A command that fails is an error
+however much it sent; one that is left early is told to stop and not asked how it fared. It must not know what
+the bytes mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING, Protocol
+
+from wdscli.errors import InputError, OutputError, UsageError
+from wdscli.storage.ends import Data, Sink, Source
+from wdscli.storage.local import write_all
+
+if TYPE_CHECKING:
+    import subprocess
+
+SKIP = 1 << 20
+_STEP = 1 << 23
+"""The most that is asked of a stream at once, whatever length a damaged header claims."""
+_SET_PIPE_SIZE = 1031
+_PIPE_BYTES = 1 << 20
+_PATIENCE_SECONDS = 5.0
+
+
+class RawReader(Protocol):
+    """At most ``length`` bytes, as soon as there are any; none only at the end, where trouble is raised
+    instead.
+
+    ``close`` may come before the end and then says nothing of how the other side fared.
+    """
+
+    def read(self, length: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class StreamSource(Source):
+    """A raw reader as a source that is read once. ``head`` are bytes taken from it already."""
+
+    __slots__ = ("_head", "_position", "_raw")
+
+    def __init__(self, name: str, raw: RawReader, head: bytes = b"") -> None:
+        super().__init__(name, size=None, seekable=False)
+        self._raw = raw
+        self._head = head
+        self._position = 0
+
+    def peek(self, length: int) -> bytes:
+        """The next ``length`` bytes, fewer only at the end, without passing over them."""
+        while len(self._head) < length:
+            more = self._raw.read(length - len(self._head))
+            if not more:
+                break
+            self._head += more
+        return self._head[:length]
+
+    def read_some(self, offset: int, length: int) -> bytes:
+        if offset != self._position:
+            self._pass_to(offset)
+        if length <= 0 or self._position < offset:
+            return b""
+        return self._next(min(length, _STEP))
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        data = self.read_some(offset, length)
+        if len(data) >= length or not data:
+            return data
+        parts, have = [data], len(data)
+        while have < length and data:
+            data = self._next(min(length - have, _STEP))
+            parts.append(data)
+            have += len(data)
+        return b"".join(parts)
+
+    def _next(self, length: int) -> bytes:
+        if self._head:
+            data, self._head = self._head[:length], self._head[length:]
+        else:
+            data = self._raw.read(length)
+        self._position += len(data)
+        if not data:
+            self.size = self._position
+        return data
+
+    def _pass_to(self, offset: int) -> None:
+        if offset < self._position:
+            raise InputError(f"cannot go back to byte {offset} of {self.name}: it is a stream and read once")
+        while self._position < offset and self._next(min(offset - self._position, SKIP)):
+            pass
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+class DescriptorReader:
+    """Reads a descriptor; ``owned`` ones are closed at the end."""
+
+    def __init__(self, name: str, descriptor: int, *, owned: bool) -> None:
+        self._name, self._fd, self._owned = name, descriptor, owned
+
+    def read(self, length: int, /) -> bytes:
+        try:
+            return os.read(self._fd, length)
+        except OSError as error:
+            raise InputError(f"cannot read {self._name}: {error.strerror}") from error
+
+    def close(self) -> None:
+        if self._owned and self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1 if self._owned else self._fd
+
+
+class CommandReader:
+    """What a shell command prints. The end is the end only when the command succeeds."""
+
+    def __init__(self, name: str, command: str) -> None:
+        import subprocess
+
+        self._name = name
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, bufsize=0)
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot run {name}: {error}") from error
+        assert self._process.stdout is not None
+        self._fd = self._process.stdout.fileno()
+        widen_pipe(self._fd)
+
+    def read(self, length: int, /) -> bytes:
+        process = self._process
+        if process is None:
+            return b""
+        try:
+            data = os.read(self._fd, length)
+        except OSError as error:
+            raise InputError(f"cannot read {self._name}: {error.strerror}") from error
+        if not data:
+            self._process = None
+            _close_pipes(process)
+            if process.wait():
+                raise InputError(f"{self._name} failed: {outcome(process.returncode)}")
+        return data
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            _close_pipes(process)
+            stop(process, signal.SIGTERM)
+
+
+class DescriptorSink(Sink):
+    """Standard output, a named pipe or a device: bytes go out as they come and cannot be taken back."""
+
+    def __init__(self, name: str, descriptor: int, *, owned: bool) -> None:
+        super().__init__(name)
+        self._descriptor, self._owned = descriptor, owned
+
+    def _put(self, data: Data) -> None:
+        try:
+            write_all(self._descriptor, data)
+        except BrokenPipeError:
+            self._open = False
+            raise
+        except OSError as error:
+            raise OutputError(f"cannot write {self.name}: {error.strerror}") from error
+
+    def _commit(self) -> None:
+        self._discard()
+
+    def _discard(self) -> None:
+        if self._owned:
+            os.close(self._descriptor)
+
+
+class CommandSink(Sink):
+    """The input of a shell command. Committed when the command has taken everything and succeeded.
+
+    Discarding kills the command and what it started before its input ends, so that it does not take a part
+    for the whole.
+    """
+
+    def __init__(self, name: str, command: str) -> None:
+        import subprocess
+
+        super().__init__(name)
+        try:
+            self._process = subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, bufsize=0)
+        except (OSError, ValueError) as error:
+            raise OutputError(f"cannot run {name}: {error}") from error
+        assert self._process.stdin is not None
+        self._descriptor = self._process.stdin.fileno()
+        widen_pipe(self._descriptor)
+
+    def _put(self, data: Data) -> None:
+        try:
+            write_all(self._descriptor, data)
+        except BrokenPipeError as error:
+            _close_pipes(self._process)
+            code = self._process.wait()
+            self.discard()
+            raise OutputError(f"{self.name} stopped reading: {outcome(code)}") from error
+        except OSError as error:
+            raise OutputError(f"cannot write {self.name}: {error.strerror}") from error
+
+    def _commit(self) -> None:
+        _close_pipes(self._process)
+        if self._process.wait():
+            raise OutputError(f"{self.name} failed: {outcome(self._process.returncode)}")
+
+    def _discard(self) -> None:
+        for child in _descendants(self._process.pid):
+            _signal(child, signal.SIGKILL)
+        stop(self._process, signal.SIGKILL)
+        _close_pipes(self._process)
+
+
+def refuse_terminal(address: str, descriptor: int) -> None:
+    """Tar bytes do a terminal no good, and nobody types a tar."""
+    if os.isatty(descriptor):
+        if descriptor:
+            raise UsageError(
+                f"no tar bytes to a terminal ({address})", hint="redirect it: ... > out.tar, or | command"
+            )
+        raise UsageError(
+            f"no tar bytes from a terminal ({address})", hint="redirect it: ... < in.tar, or command |"
+        )
+
+
+def widen_pipe(descriptor: int) -> None:
+    """Ask for a pipe of 1 MiB, so that each read and write moves more; a refusal does no harm."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(descriptor, _SET_PIPE_SIZE, _PIPE_BYTES)
+    except (OSError, ImportError):
+        pass
+
+
+def outcome(code: int) -> str:
+    """How a command ended, in words."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """End a command and wait for it; how it ends is of no interest."""
+    import subprocess
+
+    _signal(process.pid, number) if process.poll() is None else None
+    try:
+        process.wait(_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def _descendants(pid: int) -> list[int]:
+    """The processes that a shell started, as Linux tells them; none where it does not."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as children:
+            found = [int(child) for child in children.read().split()]
+    except OSError:
+        return []
+    return found + [below for child in found for below in _descendants(child)]
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
