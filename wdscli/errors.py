@@ -78,8 +78,8 @@ class DataError(WdsError):
         self.member = member
 
     def __str__(self) -> str:
-        member = "" if self.member is None else f' in member "{_printable(self.member)}"'
-        shard = "" if self.shard is None else f" in {_printable(self.shard)}"
+        member = "" if self.member is None else f' in member "{printable(self.member)}"'
+        shard = "" if self.shard is None else f" in {printable(self.shard)}"
         offset = "" if self.offset is None else f" at byte {self.offset}"
         return f"{self.message}{member}{shard}{offset}"
 
@@ -108,6 +108,6 @@ class EngineError(WdsError):
     exit_code = 5
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """``text`` with what a terminal would act on, and what UTF-8 cannot say, written as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

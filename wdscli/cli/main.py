@@ -1,0 +1,224 @@
+"""The group of commands, and the one place where an error becomes text and an exit code.
+
+Commands are imported when they are called: the table below holds what ``wds --help`` and completion need, so that
+neither loads a command. Typer parses; nothing here prints data.
+
+Exit codes: 0 done, 1 ``verify`` found something, 2 usage, 3 bad data, 4 storage, 5 an engine or a mistake of ours, 130
+interrupted. A reader that goes away (``| head``) ends the command quietly with 0.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+from wdscli import __version__
+from wdscli.cli import output
+from wdscli.cli.help import Entry, WdsCommand, render
+from wdscli.errors import WdsError, printable
+
+
+class Listing(NamedTuple):
+    """What the group says of a command without importing it: ``summary`` is its docstring's first line."""
+
+    panel: str
+    summary: str
+
+
+COMMANDS = {
+    "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
+    "shuffle": Listing("Make and change", "Put the samples of a set into an order that a seed decides."),
+    "cat": Listing(
+        "Make and change", "Write selected samples as a tar stream, payloads, files or JSON Lines."
+    ),
+    "ls": Listing("Look and check", "List what is in shards: samples, members, shards or a summary."),
+    "verify": Listing("Look and check", "Check shards and report everything that is wrong with them."),
+    "index": Listing("Look and check", "Write indexes and manifests for shards made elsewhere."),
+}
+
+# Typer's usage errors, by way of the one it exports: the module that defines them is private.
+_TyperError: Any = typer.BadParameter.__mro__[2]
+
+
+class WdsGroup(TyperGroup):
+    """Commands by name, each imported when asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            raise WdsUsage(f'no such command: "{printable(args[0])}"', _close(args[0], COMMANDS), ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[Entry]] = {}
+        for name, (panel, summary) in COMMANDS.items():
+            sections.setdefault(panel, []).append(Entry([name], "", summary, ""))
+        formatter.write(render(self, ctx, sections.items()))
+
+
+class WdsUsage(typer.BadParameter):
+    """A usage error with a hint of its own."""
+
+    def __init__(self, message: str, hint: str | None, ctx: Any) -> None:
+        super().__init__(message, ctx)
+        self.hint = hint
+
+    def format_message(self) -> str:
+        return self.message
+
+
+def load(name: str) -> Any:
+    """The command ``name``, imported and built."""
+    function = getattr(import_module(f"wdscli.cli.commands.{name}"), name)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name, cls=WdsCommand, context_settings=_SETTINGS)(function)
+    return typer.main.get_command(app)
+
+
+def build() -> Any:
+    """The whole group."""
+    return typer.main.get_command(app)
+
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    cls=WdsGroup, context_settings=_SETTINGS, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"wdscli {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="`wds COMMAND --help` tells the options of a command, `man wdscli-COMMAND` the whole of it."
+)
+def wds(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
+) -> None:
+    """Make, look at, check and reorder WebDataset shard sets."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; whatever goes wrong has been said on standard error."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            code = _run(args)
+        finally:
+            output.close()
+        output.flush()
+    except BaseException as error:
+        return _explain(error, debug=_wants_debug(args))
+    return code
+
+
+def _run(args: list[str]) -> int:
+    name = os.path.basename(sys.argv[0])
+    name = name if name in ("wds", "wdscli") else "wds"
+    group = build()
+    if os.environ.get(f"_{name.upper()}_COMPLETE"):
+        group.main(args, prog_name=name)
+    if not args:
+        sys.stderr.write(group.get_help(group.context_class(group, info_name=name)) + "\n")
+        return 2
+    with group.make_context(name, args) as ctx:
+        result = group.invoke(ctx)
+    return result if isinstance(result, int) else 0
+
+
+def _wants_debug(args: list[str]) -> bool:
+    """Whether a traceback is wanted. Asked of the words, because parsing them may be what failed."""
+    words = args[: args.index("--")] if "--" in args else args
+    return "--debug" in words or os.environ.get("WDSCLI_DEBUG", "") not in ("", "0")
+
+
+def _explain(error: BaseException, *, debug: bool) -> int:
+    """Say what went wrong; the exit code it means."""
+    if isinstance(error, typer.Exit):
+        return _flushed(error.exit_code)
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, BrokenPipeError) and output.reader_is_gone():
+        output.abandon()
+        return 0
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        output.say("interrupted")
+        return 130
+    if debug:
+        import traceback
+
+        traceback.print_exception(error, file=sys.stderr)
+    message, hint, code = _tell(error)
+    output.say(message, label="error")
+    if hint:
+        output.say(hint, label="hint")
+    output.abandon_if_broken()
+    return code
+
+
+def _flushed(code: int) -> int:
+    """``code``, once help or version are out."""
+    try:
+        output.flush()
+    except (OSError, WdsError) as error:
+        return _explain(error, debug=False)
+    return code
+
+
+def _tell(error: BaseException) -> tuple[str, str | None, int]:
+    """Message, hint and exit code."""
+    if isinstance(error, WdsError):
+        return str(error), error.hint, error.exit_code
+    if isinstance(error, _TyperError):
+        return _tell_usage(error)
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {printable(str(error.filename))}" if error.filename else ""
+        return f"{error.strerror.lower()}{where}", None, 4
+    if isinstance(error, MemoryError):
+        return "out of memory", "fewer --jobs need less", 5
+    return (
+        f"internal error: {type(error).__name__}: {error}",
+        "this is a mistake in wdscli; the same command with --debug shows where",
+        5,
+    )
+
+
+def _tell_usage(error: Any) -> tuple[str, str | None, int]:
+    """Typer's message in our words: lower case, no full stop, and what it can guess as a hint."""
+    ctx = error.ctx
+    path = ctx.command_path if ctx else "wds"
+    hint = getattr(error, "hint", None)
+    message = error.format_message()
+    if hasattr(error, "possibilities"):
+        message = f"no such option: {printable(error.option_name)}"
+        known = [name for parameter in ctx.command.get_params(ctx) for name in parameter.opts] if ctx else []
+        hint = _close(error.option_name, known)
+    message = message[:1].lower() + message[1:].strip().removesuffix(".")
+    return message, hint or f"{path} --help tells how it is used", 2
+
+
+def _close(word: str, known: Any) -> str | None:
+    from difflib import get_close_matches
+
+    matches = get_close_matches(word, list(known), n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(matches)}?" if matches else None

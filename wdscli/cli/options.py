@@ -1,0 +1,314 @@
+"""Every option that more than one command takes, defined once, in groups.
+
+A group is a ``NamedTuple`` whose fields are annotated as Typer wants them. A command takes a group as one argument, and
+:func:`grouped` spreads its fields over the command's signature, so that Typer sees plain options and the command sees
+one value::
+
+    @grouped
+    def ls(shards: Shards, selection: SelectionOptions, common: CommonOptions, long: Long = False) -> None: ...
+
+The fields of a group are plain values: text, numbers, lists. What they mean is decided by whom they are handed to
+(``wdscli.selection`` for the selection, the operation for the rest), so this module imports nothing of the library but
+the parser of sizes.
+
+Its annotations are real objects, not text (no ``from __future__ import annotations``): they are read at every start.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from wdscli.units import parse_size
+
+_SELECT = "Selection"
+_CUTS = "Cuts"
+_OUTPUT = "Output"
+_ERRORS = "Trouble"
+_COMMON = "Common"
+
+Shards = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SHARDS...",
+        help="Shards to read: paths, folders, globs, braces, a::b, a manifest, @LIST, -, pipe:CMD, URLs.",
+    ),
+]
+
+
+class CommonOptions(NamedTuple):
+    """What every command takes."""
+
+    quiet: Annotated[
+        bool,
+        typer.Option("-q", "--quiet", help="Say nothing but warnings and errors.", rich_help_panel=_COMMON),
+    ] = False
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "-v", "--verbose", help="Say more about what is done, and why.", rich_help_panel=_COMMON
+        ),
+    ] = False
+    progress: Annotated[
+        bool | None,
+        typer.Option(
+            "--progress/--no-progress",
+            help="Show progress. Default: when standard error is a terminal.",
+            show_default=False,
+            rich_help_panel=_COMMON,
+        ),
+    ] = None
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback with an error.", rich_help_panel=_COMMON)
+    ] = False
+
+
+class JsonOptions(NamedTuple):
+    """For commands whose result is worth reading by a program."""
+
+    json: Annotated[bool, typer.Option("--json", help="Print JSON Lines.", rich_help_panel=_OUTPUT)] = False
+
+
+class SelectionOptions(NamedTuple):
+    """Which samples, and which of their fields. ``_asdict()`` is what ``Selection.parse`` takes."""
+
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fields",
+            metavar="EXT,...",
+            help="Keep these fields only. Globs allowed; may be given more than once.",
+            rich_help_panel=_SELECT,
+        ),
+    ] = None
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop",
+            metavar="EXT,...",
+            help="Leave these fields out. Globs allowed; may be given more than once.",
+            rich_help_panel=_SELECT,
+        ),
+    ] = None
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rename",
+            metavar="NEW=OLD",
+            help="Rename a field. May be given more than once.",
+            rich_help_panel=_SELECT,
+        ),
+    ] = None
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keys",
+            metavar="GLOB",
+            help="Samples whose key matches. May be given more than once.",
+            rich_help_panel=_SELECT,
+        ),
+    ] = None
+    keys_from: Annotated[
+        str | None,
+        typer.Option(
+            "--keys-from",
+            metavar="FILE",
+            help="Samples whose key is a line of FILE.",
+            rich_help_panel=_SELECT,
+        ),
+    ] = None
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="EXPR",
+            help="Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt.",
+            rich_help_panel=_SELECT,
+        ),
+    ] = None
+    slice: Annotated[
+        str | None,
+        typer.Option(
+            "--slice",
+            metavar="A:B:STEP",
+            help="Of the samples that remain, those from A up to B, every STEP.",
+            rich_help_panel=_SELECT,
+        ),
+    ] = None
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", min=0, help="At most N samples.", rich_help_panel=_SELECT),
+    ] = None
+
+
+class CutOptions(NamedTuple):
+    """Where one output shard ends and the next begins."""
+
+    max_count: Annotated[
+        int | None,
+        typer.Option(
+            "--max-count", metavar="N", min=1, help="At most N samples in a shard.", rich_help_panel=_CUTS
+        ),
+    ] = None
+    max_size: Annotated[
+        int | None,
+        typer.Option(
+            "--max-size",
+            metavar="SIZE",
+            parser=parse_size,
+            help="At most SIZE bytes of tar in a shard: 500MB, 1GiB, 2e9.",
+            rich_help_panel=_CUTS,
+        ),
+    ] = None
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            "--shards", metavar="N", min=1, help="N shards of about equal size.", rich_help_panel=_CUTS
+        ),
+    ] = None
+
+
+class OutputOptions(NamedTuple):
+    """Where shards are written, and how."""
+
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help="Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL of these.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ]
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace what is there.", rich_help_panel=_OUTPUT)
+    ] = False
+    fsync: Annotated[
+        bool,
+        typer.Option(
+            "--fsync", help="Force each shard to the device before it gets its name.", rich_help_panel=_OUTPUT
+        ),
+    ] = False
+    no_index: Annotated[
+        bool, typer.Option("--no-index", help="Write no index beside the shards.", rich_help_panel=_OUTPUT)
+    ] = False
+    checksum: Annotated[
+        Literal["xxh3_128", "sha256", "none"],
+        typer.Option("--checksum", help="The checksum that the manifest holds.", rich_help_panel=_OUTPUT),
+    ] = "xxh3_128"
+    mtime: Annotated[
+        int | None,
+        typer.Option(
+            "--mtime",
+            metavar="SECONDS",
+            min=0,
+            help="Modification time of every member. Default: SOURCE_DATE_EPOCH, or 0.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None
+    long_names: Annotated[
+        Literal["pax", "gnu"],
+        typer.Option(
+            "--long-names",
+            help="How names are written that ustar has no room for. DALI reads gnu only.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "pax"
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "-n", "--dry-run", help="Say what would be written, and write nothing.", rich_help_panel=_OUTPUT
+        ),
+    ] = False
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "-j",
+            "--jobs",
+            metavar="N",
+            min=1,
+            help="Processes to work in. Default: the processors there are. The bytes written are the same.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None
+
+
+class ErrorOptions(NamedTuple):
+    """What is done about a shard that is broken."""
+
+    on_error: Annotated[
+        Literal["stop", "skip"],
+        typer.Option(
+            "--on-error",
+            help="Stop at the first broken shard, or save its whole samples, count the rest, and go on.",
+            rich_help_panel=_ERRORS,
+        ),
+    ] = "stop"
+
+
+class DuplicateOptions(NamedTuple):
+    """What is done about a key that comes twice."""
+
+    on_duplicate: Annotated[
+        Literal["error", "skip", "rekey"],
+        typer.Option(
+            "--on-duplicate",
+            help="A key seen before: stop, leave the sample out, or give every sample a new key.",
+            rich_help_panel=_ERRORS,
+        ),
+    ] = "error"
+    rekey: Annotated[
+        str | None,
+        typer.Option(
+            "--rekey",
+            metavar="FORMAT",
+            help="New keys, such as '{shard}-{index:09d}'.",
+            rich_help_panel=_ERRORS,
+        ),
+    ] = None
+
+
+def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with each argument that is an option group replaced by the group's fields.
+
+    The order of ``--help`` is the order of the arguments. Two options of one name are a mistake in the command, told
+    when its module is imported.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        kind = parameter.annotation
+        if isinstance(kind, type) and hasattr(kind, "_field_defaults"):
+            groups[parameter.name] = kind
+            parameters += _spread(kind)
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    def command(**values: Any) -> Any:
+        for name, kind in groups.items():
+            values[name] = kind(*[values.pop(field) for field in kind._fields])
+        return function(**values)
+
+    command.__name__ = function.__name__
+    command.__doc__ = function.__doc__
+    command.__module__ = function.__module__
+    command.__annotations__ = {}
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _spread(group: Any) -> list[inspect.Parameter]:
+    defaults = group._field_defaults
+    empty = inspect.Parameter.empty
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(name, empty),
+            annotation=group.__annotations__[name],
+        )
+        for name in group._fields
+    ]

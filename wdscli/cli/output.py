@@ -1,0 +1,417 @@
+"""Everything the commands print: data to standard output, the rest to standard error. The only importer of rich.
+
+Data leaves as bytes, in large writes, so that names that are not UTF-8 reach a pipe as they are. On a terminal the same
+rows become aligned columns, and what a terminal would act on is written as escapes. Rich is loaded only for a table on
+a terminal or a bar that has something to show for longer than a moment.
+
+Knows nothing of shards or samples: rows, objects and lines come from the commands.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any, Protocol
+
+from wdscli.errors import OutputError, printable
+from wdscli.model import to_bytes
+
+Cell = str | bytes | int
+
+_BUFFER_BYTES = 1 << 18
+_FLUSH_SECONDS = 0.1
+_BATCH_ROWS = 200
+
+
+class Talk(Protocol):
+    """What :class:`Out` needs to know of the common options."""
+
+    @property
+    def quiet(self) -> bool: ...
+
+    @property
+    def verbose(self) -> bool: ...
+
+    @property
+    def progress(self) -> bool | None: ...
+
+
+class Out:
+    """Where one command prints. ``terminal`` says whether standard output is one.
+
+    Rows and JSON Lines are held back a tenth of a second at most, and not at all on a terminal.
+    """
+
+    def __init__(self, talk: Talk, *, json: bool = False) -> None:
+        self.talk = talk
+        self.json = json
+        self.terminal = bool(sys.stdout and sys.stdout.isatty())
+        self._stream = _stdout()
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._due = 0.0
+        _outs.append(self)
+
+    def write(self, data: bytes) -> None:
+        """``data`` as it is, soon."""
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes >= _BUFFER_BYTES or self.terminal or time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Everything held back, now."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        if held:
+            _put(self._stream, b"".join(held))
+        self._due = time.monotonic() + _FLUSH_SECONDS
+
+    def line(self, text: str) -> None:
+        """One line of text."""
+        self.write(to_bytes(printable(text) if self.terminal else text) + b"\n")
+
+    def object(self, value: Any) -> None:
+        """One line of JSON. Text that is not UTF-8 is written as the escapes of its lone surrogates."""
+        from json import dumps
+
+        text = dumps(value, ensure_ascii=False, separators=(",", ":"))
+        try:
+            self.write(text.encode() + b"\n")
+        except UnicodeEncodeError:
+            self.write(dumps(value, separators=(",", ":")).encode() + b"\n")
+
+    def rows(
+        self, header: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
+    ) -> None:
+        """Rows as they come: TAB-separated with no header in a pipe, aligned columns on a terminal.
+
+        ``right`` numbers the columns to align at the right. Columns are fitted to the rows of the first screens, so
+        that memory does not grow with the rows and the first of them is seen at once.
+        """
+        if not self.terminal:
+            for row in rows:
+                self.write(b"\t".join(map(_field, row)) + b"\n")
+            return
+        widths = [len(name) for name in header]
+        for number, batch in enumerate(_batches(rows, _BATCH_ROWS)):
+            cells = [[printable(_text(cell)) for cell in row] for row in batch]
+            if number == 0:
+                cells.insert(0, list(header))
+            for row in cells:
+                widths = [max(width, _width(cell)) for width, cell in zip(widths, row, strict=True)]
+            lines = [_align(row, widths, right) for row in cells]
+            if number == 0:
+                lines[0] = _bold(lines[0])
+            self.write(to_bytes("".join(line.rstrip() + "\n" for line in lines)))
+
+    def table(
+        self,
+        header: Sequence[str],
+        rows: Iterable[Sequence[Cell]],
+        *,
+        right: Sequence[int] = (),
+        title: str = "",
+    ) -> None:
+        """A small table with a header: ruled on a terminal, TAB-separated elsewhere."""
+        rows = list(rows)
+        if not self.terminal:
+            self.write(b"\t".join(map(_field, header)) + b"\n")
+            self.rows(header, rows)
+            return
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for place, name in enumerate(header):
+            table.add_column(name, justify="right" if place in right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*[Text(printable(_text(cell))) for cell in row])
+        self.flush()
+        Console(highlight=False).print(table)
+
+    def warn(self, message: str) -> None:
+        """Something the user should know, ``-q`` or not."""
+        self._aside(message, "warning")
+
+    def note(self, message: str) -> None:
+        """Something for those who asked for more (``-v``)."""
+        if self.talk.verbose:
+            self._aside(message)
+
+    def summary(self, message: str) -> None:
+        """What was done, in a line; not with ``-q``."""
+        if not self.talk.quiet:
+            self._aside(message)
+
+    def _aside(self, message: str, label: str = "") -> None:
+        for bar in _bars:
+            if bar.print(message, label):
+                return
+        say(message, label=label)
+
+    def progress(self) -> Bar:
+        """A progress that draws a bar if one is wanted; for the ``progress`` argument of an operation."""
+        wanted = self.talk.progress
+        if wanted is None:
+            wanted = not self.talk.quiet and bool(sys.stderr and sys.stderr.isatty())
+        return Bar(self, wanted)
+
+
+class Bar:
+    """A :class:`wdscli.progress.Progress` that draws one bar on standard error: done, rate and time left.
+
+    Nothing is drawn for the first moment, so that a quick command neither flickers nor loads rich. Where standard error
+    is no terminal, ``--progress`` writes a line every few seconds.
+    """
+
+    def __init__(self, out: Out, wanted: bool) -> None:
+        self._out = out
+        self._wanted = wanted
+        self._what = ""
+        self._unit = ""
+        self._total: int | None = None
+        self._done = 0
+        self._started = self._next = 0.0
+        self._open = False
+        self._live: Any = None
+        _bars.append(self)
+
+    def start(self, what: str, total: int | None, unit: str) -> None:
+        """See :class:`wdscli.progress.Progress`, here and below."""
+        self.finish()
+        self._what, self._total, self._unit, self._done = what, total, unit, 0
+        self._started = time.monotonic()
+        self._next = self._started + (0.3 if _is_terminal() else 5)
+        self._open = self._wanted
+
+    def advance(self, amount: int) -> None:
+        self._done += amount
+        if not self._open:
+            return
+        if self._live is not None:
+            self._live.update(0, completed=self._done, facts=self._facts())
+        elif time.monotonic() >= self._next:
+            self._show()
+
+    def finish(self) -> None:
+        if self._live is not None:
+            self._live.update(0, completed=self._done, facts=self._facts())
+            self._live.stop()
+            self._live = None
+        elif self._open and not _is_terminal():
+            self._print_line()
+        self._open = False
+
+    def close(self) -> None:
+        """Take the bar away, whatever it had reached: an error is about to be told."""
+        if self._live is not None:
+            self._live.stop()
+        self._live, self._open = None, False
+
+    def warn(self, message: str) -> None:
+        self._out.warn(message)
+
+    def note(self, message: str) -> None:
+        self._out.note(message)
+
+    def print(self, message: str, label: str) -> bool:
+        """Print above the bar; False when no bar is drawn."""
+        if self._live is None:
+            return False
+        from rich.text import Text
+
+        self._live.console.print(Text(f"{label}: {message}" if label else message), soft_wrap=True)
+        return True
+
+    def _show(self) -> None:
+        if not _is_terminal():
+            self._print_line()
+            self._next = time.monotonic() + 5
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns = [
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[facts]}", markup=False),
+        ]
+        self._live = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
+        self._live.add_task(self._what, total=self._total, completed=self._done, facts=self._facts())
+        self._live.start()
+
+    def _print_line(self) -> None:
+        say(f"{self._what}: {self._facts()}")
+
+    def _facts(self) -> str:
+        """Done of total, rate, and the time that is left if it goes on like this."""
+        from wdscli.units import human_number, human_size, human_time
+
+        count = human_size if self._unit == "bytes" else human_number
+        seconds = max(time.monotonic() - self._started, 1e-6)
+        rate = self._done / seconds
+        unit = "" if self._unit == "bytes" else " " + self._unit
+        facts = [count(self._done) + (f" of {count(self._total)}" if self._total is not None else "") + unit]
+        facts.append(f"{count(rate)}{unit}/s" if self._unit == "bytes" else f"{count(rate)}/s")
+        if self._total is not None and 0 < self._done < self._total:
+            facts.append(f"{human_time((self._total - self._done) / rate)} left")
+        return ", ".join(facts)
+
+
+_outs: list[Out] = []
+_bars: list[Bar] = []
+
+
+def say(message: str, *, label: str = "") -> None:
+    """One line on standard error, with a label such as ``error``. Nothing happens when it cannot be written."""
+    if sys.stderr is None:
+        return
+    text = printable(message)
+    try:
+        if label:
+            sys.stderr.write(f"{_coloured(label)}: {text}\n")
+        else:
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+
+
+def close() -> None:
+    """Take bars away and let go of every :class:`Out`, its held rows written."""
+    while _bars:
+        _bars.pop().close()
+    while _outs:
+        _outs.pop().flush()
+
+
+def flush() -> None:
+    """What Python itself holds back, out."""
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _cannot_write(error) from None
+
+
+def reader_is_gone() -> bool:
+    """Whether nobody reads standard output or standard error any more: a broken pipe is then no fault of ours."""
+    import select
+
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            poll.register(stream.fileno(), 0)
+        except (AttributeError, OSError, ValueError):
+            continue
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def abandon() -> None:
+    """Point standard output at nothing, so that what is still held back cannot fail when Python leaves."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+    except (AttributeError, OSError, ValueError):
+        pass
+
+
+def abandon_if_broken() -> None:
+    """After an error: what can still be written is, and what cannot is not tried again."""
+    try:
+        flush()
+    except (OSError, OutputError):
+        abandon()
+
+
+def _stdout() -> IO[bytes]:
+    if sys.stdout is None:
+        raise OutputError("standard output is closed")
+    return sys.stdout.buffer
+
+
+def _put(stream: IO[bytes], data: bytes) -> None:
+    try:
+        stream.write(data)
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _cannot_write(error) from None
+
+
+def _cannot_write(error: OSError) -> OutputError:
+    return OutputError(f"cannot write to standard output: {(error.strerror or str(error)).lower()}")
+
+
+def _field(cell: Cell) -> bytes:
+    """A cell for a pipe: the bytes it has, but a TAB or a line's end would make two of it."""
+    if isinstance(cell, int):
+        return b"%d" % cell
+    raw = to_bytes(cell) if isinstance(cell, str) else cell
+    if b"\t" in raw or b"\n" in raw or b"\r" in raw:
+        return raw.replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+    return raw
+
+
+def _text(cell: Cell) -> str:
+    return (
+        cell
+        if isinstance(cell, str)
+        else cell.decode("utf-8", "surrogateescape")
+        if isinstance(cell, bytes)
+        else str(cell)
+    )
+
+
+def _batches(rows: Iterable[Sequence[Cell]], count: int) -> Iterator[list[Sequence[Cell]]]:
+    """Rows by ``count``, or fewer when the next is slow to come."""
+    batch: list[Sequence[Cell]] = []
+    due = time.monotonic() + _FLUSH_SECONDS
+    for row in rows:
+        batch.append(row)
+        if len(batch) >= count or time.monotonic() >= due:
+            yield batch
+            batch, due = [], time.monotonic() + _FLUSH_SECONDS
+    yield batch
+
+
+def _width(text: str) -> int:
+    """Columns that ``text`` takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _align(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> str:
+    cells = []
+    for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        fill = " " * (width - _width(cell))
+        cells.append(fill + cell if place in right else cell + fill)
+    return "  ".join(cells)
+
+
+def _bold(text: str) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if _takes_colour(sys.stdout) else text
+
+
+def _coloured(label: str) -> str:
+    colour = {"error": "1;31", "warning": "1;33", "hint": "1;36"}.get(label)
+    return f"\x1b[{colour}m{label}\x1b[0m" if colour and _takes_colour(sys.stderr) else label
+
+
+def _takes_colour(stream: Any) -> bool:
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _is_terminal() -> bool:
+    return bool(sys.stderr and sys.stderr.isatty())

@@ -1,0 +1,99 @@
+"""Sizes, rates and times as people write and read them.
+
+Both the options (``--max-size 1GiB``) and the reports (``1.07 GB at 812 MB/s``) use this; it knows nothing of either.
+``k M G T P`` are powers of 1000, ``Ki Mi Gi Ti Pi`` powers of 1024, as in SI and IEC.
+"""
+
+from __future__ import annotations
+
+from wdscli.errors import UsageError
+
+_POWERS = "kmgtp"
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes meant by ``text``: a number, perhaps with an exponent, and perhaps a unit.
+
+    >>> parse_size("500MB"), parse_size("1GiB"), parse_size("2e9"), parse_size("64k"), parse_size(12)
+    (500000000, 1073741824, 2000000000, 64000, 12)
+    """
+    if isinstance(text, int):
+        return text
+    number, unit = _split(text.strip())
+    try:
+        size = float(number) * _factor(unit)
+    except (ValueError, KeyError):
+        raise _not_a_size(text) from None
+    if not 0 <= size < 2**63:
+        raise _not_a_size(text)
+    return int(number) * _factor(unit) if number.isdecimal() else round(size)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Number and unit; the ``e`` of ``2e9`` belongs to the number."""
+    end = len(text)
+    while end and not (text[end - 1].isdecimal() or text[end - 1] == "."):
+        end -= 1
+    return text[:end], text[end:].strip().lower()
+
+
+def _factor(unit: str) -> int:
+    letters = unit.removesuffix("b")
+    if not letters:
+        return 1
+    base = 1024 if letters.endswith("i") else 1000
+    return int(
+        base ** (1 + {letter: power for power, letter in enumerate(_POWERS)}[letters.removesuffix("i")])
+    )
+
+
+def _not_a_size(text: str) -> UsageError:
+    return UsageError(
+        f'not a size: "{text}"', hint="a size is a number with an optional unit: 500MB, 1GiB, 64k, 2e9"
+    )
+
+
+def human_size(size_bytes: float) -> str:
+    """``size_bytes`` in the largest unit that leaves a number of at least one, to three digits.
+
+    >>> human_size(999), human_size(1536), human_size(2_000_000_000)
+    ('999 B', '1.54 kB', '2.00 GB')
+    """
+    return human_number(size_bytes, spaced=True, whole=" ") + "B"
+
+
+def human_rate(bytes_per_second: float) -> str:
+    """
+    >>> human_rate(812_000_000)
+    '812 MB/s'
+    """
+    return human_size(bytes_per_second) + "/s"
+
+
+def human_number(number: float, *, spaced: bool = False, whole: str = "") -> str:
+    """A count in thousands: ``12.3k``. Below a thousand it stays whole, followed by ``whole``.
+
+    >>> human_number(999), human_number(12_345), human_number(1_234_567)
+    ('999', '12.3k', '1.23M')
+    """
+    if number < 1000:
+        return f"{number:.0f}{whole}"
+    for unit in _POWERS:
+        number /= 1000
+        # 999.95 would be written 1000.
+        if number < 999.5 or unit == _POWERS[-1]:
+            break
+    digits = 2 if number < 9.995 else 1 if number < 99.95 else 0
+    return f"{number:.{digits}f}{' ' if spaced else ''}{unit if unit == 'k' else unit.upper()}"
+
+
+def human_time(seconds: float) -> str:
+    """
+    >>> human_time(0.24), human_time(75), human_time(7325)
+    ('0.2 s', '1:15', '2:02:05')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
