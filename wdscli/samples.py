@@ -15,6 +15,7 @@ It must not know where bytes come from, nor what a shard set is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from wdscli.errors import DataError, UsageError
@@ -82,7 +83,7 @@ class SampleBatch(NamedTuple):
     ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample ``i`` is a run
     of canonical members that may be copied as it stands, else FOREIGN, GLOBAL and RAGGED."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     keys: list[bytes]
     firsts: list[int]
     fields: list[bytes]
@@ -91,6 +92,10 @@ class SampleBatch(NamedTuple):
     sizes: list[int]
     flags: list[int]
     marks: list[int]
+
+    def numbers(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        """The columns that have one number a member."""
+        return self.starts, self.offsets, self.sizes, self.flags
 
     def start(self, row: int) -> int:
         """The byte at which sample ``row`` begins."""
@@ -151,7 +156,7 @@ class Grouper:
 
     def _add_rows(self, batch: SampleBatch, window: Window) -> None:
         """Members that are all regular: the fast path."""
-        names, starts, offsets, sizes, flags = window.columns
+        names = window.columns.names
         prefix, length = self._prefix, len(self._prefix)
         keys, firsts, fields = batch.keys, batch.firsts, batch.fields
         begun = len(fields)
@@ -233,7 +238,9 @@ class Grouper:
         last = batch.firsts.pop()
         rest.keys.append(batch.keys.pop())
         rest.firsts.append(0)
-        for column, tail in zip(batch[3:8], rest[3:8]):
+        rest.fields.extend(batch.fields[last:])
+        del batch.fields[last:]
+        for column, tail in zip(batch.numbers(), rest.numbers()):
             tail.extend(column[last:])
             del column[last:]
         self._batch = rest
@@ -252,7 +259,7 @@ class Grouper:
         if len(fields) > len(batch.keys):
             self._check_fields(batch)
         if any(flags):
-            batch.marks.extend([_mark(flags[first:end]) for first, end in zip(firsts, firsts[1:])])
+            batch.marks.extend([_mark(flags[first:end]) for first, end in pairwise(firsts)])
         else:
             batch.marks.extend([0] * len(batch.keys))
         return batch
@@ -328,7 +335,10 @@ def iter_samples(source: ByteSource, *, fields: frozenset[str] | None = None) ->
         row = -1
         for name, offset, size, flag in zip(names, offsets, sizes, flags):
             row += 1
-            if not (name.startswith(prefix) and name.find(b"/", length) < 0 and len(name) > length) or flag & KIND_MASK:
+            if (
+                not (name.startswith(prefix) and name.find(b"/", length) < 0 and len(name) > length)
+                or flag & KIND_MASK
+            ):
                 parts = split_name(name) if not flag & KIND_MASK else None
                 if parts is None:
                     grouper.ignore(name, flag & KIND_MASK, starts[row])

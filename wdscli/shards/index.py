@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import DataError
@@ -105,7 +106,10 @@ class IndexBuilder:
         offsets, sizes = batch.offsets, batch.sizes
         self.starts.extend(begins)
         self.lengths.extend(
-            [(offsets[last - 1] + sizes[last - 1] + 511 & -512) - begin for last, begin in zip(firsts[1:], begins)]
+            [
+                (offsets[last - 1] + sizes[last - 1] + 511 & -512) - begin
+                for last, begin in zip(firsts[1:], begins)
+            ]
         )
         shift = len(self.member_fields)
         self.member_ends.extend([last + shift for last in firsts[1:]])
@@ -143,7 +147,9 @@ class IndexBuilder:
         """See :func:`digest_of`."""
         return digest_of(self.columns())
 
-    def to_bytes(self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None) -> bytes:
+    def to_bytes(
+        self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None
+    ) -> bytes:
         """The whole index file. ``size`` is the shard's size in bytes, ``shard`` its file name."""
         import msgpack
 
@@ -214,7 +220,7 @@ class Index:
 
     def __getattr__(self, column: str) -> NDArray[numpy.uint64]:
         try:
-            return self.__dict__["_columns"][column]  # type: ignore[no-any-return]
+            return self.__dict__["_columns"][column]
         except KeyError:
             raise AttributeError(column) from None
 
@@ -236,7 +242,7 @@ class Index:
         marks = self.marks[first:end].tolist()
         return SampleBatch(
             first,
-            [self.keys[a:b] for a, b in zip(key_at, key_at[1:])],
+            [self.keys[a:b] for a, b in pairwise(key_at)],
             firsts,
             [self.fields[number] for number in self.member_fields[low:high].tolist()],
             starts,
@@ -280,7 +286,10 @@ def parse_index(data: bytes, name: str) -> Index:
 
 def _is_consistent(index: Index) -> bool:
     n, m = index.samples, index.members
-    if any(len(index._columns[name]) != (m if name.startswith("member_") and name != "member_ends" else n) for name in COLUMNS):
+    if any(
+        len(index._columns[name]) != (m if name.startswith("member_") and name != "member_ends" else n)
+        for name in COLUMNS
+    ):
         return False
     last_key = int(index.key_ends[-1]) if n else 0
     last_member = int(index.member_ends[-1]) if n else 0

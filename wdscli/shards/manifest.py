@@ -120,7 +120,9 @@ def fingerprint(shards: Sequence[ShardInfo]) -> str:
 
     digest = xxh3_128()
     for shard in shards:
-        digest.update(f"{shard.samples} {shard.size_bytes} {shard.headers} {shard.checksum or '-'}\n".encode())
+        digest.update(
+            f"{shard.samples} {shard.size_bytes} {shard.headers} {shard.checksum or '-'}\n".encode()
+        )
     return f"xxh3_128:{digest.hexdigest()}"
 
 

@@ -31,16 +31,13 @@ class _Through:
     """A sink that hashes what passes."""
 
     def __init__(self, sink: Sink, algorithm: str) -> None:
-        self.write = sink.write
+        self._sink = sink
         self.digest = new_digest(algorithm)
+
+    def write(self, data: Payload, /) -> None:
         if self.digest is not None:
-            update, write = self.digest.update, sink.write
-
-            def hashed(data: bytes | bytearray | memoryview) -> None:
-                update(data)
-                write(data)
-
-            self.write = hashed
+            self.digest.update(data)
+        self._sink.write(data)
 
 
 class ShardFile:
@@ -128,7 +125,9 @@ class ShardFile:
         )
 
     def _write_index(self, size: int) -> None:
-        data = self.index.to_bytes(shard=base_name(self.address), size=size, form=self.form, ignored=self.ignored)
+        data = self.index.to_bytes(
+            shard=base_name(self.address), size=size, form=self.form, ignored=self.ignored
+        )
         # A stale index of an older shard of this name may be there; the shard itself was checked.
         with open_sink(index_address(self.address), force=True, fsync=self._fsync) as sink:
             sink.write(data)

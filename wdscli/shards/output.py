@@ -1,0 +1,126 @@
+"""A set to write: its names, its rules, and its manifest at the end.
+
+What it is: :class:`OutputSet`, which stands between a command and its output. How: before anything is written it refuses
+what is there already; when it may replace a set, it takes the old manifest away first, so that at no moment a manifest
+vouches for shards that are not its own; at the end it writes the manifest, then removes shards of the old set that the
+new one has no use for. It must not know how shards are filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from wdscli.errors import OutputExistsError, UsageError
+from wdscli.model import ShardInfo
+from wdscli.shards.inputs import MANIFEST_SUFFIX
+from wdscli.shards.manifest import Manifest
+from wdscli.shards.shardfile import ShardFile, index_address
+from wdscli.storage import OutputPattern, base_name, exists, open_sink, remove, same_file
+from wdscli.tar import CANONICAL, Form
+
+
+class ShardSettings(NamedTuple):
+    """How shards are written; small and picklable, so that tasks in other processes can have it."""
+
+    form: Form = CANONICAL
+    checksum: str = "xxh3_128"
+    with_index: bool = True
+    force: bool = False
+    fsync: bool = False
+
+    def open(self, address: str) -> ShardFile:
+        """A shard to fill at ``address``."""
+        return ShardFile(address, **self._asdict())
+
+
+class OutputSet:
+    """The output of one command, by its pattern. ``settings`` are those of every shard.
+
+    Call :meth:`begin` once before the first shard and :meth:`finish` once after the last one is committed.
+    """
+
+    def __init__(self, pattern: str, settings: ShardSettings | None = None) -> None:
+        self.pattern = OutputPattern.parse(pattern)
+        self.settings = settings or ShardSettings()
+        self._replaced: list[str] = []
+
+    @property
+    def manifest_address(self) -> str | None:
+        """Where the manifest will lie; None for ``-`` and commands."""
+        return None if self.pattern.is_stream else self.pattern.prefix_address(MANIFEST_SUFFIX)
+
+    def check(self, inputs: Iterable[str] = ()) -> None:
+        """Raise OutputExistsError when a shard or a manifest of this name is there and may not be replaced, UsageError
+        when an output is also an input. Writes nothing."""
+        if self.pattern.is_stream:
+            return
+        self._replaced = self.pattern.existing()
+        there = [*self._replaced, *([self._manifest()] if exists(self._manifest()) else [])]
+        taken = {base_name(address) for address in there}
+        for address in inputs:
+            if base_name(address) in taken and any(same_file(address, output) for output in there):
+                raise UsageError(
+                    f"{address} is an input and would be an output too", hint="give the output another name"
+                )
+        if there and not self.settings.force:
+            more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
+            raise OutputExistsError(
+                f"output exists: {there[0]}{more}", hint="choose another name, or replace it with --force"
+            )
+
+    def begin(self, inputs: Iterable[str] = ()) -> None:
+        """:meth:`check`, then take away the manifest of a set that is replaced."""
+        self.check(inputs)
+        if self.settings.force and not self.pattern.is_stream:
+            remove(self._manifest())
+
+    def address(self, index: int) -> str:
+        """The address of shard ``index``."""
+        return self.pattern.address(index)
+
+    def _manifest(self) -> str:
+        return self.pattern.prefix_address(MANIFEST_SUFFIX)
+
+    def finish(
+        self,
+        shards: Sequence[ShardInfo],
+        *,
+        operation: str,
+        options: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        inputs: Sequence[str | None] = (),
+        classes: Sequence[str] | None = None,
+    ) -> Manifest:
+        """Write the manifest and remove what is left of a replaced set. ``options`` are those that shape the result,
+        ``inputs`` the fingerprints of the input sets (None for one that has no manifest)."""
+        made: dict[str, Any] = {
+            "operation": operation,
+            "options": dict(options or {}),
+            "inputs": list(inputs),
+        }
+        if seed is not None:
+            made["seed"] = seed
+        manifest = Manifest(
+            name=self._name(),
+            shards=tuple(shards),
+            made=made,
+            classes=None if classes is None else tuple(classes),
+        )
+        if not self.pattern.is_stream:
+            with open_sink(self._manifest(), force=self.settings.force, fsync=self.settings.fsync) as sink:
+                sink.write(manifest.to_json().encode("ascii"))
+            self._remove_leftovers(len(shards))
+        return manifest
+
+    def _name(self) -> str:
+        if self.pattern.is_stream:
+            return ""
+        return base_name(self._manifest())[: -len(MANIFEST_SUFFIX)].rstrip("-")
+
+    def _remove_leftovers(self, count: int) -> None:
+        kept = {base_name(self.address(index)) for index in range(count)}
+        for address in self._replaced:
+            if base_name(address) not in kept:
+                remove(address)
+                remove(index_address(address))
