@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
 
 from wdscli import __version__
 from wdscli.cli import output
@@ -59,6 +59,12 @@ class WdsGroup(TyperGroup):
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
             raise WdsUsage(f'no such command: "{printable(args[0])}"', _close(args[0], COMMANDS), ctx)
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        """Names of commands and of the group's own options; no command is imported to complete a name."""
+        named = [(name, listing.summary) for name, listing in COMMANDS.items() if name.startswith(incomplete)]
+        options = super(TyperGroup, self).shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=summary) for name, summary in named] + options
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[Entry]] = {}
@@ -120,10 +126,10 @@ def wds(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; whatever goes wrong has been said on standard error."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    args = sys.argv[1:] if argv is None else argv
     try:
         try:
-            code = _run(args)
+            code = _run(list(args))
         finally:
             output.close()
         output.flush()
@@ -146,7 +152,7 @@ def _run(args: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _wants_debug(args: list[str]) -> bool:
+def _wants_debug(args: Sequence[str]) -> bool:
     """Whether a traceback is wanted. Asked of the words, because parsing them may be what failed."""
     words = args[: args.index("--")] if "--" in args else args
     return "--debug" in words or os.environ.get("WDSCLI_DEBUG", "") not in ("", "0")

@@ -13,10 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from wdscli.errors import OutputError, printable
-from wdscli.model import to_bytes
+
+if TYPE_CHECKING:
+    from wdscli.cli.options import CommonOptions
 
 Cell = str | bytes | int
 
@@ -25,26 +27,13 @@ _FLUSH_SECONDS = 0.1
 _BATCH_ROWS = 200
 
 
-class Talk(Protocol):
-    """What :class:`Out` needs to know of the common options."""
-
-    @property
-    def quiet(self) -> bool: ...
-
-    @property
-    def verbose(self) -> bool: ...
-
-    @property
-    def progress(self) -> bool | None: ...
-
-
 class Out:
     """Where one command prints. ``terminal`` says whether standard output is one.
 
     Rows and JSON Lines are held back a tenth of a second at most, and not at all on a terminal.
     """
 
-    def __init__(self, talk: Talk, *, json: bool = False) -> None:
+    def __init__(self, talk: CommonOptions, *, json: bool = False) -> None:
         self.talk = talk
         self.json = json
         self.terminal = bool(sys.stdout and sys.stdout.isatty())
@@ -70,7 +59,7 @@ class Out:
 
     def line(self, text: str) -> None:
         """One line of text."""
-        self.write(to_bytes(printable(text) if self.terminal else text) + b"\n")
+        self.write(_to_bytes(printable(text) if self.terminal else text) + b"\n")
 
     def object(self, value: Any) -> None:
         """One line of JSON. Text that is not UTF-8 is written as the escapes of its lone surrogates."""
@@ -104,7 +93,7 @@ class Out:
             lines = [_align(row, widths, right) for row in cells]
             if number == 0:
                 lines[0] = _bold(lines[0])
-            self.write(to_bytes("".join(line.rstrip() + "\n" for line in lines)))
+            self.write(_to_bytes("".join(line.rstrip() + "\n" for line in lines)))
 
     def table(
         self,
@@ -351,11 +340,16 @@ def _cannot_write(error: OSError) -> OutputError:
     return OutputError(f"cannot write to standard output: {(error.strerror or str(error)).lower()}")
 
 
+def _to_bytes(text: str) -> bytes:
+    """As ``wdscli.model.to_bytes``, without the records of that module, which not every command needs."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 def _field(cell: Cell) -> bytes:
     """A cell for a pipe: the bytes it has, but a TAB or a line's end would make two of it."""
     if isinstance(cell, int):
         return b"%d" % cell
-    raw = to_bytes(cell) if isinstance(cell, str) else cell
+    raw = _to_bytes(cell) if isinstance(cell, str) else cell
     if b"\t" in raw or b"\n" in raw or b"\r" in raw:
         return raw.replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
     return raw

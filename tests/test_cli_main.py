@@ -1,0 +1,252 @@
+"""The group of commands: what it says when something is wrong, and with which code it leaves.
+
+Most tests run a made-up command, so that they hold whatever the real ones do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from wdscli import __version__
+from wdscli.cli import main as cli
+
+# A stand-in for a command: its name decides what happens in it.
+STAND_IN = '''
+import os, sys, time, types
+from typing import Annotated
+import typer
+from wdscli import errors
+from wdscli.cli import main as cli
+from wdscli.cli.options import *
+from wdscli.cli.output import Out
+
+@grouped
+def act(what: str, common: CommonOptions, cuts: CutOptions, count: int = 1):
+    """Do something."""
+    out = Out(common)
+    if what == "rows":
+        for number in range(count):
+            out.write(b"row %d\\n" % number)
+    elif what == "data-error":
+        raise errors.DataError("wrong checksum", shard="a.tar", offset=512, member="x\\x1b[1m.jpg", hint="look")
+    elif what == "bug":
+        raise RuntimeError("a bug")
+    elif what == "os-error":
+        open("/nonexistent/file")
+    elif what == "wait":
+        print("ready", flush=True)
+        time.sleep(60)
+    elif what == "found":
+        return 1
+    elif what == "size":
+        print(cuts.max_size)
+    elif what == "other-pipe":
+        raise BrokenPipeError(32, "Broken pipe")
+    elif what == "talk":
+        out.warn("a warning"); out.note("a note"); out.summary("a summary")
+
+module = types.ModuleType("wdscli.cli.commands.act")
+module.act = act
+sys.modules["wdscli.cli.commands.act"] = module
+cli.COMMANDS["act"] = cli.Listing("Test", "Do something.")
+from wdscli.__main__ import main
+main()
+'''
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> list[str]:
+    script = tmp_path / "wds"
+    script.write_text(STAND_IN)
+    return [sys.executable, str(script)]
+
+
+def run(command: list[str], *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "WDSCLI_DEBUG"} | environ
+    return subprocess.run(
+        [*command, *args], capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL
+    )
+
+
+WDS = [sys.executable, "-m", "wdscli"]
+
+
+def test_version_is_told_at_once_and_by_the_group() -> None:
+    assert run(WDS, "--version").stdout == f"wdscli {__version__}\n"
+    assert run(WDS, "--debug", "--version").stdout == f"wdscli {__version__}\n"
+
+
+def test_help_names_every_command() -> None:
+    done = run(WDS, "--help")
+    assert done.returncode == 0
+    for name, listing in cli.COMMANDS.items():
+        assert f" {name} {listing.summary}" in " ".join(done.stdout.split())
+
+
+def test_no_command_shows_help_and_is_a_usage_error() -> None:
+    done = run(WDS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Usage: wds" in done.stderr
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_listing_is_the_first_line_of_the_docstring(name: str) -> None:
+    function = getattr(import_module(f"wdscli.cli.commands.{name}"), name)
+    assert function.__doc__.strip().splitlines()[0] == cli.COMMANDS[name].summary
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_every_option_has_help(name: str) -> None:
+    for parameter in cli.load(name).params:
+        assert parameter.help, parameter.name
+        assert parameter.help.endswith("."), parameter.help
+
+
+def test_unknown_command_is_told_with_the_nearest_one() -> None:
+    done = run(WDS, "shufle")
+    assert done.returncode == 2
+    assert done.stderr == 'error: no such command: "shufle"\nhint: did you mean shuffle?\n'
+
+
+def test_unknown_option_is_told_with_the_nearest_one(stand_in: list[str]) -> None:
+    done = run(stand_in, "act", "rows", "--max-cuont", "3")
+    assert done.returncode == 2
+    assert done.stderr == "error: no such option: --max-cuont\nhint: did you mean --max-count or --count?\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["act"], "missing argument 'what'"),
+        (["act", "rows", "--count", "x"], "invalid value for '--count': 'x' is not a valid int"),
+        (["act", "rows", "--max-size", "12parsecs"], 'not a size: "12parsecs"'),
+        (["act", "rows", "--max-count", "0"], "invalid value for '--max-count': 0 is not in the range x>=1"),
+    ],
+)
+def test_usage_errors_are_two_lines_and_code_2(stand_in: list[str], args: list[str], words: str) -> None:
+    done = run(stand_in, *args)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert lines[0].lower().startswith(f"error: {words.lower()}")
+    assert len(lines) == 2
+    assert lines[1].startswith("hint: ")
+
+
+def test_an_error_is_told_with_its_place_its_hint_and_its_code(stand_in: list[str]) -> None:
+    done = run(stand_in, "act", "data-error")
+    assert done.returncode == 3
+    assert done.stderr == (
+        'error: wrong checksum in member "x\\x1b[1m.jpg" in a.tar at byte 512\nhint: look\n'
+    )
+
+
+def test_a_traceback_comes_only_when_asked_for(stand_in: list[str]) -> None:
+    assert "Traceback" not in run(stand_in, "act", "data-error").stderr
+    for done in (
+        run(stand_in, "act", "data-error", "--debug"),
+        run(stand_in, "--debug", "act", "data-error"),
+        run(stand_in, "act", "data-error", WDSCLI_DEBUG="1"),
+    ):
+        assert "Traceback" in done.stderr
+        assert "error: wrong checksum" in done.stderr
+        assert done.returncode == 3
+
+
+def test_a_mistake_of_ours_is_told_as_one(stand_in: list[str]) -> None:
+    done = run(stand_in, "act", "bug")
+    assert done.returncode == 5
+    assert done.stderr.startswith("error: internal error: RuntimeError: a bug\nhint: ")
+    assert "--debug" in done.stderr
+
+
+def test_an_os_error_names_the_file(stand_in: list[str]) -> None:
+    done = run(stand_in, "act", "os-error")
+    assert (done.returncode, done.stderr) == (4, "error: no such file or directory: /nonexistent/file\n")
+
+
+def test_a_command_may_choose_its_code(stand_in: list[str]) -> None:
+    assert run(stand_in, "act", "found").returncode == 1
+
+
+def test_sizes_are_parsed(stand_in: list[str]) -> None:
+    assert run(stand_in, "act", "size", "--max-size", "1GiB").stdout == f"{1 << 30}\n"
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(stand_in: list[str]) -> None:
+    with subprocess.Popen(
+        [*stand_in, "act", "rows", "--count", "1000000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"row 0\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+
+
+def test_a_reader_that_was_never_there_ends_it_quietly(stand_in: list[str]) -> None:
+    for args in (["act", "rows"], ["--help"]):
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run([*stand_in, *args], stdout=write, stderr=subprocess.PIPE)
+        os.close(write)
+        assert (done.returncode, done.stderr) == (0, b""), args
+
+
+def test_a_broken_pipe_elsewhere_is_an_error(stand_in: list[str]) -> None:
+    done = run(stand_in, "act", "other-pipe")
+    assert (done.returncode, done.stderr) == (4, "error: broken pipe\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_output_that_cannot_be_written_is_an_error(stand_in: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*stand_in, "act", "rows"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 4
+    assert done.stderr == "error: cannot write to standard output: no space left on device\n"
+
+
+def test_closed_standard_output_is_an_error(stand_in: list[str]) -> None:
+    command = " ".join([*stand_in, "act", "rows", ">&-"])
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (4, "error: standard output is closed\n")
+
+
+def test_interrupt_leaves_with_130(stand_in: list[str]) -> None:
+    with subprocess.Popen(
+        [*stand_in, "act", "wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b"interrupted\n"
+        assert process.wait() == 130
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], ["warning: a warning", "a summary"]),
+        (["-v"], ["warning: a warning", "a note", "a summary"]),
+        (["--quiet"], ["warning: a warning"]),
+    ],
+)
+def test_how_much_is_said(stand_in: list[str], flags: list[str], said: list[str]) -> None:
+    assert run(stand_in, "act", "talk", *flags).stderr.splitlines() == said
+
+
+def test_completion_script_and_words() -> None:
+    script = run(WDS, "--show-completion", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert "Traceback" not in script.stderr
+    words = run(WDS, _WDS_COMPLETE="complete_bash", COMP_WORDS="wds shu", COMP_CWORD="1", WDSCLI_DEBUG="")
+    assert "shuffle" in words.stdout.split()
