@@ -22,6 +22,7 @@ from wdscli.storage.local import write_all
 if TYPE_CHECKING:
     import subprocess
 
+SMALL = 1 << 16
 SKIP = 1 << 20
 _STEP = 1 << 23
 """The most that is asked of a stream at once, whatever length a damaged header claims."""
@@ -43,24 +44,25 @@ class RawReader(Protocol):
 
 
 class StreamSource(Source):
-    """A raw reader as a source that is read once. ``head`` are bytes taken from it already."""
+    """A raw reader as a source that is read once. Small reads are served from a buffer, large ones
+    straight."""
 
-    __slots__ = ("_head", "_position", "_raw")
+    __slots__ = ("_at", "_buffer", "_position", "_raw")
 
     def __init__(self, name: str, raw: RawReader, head: bytes = b"") -> None:
         super().__init__(name, size=None, seekable=False)
         self._raw = raw
-        self._head = head
+        self._buffer = head
+        self._at = 0
         self._position = 0
 
     def peek(self, length: int) -> bytes:
         """The next ``length`` bytes, fewer only at the end, without passing over them."""
-        while len(self._head) < length:
-            more = self._raw.read(length - len(self._head))
-            if not more:
-                break
-            self._head += more
-        return self._head[:length]
+        buffer = self._buffer[self._at :]
+        while len(buffer) < length and (more := self._raw.read(SMALL)):
+            buffer += more
+        self._buffer, self._at = buffer, 0
+        return buffer[:length]
 
     def read_some(self, offset: int, length: int) -> bytes:
         if offset != self._position:
@@ -81,14 +83,22 @@ class StreamSource(Source):
         return b"".join(parts)
 
     def _next(self, length: int) -> bytes:
-        if self._head:
-            data, self._head = self._head[:length], self._head[length:]
-        else:
-            data = self._raw.read(length)
+        """Some bytes from here on. The end is noted in ``size``."""
+        if self._at == len(self._buffer):
+            if length >= SMALL:
+                data = self._raw.read(length)
+                self._note(data)
+                return data
+            self._buffer, self._at = self._raw.read(SMALL), 0
+        data = self._buffer[self._at : self._at + length]
+        self._at += len(data)
+        self._note(data)
+        return data
+
+    def _note(self, data: bytes) -> None:
         self._position += len(data)
         if not data:
             self.size = self._position
-        return data
 
     def _pass_to(self, offset: int) -> None:
         if offset < self._position:
