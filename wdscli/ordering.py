@@ -1,0 +1,68 @@
+"""The pinned order of a shuffle: a keyed hash of each sample's place, and nothing else.
+
+What it is: splitmix64 and the rank made of it (section 3 of the design), in plain Python for one place at a time and
+with numpy for many. How: all arithmetic is modulo 2^64; a rank depends on the seed, the shard's place in the list of
+inputs and the sample's place in its shard, so jobs, memory and engine cannot change it. The random module and numpy's
+generators are never used: their streams may change between versions.
+
+It must not know what is ordered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+_MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+
+
+def mix(x: int) -> int:
+    """splitmix64's output for the state ``x`` (taken modulo 2^64).
+
+    >>> hex(mix(0))
+    '0xe220a8397b1dcdaf'
+    """
+    x = (x + _STEP) & _MASK
+    x = ((x ^ x >> 30) * _FIRST) & _MASK
+    x = ((x ^ x >> 27) * _SECOND) & _MASK
+    return x ^ x >> 31
+
+
+def shard_state(seed: int, shard: int) -> int:
+    """What the ranks of one shard's samples have in common: ``rank`` is ``mix(shard_state ^ sample)``."""
+    return mix(mix(seed) ^ shard)
+
+
+def rank(seed: int, shard: int, sample: int) -> int:
+    """The rank of sample number ``sample`` of shard number ``shard``, both from 0: 0 ≤ rank < 2^64.
+
+    Samples are ordered by (rank, shard, sample).
+    """
+    return mix(shard_state(seed, shard) ^ sample)
+
+
+def ranks(seed: int, shard: int, count: int, first: int = 0) -> list[int]:
+    """The ranks of ``count`` samples of one shard from number ``first`` on, without numpy."""
+    state = shard_state(seed, shard)
+    return [mix(state ^ sample) for sample in range(first, first + count)]
+
+
+def rank_array(seed: int, shard: int, count: int, first: int = 0) -> NDArray[numpy.uint64]:
+    """:func:`ranks` as an array of uint64."""
+    import numpy
+
+    x = numpy.arange(first, first + count, dtype=numpy.uint64)
+    x ^= numpy.uint64(shard_state(seed, shard))
+    x += numpy.uint64(_STEP)
+    x ^= x >> numpy.uint64(30)
+    x *= numpy.uint64(_FIRST)
+    x ^= x >> numpy.uint64(27)
+    x *= numpy.uint64(_SECOND)
+    x ^= x >> numpy.uint64(31)
+    return x
