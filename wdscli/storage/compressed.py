@@ -217,8 +217,9 @@ class _ZstdReader:
         self._raw, self._name = raw, name
         self._error = zstandard.ZstdError
         self._walker = FrameWalker()
+        watched: Any = _Watched(raw, self._walker)
         self._reader = zstandard.ZstdDecompressor().stream_reader(
-            _Watched(raw, self._walker), read_size=CHUNK, read_across_frames=True
+            watched, read_size=CHUNK, read_across_frames=True
         )
 
     def read(self, length: int, /) -> bytes:

@@ -116,7 +116,7 @@ def open_sink(address: str, *, force: bool = False, fsync: bool = False) -> Sink
     refuse_compressed(address, _COMPRESSED_TAR)
     if kind == "file":
         return _open_file_sink(address, force, fsync)
-    from wdscli.storage.remote import open_remote_sink
+    from wdscli.storage.uploads import open_remote_sink
 
     return open_remote_sink(address, force=force)
 

@@ -1,0 +1,234 @@
+"""Addresses on other machines, through fsspec: object stores, web servers, whatever it knows.
+
+What it is: :class:`RemoteSource` (ranges of an object whose size is known), and the questions about remote
+addresses. How: fsspec's file objects are not used for reading, since they fetch blocks of 5 to 50 MiB; each
+read is one range request, and all of them go through :meth:`RemoteSource._fetch`, the place for retries,
+read-ahead and caches. What has no size or no ranges is a stream. Backends raise what they like; here it
+becomes InputError or OutputError with a hint. It must not know shards. ``uploads`` has the writing half,
+``web`` plain web servers; this package is the only importer of fsspec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from wdscli.errors import InputError, OutputError
+from wdscli.storage.addresses import scheme
+from wdscli.storage.ends import Source
+from wdscli.storage.streams import StreamSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HEAD_BYTES = 1 << 16
+"""The first read of an object fetches this much at least: the look at its first bytes is then no request of
+its own."""
+_PACKAGES = {
+    "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "adl": "adlfs",
+    "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko",
+    "smb": "smbprotocol", "oss": "ossfs", "s3": "s3fs", "s3a": "s3fs", "ais": "aistore",
+}  # fmt: skip
+
+
+class RemoteSource(Source):
+    """An object of known size, read by ranges. ``read_range(start, end)`` makes one request."""
+
+    __slots__ = ("_head", "_length", "_read_range")
+
+    def __init__(
+        self, name: str, size: int, read_range: Callable[[int, int], bytes], head: bytes = b""
+    ) -> None:
+        super().__init__(name, size=size, seekable=True)
+        self._read_range = read_range
+        self._head = head
+        self._length = size
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        end = min(offset + length, self._length)
+        if end <= offset:
+            return b""
+        if end > len(self._head) and offset == 0 and end <= HEAD_BYTES:
+            self._head = self._fetch(0, min(HEAD_BYTES, self._length))
+        if end <= len(self._head):
+            return self._head[offset:end]
+        return self._fetch(offset, end)
+
+    def _fetch(self, start: int, end: int) -> bytes:
+        """Every range request of every remote address goes through here. All of the range, or InputError."""
+        try:
+            data = self._read_range(start, end)
+        except Exception as error:
+            raise input_error(self.name, error) from error
+        if len(data) != end - start:
+            raise InputError(
+                f"cannot read {self.name}: {len(data)} bytes came where {end - start} were asked for, from byte {start}"
+            )
+        return data
+
+
+class _FileReader:
+    """A file object of fsspec as a raw reader, for what has no size."""
+
+    def __init__(self, name: str, file: Any) -> None:
+        self._name, self._file = name, file
+
+    def read(self, length: int, /) -> bytes:
+        try:
+            return bytes(self._file.read(length))
+        except Exception as error:
+            raise input_error(self._name, error) from error
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._file.close()
+
+
+def filesystem(address: str) -> tuple[Any, str]:
+    """fsspec's file system for ``address`` and its name there. Raises what fsspec raises."""
+    from fsspec.core import url_to_fs
+
+    fs, path = url_to_fs(address)
+    return fs, path
+
+
+def open_remote(address: str) -> Source:
+    """A source for an address with a scheme. Raises InputError."""
+    try:
+        fs, path = filesystem(address)
+        if scheme(address) in ("http", "https"):
+            from wdscli.storage.web import open_web
+
+            return open_web(address, fs, path)
+        about = fs.info(path)
+        if about.get("type") == "directory":
+            raise InputError(
+                f"cannot read {address}: it is a folder", hint=f"{address.rstrip('/')}/ stands for its shards"
+            )
+        if about.get("size") is None:
+            return StreamSource(address, _FileReader(address, fs.open(path, "rb", block_size=0)))
+    except InputError:
+        raise
+    except Exception as error:
+        raise input_error(address, error) from error
+    return RemoteSource(address, int(about["size"]), _range_reader(fs, path))
+
+
+def _range_reader(fs: Any, path: str) -> Callable[[int, int], bytes]:
+    from fsspec.spec import AbstractFileSystem
+
+    # The generic cat_file opens a file object; without a cache it fetches the range and no block around it.
+    generic = type(fs).cat_file is AbstractFileSystem.cat_file and not fs.async_impl
+    options = {"cache_type": "none"} if generic else {}
+
+    def read_range(start: int, end: int) -> bytes:
+        return bytes(fs.cat_file(path, start=start, end=end, **options))
+
+    return read_range
+
+
+def remote_exists(address: str) -> bool:
+    """Whether an object is there. Raises InputError when that cannot be told."""
+    try:
+        if scheme(address) in ("http", "https"):
+            open_remote(address).close()
+            return True
+        fs, path = filesystem(address)
+        fs.invalidate_cache()
+        fs.info(path)
+    except FileNotFoundError:
+        return False
+    except InputError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return False
+        raise
+    except Exception as error:
+        raise input_error(address, error) from error
+    return True
+
+
+def remove_remote(address: str) -> None:
+    """Remove one object; one that is not there is no error. Raises OutputError."""
+    try:
+        fs, path = filesystem(address)
+        fs.rm_file(path)
+    except FileNotFoundError:
+        pass
+    except Exception as error:
+        raise output_error(address, error, "remove") from error
+
+
+def list_remote(address: str) -> list[str]:
+    """The names in a remote folder, in bytewise order. Raises InputError."""
+    try:
+        fs, path = filesystem(address)
+        fs.invalidate_cache()
+        found = fs.ls(path, detail=False)
+    except Exception as error:
+        raise input_error(address, error, "list") from error
+    # A folder's own marker (an empty object whose name ends with a slash) is listed with what it holds.
+    own = path.rstrip("/")
+    names = {name.rstrip("/").rpartition("/")[2] for name in found if name.rstrip("/") != own}
+    return sorted(names - {""})
+
+
+def glob_remote(address: str) -> list[str]:
+    """The addresses of the files that match, in no promised order. Raises InputError."""
+    try:
+        fs, path = filesystem(address)
+        fs.invalidate_cache()
+        found = fs.glob(path, detail=True)
+    except FileNotFoundError:
+        return []
+    except Exception as error:
+        raise input_error(address, error, "list") from error
+    # What fsspec took off the address to get its own name for it is put back.
+    prefix = address[: -len(path)] if address.endswith(path) else f"{scheme(address)}://"
+    return [prefix + name for name, about in found.items() if about.get("type") != "directory"]
+
+
+def input_error(address: str, error: Exception, verb: str = "read") -> InputError:
+    """What a backend raised, in the words of ours."""
+    reason, hint = explain(address, error)
+    return InputError(f"cannot {verb} {address}: {reason}", hint=hint)
+
+
+def output_error(address: str, error: Exception, verb: str = "write") -> OutputError:
+    """What a backend raised, in the words of ours."""
+    reason, hint = explain(address, error)
+    return OutputError(f"cannot {verb} {address}: {reason}", hint=hint)
+
+
+def explain(address: str, error: Exception) -> tuple[str, str | None]:
+    """(why, what helps)."""
+    kind = type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        return "no such object", None
+    if isinstance(error, ImportError):
+        package = _PACKAGES.get(scheme(address))
+        return f"its backend is not installed ({_line(error)})", package and f"pip install {package}"
+    if isinstance(error, ValueError) and "rotocol not known" in str(error):
+        return f"{scheme(address)}:// is no known kind of address", None
+    if kind in ("NoCredentialsError", "PartialCredentialsError"):
+        return "no credentials were found", _no_credentials(address)
+    if isinstance(error, PermissionError):
+        return f"access denied ({_line(error)})", "check the credentials and the bucket's policy"
+    if isinstance(error, NotImplementedError):
+        return f"{scheme(address)}:// does not support this", None
+    return _line(error), None
+
+
+def _no_credentials(address: str) -> str:
+    if scheme(address) in ("s3", "s3a"):
+        return "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or FSSPEC_S3_ANON=true for a public bucket"
+    return "log in with the store's own tool first"
+
+
+def _line(error: Exception) -> str:
+    """An error's text on one line, with its kind where the text says nothing."""
+    text = re.sub(r"\s+", " ", getattr(error, "strerror", None) or str(error)).strip()
+    status, message = getattr(error, "status", None), getattr(error, "message", None)
+    if isinstance(status, int) and status:
+        return f"the server answered {status} {message or ''}".strip()
+    return text or type(error).__name__

@@ -1,0 +1,151 @@
+"""Writing to other machines, all or nothing.
+
+What it is: two sinks. :class:`UploadSink` is for stores where an object appears only when its upload is
+completed (S3 and its kin): parts go out as they fill, and a failure aborts the upload, so that nothing stays
+behind. :class:`RenameSink` is for the rest of what fsspec knows: bytes go under a temporary name in the same
+folder, which is moved at the end. How: never by ``with fsspec.open(...)``, which commits what was written
+when an exception passes through it. It must not know shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from wdscli.errors import OutputError, OutputExistsError
+from wdscli.storage.addresses import scheme
+from wdscli.storage.ends import Data, Sink
+from wdscli.storage.remote import filesystem, output_error
+
+PART_BYTES = 16 << 20
+"""One part of an upload, held in memory; S3 takes 10,000 parts, so an object may have 160 GB."""
+_UPLOADING = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss"))
+_READ_ONLY = frozenset(("http", "https"))
+
+
+def open_remote_sink(address: str, *, force: bool) -> Sink:
+    """A sink for an address with a scheme. Raises OutputExistsError and OutputError."""
+    if scheme(address) in _READ_ONLY:
+        raise OutputError(f"cannot write {address}: web servers are only read")
+    try:
+        fs, path = filesystem(address)
+        _check(fs, path, address, force)
+        if scheme(address) in _UPLOADING:
+            return UploadSink(address, fs, path, force=force)
+        return RenameSink(address, fs, path, force=force)
+    except OutputError:
+        raise
+    except Exception as error:
+        raise output_error(address, error) from error
+
+
+def _check(fs: Any, path: str, address: str, force: bool) -> None:
+    fs.invalidate_cache()
+    try:
+        about = fs.info(path)
+    except FileNotFoundError:
+        return
+    if about.get("type") == "directory":
+        raise OutputError(f"cannot write {address}: it is a folder")
+    if not force:
+        raise _exists(address)
+
+
+class UploadSink(Sink):
+    """An object that appears when its upload is completed.
+
+    Without ``force`` the store itself is asked to refuse a name that is taken by then (If-None-Match), where
+    its backend can; the check at the start is for the rest.
+    """
+
+    def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
+        super().__init__(name)
+        self._file = _open_upload(fs, path, force)
+
+    def _put(self, data: Data) -> None:
+        try:
+            self._file.write(data)
+        except Exception as error:
+            self.discard()
+            raise output_error(self.name, error) from error
+
+    def _commit(self) -> None:
+        try:
+            self._file.close()
+        except Exception as error:
+            self.discard()
+            if _is_taken(error):
+                raise _exists(self.name) from error
+            raise output_error(self.name, error) from error
+
+    def _discard(self) -> None:
+        # Marked as closed first: fsspec's file commits what it has when it is collected open.
+        self._file.closed = True
+        with contextlib.suppress(Exception):
+            self._file.discard()
+
+
+def _open_upload(fs: Any, path: str, force: bool) -> Any:
+    if not force:
+        try:
+            return fs.open(path, mode="xb", block_size=PART_BYTES)
+        except (NotImplementedError, ValueError):
+            pass
+    return fs.open(path, mode="wb", block_size=PART_BYTES)
+
+
+def _is_taken(error: Exception) -> bool:
+    """Whether the store refused because the name is taken: s3fs says so in more than one way."""
+    if isinstance(error, FileExistsError):
+        return True
+    response = getattr(error.__cause__, "response", None) or {}
+    return response.get("Error", {}).get("Code") in (
+        "PreconditionFailed",
+        "ConditionalRequestConflict",
+        "412",
+    )
+
+
+class RenameSink(Sink):
+    """A file that is written under ``.NAME.<random>.tmp`` and moved to its name when it is whole."""
+
+    def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
+        super().__init__(name)
+        self._fs, self._path, self._force = fs, path, force
+        folder, slash, base = path.rpartition("/")
+        if folder:
+            fs.makedirs(folder, exist_ok=True)
+        self._temporary = f"{folder}{slash}.{base}.{os.urandom(6).hex()}.tmp"
+        self._file = fs.open(self._temporary, mode="wb")
+
+    def _put(self, data: Data) -> None:
+        try:
+            self._file.write(data)
+        except Exception as error:
+            self.discard()
+            raise output_error(self.name, error) from error
+
+    def _commit(self) -> None:
+        try:
+            self._file.close()
+            _check(self._fs, self._path, self.name, self._force)
+            # Few of these systems move onto a name that is taken.
+            if self._force:
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.rm_file(self._path)
+            self._fs.mv(self._temporary, self._path)
+        except OutputError:
+            raise
+        except Exception as error:
+            raise output_error(self.name, error) from error
+
+    def _discard(self) -> None:
+        with contextlib.suppress(Exception):
+            self._file.close()
+        with contextlib.suppress(Exception):
+            self._fs.rm_file(self._temporary)
+
+
+def _exists(name: str) -> OutputExistsError:
+    return OutputExistsError(f"cannot write {name}: it exists already", hint="--force replaces what is there")
