@@ -1,0 +1,133 @@
+"""The selected samples of one archive, and the payloads that a selection asks for.
+
+How: headers alone where the selection is content with them. Where it looks into payloads, they are cut from
+the buffer that holds them, or read from their place; a stream cannot go back, so there the payloads of the
+fields in question (and of no others) are put by until their sample is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from wdscli.errors import DataError
+from wdscli.model import to_text
+from wdscli.samples import Grouper, Ignored, SampleBatch, iter_batches, split_name
+from wdscli.selection.choice import Selection, SelectionState
+from wdscli.tar import CANONICAL, ByteSource, Form, Window, scan
+
+MAX_LOOKED_INTO = 1 << 26
+"""A payload above this many bytes is not decoded: memory is bounded by options, never by what a shard
+holds."""
+
+
+def iter_selected(
+    source: ByteSource,
+    selection: Selection,
+    state: SelectionState,
+    *,
+    form: Form = CANONICAL,
+    lenient: bool = False,
+    ignored: Ignored | None = None,
+) -> Iterator[tuple[SampleBatch, list[int]]]:
+    """The batches of one archive that have selected samples, each with the rows of these; the rest as
+    ``iter_batches``.
+
+    Stops reading once no further sample can be selected.
+    """
+    if state.done:
+        return
+    if selection.needs_payload:
+        yield from _looked_into(source, selection, state, form, lenient, ignored)
+        return
+    for batch in iter_batches(source, form=form, lenient=lenient, ignored=ignored):
+        rows = selection.apply(batch, source.name, state)
+        if rows:
+            yield batch, rows
+        if state.done:
+            return
+
+
+def _looked_into(
+    source: ByteSource,
+    selection: Selection,
+    state: SelectionState,
+    form: Form,
+    lenient: bool,
+    ignored: Ignored | None,
+) -> Iterator[tuple[SampleBatch, list[int]]]:
+    grouper = Grouper(source.name, lenient=lenient)
+    if ignored is not None:
+        grouper.ignored = ignored
+    payloads = _Payloads(source, selection.payload_fields)
+    for window in scan(source, form=form, payloads=True):
+        payloads.see(window)
+        payloads.batch = batch = grouper.add(window)
+        rows = selection.apply(batch, source.name, state, payloads.of)
+        if rows:
+            yield batch, rows
+        if state.done:
+            return
+        payloads.forget()
+    payloads.batch = batch = grouper.finish()
+    rows = selection.apply(batch, source.name, state, payloads.of)
+    if rows:
+        yield batch, rows
+
+
+class _Payloads:
+    """The payloads of the current batch."""
+
+    def __init__(self, source: ByteSource, fields: frozenset[bytes]) -> None:
+        self.batch: SampleBatch | None = None
+        self._source = source
+        self._fields = fields
+        self._suffixes = tuple(b"." + field for field in fields)
+        self._window: Window | None = None
+        self._kept: dict[int, bytes] = {}
+
+    def see(self, window: Window) -> None:
+        """Take a new window; of a stream, put by what may be asked for."""
+        self._window = window
+        if self._source.seekable:
+            return
+        columns = window.columns
+        for row, name in enumerate(columns.names):
+            if name.endswith(self._suffixes) and columns.sizes[row] <= MAX_LOOKED_INTO:
+                parts = split_name(name)
+                if parts is not None and parts[1] in self._fields:
+                    self._kept[columns.offsets[row]] = window.payload(row)
+
+    def forget(self) -> None:
+        """Let go of what belongs to samples that are done with; the last sample of a window may still go
+        on."""
+        batch = self.batch
+        if self._kept and batch is not None and batch.keys:
+            end = batch.end(len(batch.keys) - 1)
+            self._kept = {offset: data for offset, data in self._kept.items() if offset >= end}
+
+    def of(self, row: int, field: bytes) -> bytes:
+        """The payload of one member of the current batch. Raises DataError when it is too large or cut
+        short."""
+        batch, window = self.batch, self._window
+        assert batch is not None
+        assert window is not None
+        at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
+        offset, size = batch.offsets[at], batch.sizes[at]
+        begin = offset - window.base
+        if size > MAX_LOOKED_INTO:
+            message = f"--where does not decode more than {MAX_LOOKED_INTO} bytes, here {size}"
+            raise self._error(row, at, message, "undecodable")
+        if offset in self._kept:
+            return self._kept[offset]
+        if begin >= 0 and begin + size <= len(window.buffer):
+            return window.buffer[begin : begin + size]
+        data = self._source.read_at(offset, size)
+        if len(data) < size:
+            raise self._error(row, at, f"archive ends after {len(data)} of {size} payload bytes", "truncated")
+        return data
+
+    def _error(self, row: int, at: int, message: str, code: str) -> DataError:
+        batch = self.batch
+        assert batch is not None
+        name = to_text(batch.keys[row] + b"." + batch.fields[at])
+        return DataError(message, code=code, shard=self._source.name, offset=batch.starts[at], member=name)

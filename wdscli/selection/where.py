@@ -1,0 +1,364 @@
+"""``--where EXPR``: samples for which an expression holds.
+
+What it is: an expression over ``key``, ``shard``, ``index`` (the sample's place in its shard), ``size``
+(bytes by field), ``fields``, and ``json``, ``cls``, ``txt``, which are decoded only when named and reached.
+All names are those that the shard has, whatever ``--rename`` says. How: parsed and checked once, so that a
+mistake is told before anything is read, then handed to simpleeval for each sample with a scope that works its
+values out when they are asked for.
+
+An attribute of a mapping is one of its keys (``json.width``, ``size.jpg``; ``size["seg.png"]`` where a name
+has dots) and nothing else; the methods that may be called are those of text listed here. What a sample does
+not have makes the whole expression false for it: a missing field, key or place, a JSON null where a value is
+needed, a division by zero. What cannot be decoded or compared is a DataError ``undecodable``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from simpleeval import DEFAULT_OPERATORS, InvalidExpression, SimpleEval
+
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_bytes, to_text
+from wdscli.samples import SampleBatch
+
+PAYLOADS = ("json", "cls", "txt")
+NAMES = ("key", "shard", "index", "size", "fields", *PAYLOADS)
+_TEXT_NAMES = ("key", "shard", "txt")
+
+# Nothing here makes its result much longer than what it is given.
+_CALLED = (
+    "casefold count endswith find lower lstrip partition removeprefix removesuffix rfind rpartition rsplit"
+)
+_ASKED = "isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace isupper"
+TEXT_METHODS = frozenset(f"{_CALLED} {_ASKED} rstrip split splitlines startswith strip upper".split())
+_MAX_LENGTH = 10_000
+_MAX_BITS = 4096
+
+_LOGIC = (ast.BoolOp, ast.And, ast.Or, ast.Not, ast.IfExp, ast.UnaryOp, ast.BinOp, ast.USub, ast.UAdd)
+_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+_ORDER = (
+    ast.Compare,
+    ast.Eq,
+    ast.NotEq,
+    ast.Lt,
+    ast.LtE,
+    ast.Gt,
+    ast.GtE,
+    ast.In,
+    ast.NotIn,
+    ast.Is,
+    ast.IsNot,
+)
+_VALUE = (
+    ast.Constant,
+    ast.List,
+    ast.Tuple,
+    ast.Set,
+    ast.Name,
+    ast.Load,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Slice,
+)
+_NODES = (*_LOGIC, *_ARITHMETIC, *_ORDER, *_VALUE, ast.Call, ast.keyword)
+_TWINS = {ast.BitAnd: ("&", "and"), ast.BitOr: ("|", "or"), ast.Invert: ("~", "not")}
+
+
+class _Missing(Exception):
+    """The sample does not have what the expression asks for."""
+
+
+def _get(mapping: Any, name: Any, default: Any = None) -> Any:
+    return mapping.get(name, default) if isinstance(mapping, dict) else default
+
+
+def _total(values: Any) -> Any:
+    return sum(values.values() if isinstance(values, dict) else values)
+
+
+def _like(text: str, glob: str) -> bool:
+    from fnmatch import fnmatchcase
+
+    return fnmatchcase(text, glob)
+
+
+def _search(pattern: str, text: str) -> bool:
+    import re
+
+    try:
+        return re.search(pattern, text) is not None
+    except re.error as error:
+        raise UsageError(f'--where: not a regular expression: "{pattern}": {error}') from None
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "all": all,
+    "any": any,
+    "bool": bool,
+    "float": float,
+    "get": _get,
+    "int": int,
+    "len": len,
+    "like": _like,
+    "max": max,
+    "min": min,
+    "round": round,
+    "search": _search,
+    "str": str,
+    "sum": _total,
+}
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """simpleeval's own bound lets a power grow to many megabytes."""
+    if isinstance(base, int) and isinstance(exponent, int) and exponent * base.bit_length() > _MAX_BITS:
+        raise UsageError(f"--where: {base} ** {exponent} is too large a number")
+    return base**exponent
+
+
+def _modulo(left: Any, right: Any) -> Any:
+    """The remainder; never the formatting of text, which can make any amount of it."""
+    if isinstance(left, (str, bytes)):
+        raise TypeError("unsupported operand type(s) for %: 'str'")
+    return left % right
+
+
+_OPERATORS = {**DEFAULT_OPERATORS, ast.Pow: _power, ast.Mod: _modulo}
+
+
+class Where:
+    """One expression, parsed and checked. Raises UsageError for one that cannot mean anything."""
+
+    __slots__ = ("_evaluator", "_scope", "_tree", "payload_fields", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._tree = parse(text)
+        named = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
+        self.payload_fields = frozenset(name.encode() for name in named.intersection(PAYLOADS))
+        self._scope = _Scope()
+        self._evaluator = _Evaluator(self._scope)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Where, (self.text,)
+
+    def holds(
+        self,
+        batch: SampleBatch,
+        row: int,
+        shard: str,
+        payload_of: Callable[[int, bytes], bytes] | None = None,
+    ) -> bool:
+        """Whether the expression is true of one sample. Raises DataError ``undecodable``."""
+        scope = self._scope
+        scope.enter(batch, row, shard, payload_of)
+        try:
+            return bool(self._evaluator.eval(self.text, self._tree))
+        except (_Missing, KeyError, IndexError, ZeroDivisionError):
+            return False
+        except InvalidExpression as error:
+            raise UsageError(f"--where: {error}") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            if "'NoneType'" in str(error):
+                return False
+            self._raise_unfit(error)
+        except RecursionError:
+            raise UsageError("--where: the expression is nested too deeply") from None
+
+    def _raise_unfit(self, error: Exception) -> NoReturn:
+        scope = self._scope
+        raise DataError(
+            f"--where cannot be worked out: {error}",
+            code="undecodable",
+            shard=scope.shard,
+            offset=scope.batch.start(scope.row),
+            member=to_text(scope.batch.keys[scope.row]),
+            hint="convert a value with int(), float() or str(), or pass over such samples with --on-error skip",
+        ) from None
+
+
+class _Scope:
+    """The names of one sample, each worked out when it is first asked for. To simpleeval a mapping."""
+
+    batch: SampleBatch
+    row: int
+    shard: str
+    payload_of: Callable[[int, bytes], bytes] | None
+
+    def enter(
+        self, batch: SampleBatch, row: int, shard: str, payload_of: Callable[[int, bytes], bytes] | None
+    ) -> None:
+        self.batch, self.row, self.shard, self.payload_of = batch, row, shard, payload_of
+        self._known: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known:
+            self._known[name] = _VALUES[name](self)
+        return self._known[name]
+
+    def fields(self) -> list[str]:
+        return list(
+            map(to_text, self.batch.fields[self.batch.firsts[self.row] : self.batch.firsts[self.row + 1]])
+        )
+
+    def payload(self, field: str) -> bytes:
+        batch, row = self.batch, self.row
+        if to_bytes(field) not in batch.fields[batch.firsts[row] : batch.firsts[row + 1]]:
+            raise _Missing
+        assert self.payload_of is not None
+        return self.payload_of(row, to_bytes(field))
+
+    def text(self, field: str) -> str:
+        data = self.payload(field)
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            self.raise_undecodable(field, f"it is not UTF-8 at byte {error.start}")
+
+    def cls(self) -> int | str:
+        """A whole number where it is one, as webdataset reads it; else the text."""
+        text = self.text("cls").strip()
+        return int(text) if text.removeprefix("-").isdecimal() and len(text) < 100 else text
+
+    def json(self) -> Any:
+        import json
+
+        data = self.payload("json")
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            self.raise_undecodable("json", str(error))
+
+    def raise_undecodable(self, field: str, why: str) -> NoReturn:
+        batch = self.batch
+        at = batch.fields.index(to_bytes(field), batch.firsts[self.row])
+        raise DataError(
+            f"{field} cannot be decoded: {why}",
+            code="undecodable",
+            shard=self.shard,
+            offset=batch.starts[at],
+            member=to_text(batch.keys[self.row] + b"." + batch.fields[at]),
+            hint="pass over such samples with --on-error skip",
+        )
+
+
+_VALUES: dict[str, Callable[[_Scope], Any]] = {
+    "key": lambda scope: to_text(scope.batch.keys[scope.row]),
+    "shard": lambda scope: scope.shard,
+    "index": lambda scope: scope.batch.index + scope.row,
+    "size": lambda scope: scope.batch.sizes_by_field(scope.row),
+    "fields": _Scope.fields,
+    "json": _Scope.json,
+    "cls": _Scope.cls,
+    "txt": lambda scope: scope.text("txt"),
+}
+
+
+class _Evaluator(SimpleEval):  # type: ignore[misc]
+    """simpleeval with lists, with attributes that are keys, and without its search of every value for
+    functions."""
+
+    def __init__(self, scope: _Scope) -> None:
+        super().__init__(operators=_OPERATORS, functions=FUNCTIONS, names=scope)
+        self.nodes[ast.Attribute] = self._attribute
+        self.nodes[ast.List] = self.nodes[ast.Tuple] = lambda node: [self._eval(part) for part in node.elts]
+        self.nodes[ast.Set] = self.nodes[ast.List]
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        value = self._eval(node.value)
+        if type(value) is dict and node.attr in value:
+            return value[node.attr]
+        if type(value) is str and node.attr in TEXT_METHODS:
+            return getattr(value, node.attr)
+        raise _Missing
+
+    def _check_disallowed_items(self, item: object) -> None:
+        """simpleeval would walk every JSON document again at every step. All values come from the scope,
+        which holds plain data, and from FUNCTIONS and TEXT_METHODS, which give plain data."""
+
+
+def parse(text: str) -> ast.expr:
+    """The expression's tree, once every node and every name in it is one that we know."""
+    if not text.strip():
+        raise UsageError("--where is empty", hint="--where 'json.width >= 512 and size.jpg < 1e6'")
+    if len(text) > _MAX_LENGTH:
+        raise UsageError(f"--where is longer than {_MAX_LENGTH} characters")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise _syntax_error(text, error) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"--where cannot be read: {error}") from None
+    _check_names(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, _NODES):
+            raise _not_allowed(node)
+    return tree
+
+
+def _syntax_error(text: str, error: SyntaxError) -> UsageError:
+    hint = "compare with ==, join with and, or, not; text stands in quotes: key == 'a/b' and size.jpg < 1e6"
+    return UsageError(
+        f'--where cannot be read: {error.msg} at character {error.offset} of "{text}"', hint=hint
+    )
+
+
+def _not_allowed(node: ast.AST) -> UsageError:
+    twin = _TWINS.get(type(getattr(node, "op", node)))  # type: ignore[arg-type]
+    if twin is not None:
+        return UsageError(f"--where: {twin[0]} is not allowed", hint=f"write {twin[1]}")
+    return UsageError(
+        f"--where: {type(node).__name__} is not allowed",
+        hint="comparisons, and, or, not, in, arithmetic, lists, indexing and calls of: "
+        + ", ".join(FUNCTIONS),
+    )
+
+
+def _check_names(tree: ast.expr) -> None:
+    """Names, attributes and calls are known ones."""
+    called = {id(node.func): node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            _check_name(node.id, FUNCTIONS if id(node) in called else NAMES)
+        elif isinstance(node, ast.Attribute):
+            _check_attribute(node, is_called=id(node) in called)
+    for function in called.values():
+        if not isinstance(function, (ast.Name, ast.Attribute)):
+            raise _not_allowed(function)
+
+
+def _check_name(name: str, known: Any) -> None:
+    if name in known:
+        return
+    if known is FUNCTIONS:
+        raise UsageError(f"--where: no such function: {name}", hint=_close(name, FUNCTIONS))
+    if name in FUNCTIONS:
+        raise UsageError(f"--where: {name} is a function", hint=f"call it: {name}(...)")
+    raise UsageError(f"--where: no such name: {name}", hint=_close(name, NAMES))
+
+
+def _check_attribute(node: ast.Attribute, *, is_called: bool) -> None:
+    name = node.attr
+    if name.startswith("__"):
+        raise UsageError(f"--where: .{name} is not allowed")
+    if is_called and name not in TEXT_METHODS:
+        hint = (
+            "get(json, 'name', default)"
+            if name == "get"
+            else "methods of text: " + ", ".join(sorted(TEXT_METHODS))
+        )
+        raise UsageError(f"--where: no such method: .{name}()", hint=hint)
+    if not is_called and isinstance(node.value, ast.Name) and node.value.id in _TEXT_NAMES:
+        hint = f"call it: {node.value.id}.{name}(...)" if name in TEXT_METHODS else f"{node.value.id} is text"
+        raise UsageError(f"--where: {node.value.id} has no .{name}", hint=hint)
+
+
+def _close(word: str, known: Any) -> str:
+    from difflib import get_close_matches
+
+    matches = get_close_matches(word, list(known), n=2, cutoff=0.6)
+    return f"did you mean {' or '.join(matches)}?" if matches else "known are " + ", ".join(known)
