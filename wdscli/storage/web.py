@@ -99,9 +99,7 @@ async def _range(fs: Any, url: str, start: int, end: int) -> bytes:
     answer = await _get(fs, url, (start, end))
     try:
         if answer.status != 206:
-            raise InputError(
-                f"cannot read {url}: the server no longer serves ranges (status {answer.status})"
-            )
+            raise OSError(f"the server no longer serves ranges (status {answer.status})")
         return bytes(await answer.read())
     finally:
         answer.close()

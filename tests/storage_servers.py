@@ -1,0 +1,160 @@
+"""Real servers on 127.0.0.1 for the storage tests: HTTP with and without ranges, and moto's S3."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Web(ThreadingHTTPServer):
+    """Serves ``files`` by path. ``mode`` says how well: ``ranges``, ``plain``, ``chunked``, ``short``, ``unsized``."""
+
+    daemon_threads = True
+
+    def __init__(self, mode: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.mode = mode
+        self.files: dict[str, bytes] = {}
+        self.status: dict[str, int] = {}
+        self.ranges: list[str | None] = []
+        """The Range header of each request, in order."""
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/{name}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Web
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        name = self.path.lstrip("/").partition("?")[0]
+        data = self.server.files.get(name)
+        asked = self.headers.get("Range")
+        self.server.ranges.append(asked)
+        if name in self.server.status:
+            self._answer(self.server.status[name], b"")
+        elif data is None:
+            self._answer(404, b"no such file")
+        elif self.server.mode in ("ranges", "unsized") and asked:
+            self._range(data, asked)
+        elif self.server.mode == "chunked":
+            self._chunked(data)
+        else:
+            self._answer(200, data, short=self.server.mode == "short")
+
+    def _range(self, data: bytes, asked: str) -> None:
+        match = re.fullmatch(r"bytes=([0-9]+)-([0-9]+)", asked)
+        assert match
+        start, end = int(match[1]), min(int(match[2]) + 1, len(data))
+        if start >= len(data):
+            self._answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+            return
+        total = "*" if self.server.mode == "unsized" else len(data)
+        self._answer(206, data[start:end], {"Content-Range": f"bytes {start}-{end - 1}/{total}"})
+
+    def _answer(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, short: bool = False
+    ) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if short else body)
+        self.close_connection = short
+
+    def _chunked(self, data: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for start in range(0, len(data), 50_000):
+            piece = data[start : start + 50_000]
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        self.wfile.write(b"0\r\n\r\n")
+
+
+@contextmanager
+def web_server(mode: str) -> Iterator[Web]:
+    server = Web(mode)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class S3:
+    """moto's S3 and a client that looks at it from outside."""
+
+    def __init__(self, endpoint: str) -> None:
+        import boto3
+
+        self.endpoint = endpoint
+        self.client = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            aws_access_key_id="k",
+            aws_secret_access_key="s",
+            region_name="us-east-1",
+        )
+
+    def bucket(self, name: str) -> str:
+        self.client.create_bucket(Bucket=name)
+        return name
+
+    def names(self, bucket: str) -> list[str]:
+        return [item["Key"] for item in self.client.list_objects_v2(Bucket=bucket).get("Contents", [])]
+
+    def pending(self, bucket: str) -> list[str]:
+        """The uploads that were begun and neither completed nor aborted."""
+        return [item["Key"] for item in self.client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
+
+    def get(self, bucket: str, name: str) -> bytes:
+        body: bytes = self.client.get_object(Bucket=bucket, Key=name)["Body"].read()
+        return body
+
+
+@contextmanager
+def s3_server() -> Iterator[S3]:
+    """The server runs in this process, in a thread, on a port of its own; the environment leads s3fs to it."""
+    import os
+
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    wanted = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    forget_s3()
+    try:
+        yield S3(wanted["AWS_ENDPOINT_URL"])
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        forget_s3()
+        server.stop()
+
+
+def forget_s3() -> None:
+    """Drop fsspec's S3 clients, which keep the endpoint they were made with."""
+    from s3fs import S3FileSystem
+
+    S3FileSystem.clear_instance_cache()
