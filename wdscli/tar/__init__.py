@@ -1,5 +1,9 @@
 """Bytes to members and back. Knows nothing of samples, files or networks."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from wdscli.tar.header import (
     CANONICAL,
     DIRECTORY,
@@ -19,6 +23,9 @@ from wdscli.tar.header import (
 from wdscli.tar.reader import ByteSource, Window, members, scan
 from wdscli.tar.scan import Columns, Scanner
 from wdscli.tar.writer import ByteSink, TarWriter, padding
+
+if TYPE_CHECKING:
+    from wdscli.tar.recover import next_header, scan_salvaging
 
 __all__ = [
     "ByteSink",
@@ -41,7 +48,18 @@ __all__ = [
     "Window",
     "build_header",
     "members",
+    "next_header",
     "padded",
     "padding",
     "scan",
+    "scan_salvaging",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What only damaged archives need is imported when it is asked for."""
+    if name in ("next_header", "scan_salvaging"):
+        from wdscli.tar import recover
+
+        return getattr(recover, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -96,11 +96,19 @@ def scan(
     form against which FOREIGN is flagged. Raises DataError (after the members that came before the trouble) and
     whatever the source raises.
     """
-    scanner = Scanner(source.name, limit=source.size if source.seekable else None, form=form, first=first)
+    return walk(source, new_scanner(source, form, first), payloads=payloads, chunk=chunk)
+
+
+def new_scanner(source: ByteSource, form: Form = CANONICAL, first: int = 0) -> Scanner:
+    """A scanner for the archive that begins at byte ``first`` of ``source``."""
+    return Scanner(source.name, limit=source.size if source.seekable else None, form=form, first=first)
+
+
+def walk(source: ByteSource, scanner: Scanner, *, payloads: bool = False, chunk: int = CHUNK) -> Iterator[Window]:
+    """:func:`scan` with a scanner of the caller's, who can see after an error how far it came."""
     if source.seekable:
-        yield from _jump(source, scanner, chunk)
-    else:
-        yield from _stream(source, scanner, chunk, payloads)
+        return _jump(source, scanner, chunk)
+    return _stream(source, scanner, chunk, payloads)
 
 
 def _fed(source: ByteSource, scanner: Scanner, buffer: bytes, base: int, seen: int | None) -> Iterator[Window]:
@@ -147,16 +155,26 @@ def _stream(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) ->
     while True:
         buffer = buffer[scanner.position - base :] if scanner.position < base + len(buffer) else b""
         base = scanner.position
-        whole = True
-        while whole and len(buffer) < scanner.wanted:
-            more = source.read_some(base + len(buffer), chunk)
-            buffer += more
-            whole = bool(more)
+        buffer, whole = _filled(source, buffer, base, scanner.wanted, chunk)
         end = base + len(buffer)
+        if not (buffer or source.size is None):
+            # The stream ended before the byte that was asked for.
+            end = source.size
         yield from _fed(source, scanner, buffer, base, None if payloads else end)
         if not whole:
-            scanner.finish(end if buffer or source.size is None else source.size)
+            scanner.finish(end)
             return
+
+
+def _filled(source: ByteSource, buffer: bytes, base: int, wanted: int, chunk: int) -> tuple[bytes, bool]:
+    """``buffer`` with what the stream has now, at least ``wanted`` bytes in all; False when it ended before."""
+    parts, length, more = [buffer] if buffer else [], len(buffer), True
+    while more and length < wanted:
+        part = source.read_some(base + length, chunk)
+        parts.append(part)
+        length += len(part)
+        more = bool(part)
+    return b"".join(parts), more
 
 
 def members(source: ByteSource) -> Iterator[Member]:

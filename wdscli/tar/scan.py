@@ -44,7 +44,6 @@ from wdscli.tar.header import (
     parse_block,
     parse_number,
     parse_pax,
-    parse_size,
     pax_size,
 )
 
@@ -95,7 +94,8 @@ class Scanner:
         """The two zero blocks were seen; from here on only zeros may come."""
         self.globals: dict[bytes, bytes] = {}
         """The records of the pax global headers seen so far."""
-        self._first = first
+        self.first = first
+        """The archive's first byte."""
         self._columns = new_columns()
         self._zero_at: int | None = None
         self._start: int | None = None
@@ -288,7 +288,7 @@ class Scanner:
             raise self._placed(error, here, block) from None
 
     def _bad_block(self, block: bytes, here: int) -> DataError:
-        if here == self._first:
+        if here == self.first:
             return self._error("not a tar archive: the first block is no header", "not-a-tar", here)
         return self._error("header checksum is wrong", "bad-checksum", here)
 
@@ -446,8 +446,8 @@ class Scanner:
         """The archive ended after ``total`` bytes: raise unless it is whole."""
         if self.ended:
             return
-        if total <= self._first:
-            raise self._error("not a tar archive: it is empty", "not-a-tar", self._first)
+        if total <= self.first:
+            raise self._error("not a tar archive: it is empty", "not-a-tar", self.first)
         if self.position > total:
             self._remember_last()
             raise self._cut(total)
@@ -465,8 +465,8 @@ class Scanner:
         )
 
     def _partial_block(self, total: int) -> DataError:
-        if self.position == self._first and total - self._first < BLOCK:
-            return self._error("not a tar archive: it is shorter than one block", "not-a-tar", self._first)
+        if self.position == self.first and total - self.first < BLOCK:
+            return self._error("not a tar archive: it is shorter than one block", "not-a-tar", self.first)
         return self._error("archive ends inside a header block", "truncated", self.position)
 
     def _error(
