@@ -41,6 +41,9 @@ def render(command: Any, ctx: Any, extra: Iterable[tuple[str, list[Entry]]] = ()
     """The whole help of ``command`` as text; ``extra`` panels come before its own (the group's commands)."""
     style = _Style()
     usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
+    usage = usage.replace("{", "").replace(
+        "}", ""
+    )  # Typer's mark of what is required, a shell's of alternatives
     parts = [f"{style.head('Usage:')} {usage}", _prose(command.help or "", style.width)]
     sections = [*extra, *panels(command, ctx)]
     width = min(30, max((len(_terms(e)) for _, entries in sections for e in entries), default=0))

@@ -161,7 +161,7 @@ class CutOptions(NamedTuple):
             rich_help_panel=_CUTS,
         ),
     ] = None
-    shards: Annotated[
+    shard_count: Annotated[
         int | None,
         typer.Option(
             "--shards", metavar="N", min=1, help="N shards of about equal size.", rich_help_panel=_CUTS

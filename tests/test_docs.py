@@ -1,0 +1,96 @@
+"""What is written about the commands is complete, fresh and true."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wdscli.cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_no_man_page_is_stale() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/make-man", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_stale_man_page_fails_the_check(tmp_path: Path) -> None:
+    for name in ("man", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "wdscli").symlink_to(ROOT / "wdscli")
+    page = tmp_path / "man" / "man1" / "wdscli-ls.1"
+    page.write_text(page.read_text() + "more\n")
+    done = subprocess.run(
+        [sys.executable, "scripts/make-man", "--check"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "stale: man/man1/wdscli-ls.1" in done.stdout
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_is_documented(name: str) -> None:
+    assert (ROOT / "man" / "man1" / f"wdscli-{name}.1").exists()
+    prose = (ROOT / "man" / "prose" / f"wdscli-{name}.1").read_text()
+    assert ".Sh DESCRIPTION" in prose
+    assert ".Sh EXAMPLES" in prose
+    assert f"| `{name}` |" in README
+
+
+@pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
+def test_mandoc_finds_nothing_to_say() -> None:
+    pages = sorted(map(str, ROOT.glob("man/man[15]/*")))
+    assert pages
+    done = subprocess.run(["mandoc", "-T", "lint", "-W", "all", *pages], capture_output=True, text=True)
+    assert done.stdout + done.stderr == ""
+
+
+def readme_table() -> dict[str, tuple[str, str]]:
+    """Command -> what it is said to do, and its example."""
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| `(wds .+?)` \|$", README, re.MULTILINE)
+    return {name: (told, example.replace("\\|", "|")) for name, told, example in rows}
+
+
+def test_readme_tells_of_each_command_what_help_tells() -> None:
+    assert {name: told for name, (told, _) in readme_table().items()} == {
+        name: listing.summary for name, listing in COMMANDS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the README's examples run: photos in it, and shards of them where an example reads shards."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("readme")
+    for number in range(12):
+        stem = folder / "photos" / f"class{number % 3}" / f"img{number:03d}"
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (number * 20, 0, 0)).save(stem.with_suffix(".jpg"))
+        stem.with_suffix(".json").write_text(f'{{"width": 32, "caption": "picture {number}"}}')
+    return folder
+
+
+def run_line(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A line of the README, as a shell would run it, with this environment's ``wds``."""
+    line = re.sub(r"\bwds\b(?= )", f"{sys.executable} -m wdscli", line, count=1)
+    return subprocess.run(
+        ["sh", "-c", line], cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+def test_readme_examples_run(pictures: Path) -> None:
+    """In the table's order: the first makes what the others read."""
+    table = readme_table()
+    assert list(table) == list(COMMANDS)
+    for name, (_, example) in table.items():
+        done = run_line(example, pictures)
+        assert done.returncode == 0, f"{name}: {example}\n{done.stdout}{done.stderr}"

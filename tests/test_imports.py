@@ -1,0 +1,79 @@
+"""What starting a command costs, told by the modules it loads and not by a clock."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+HEAVY = {
+    "aiobotocore", "aiohttp", "asyncio", "boto3", "botocore", "braceexpand", "concurrent.futures.process", "fsspec",
+    "msgpack", "multiprocessing", "numpy", "PIL", "pyarrow", "pydantic", "rich", "s3fs", "simpleeval", "tempfile",
+    "torch", "xxhash",
+}  # fmt: skip
+
+
+def loaded(code: str, *args: str) -> set[str]:
+    """Names of the modules that are loaded when ``code`` has run; what it prints goes nowhere."""
+    tell = (
+        "import os, sys, json\n"
+        "sys.path.insert(0, os.getcwd())\n"
+        "real = os.dup(1); os.dup2(os.open(os.devnull, os.O_WRONLY), 1)\n"
+        "try:\n"
+        + "".join(f"    {line}\n" for line in code.splitlines())
+        + "finally:\n    os.write(real, json.dumps(sorted(sys.modules)).encode())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", tell, *args], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    # json itself is ours.
+    return set(json.loads(done.stdout))
+
+
+RUN = "from wdscli.cli.main import main\ncode = main()\nassert code == 0, code"
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in ("x.cls", "y.cls"):
+            tar.addfile(tarfile.TarInfo(name))
+    return path
+
+
+def test_version_loads_nothing() -> None:
+    code = "import wdscli.__main__ as m\nm.main()"
+    assert not loaded(code, "--version") & (HEAVY | {"typer", "wdscli.cli", "inspect"})
+
+
+def test_help_loads_no_command_and_nothing_heavy() -> None:
+    names = loaded(RUN, "--help")
+    assert not names & HEAVY
+    assert not [
+        name for name in names if name.startswith(("wdscli.cli.commands", "wdscli.ops", "wdscli.tar"))
+    ]
+
+
+def test_local_ls_loads_nothing_heavy(shard: Path) -> None:
+    names = loaded(RUN, "ls", str(shard))
+    assert not names & HEAVY
+    assert "typer" in names
+
+
+@pytest.mark.parametrize("flag", ["--members", "--shards"])
+def test_other_local_listings_load_nothing_heavy(shard: Path, flag: str) -> None:
+    assert not loaded(RUN, "ls", flag, str(shard)) & {"fsspec", "s3fs", "numpy", "pydantic", "rich"}
+
+
+def test_the_loader_loads_neither_the_command_nor_torch() -> None:
+    names = loaded("import wdscli.loader")
+    assert not names & {"typer", "rich", "torch", "fsspec", "s3fs"}
+    assert not [name for name in names if name.startswith(("wdscli.cli", "wdscli.ops"))]
+
+
+def test_workers_that_are_spawned_load_no_command_line() -> None:
+    assert "typer" not in loaded("import wdscli.__main__")
