@@ -1,0 +1,22 @@
+"""Count the samples of a set by webdataset and compare with its manifest: ``_readback.py FOLDER``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import webdataset
+
+
+def main(folder: Path) -> int:
+    manifest = json.loads(next(folder.glob("*manifest.json")).read_text())
+    urls = [str(folder / shard["url"]) for shard in manifest["shardlist"]]
+    read = sum(1 for _ in webdataset.WebDataset(urls, shardshuffle=False, empty_check=False))
+    told = sum(shard["nsamples"] for shard in manifest["shardlist"])
+    print(f"webdataset read {read} samples from {len(urls)} shards; the manifest tells {told}")
+    return 0 if read == told else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
