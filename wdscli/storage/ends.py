@@ -8,6 +8,7 @@ class, ``local``, ``streams``, ``compressed`` and ``remote`` are the classes.
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 
 from wdscli.errors import OutputError
@@ -125,6 +126,11 @@ class Sink:
             self._open = False
             self._small = []
             self._discard()
+
+    def __del__(self) -> None:
+        # A sink that was forgotten was not committed; fsspec's own files think otherwise of theirs.
+        with contextlib.suppress(Exception):
+            self.discard()
 
     def _put(self, data: Data) -> None:
         raise NotImplementedError

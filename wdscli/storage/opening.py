@@ -57,9 +57,9 @@ def _open_local(address: str) -> Source:
 
 
 def _open_stdin(address: str) -> Source:
-    from wdscli.storage.streams import DescriptorReader, StreamSource, refuse_terminal
+    from wdscli.storage.streams import DescriptorReader, StreamSource, refuse_terminal_input
 
-    refuse_terminal(address, 0)
+    refuse_terminal_input(address, 0)
     return StreamSource(address, DescriptorReader(address, 0, owned=False))
 
 
@@ -133,9 +133,9 @@ def refuse_compressed(address: str, suffixes: re.Pattern[str] = COMPRESSED_SUFFI
 
 
 def _open_stdout(address: str) -> Sink:
-    from wdscli.storage.streams import DescriptorSink, refuse_terminal
+    from wdscli.storage.streams import DescriptorSink, refuse_terminal_output
 
-    refuse_terminal(address, 1)
+    refuse_terminal_output(address, 1)
     return DescriptorSink(address, 1, owned=False)
 
 
@@ -145,16 +145,23 @@ def _open_file_sink(address: str, force: bool, fsync: bool) -> Sink:
         raise UsageError("an output needs a name")
     if not is_device(path):
         return LocalSink(address, path, force=force, fsync=fsync)
-    from wdscli.storage.streams import DescriptorSink, refuse_terminal
+    return _open_device(address, path)
+
+
+def _open_device(address: str, path: str) -> Sink:
+    """/dev/null, a named pipe, ``>(...)``: written as it stands, there is no other name to write beside."""
+    from wdscli.storage.streams import DescriptorSink, refuse_terminal_output
 
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        # Opened anew, a file behind /dev/stdout would be written from its start.
+        descriptor = os.dup(1) if path == "/dev/stdout" else os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError as error:
         raise OutputError(f"cannot write {address}: {reason(error)}") from error
-    if os.isatty(descriptor):
+    try:
+        refuse_terminal_output(address, descriptor)
+    except UsageError:
         os.close(descriptor)
-        refuse_terminal(address, 1)
-        raise UsageError(f"no tar bytes to a terminal ({address})")
+        raise
     return DescriptorSink(address, descriptor, owned=True)
 
 

@@ -62,9 +62,8 @@ class RemoteSource(Source):
         except Exception as error:
             raise input_error(self.name, error) from error
         if len(data) != end - start:
-            raise InputError(
-                f"cannot read {self.name}: {len(data)} bytes came where {end - start} were asked for, from byte {start}"
-            )
+            came = f"{len(data)} bytes came where {end - start} were asked for"
+            raise InputError(f"cannot read {self.name}: {came}, from byte {start}")
         return data
 
 

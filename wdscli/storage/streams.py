@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from wdscli.errors import InputError, OutputError, UsageError
 from wdscli.storage.ends import Data, Sink, Source
-from wdscli.storage.local import write_all
+from wdscli.storage.local import reason, write_all
 
 if TYPE_CHECKING:
     import subprocess
@@ -120,7 +120,7 @@ class DescriptorReader:
         try:
             return os.read(self._fd, length)
         except OSError as error:
-            raise InputError(f"cannot read {self._name}: {error.strerror}") from error
+            raise InputError(f"cannot read {self._name}: {reason(error)}") from error
 
     def close(self) -> None:
         if self._owned and self._fd >= 0:
@@ -151,7 +151,7 @@ class CommandReader:
         try:
             data = os.read(self._fd, length)
         except OSError as error:
-            raise InputError(f"cannot read {self._name}: {error.strerror}") from error
+            raise InputError(f"cannot read {self._name}: {reason(error)}") from error
         if not data:
             self._process = None
             _close_pipes(process)
@@ -177,10 +177,10 @@ class DescriptorSink(Sink):
         try:
             write_all(self._descriptor, data)
         except BrokenPipeError:
-            self._open = False
+            self.discard()
             raise
         except OSError as error:
-            raise OutputError(f"cannot write {self.name}: {error.strerror}") from error
+            raise OutputError(f"cannot write {self.name}: {reason(error)}") from error
 
     def _commit(self) -> None:
         self._discard()
@@ -218,7 +218,7 @@ class CommandSink(Sink):
             self.discard()
             raise OutputError(f"{self.name} stopped reading: {outcome(code)}") from error
         except OSError as error:
-            raise OutputError(f"cannot write {self.name}: {error.strerror}") from error
+            raise OutputError(f"cannot write {self.name}: {reason(error)}") from error
 
     def _commit(self) -> None:
         _close_pipes(self._process)
@@ -232,15 +232,19 @@ class CommandSink(Sink):
         _close_pipes(self._process)
 
 
-def refuse_terminal(address: str, descriptor: int) -> None:
-    """Tar bytes do a terminal no good, and nobody types a tar."""
+def refuse_terminal_input(address: str, descriptor: int) -> None:
+    """Nobody types a tar; a forgotten redirection would wait for ever."""
     if os.isatty(descriptor):
-        if descriptor:
-            raise UsageError(
-                f"no tar bytes to a terminal ({address})", hint="redirect it: ... > out.tar, or | command"
-            )
         raise UsageError(
-            f"no tar bytes from a terminal ({address})", hint="redirect it: ... < in.tar, or command |"
+            f"no tar bytes from a terminal ({address})", hint="wds ... - < in.tar, or command | wds ... -"
+        )
+
+
+def refuse_terminal_output(address: str, descriptor: int) -> None:
+    """Tar bytes do a terminal no good."""
+    if os.isatty(descriptor):
+        raise UsageError(
+            f"no tar bytes to a terminal ({address})", hint="wds ... > out.tar, or wds ... | command"
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import Any
 
 from wdscli.errors import OutputError, OutputExistsError
@@ -82,8 +83,10 @@ class UploadSink(Sink):
     def _discard(self) -> None:
         # Marked as closed first: fsspec's file commits what it has when it is collected open.
         self._file.closed = True
-        with contextlib.suppress(Exception):
-            self._file.discard()
+        # While the interpreter ends, the thread that would carry the request is gone.
+        if not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                self._file.discard()
 
 
 def _open_upload(fs: Any, path: str, force: bool) -> Any:

@@ -1,0 +1,533 @@
+"""One contract for every kind of sink, and what each must do when things go wrong."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import random
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from storage_servers import S3, s3_server, web_server
+
+from wdscli.errors import OutputError, OutputExistsError, UsageError
+from wdscli.storage import Sink, exists, open_sink, read_all, remove, uploads
+
+PIECES = [random.Random(n).randbytes(n) for n in (0, 1, 511, 65_535, 65_536, 200_000, 3, 70_000)]
+DATA = b"".join(PIECES)
+KINDS = ["file", "memory", "s3"]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with s3_server() as server:
+        server.bucket("sinks")
+        yield server
+
+
+@pytest.fixture(params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a fresh folder."""
+    if request.param == "memory":
+        return f"memory://{tmp_path}"
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return f"s3://sinks/{tmp_path.name}"
+    return str(tmp_path)
+
+
+def names(folder: str, s3: S3 | None = None) -> list[str]:
+    """Every file below a folder, temporary ones and unfinished uploads included."""
+    if folder.startswith("memory:"):
+        import fsspec
+
+        path = folder.removeprefix("memory://")
+        return sorted(name.removeprefix(path + "/") for name in fsspec.filesystem("memory").find(path))
+    if folder.startswith("s3:"):
+        assert s3 is not None
+        key = folder.removeprefix("s3://sinks/") + "/"
+        found = s3.names("sinks") + s3.pending("sinks")
+        return sorted(name.removeprefix(key) for name in found if name.startswith(key))
+    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def there(folder: str, request: pytest.FixtureRequest) -> Any:
+    server = request.getfixturevalue("s3") if folder.startswith("s3:") else None
+    return lambda: names(folder, server)
+
+
+class TestEveryKind:
+    def test_commit(self, folder: str, there: Any) -> None:
+        with open_sink(f"{folder}/b/out.tar") as sink:
+            assert sink.name == f"{folder}/b/out.tar"
+            for piece in PIECES:
+                sink.write(piece)
+            assert not exists(sink.name)
+            assert sink.written == len(DATA)
+        assert read_all(f"{folder}/b/out.tar") == DATA
+        assert there() == ["b/out.tar"]
+
+    def test_buffers_may_be_reused(self, folder: str) -> None:
+        buffer = bytearray(b"abcd")
+        with open_sink(f"{folder}/out.tar") as sink:
+            sink.write(memoryview(buffer)[:2])
+            sink.write(buffer)
+            buffer[:] = b"zzzz"
+            sink.write(b"")
+        assert read_all(f"{folder}/out.tar") == b"ababcd"
+
+    def test_empty(self, folder: str) -> None:
+        open_sink(f"{folder}/out.tar").commit()
+        assert read_all(f"{folder}/out.tar") == b""
+
+    def test_discard(self, folder: str, there: Any) -> None:
+        sink = open_sink(f"{folder}/out.tar")
+        sink.write(DATA)
+        sink.discard()
+        sink.discard()
+        assert there() == []
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
+    def test_an_exception_discards(self, folder: str, there: Any, error: type[BaseException]) -> None:
+        with pytest.raises(error), open_sink(f"{folder}/out.tar") as sink:
+            sink.write(DATA)
+            raise error
+        assert there() == []
+
+    def test_closed_sinks_refuse(self, folder: str) -> None:
+        sink = open_sink(f"{folder}/out.tar")
+        sink.commit()
+        with pytest.raises(OutputError, match="closed"):
+            sink.write(b"x")
+        with pytest.raises(OutputError, match="closed"):
+            sink.commit()
+        sink.discard()
+        assert exists(f"{folder}/out.tar")
+
+    def test_what_exists_is_refused(self, folder: str) -> None:
+        put(f"{folder}/out.tar", b"old")
+        with pytest.raises(OutputExistsError) as caught:
+            open_sink(f"{folder}/out.tar")
+        assert "exists already" in str(caught.value)
+        assert "--force" in str(caught.value.hint)
+        assert read_all(f"{folder}/out.tar") == b"old"
+
+    def test_force_replaces_at_commit(self, folder: str, there: Any) -> None:
+        put(f"{folder}/out.tar", b"old")
+        with open_sink(f"{folder}/out.tar", force=True) as sink:
+            sink.write(DATA)
+            sink.flush()
+            assert read_all(f"{folder}/out.tar") == b"old"
+        assert read_all(f"{folder}/out.tar") == DATA
+        assert there() == ["out.tar"]
+
+    def test_a_failed_force_leaves_the_old(self, folder: str, there: Any) -> None:
+        put(f"{folder}/out.tar", b"old")
+        with pytest.raises(ValueError), open_sink(f"{folder}/out.tar", force=True) as sink:
+            sink.write(DATA)
+            raise ValueError
+        assert read_all(f"{folder}/out.tar") == b"old"
+        assert there() == ["out.tar"]
+
+    @pytest.mark.parametrize("size", [10, 100_000])
+    def test_of_two_writers_the_second_fails(self, folder: str, there: Any, size: int) -> None:
+        first, second = open_sink(f"{folder}/out.tar"), open_sink(f"{folder}/out.tar")
+        first.write(b"1" * size)
+        second.write(b"2" * size)
+        first.commit()
+        with pytest.raises(OutputExistsError):
+            second.commit()
+        assert read_all(f"{folder}/out.tar") == b"1" * size
+        assert there() == ["out.tar"]
+
+    def test_remove(self, folder: str, there: Any) -> None:
+        put(f"{folder}/out.tar", b"old")
+        remove(f"{folder}/out.tar")
+        remove(f"{folder}/out.tar")
+        assert there() == []
+
+    @pytest.mark.parametrize("name", ["out.tar.gz", "out.tgz", "out.tar.zst"])
+    def test_compressed_names_are_refused(self, folder: str, there: Any, name: str) -> None:
+        with pytest.raises(UsageError, match="read but not written") as caught:
+            open_sink(f"{folder}/{name}")
+        assert "pipe:" in str(caught.value.hint)
+        assert there() == []
+
+
+def put(address: str, data: bytes) -> None:
+    with open_sink(address) as sink:
+        sink.write(data)
+
+
+class TestFiles:
+    @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+    def test_the_mode_follows_the_umask(self, tmp_path: Path, umask: int, mode: int) -> None:
+        before = os.umask(umask)
+        try:
+            put(f"{tmp_path}/out.tar", b"")
+        finally:
+            os.umask(before)
+        assert (tmp_path / "out.tar").stat().st_mode & 0o777 == mode
+
+    def test_the_temporary_name(self, tmp_path: Path) -> None:
+        with open_sink(f"{tmp_path}/out.tar"):
+            (name,) = os.listdir(tmp_path)
+            assert name.startswith(".out.tar.")
+            assert name.endswith(".tmp")
+
+    def test_a_long_name(self, tmp_path: Path) -> None:
+        name = "ä" * 125 + ".tar"
+        put(f"{tmp_path}/{name}", b"hi")
+        assert os.listdir(tmp_path) == [name]
+
+    def test_a_name_in_the_current_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        put("out.tar", b"hi")
+        with open_sink("out.tar", force=True, fsync=True) as sink:
+            sink.write(b"ho")
+        assert read_all("out.tar") == b"ho"
+
+    @pytest.mark.parametrize("force", [False, True])
+    def test_fsync_comes_before_the_name_and_the_folder_after(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+    ) -> None:
+        seen: list[tuple[str, bool]] = []
+        fsync = os.fsync
+
+        def watched(descriptor: int) -> None:
+            what = os.readlink(f"/proc/self/fd/{descriptor}")
+            seen.append(("folder" if what == str(tmp_path) else "file", (tmp_path / "out.tar").exists()))
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", watched)
+        put(f"{tmp_path}/other.tar", b"")
+        assert seen == []
+        with open_sink(f"{tmp_path}/out.tar", force=force, fsync=True) as sink:
+            sink.write(DATA)
+        assert seen == [("file", False), ("folder", True)]
+
+    def test_a_failed_fsync_gives_no_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error"))
+        )
+        with (
+            pytest.raises(OutputError, match="input/output error"),
+            open_sink(f"{tmp_path}/o", fsync=True) as sink,
+        ):
+            sink.write(DATA)
+        assert os.listdir(tmp_path) == []
+
+    @pytest.mark.parametrize("fails_at", [1, 2, 4])
+    def test_a_full_disc_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+    ) -> None:
+        fail_write(monkeypatch, fails_at)
+        with (
+            pytest.raises(OutputError, match="no space left on device"),
+            open_sink(f"{tmp_path}/out.tar") as sink,
+        ):
+            for _ in range(4):
+                sink.write(bytes(100_000))
+        assert os.listdir(tmp_path) == []
+
+    def test_a_full_disc_at_the_commit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        fail_write(monkeypatch, 1)
+        with pytest.raises(OutputError, match=f"cannot write {tmp_path}/out.tar: no space"):
+            put(f"{tmp_path}/out.tar", b"gathered until the commit")
+        assert os.listdir(tmp_path) == []
+
+    def test_a_failed_write_cannot_be_committed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fail_write(monkeypatch, 1)
+        sink = open_sink(f"{tmp_path}/out.tar")
+        with pytest.raises(OutputError):
+            sink.write(bytes(100_000))
+        with pytest.raises(OutputError):
+            sink.commit()
+        assert os.listdir(tmp_path) == []
+
+    def test_short_writes_go_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write = os.write
+        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, memoryview(data)[:1000]))
+        with open_sink(f"{tmp_path}/out.tar") as sink:
+            for piece in PIECES:
+                sink.write(piece)
+        monkeypatch.undo()
+        assert (tmp_path / "out.tar").read_bytes() == DATA
+
+    def test_without_hard_links(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> None:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+        first, second = open_sink(f"{tmp_path}/out.tar"), open_sink(f"{tmp_path}/out.tar")
+        first.write(b"1")
+        first.commit()
+        with pytest.raises(OutputExistsError):
+            second.commit()
+        assert os.listdir(tmp_path) == ["out.tar"]
+        assert (tmp_path / "out.tar").read_bytes() == b"1"
+
+    def test_a_forgotten_sink_leaves_nothing(self, tmp_path: Path) -> None:
+        sink = open_sink(f"{tmp_path}/out.tar")
+        sink.write(DATA)
+        del sink
+        gc.collect()
+        assert os.listdir(tmp_path) == []
+
+    def test_folders_and_bad_names(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(OutputError, match="it is a folder"):
+            open_sink(str(tmp_path), force=True)
+        with pytest.raises(OutputError, match=r"not a directory|exists"):
+            open_sink(f"{tmp_path}/file/out.tar")
+        with pytest.raises(OutputError, match="null byte"):
+            open_sink(f"{tmp_path}/a\0b")
+
+    def test_a_link_stays_a_link(self, tmp_path: Path) -> None:
+        (tmp_path / "real.tar").write_bytes(b"old")
+        (tmp_path / "link.tar").symlink_to("real.tar")
+        with open_sink(f"{tmp_path}/link.tar", force=True) as sink:
+            sink.write(b"new")
+        assert (tmp_path / "link.tar").is_symlink()
+        assert (tmp_path / "real.tar").read_bytes() == b"new"
+
+    def test_writing_to_the_descriptor(self, tmp_path: Path) -> None:
+        with open_sink(f"{tmp_path}/out.tar") as sink:
+            sink.write(b"ab")
+            sink.flush()
+            assert sink.fd is not None
+            os.write(sink.fd, b"cd")
+            sink.wrote(2)
+            sink.write(b"ef")
+            assert sink.written == 6
+        assert read_all(f"{tmp_path}/out.tar") == b"abcdef"
+
+    def test_descriptors_are_closed(self, tmp_path: Path) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        put(f"{tmp_path}/out.tar", DATA)
+        open_sink(f"{tmp_path}/b.tar").discard()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def fail_write(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """The disc is full from the given write on; the write before it is cut short, as the kernel would."""
+    write, calls = os.write, [0]
+
+    def failing(descriptor: int, data: bytes) -> int:
+        calls[0] += 1
+        if calls[0] >= call:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, memoryview(data)[: len(data) // 2 + 1])
+
+    monkeypatch.setattr(os, "write", failing)
+
+
+class TestDevices:
+    def test_dev_null_stays_a_device(self) -> None:
+        with open_sink("/dev/null") as sink:
+            sink.write(DATA)
+        assert not Path("/dev/null").is_file()
+
+    def test_named_pipe(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "fifo")
+        reader = subprocess.Popen(["cat", tmp_path / "fifo"], stdout=subprocess.PIPE)
+        with open_sink(f"{tmp_path}/fifo") as sink:
+            sink.write(b"hi")
+        assert reader.communicate()[0] == b"hi"
+
+    def test_full_device(self) -> None:
+        with pytest.raises(OutputError, match="no space"), open_sink("/dev/full") as sink:
+            sink.write(DATA)
+
+    def test_terminal(self) -> None:
+        master, slave = os.openpty()
+        try:
+            with pytest.raises(UsageError, match="no tar bytes to a terminal"):
+                open_sink(os.ttyname(slave))
+        finally:
+            os.close(master)
+            os.close(slave)
+
+
+class TestStdout:
+    SCRIPT = """if True:
+        from wdscli.storage import open_sink
+        with open_sink("-") as sink:
+            for _ in range(20):
+                sink.write(bytes(9999))
+    """
+
+    def test_bytes(self) -> None:
+        done = subprocess.run([sys.executable, "-c", self.SCRIPT], capture_output=True, check=True)
+        assert done.stdout == bytes(9999 * 20)
+
+    def test_a_closed_pipe_is_a_broken_pipe(self) -> None:
+        script = self.SCRIPT.replace("range(20)", "range(1000)")
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr is not None
+        assert b"BrokenPipeError" in process.stderr.read()
+        process.stderr.close()
+        assert process.wait() == 1
+
+    def test_no_tar_to_a_terminal(self) -> None:
+        master, slave = os.openpty()
+        done = subprocess.run([sys.executable, "-c", self.SCRIPT], stdout=slave, stderr=subprocess.PIPE)
+        os.close(slave)
+        os.close(master)
+        assert b"UsageError: no tar bytes to a terminal" in done.stderr
+
+    def test_a_discarded_rest_is_not_written(self) -> None:
+        script = "from wdscli.storage import open_sink\ns = open_sink('-'); s.write(b'x'); s.discard()"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+        assert done.stdout == b""
+
+
+class TestCommands:
+    def test_bytes(self, tmp_path: Path) -> None:
+        with open_sink(f"pipe:cat > {quoted(tmp_path)}/out") as sink:
+            for piece in PIECES:
+                sink.write(piece)
+        assert (tmp_path / "out").read_bytes() == DATA
+
+    def test_commit_waits(self, tmp_path: Path) -> None:
+        put(
+            f"pipe:cat > {quoted(tmp_path)}/a; sleep 0.2; mv {quoted(tmp_path)}/a {quoted(tmp_path)}/b", b"hi"
+        )
+        assert (tmp_path / "b").read_bytes() == b"hi"
+
+    def test_a_failing_command(self) -> None:
+        with pytest.raises(OutputError, match="exit status 7"):
+            put("pipe:cat > /dev/null; exit 7", DATA)
+
+    @pytest.mark.parametrize("command", ["head -c 10 > /dev/null", "true", "exit 3"])
+    def test_a_command_that_stops_reading(self, command: str) -> None:
+        with (
+            pytest.raises(OutputError, match=r"stopped reading|failed"),
+            open_sink(f"pipe:{command}") as sink,
+        ):
+            for _ in range(100):
+                sink.write(bytes(100_000))
+
+    @pytest.mark.parametrize(
+        "command", ["cat > {0}/out; touch {0}/done", "(cat; touch {0}/done) | cat > {0}/out"]
+    )
+    def test_discard_ends_it_before_it_takes_a_part_for_the_whole(self, tmp_path: Path, command: str) -> None:
+        sink = open_sink("pipe:" + command.format(quoted(tmp_path)))
+        sink.write(DATA)
+        time.sleep(0.1)
+        sink.discard()
+        time.sleep(0.1)
+        assert not (tmp_path / "done").exists()
+
+
+def quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+class TestS3:
+    """What a failed upload leaves behind: nothing, not even the parts that were sent."""
+
+    @pytest.fixture(autouse=True)
+    def _small_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(uploads, "PART_BYTES", 5 << 20)
+
+    @pytest.fixture
+    def bucket(self, s3: S3, tmp_path: Path) -> str:
+        name = "up-" + tmp_path.name.lower().replace("_", "-")[:50].strip("-")
+        return s3.bucket(name)
+
+    def _begin(self, bucket: str, **options: bool) -> Sink:
+        """A sink that has sent two parts of six million bytes."""
+        sink = open_sink(f"s3://{bucket}/out.tar", **options)
+        for _ in range(2):
+            sink.write(b"x" * 6_000_000)
+        return sink
+
+    def test_commit(self, s3: S3, bucket: str) -> None:
+        sink = self._begin(bucket)
+        assert s3.pending(bucket) == ["out.tar"]
+        assert s3.names(bucket) == []
+        sink.commit()
+        assert s3.get(bucket, "out.tar") == b"x" * 12_000_000
+        assert s3.pending(bucket) == []
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_an_exception_aborts(self, s3: S3, bucket: str, error: type[BaseException]) -> None:
+        with pytest.raises(error), self._begin(bucket):
+            raise error
+        assert s3.names(bucket) == s3.pending(bucket) == []
+
+    def test_a_forgotten_sink_commits_nothing(self, s3: S3, bucket: str) -> None:
+        sink = self._begin(bucket)
+        del sink
+        gc.collect()
+        assert s3.names(bucket) == s3.pending(bucket) == []
+
+    def test_a_failing_part_aborts(self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        sink = self._begin(bucket)
+        monkeypatch.setattr(
+            "s3fs.core.S3File._call_s3", lambda self, method, *a, **o: _fail(method, self, a, o)
+        )
+        with pytest.raises(OutputError, match="the line went dead"):
+            sink.write(b"y" * 6_000_000)
+        monkeypatch.undo()
+        assert s3.names(bucket) == s3.pending(bucket) == []
+
+    def test_a_failing_completion_aborts(self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        sink = self._begin(bucket)
+        monkeypatch.setattr(
+            "s3fs.core.S3File._call_s3", lambda self, method, *a, **o: _fail(method, self, a, o)
+        )
+        with pytest.raises(OutputError, match="the line went dead"):
+            sink.commit()
+        monkeypatch.undo()
+        assert s3.names(bucket) == s3.pending(bucket) == []
+
+    def test_a_name_taken_meanwhile(self, s3: S3, bucket: str) -> None:
+        sink = self._begin(bucket)
+        s3.client.put_object(Bucket=bucket, Key="out.tar", Body=b"other")
+        with pytest.raises(OutputExistsError):
+            sink.commit()
+        assert s3.get(bucket, "out.tar") == b"other"
+        assert s3.pending(bucket) == []
+
+    def test_force_does_not_ask(self, s3: S3, bucket: str) -> None:
+        sink = self._begin(bucket, force=True)
+        s3.client.put_object(Bucket=bucket, Key="out.tar", Body=b"other")
+        sink.commit()
+        assert s3.get(bucket, "out.tar") == b"x" * 12_000_000
+
+    def test_no_bucket(self, s3: S3) -> None:
+        with pytest.raises(OutputError, match=r"cannot write s3://no-such-bucket-here/a\.tar"):
+            put("s3://no-such-bucket-here/a.tar", b"hi")
+
+
+def _fail(method: str, file: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    if method in ("upload_part", "complete_multipart_upload"):
+        raise OSError(errno.EIO, "the line went dead")
+    return file.fs.call_s3(method, file.s3_additional_kwargs, *args, **options)
+
+
+def test_web_servers_are_only_read() -> None:
+    with web_server("ranges") as server, pytest.raises(OutputError, match="only read"):
+        open_sink(server.url("a.tar"))
+
+
+def test_unknown_scheme() -> None:
+    with pytest.raises(OutputError, match="xyz:// is no known kind of address"):
+        open_sink("xyz://a/b.tar")
