@@ -16,11 +16,14 @@ Its annotations are real objects, not text (no ``from __future__ import annotati
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from wdscli.units import parse_size
+
+if TYPE_CHECKING:
+    from wdscli.selection import Selection
 
 _SELECT = "Selection"
 _CUTS = "Cuts"
@@ -71,7 +74,7 @@ class JsonOptions(NamedTuple):
 
 
 class SelectionOptions(NamedTuple):
-    """Which samples, and which of their fields. ``_asdict()`` is what ``Selection.parse`` takes."""
+    """Which samples, and which of their fields, as typed; :meth:`parse` says what they mean."""
 
     fields: Annotated[
         list[str] | None,
@@ -96,7 +99,7 @@ class SelectionOptions(NamedTuple):
         typer.Option(
             "--rename",
             metavar="NEW=OLD",
-            help="Rename a field. May be given more than once.",
+            help="Rename a field; OLD may be alternatives, such as 'jpg;png'. May be given more than once.",
             rich_help_panel=_SELECT,
         ),
     ] = None
@@ -140,6 +143,12 @@ class SelectionOptions(NamedTuple):
         int | None,
         typer.Option("--limit", metavar="N", min=0, help="At most N samples.", rich_help_panel=_SELECT),
     ] = None
+
+    def parse(self) -> "Selection":
+        """The selection that the library takes. Raises UsageError for what cannot mean anything."""
+        from wdscli.selection import Selection
+
+        return Selection.parse(**self._asdict())
 
 
 class CutOptions(NamedTuple):

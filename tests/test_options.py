@@ -1,0 +1,125 @@
+"""Option groups: what Typer sees, and what a command gets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from wdscli.cli.options import (
+    CommonOptions,
+    CutOptions,
+    DuplicateOptions,
+    ErrorOptions,
+    JsonOptions,
+    OutputOptions,
+    SelectionOptions,
+    Shards,
+    grouped,
+)
+
+
+def call(*args: str) -> dict[str, Any]:
+    """What a command with every group gets from a command line."""
+    got: dict[str, Any] = {}
+
+    @grouped
+    def command(
+        shards: Shards,
+        selection: SelectionOptions,
+        cuts: CutOptions,
+        output: OutputOptions,
+        errors: ErrorOptions,
+        duplicates: DuplicateOptions,
+        json: JsonOptions,
+        common: CommonOptions,
+        extra: Annotated[int, typer.Option("--extra", help="One of its own.")] = 3,
+    ) -> None:
+        """Do it."""
+        got.update(shards=shards, extra=extra)
+        for group in (selection, cuts, output, errors, duplicates, json, common):
+            got.update(group._asdict())
+
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    result = CliRunner().invoke(app, ["a.tar", "-o", "out.tar", *args], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return got
+
+
+def test_defaults() -> None:
+    assert call() == {
+        "shards": ["a.tar"], "extra": 3,
+        "fields": None, "drop": None, "rename": None, "keys": None, "keys_from": None, "where": None, "slice": None,
+        "limit": None,
+        "max_count": None, "max_size": None, "shard_count": None,
+        "output": "out.tar", "force": False, "fsync": False, "no_index": False, "checksum": "xxh3_128", "mtime": None,
+        "long_names": "pax", "dry_run": False, "jobs": None,
+        "on_error": "stop", "on_duplicate": "error", "rekey": None,
+        "json": False, "quiet": False, "verbose": False, "progress": None, "debug": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("--fields jpg,cls --fields json", "fields", ["jpg,cls", "json"]),
+        ("--drop txt", "drop", ["txt"]),
+        ("--rename image=jpg --rename data=json", "rename", ["image=jpg", "data=json"]),
+        ("--keys a* --keys b*", "keys", ["a*", "b*"]),
+        ("--keys-from list", "keys_from", "list"),
+        ("--where index<3", "where", "index<3"),
+        ("--slice 1:2", "slice", "1:2"),
+        ("--limit 0", "limit", 0),
+        ("--max-count 7", "max_count", 7),
+        ("--max-size 64k", "max_size", 64_000),
+        ("--shards 4", "shard_count", 4),
+        ("--output other", "output", "other"),
+        ("--force", "force", True),
+        ("--fsync", "fsync", True),
+        ("--no-index", "no_index", True),
+        ("--checksum sha256", "checksum", "sha256"),
+        ("--mtime 12", "mtime", 12),
+        ("--long-names gnu", "long_names", "gnu"),
+        ("-n", "dry_run", True),
+        ("-j 2", "jobs", 2),
+        ("--on-error skip", "on_error", "skip"),
+        ("--on-duplicate rekey", "on_duplicate", "rekey"),
+        ("--rekey {index}", "rekey", "{index}"),
+        ("--json", "json", True),
+        ("-q", "quiet", True),
+        ("-v", "verbose", True),
+        ("--progress", "progress", True),
+        ("--no-progress", "progress", False),
+        ("--debug", "debug", True),
+        ("--extra 5", "extra", 5),
+    ],
+)
+def test_each_option_reaches_its_group(words: str, name: str, value: Any) -> None:
+    assert call(*words.split())[name] == value
+
+
+def test_two_options_of_one_name_are_told_at_once() -> None:
+    def command(common: CommonOptions, quiet: bool = False) -> None: ...
+
+    command.__annotations__["common"] = CommonOptions
+    with pytest.raises(ValueError, match="quiet"):
+        grouped(command)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [CommonOptions, JsonOptions, SelectionOptions, CutOptions, OutputOptions, ErrorOptions, DuplicateOptions],
+)
+def test_every_option_of_a_group_names_its_panel_and_has_help(group: Any) -> None:
+    for annotation in group.__annotations__.values():
+        option = annotation.__metadata__[0]
+        assert option.rich_help_panel
+        assert option.help.endswith(".")
+
+
+def test_the_selection_is_parsed_by_the_library() -> None:
+    assert SelectionOptions().parse().is_trivial
+    assert SelectionOptions(limit=3).parse().limit == 3

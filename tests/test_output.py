@@ -1,0 +1,188 @@
+"""Where data, messages and progress go, in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+
+from wdscli.cli import output
+from wdscli.cli.options import CommonOptions
+from wdscli.cli.output import Out
+
+LOUD = CommonOptions()
+
+
+@pytest.fixture(autouse=True)
+def _close() -> object:
+    yield
+    output.close()
+
+
+def on_terminal(code: str, **environ: str) -> str:
+    """What ``code`` writes to a terminal that is its standard output and error, 80 columns wide."""
+    leader, follower = pty.openpty()
+    env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI")}
+    env |= {"TERM": "xterm", "COLUMNS": "80"} | environ
+    code = (
+        "from wdscli.cli import output\nfrom wdscli.cli.output import *\nfrom wdscli.cli.options import *\n"
+        + code
+    )
+    code += "\noutput.close()\n"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=follower, stderr=follower, env=env) as process:
+        os.close(follower)
+        said = b""
+        while chunk := read(leader):
+            said += chunk
+        os.close(leader)
+    assert process.returncode == 0, said
+    return said.decode().replace("\r\n", "\n")
+
+
+def read(leader: int) -> bytes:
+    try:
+        return os.read(leader, 65536)
+    except OSError:  # Linux says EIO when the other end is closed
+        return b""
+
+
+def test_rows_in_a_pipe_are_raw_bytes_between_tabs(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    out = Out(LOUD)
+    out.rows(["key", "bytes"], [(b"caf\xe9", 1), ("caf\udce9", 20), ("a\tb\nc\rd", 3), ("\x1b[1m", 4)])
+    out.flush()
+    assert capfdbinary.readouterr().out == b"caf\xe9\t1\ncaf\xe9\t20\na\\tb\\nc\\rd\t3\n\x1b[1m\t4\n"
+
+
+def test_rows_on_a_terminal_are_aligned_and_safe() -> None:
+    said = on_terminal(
+        'Out(CommonOptions()).rows(["key", "bytes"], [("a\\x1b[1m", 1), (b"caf\\xe9", 20)], right=[1])',
+        NO_COLOR="1",
+    )
+    assert said == "key        bytes\na\\x1b[1m       1\ncaf\\udce9     20\n"
+
+
+def test_rows_are_bold_and_colours_are_refused_by_no_color() -> None:
+    code = 'Out(CommonOptions()).rows(["key"], [("a",)])'
+    assert "\x1b[1mkey\x1b[0m" in on_terminal(code)
+    assert "\x1b" not in on_terminal(code, NO_COLOR="1")
+
+
+def test_rows_come_at_once_and_later_ones_keep_the_columns() -> None:
+    said = on_terminal(
+        'Out(CommonOptions()).rows(["a", "b"], ((("x" * 9 if i == 300 else "x"), i) for i in range(302)))',
+        NO_COLOR="1",
+    ).splitlines()
+    assert said[:2] == ["a  b", "x  0"]
+    assert said[-2:] == ["xxxxxxxxx  300", "x          301"]
+
+
+def test_what_is_held_back_is_written_when_its_time_has_come(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    out = Out(LOUD)
+    out.write(b"first\n")
+    assert capfdbinary.readouterr().out == b"first\n"
+    out._due = time.monotonic() + 1000
+    out.write(b"second\n")
+    assert capfdbinary.readouterr().out == b""
+    out._due = 0
+    out.write(b"third\n")
+    assert capfdbinary.readouterr().out == b"second\nthird\n"
+
+
+def test_objects_are_json_lines_whatever_the_names(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    out = Out(LOUD, json=True)
+    out.object({"key": "é"})
+    out.object({"key": "caf\udce9"})
+    out.flush()
+    lines = capfdbinary.readouterr().out.splitlines()
+    assert lines[0] == '{"key":"é"}'.encode()
+    assert json.loads(lines[1]) == {"key": "caf\udce9"}
+
+
+def test_table_in_a_pipe_has_a_header(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    out = Out(LOUD)
+    out.table(["field", "count"], [("jpg", 2)])
+    out.flush()
+    assert capfdbinary.readouterr().out == b"field\tcount\njpg\t2\n"
+
+
+def test_table_on_a_terminal_is_ruled() -> None:
+    said = on_terminal(
+        'Out(CommonOptions()).table(["field", "n"], [("j\\x1bpg", 2)], right=[1])', NO_COLOR="1"
+    )
+    assert "─" in said
+    assert "j\\x1bpg" in said
+    assert "j\x1b" not in said
+
+
+def test_messages_go_to_standard_error_with_escapes(capfd: pytest.CaptureFixture[str]) -> None:
+    Out(LOUD).warn("odd name \x1b[1m")
+    assert capfd.readouterr() == ("", "warning: odd name \\x1b[1m\n")
+
+
+@pytest.mark.parametrize("unit", ["bytes", "samples", "shards", "files"])
+def test_progress_asked_for_in_a_pipe_is_a_line(capfd: pytest.CaptureFixture[str], unit: str) -> None:
+    bar = Out(CommonOptions(progress=True)).progress()
+    bar.start("copying", 2000, unit)
+    bar.advance(1500)
+    bar.finish()
+    said = capfd.readouterr().err
+    count = "copying: 1.50 kB of 2.00 kB, " if unit == "bytes" else f"copying: 1.50k of 2.00k {unit}, "
+    assert said.startswith(count)
+    assert "/s" in said
+    assert "left" in said
+
+
+@pytest.mark.parametrize(
+    "options", [CommonOptions(), CommonOptions(progress=False), CommonOptions(quiet=True)], ids=str
+)
+def test_progress_not_asked_for_in_a_pipe_is_nothing(
+    capfd: pytest.CaptureFixture[str], options: CommonOptions
+) -> None:
+    bar = Out(options).progress()
+    bar.start("copying", 2000, "bytes")
+    bar.advance(2000)
+    bar.finish()
+    assert capfd.readouterr().err == ""
+
+
+BAR = """
+out = Out(CommonOptions({options}))
+bar = out.progress()
+bar.start("copying", 2000, "bytes")
+bar._next = 0
+bar.advance(1500)
+out.warn("above it")
+bar.finish()
+"""
+
+
+def test_a_bar_on_a_terminal() -> None:
+    said = on_terminal(BAR.format(options=""))
+    assert "copying" in said
+    assert "1.50 kB of 2.00 kB" in said
+    assert "warning: above it\n" in said
+
+
+@pytest.mark.parametrize("options", ["quiet=True", "progress=False"])
+def test_no_bar_on_a_terminal_when_it_is_not_wanted(options: str) -> None:
+    assert on_terminal(BAR.format(options=options), NO_COLOR="1") == "warning: above it\n"
+
+
+def test_a_quick_stage_draws_nothing_and_loads_no_rich() -> None:
+    code = BAR.format(options="").replace("bar._next = 0\n", "").replace('out.warn("above it")\n', "")
+    assert on_terminal(code + "import sys\nassert 'rich' not in sys.modules") == ""
+
+
+def test_notes_and_warnings_of_an_operation_obey_the_options(capfd: pytest.CaptureFixture[str]) -> None:
+    bar = Out(CommonOptions(verbose=True)).progress()
+    bar.note("a note")
+    bar.warn("a warning")
+    Out(CommonOptions()).progress().note("not this")
+    assert capfd.readouterr().err == "a note\nwarning: a warning\n"
