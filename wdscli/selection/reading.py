@@ -7,7 +7,7 @@ fields in question (and of no others) are put by until their sample is whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
@@ -28,19 +28,23 @@ def iter_selected(
     form: Form = CANONICAL,
     lenient: bool = False,
     ignored: Ignored | None = None,
+    batches: Iterable[SampleBatch] | None = None,
 ) -> Iterator[tuple[SampleBatch, list[int]]]:
     """The batches of one archive that have selected samples, each with the rows of these; the rest as
     ``iter_batches``.
 
-    Stops reading once no further sample can be selected.
+    ``batches`` gives the samples when they are known already, from an index; ``source`` must then be
+    seekable. Stops reading once no further sample can be selected.
     """
     if state.done:
         return
-    if selection.needs_payload:
+    if selection.needs_payload and batches is None:
         yield from _looked_into(source, selection, state, form, lenient, ignored)
         return
-    for batch in iter_batches(source, form=form, lenient=lenient, ignored=ignored):
-        rows = selection.apply(batch, source.name, state)
+    payloads = _Payloads(source, selection.payload_fields)
+    for batch in batches or iter_batches(source, form=form, lenient=lenient, ignored=ignored):
+        payloads.batch = batch
+        rows = selection.apply(batch, source.name, state, payloads.of)
         if rows:
             yield batch, rows
         if state.done:
@@ -110,17 +114,15 @@ class _Payloads:
         short."""
         batch, window = self.batch, self._window
         assert batch is not None
-        assert window is not None
         at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
         offset, size = batch.offsets[at], batch.sizes[at]
-        begin = offset - window.base
         if size > MAX_LOOKED_INTO:
             message = f"--where does not decode more than {MAX_LOOKED_INTO} bytes, here {size}"
             raise self._error(row, at, message, "undecodable")
         if offset in self._kept:
             return self._kept[offset]
-        if begin >= 0 and begin + size <= len(window.buffer):
-            return window.buffer[begin : begin + size]
+        if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
+            return window.buffer[offset - window.base : offset - window.base + size]
         data = self._source.read_at(offset, size)
         if len(data) < size:
             raise self._error(row, at, f"archive ends after {len(data)} of {size} payload bytes", "truncated")

@@ -1,0 +1,232 @@
+"""What is in shards: their samples, their members, the shards themselves; :mod:`wdscli.ops.summary` adds it
+all up.
+
+What it is: :func:`ls`, which gives a :class:`Listing` to iterate over while the shards are read, so that the
+first row is there at once and memory does not grow with the set. How: columns all the way; members are not
+grouped into samples unless a selection asks for samples. An index is used for addresses that are far away,
+where it saves requests; a local scan is as fast. A look is not a copy: links, devices and fields that come
+twice are shown or counted, not refused.
+
+It must not know how rows are laid out or printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from wdscli.errors import DataError, UsageError
+from wdscli.progress import QUIET, Progress
+from wdscli.samples import Ignored, SampleBatch
+from wdscli.selection import Selection, iter_selected
+from wdscli.selection.choice import OnError
+from wdscli.storage import Source, is_local, open_source
+from wdscli.tar import Columns, padded, scan
+
+_Item = TypeVar("_Item")
+
+
+class Page(NamedTuple):
+    """Some selected samples of one shard. ``batch`` holds them alone, with the fields that were selected
+    under their new names; ``places`` are their places in the shard, from 0."""
+
+    shard: str
+    batch: SampleBatch
+    places: Sequence[int]
+
+
+class MemberPage(NamedTuple):
+    """Some members of one shard, in order."""
+
+    shard: str
+    columns: Columns
+
+
+class ShardRow(NamedTuple):
+    """One shard: ``size_bytes`` are those of the archive as it is (with a selection: of the blocks that the
+    selected members take), ``payload_bytes`` what is in these members."""
+
+    shard: str
+    samples: int
+    members: int
+    size_bytes: int
+    payload_bytes: int
+
+
+class LsReport(NamedTuple):
+    """What was read: ``samples`` were selected and ``dropped`` left out, by reason (these two stay empty
+    where members were listed without a selection); ``ignored`` are members that are part of no sample, by
+    reason; ``broken`` the errors that were skipped, ``remarks`` what the user should hear of the
+    selection."""
+
+    shards: int
+    samples: int
+    dropped: dict[str, int]
+    ignored: dict[str, int]
+    broken: list[DataError]
+    remarks: list[str]
+
+
+def ls(
+    addresses: Sequence[str],
+    *,
+    selection: Selection = Selection(),  # noqa: B008  (immutable)
+    on_error: OnError = "stop",
+    progress: Progress = QUIET,
+) -> Listing:
+    """The listing of the shards at ``addresses`` (as :func:`wdscli.shards.open_set` takes them); nothing is
+    read before it is iterated. With ``on_error="skip"`` what a broken shard holds before the damage is listed
+    and the next one follows; else the DataError comes after it. Raises UsageError, InputError, DataError.
+
+    >>> from wdscli.shards import ShardWriter
+    >>> folder = getfixture("tmp_path")
+    >>> with ShardWriter(str(folder / "a.tar")) as writer:
+    ...     writer.write("cat1", {"jpg": b"...", "cls": b"0"})
+    >>> [page.batch.keys for page in ls([str(folder)]).samples()]
+    [[b'cat1']]
+    """
+    from wdscli.shards.inputs import open_set
+
+    shards = open_set(addresses).addresses
+    if selection.reads_stdin and "-" in shards:
+        raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+    return Listing(shards, selection, on_error, progress)
+
+
+class Listing:
+    """Shards that are being listed. Take one of :meth:`samples`, :meth:`members`, :meth:`shards`, once, then
+    :meth:`report`."""
+
+    def __init__(
+        self, addresses: Sequence[str], selection: Selection, on_error: OnError, progress: Progress
+    ) -> None:
+        self.addresses = addresses
+        self.selection = selection
+        self._on_error = on_error
+        self._progress = progress
+        self._state = selection.new_state(on_error)
+        self._ignored = Ignored()
+        self._broken: list[DataError] = []
+        self._read = 0
+
+    def samples(self) -> Iterator[Page]:
+        """The selected samples, in order."""
+        for source in self._sources():
+            yield from self._pages(source)
+
+    def members(self) -> Iterator[MemberPage]:
+        """Every member of the shards, those of no sample too; with a selection, the members that it leaves,
+        named by key and field."""
+        for source in self._sources():
+            if self.selection.is_trivial:
+                for window in self._guarded(scan(source)):
+                    yield MemberPage(source.name, window.columns)
+            else:
+                for page in self._pages(source):
+                    yield MemberPage(source.name, _as_members(page.batch))
+
+    def shards(self, visit: Callable[[Page], None] | None = None) -> Iterator[ShardRow]:
+        """A row for each shard, when it has been read; ``visit`` is called with the samples on the way."""
+        for source in self._sources():
+            samples = members = size = payload = 0
+            for page in self._pages(source):
+                batch = page.batch
+                samples += len(batch.keys)
+                members += len(batch.fields)
+                payload += sum(batch.sizes)
+                size += sum(map(padded, batch.sizes)) + sum(batch.offsets) - sum(batch.starts)
+                if visit is not None:
+                    visit(page)
+            if self.selection.is_trivial and source.size is not None:
+                size = source.size
+            yield ShardRow(source.name, samples, members, size, payload)
+
+    def report(self) -> LsReport:
+        """What came of it."""
+        state = self._state
+        return LsReport(
+            self._read,
+            state.kept,
+            dict(state.dropped),
+            dict(self._ignored.counts),
+            self._broken,
+            self.selection.remarks(state),
+        )
+
+    def _sources(self) -> Iterator[Source]:
+        """The shards, opened one after the other, until no further sample can be selected."""
+        self._progress.start("reading", len(self.addresses), "shards")
+        for address in self.addresses:
+            if self._state.done:
+                break
+            with open_source(address) as source:
+                yield source
+            self._read += 1
+            self._progress.advance(1)
+        self._progress.finish()
+
+    def _pages(self, source: Source) -> Iterator[Page]:
+        found = iter_selected(
+            source,
+            self.selection,
+            self._state,
+            lenient=True,
+            ignored=self._ignored,
+            batches=self._indexed(source),
+        )
+        for batch, rows in self._guarded(found):
+            yield _project(source.name, batch, rows, self.selection)
+
+    def _indexed(self, source: Source) -> Iterable[SampleBatch] | None:
+        """The samples from the index, where that saves requests."""
+        if is_local(source.name) or not source.seekable:
+            return None
+        from wdscli.shards.find import BATCH, find_index
+
+        index = find_index(source.name, source, self._progress.warn)
+        if index is None:
+            return None
+        for reason, count in index.ignored.items():
+            self._ignored.add(reason, count)
+        return (index.batch(first, first + BATCH) for first in range(0, index.samples, BATCH))
+
+    def _guarded(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """``items`` of one shard up to its damage, which is raised or told."""
+        try:
+            yield from items
+        except DataError as error:
+            if self._on_error == "stop":
+                raise
+            self._broken.append(error)
+            self._progress.warn(f"{error}; what comes before it is listed")
+
+
+def _project(shard: str, batch: SampleBatch, rows: list[int], selection: Selection) -> Page:
+    """The selected samples of a batch, alone."""
+    if len(rows) == len(batch.keys) and not selection.changes_members:
+        return Page(shard, batch, range(batch.index, batch.index + len(rows)))
+    page = SampleBatch(batch.index, [], [0], [], [], [], [], [], [])
+    for row in rows:
+        first = batch.firsts[row]
+        for place, name in selection.plan_of(batch, row, shard):
+            at = first + place
+            page.fields.append(name)
+            page.starts.append(batch.starts[at])
+            page.offsets.append(batch.offsets[at])
+            page.sizes.append(batch.sizes[at])
+            page.flags.append(batch.flags[at])
+        page.keys.append(batch.keys[row])
+        page.firsts.append(len(page.fields))
+        page.marks.append(batch.marks[row])
+    return Page(shard, page, [batch.index + row for row in rows])
+
+
+def _as_members(batch: SampleBatch) -> Columns:
+    """The members of samples as columns of an archive."""
+    ends = batch.firsts
+    names = [
+        key + b"." + field
+        for row, key in enumerate(batch.keys)
+        for field in batch.fields[ends[row] : ends[row + 1]]
+    ]
+    return Columns(names, batch.starts, batch.offsets, batch.sizes, batch.flags)
