@@ -1,10 +1,11 @@
 """The index of a shard, ``.wds/<shard name>.wdx``: where every sample and every member lies.
 
 What it is: one msgpack map whose values are plain numbers, strings and packed little-endian arrays, so that loading is
-``frombuffer``, not parsing. The layout is documented in ``man/wdscli-index.5``. How it stays true: ``digest`` is an
-XXH3-64 over the packed columns, which say what the headers say (names, places, sizes). It proves that the file is whole,
-and a scan of the shard gives the same digest or the index is stale. At every use, :func:`find_index` compares the shard's
-size, its age where both are local files, and three headers; what a command then copies is checked as it is copied.
+``frombuffer``, not parsing. The layout is documented in wdscli-index(5). How it stays true: ``digest`` is an XXH3-64
+over the packed columns, which say what the headers say (names, places, sizes): a scan of the shard gives the same
+digest or the index is stale. The last value, ``seal``, is an XXH3-64 over every byte of the file before it, so that a
+file that is cut or changed anywhere is refused. At every use, :func:`find_index` compares the shard's size, its age
+where both are local files, and three headers; what a command then copies is checked as it is copied.
 
 It must not know how shards are written or which command asks.
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 import sys
 from array import array
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
-from wdscli.samples import SampleBatch
+from wdscli.samples import SampleBatch, new_batch
 from wdscli.tar import CANONICAL, Form
 
 if TYPE_CHECKING:
@@ -42,10 +44,17 @@ COLUMNS = {
     "member_sizes": "Q",
 }
 _NOT_DIGESTED = {"marks"}
+_SEAL = b"\xa4seal\xc4\x08"
+"""How msgpack writes the key ``seal`` and the head of eight bytes: what stands before the file's last eight."""
+_PENDING = 512
 
 
 class IndexBuilder:
-    """Gathers the columns of one shard while it is written or scanned."""
+    """Gathers the columns of one shard while it is written or scanned.
+
+    Samples that come one by one are kept as a batch until there are some hundreds, because whole columns are packed ten
+    times faster than single numbers.
+    """
 
     def __init__(self) -> None:
         self.keys = bytearray()
@@ -60,16 +69,82 @@ class IndexBuilder:
         self._field_ids: dict[bytes, int] = {}
         self._counts: list[int] = []
         self._bytes: list[int] = []
+        self._pending = new_batch()
 
     @property
     def samples(self) -> int:
-        return len(self.key_ends)
+        return len(self.key_ends) + len(self._pending.keys)
 
     @property
     def members(self) -> int:
-        return len(self.member_fields)
+        return len(self.member_fields) + len(self._pending.fields)
 
-    def field_id(self, field: bytes) -> int:
+    def add_batch(self, batch: SampleBatch) -> None:
+        """Whole samples whose places are those of this shard."""
+        self._settle()
+        self._add(batch)
+
+    def add_sample(
+        self, key: bytes, start: int, fields: Sequence[bytes], offsets: Sequence[int], sizes: Sequence[int]
+    ) -> None:
+        """One canonical sample that begins at byte ``start``; a number per member in ``offsets`` and ``sizes``."""
+        pending = self._pending
+        pending.keys.append(key)
+        pending.starts.append(start)
+        pending.fields.extend(fields)
+        pending.offsets.extend(offsets)
+        pending.sizes.extend(sizes)
+        pending.firsts.append(len(pending.fields))
+        if len(pending.keys) >= _PENDING:
+            self._settle()
+
+    def _settle(self) -> None:
+        """The samples that came one by one, into the columns. Their ``starts`` have one number a sample."""
+        pending = self._pending
+        if pending.keys:
+            self._pending = new_batch()
+            pending.marks.extend([0] * len(pending.keys))
+            self._add(pending, pending.starts)
+
+    def _add(self, batch: SampleBatch, begins: list[int] | None = None) -> None:
+        keys, firsts = batch.keys, batch.firsts
+        if begins is None:
+            begins = list(map(batch.starts.__getitem__, firsts[:-1]))
+        self.key_ends.extend(islice(accumulate(map(len, keys), initial=len(self.keys)), 1, None))
+        self.keys += b"".join(keys)
+        self.starts.extend(begins)
+        offsets, sizes = batch.offsets, batch.sizes
+        self.lengths.extend(
+            [
+                (offsets[end - 1] + sizes[end - 1] + 511 & -512) - begin
+                for end, begin in zip(islice(firsts, 1, None), begins)
+            ]
+        )
+        shift = len(self.member_fields)
+        self.member_ends.extend([end + shift for end in islice(firsts, 1, None)])
+        self.marks += bytes(batch.marks)
+        self._add_fields(batch)
+        self.member_offsets.extend(offsets)
+        self.member_sizes.extend(sizes)
+
+    def _add_fields(self, batch: SampleBatch) -> None:
+        """Nearly always all samples of a batch have the fields of its first, in its order: whole columns at a time."""
+        fields, sizes, count = batch.fields, batch.sizes, len(batch.keys)
+        width = batch.firsts[1] if count else 0
+        if count > 1 and fields[:width] * count == fields:
+            ids = [self._field_id(field) for field in fields[:width]]
+            self.member_fields.extend(array("I", ids) * count)
+            for place, number in enumerate(ids):
+                self._counts[number] += count
+                self._bytes[number] += sum(sizes[place::width])
+            return
+        for field, size in zip(fields, sizes):
+            number = self._field_id(field)
+            self.member_fields.append(number)
+            self._counts[number] += 1
+            self._bytes[number] += size
+
+    def _field_id(self, field: bytes) -> int:
         """The number of a field's name; a new one for a name not seen before."""
         known = self._field_ids.get(field)
         if known is None:
@@ -78,61 +153,9 @@ class IndexBuilder:
             self._bytes.append(0)
         return known
 
-    def add_batch(self, batch: SampleBatch) -> None:
-        """Whole samples whose places are those of this shard."""
-        self._add_samples(batch)
-        ids, counts, totals = self._field_ids, self._counts, self._bytes
-        add = self.member_fields.append
-        for field, size in zip(batch.fields, batch.sizes):
-            try:
-                number = ids[field]
-            except KeyError:
-                number = self.field_id(field)
-            add(number)
-            counts[number] += 1
-            totals[number] += size
-        self.member_offsets.extend(batch.offsets)
-        self.member_sizes.extend(batch.sizes)
-
-    def _add_samples(self, batch: SampleBatch) -> None:
-        keys, firsts, starts = batch.keys, batch.firsts, batch.starts
-        end, ends = len(self.keys), []
-        for key in keys:
-            end += len(key)
-            ends.append(end)
-        self.keys += b"".join(keys)
-        self.key_ends.extend(ends)
-        begins = [starts[first] for first in firsts[:-1]]
-        offsets, sizes = batch.offsets, batch.sizes
-        self.starts.extend(begins)
-        self.lengths.extend(
-            [
-                (offsets[last - 1] + sizes[last - 1] + 511 & -512) - begin
-                for last, begin in zip(firsts[1:], begins)
-            ]
-        )
-        shift = len(self.member_fields)
-        self.member_ends.extend([last + shift for last in firsts[1:]])
-        self.marks += bytes(batch.marks)
-
-    def add_sample(self, key: bytes, start: int, members: list[tuple[bytes, int, int]], end: int) -> None:
-        """One canonical sample: members are (field, payload's byte, payload bytes), ``end`` the byte after it."""
-        self.keys += key
-        self.key_ends.append(len(self.keys))
-        self.starts.append(start)
-        self.lengths.append(end - start)
-        self.marks.append(0)
-        for field, offset, size in members:
-            number = self.field_id(field)
-            self.member_fields.append(number)
-            self.member_offsets.append(offset)
-            self.member_sizes.append(size)
-            self._counts[number] += 1
-            self._bytes[number] += size
-        self.member_ends.append(len(self.member_fields))
-
     def totals(self) -> dict[str, FieldTotals]:
         """Count and bytes of every field, in order of first appearance."""
+        self._settle()
         return {
             to_text(field): FieldTotals(self._counts[number], self._bytes[number])
             for field, number in self._field_ids.items()
@@ -140,6 +163,7 @@ class IndexBuilder:
 
     def columns(self) -> dict[str, bytes]:
         """The packed columns, little-endian."""
+        self._settle()
         packed = {name: _packed(getattr(self, name)) for name in COLUMNS}
         return {"fields": b"\0".join(self._field_ids), "keys": bytes(self.keys), **packed}
 
@@ -152,6 +176,7 @@ class IndexBuilder:
     ) -> bytes:
         """The whole index file. ``size`` is the shard's size in bytes, ``shard`` its file name."""
         import msgpack
+        from xxhash import xxh3_64
 
         columns = self.columns()
         head = {
@@ -166,8 +191,9 @@ class IndexBuilder:
             "ignored": dict(sorted((ignored or {}).items())),
             "digest": digest_of(columns),
         }
-        data: bytes = msgpack.packb({**head, **columns}, use_bin_type=True)
-        return data
+        whole = {**head, **columns, "seal": bytes(8)}
+        body: bytes = msgpack.packb(whole, unicode_errors="surrogateescape")[:-8]
+        return body + xxh3_64(body).digest()
 
 
 def _packed(column: array[int] | bytearray) -> bytes:
@@ -195,8 +221,8 @@ def digest_of(columns: dict[str, bytes]) -> str:
 class Index:
     """A loaded index: columns as numpy arrays without copying.
 
-    ``key_ends starts lengths member_ends`` have one number a sample, ``member_fields member_offsets member_sizes`` one a
-    member; sample ``i`` has the members ``member_ends[i - 1]`` (0 for the first) to ``member_ends[i]``, and its key is
+    ``key_ends starts lengths member_ends`` have one number a sample, ``member_fields member_offsets member_sizes``
+    one a member; sample ``i`` has the members ``member_ends[i - 1]`` (0 for the first) to ``member_ends[i]``, and its key is
     ``keys[key_ends[i - 1]:key_ends[i]]``. All offsets and sizes are bytes.
     """
 
@@ -204,14 +230,14 @@ class Index:
         import numpy
 
         self.name = name
-        self.shard: str = raw["shard"]
-        self.size: int = raw["size"]
-        self.samples: int = raw["samples"]
-        self.members: int = raw["members"]
-        self.form = Form(raw["mtime"], raw["long_names"])
-        self.ignored: dict[str, int] = raw["ignored"]
+        self.shard: str = str(raw["shard"])
+        self.size, self.samples, self.members = map(_natural, (raw["size"], raw["samples"], raw["members"]))
+        self.form = Form(_natural(raw["mtime"]), raw["long_names"])
+        self.ignored: dict[str, int] = {
+            str(reason): _natural(count) for reason, count in raw["ignored"].items()
+        }
         self.digest: str = raw["digest"]
-        self.fields: list[bytes] = raw["fields"].split(b"\0") if raw["fields"] else []
+        self.fields: list[bytes] = raw["fields"].split(b"\0") if self.members else []
         self.keys: bytes = raw["keys"]
         self._columns: dict[str, NDArray[numpy.uint64]] = {
             column: numpy.frombuffer(raw[column], dtype="<u" + {"Q": "8", "I": "4", "B": "1"}[code])
@@ -264,34 +290,70 @@ class Index:
         return found
 
 
+def _natural(number: Any) -> int:
+    if not isinstance(number, int) or not 0 <= number < 1 << 62:
+        raise ValueError(f"{number!r} where a number belongs")
+    return number
+
+
 def parse_index(data: bytes, name: str) -> Index:
     """An index from a file's bytes. Raises DataError ``stale-index`` for anything that is not a whole index."""
     import msgpack
 
     try:
-        raw = msgpack.unpackb(data, raw=False, max_str_len=1 << 20)
+        _check_seal(data)
+        raw = msgpack.unpackb(data, raw=False, unicode_errors="surrogateescape")
         if raw["format"] != FORMAT or raw["version"] != VERSION:
-            raise ValueError("another format or version")
+            raise ValueError(f"another format or version ({raw['format']!r} {raw['version']!r})")
         if digest_of(raw) != raw["digest"]:
             raise ValueError("its digest is not that of its columns")
         index = Index(raw, name)
-        if not _is_consistent(index):
-            raise ValueError("its columns do not fit each other")
-    except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        _check_columns(index)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
         raise DataError(
             f"{name} is not a whole index: {error}", code="stale-index", hint="make it again with `wds index`"
         ) from None
     return index
 
 
-def _is_consistent(index: Index) -> bool:
-    n, m = index.samples, index.members
-    if any(
-        len(index._columns[name]) != (m if name.startswith("member_") and name != "member_ends" else n)
-        for name in COLUMNS
-    ):
-        return False
-    last_key = int(index.key_ends[-1]) if n else 0
-    last_member = int(index.member_ends[-1]) if n else 0
-    fields_fit = not m or int(index.member_fields.max()) < len(index.fields)
-    return last_key == len(index.keys) and last_member == m and fields_fit
+def _check_seal(data: bytes) -> None:
+    from xxhash import xxh3_64
+
+    if data[-8 - len(_SEAL) : -8] != _SEAL or xxh3_64(memoryview(data)[:-8]).digest() != data[-8:]:
+        raise ValueError("it is cut, changed or of another format")
+
+
+def _check_columns(index: Index) -> None:
+    """Raise ValueError unless every number points to where it may: a file can be whole and still lie.
+
+    Samples lie one behind the other in the shard, members inside their sample, keys and members in order.
+    """
+    import numpy
+
+    n, m, columns = index.samples, index.members, index._columns
+    if any(len(columns[name]) != (m if name in _PER_MEMBER else n) for name in COLUMNS):
+        raise ValueError("its columns do not fit each other")
+    if any(len(column) and int(column.max()) >= 1 << 62 for column in columns.values()):
+        raise ValueError("a number in it is impossible")
+    if not n:
+        if m or index.keys:
+            raise ValueError("it has members without a sample")
+        return
+    ends, member_ends = index.key_ends.astype("i8"), index.member_ends.astype("i8")
+    starts, lengths = index.starts.astype("i8"), index.lengths.astype("i8")
+    offsets, sizes = index.member_offsets.astype("i8"), index.member_sizes.astype("i8")
+    counts = numpy.diff(member_ends, prepend=0)
+    if counts.min() < 1 or member_ends[-1] != m:
+        raise ValueError("its members are not in order")
+    if numpy.diff(ends, prepend=0).min() < 0 or ends[-1] != len(index.keys):
+        raise ValueError("its keys are not in order")
+    if int(index.member_fields.max()) >= len(index.fields):
+        raise ValueError("a member has a field that is not there")
+    sample_ends = starts + lengths
+    if (starts[1:] < sample_ends[:-1]).any() or lengths.min() < 512 or sample_ends[-1] > index.size:
+        raise ValueError("its samples overlap or lie outside the shard")
+    if (offsets < starts.repeat(counts) + 512).any() or (offsets + sizes > sample_ends.repeat(counts)).any():
+        raise ValueError("a member lies outside its sample")
+
+
+_PER_MEMBER = ("member_fields", "member_offsets", "member_sizes")

@@ -1,7 +1,7 @@
 """The manifest of a set, ``<prefix>-manifest.json``: written last, so that a set is complete when it exists.
 
 What it is: a JSON document that webdataset's ``wids`` reads (``wids-shard-index-v1``), with our own facts per shard and
-under ``wdscli``. The layout is documented in ``man/wdscli-manifest.5``. No time stamps and no absolute paths: the same
+under ``wdscli``. The layout is documented in wdscli-manifest(5). No time stamps and no absolute paths: the same
 set gives the same manifest anywhere.
 
 It must not know how shards are made, nor which command asks.
@@ -18,6 +18,8 @@ from wdscli.model import FieldTotals, ShardInfo
 
 KIND = "wids-shard-index-v1"
 VERSION = 1
+INDEX_FOLDER = ".wds"
+"""Beside each shard, the folder that holds ``<shard name>.wdx``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Manifest:
             "bytes": self.size_bytes,
             "fields": _plain_fields(self.fields),
             "fingerprint": self.fingerprint,
-            "index": ".wds/{url}.wdx" if self.shards and all(shard.index for shard in self.shards) else None,
+            "index": INDEX_FOLDER if self.shards and all(shard.index for shard in self.shards) else None,
             "made": dict(self.made),
         }
         if self.classes is not None:
@@ -113,9 +115,9 @@ def sum_fields(parts: Iterable[Mapping[str, FieldTotals]]) -> dict[str, FieldTot
 
 
 def fingerprint(shards: Sequence[ShardInfo]) -> str:
-    """``xxh3_128:hex`` over one line a shard: ``samples size headers checksum``. Names are left out, so that a set keeps
-    its fingerprint when it is moved or renamed; any change of a sample's name, place, size or (unless the checksum was
-    left out) bytes changes it."""
+    """``xxh3_128:hex`` over one line a shard: ``samples size headers checksum``. Names of shards are left out, so that a
+    set keeps its fingerprint when it is moved or renamed; any change of a sample's name, place, size or (unless the
+    checksum was left out) bytes changes it."""
     from xxhash import xxh3_128
 
     digest = xxh3_128()
@@ -127,7 +129,8 @@ def fingerprint(shards: Sequence[ShardInfo]) -> str:
 
 
 def parse_manifest(text: str | bytes, address: str) -> Manifest:
-    """A manifest from a document of ours, or a plain wids one. Raises DataError ``manifest-mismatch`` for anything else."""
+    """A manifest from a document of ours, or a plain wids one. Raises DataError ``manifest-mismatch`` for anything
+    else."""
     import json
 
     try:
@@ -144,26 +147,40 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
             made=ours.get("made") or {},
             classes=None if classes is None else tuple(str(label) for label in classes),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise DataError(
-            f"{address} is no manifest: {error}",
+            f"{address} is no manifest: {_why(error)}",
             code="manifest-mismatch",
             hint="a manifest is a JSON file with a shardlist, as `wds create` and `wds index` write it",
         ) from None
 
 
+def _why(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+
+
 def _parse_shard(entry: Mapping[str, Any], has_index: bool) -> ShardInfo:
+    """Facts that a plain wids document does not tell are -1, empty or None."""
+    url, checksum = entry["url"], entry.get("checksum")
+    if not isinstance(url, str) or not url or not isinstance(checksum, (str, type(None))):
+        raise ValueError("a shard without a name, or with a checksum that is no text")
     fields = {
-        str(name): FieldTotals(int(total["count"]), int(total["bytes"]))
+        str(name): FieldTotals(_count(total["count"]), _count(total["bytes"]))
         for name, total in (entry.get("fields") or {}).items()
     }
     return ShardInfo(
-        name=str(entry["url"]),
-        samples=int(entry["nsamples"]),
-        members=int(entry.get("members", -1)),
-        size_bytes=int(entry.get("filesize", -1)),
+        name=url,
+        samples=_count(entry["nsamples"]),
+        members=_count(entry.get("members", -1), least=-1),
+        size_bytes=_count(entry.get("filesize", -1), least=-1),
         headers=str(entry.get("headers", "")),
-        checksum=entry.get("checksum"),
+        checksum=checksum,
         fields=fields,
         index=has_index,
     )
+
+
+def _count(number: Any, least: int = 0) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 1 << 63:
+        raise ValueError(f"{number!r} where a number belongs")
+    return number

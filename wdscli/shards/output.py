@@ -1,14 +1,16 @@
 """A set to write: its names, its rules, and its manifest at the end.
 
-What it is: :class:`OutputSet`, which stands between a command and its output. How: before anything is written it refuses
-what is there already; when it may replace a set, it takes the old manifest away first, so that at no moment a manifest
-vouches for shards that are not its own; at the end it writes the manifest, then removes shards of the old set that the
-new one has no use for. It must not know how shards are filled.
+What it is: :class:`OutputSet`, which stands between a command and its output. How: before anything is written it
+refuses what is there already; when it may replace a set, it takes the old manifest away first, so that at no moment a
+manifest vouches for shards that are not its own; at the end it writes the manifest, then removes shards of the old set
+that the new one has no use for. It must not know how shards are filled.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from wdscli.errors import OutputExistsError, UsageError
@@ -16,7 +18,8 @@ from wdscli.model import ShardInfo
 from wdscli.shards.inputs import MANIFEST_SUFFIX
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.shardfile import ShardFile, index_address
-from wdscli.storage import OutputPattern, base_name, exists, open_sink, remove, same_file
+from wdscli.storage import OutputPattern, base_name, exists, folder_of, is_local, open_sink, remove
+from wdscli.storage.addresses import local_path
 from wdscli.tar import CANONICAL, Form
 
 
@@ -57,9 +60,9 @@ class OutputSet:
             return
         self._replaced = self.pattern.existing()
         there = [*self._replaced, *([self._manifest()] if exists(self._manifest()) else [])]
-        taken = {base_name(address) for address in there}
-        for address in inputs:
-            if base_name(address) in taken and any(same_file(address, output) for output in there):
+        taken = {_place(address) for address in there}
+        for address in inputs if taken else ():
+            if _place(address) in taken:
                 raise UsageError(
                     f"{address} is an input and would be an output too", hint="give the output another name"
                 )
@@ -103,7 +106,7 @@ class OutputSet:
             made["seed"] = seed
         manifest = Manifest(
             name=self._name(),
-            shards=tuple(shards),
+            shards=tuple(map(self._named, range(len(shards)), shards)),
             made=made,
             classes=None if classes is None else tuple(classes),
         )
@@ -118,9 +121,23 @@ class OutputSet:
             return ""
         return base_name(self._manifest())[: -len(MANIFEST_SUFFIX)].rstrip("-")
 
+    def _named(self, index: int, shard: ShardInfo) -> ShardInfo:
+        """The shard as the manifest names it: by its path from the manifest's folder, which is more than its file name
+        when the pattern numbers folders."""
+        if self.pattern.is_stream:
+            return shard
+        name = self.address(index).removeprefix(folder_of(self._manifest()))
+        return shard if name == shard.name else replace(shard, name=name)
+
     def _remove_leftovers(self, count: int) -> None:
-        kept = {base_name(self.address(index)) for index in range(count)}
+        """Shards of the replaced set that the new one does not have, and their indexes."""
+        kept = {self.address(index) for index in range(count)}
         for address in self._replaced:
-            if base_name(address) not in kept:
-                remove(address)
+            if address not in kept:
                 remove(index_address(address))
+                remove(address)
+
+
+def _place(address: str) -> str:
+    """What tells whether two addresses are one file: links followed where they can be."""
+    return os.path.realpath(local_path(address)) if is_local(address) else address

@@ -10,16 +10,28 @@ It must not know of sets, cuts or commands.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
-from wdscli.model import ShardInfo
+from wdscli.errors import DataError
+from wdscli.model import ShardInfo, to_text
 from wdscli.samples import SampleBatch
 from wdscli.shards.checksum import new_digest, written
 from wdscli.shards.index import FOLDER, SUFFIX, IndexBuilder
-from wdscli.storage import Sink, base_name, open_sink, sibling
-from wdscli.tar import CANONICAL, Form, TarWriter
+from wdscli.storage import Sink, base_name, is_local, is_stream, open_sink, remove, sibling
+from wdscli.storage.addresses import local_path
+from wdscli.storage.opening import is_device
+from wdscli.tar import CANONICAL, Form, TarWriter, padding
+from wdscli.tar.template import header_maker
 
 Payload = bytes | bytearray | memoryview
+_JOINED = 1 << 15
+"""A sample of fewer bytes goes on as one piece."""
+
+
+def goes_nowhere(address: str) -> bool:
+    """Whether ``address`` is a stream or a device: nothing can lie beside it."""
+    return is_stream(address) or (is_local(address) and is_device(local_path(address)))
 
 
 def index_address(address: str) -> str:
@@ -41,9 +53,18 @@ class _Through:
 
 
 class ShardFile:
-    """Writes one shard to ``address``. Use it as a context manager: it commits on success and leaves nothing otherwise.
+    """Writes one shard to ``address``. Call :meth:`commit` at the end; as a context manager it leaves nothing behind
+    when the block is left before that.
 
-    ``with_index`` writes the ``.wdx`` beside it (never for ``-`` and ``pipe:``). Raises OutputError, OutputExistsError.
+    ``with_index`` writes the ``.wdx`` beside it (never for ``-``, ``pipe:`` and devices). Raises OutputError,
+    OutputExistsError.
+
+    >>> folder = getfixture("tmp_path")
+    >>> with ShardFile(str(folder / "a.tar")) as shard:
+    ...     shard.write(b"cat1", [(b"cls", b"0"), (b"jpg", b"...")])
+    ...     info = shard.commit()
+    >>> info.samples, info.size_bytes, sorted(path.name for path in folder.iterdir())
+    (1, 3072, ['.wds', 'a.tar'])
     """
 
     def __init__(
@@ -61,11 +82,12 @@ class ShardFile:
         self._checksum = checksum
         self._force = force
         self._fsync = fsync
-        is_stream = address == "-" or address.startswith("pipe:")
-        self._with_index = with_index and not is_stream
+        self._has_place = not goes_nowhere(address)
+        self._with_index = with_index and self._has_place
         self._sink = open_sink(address, force=force, fsync=fsync)
         self._through = _Through(self._sink, checksum)
         self._tar = TarWriter(self._through, form)
+        self._header = header_maker(form)
         self.index = IndexBuilder()
         self.ignored: dict[str, int] = {}
 
@@ -78,24 +100,58 @@ class ShardFile:
     def samples(self) -> int:
         return self.index.samples
 
-    def write(self, key: bytes, fields: list[tuple[bytes, Payload]]) -> None:
+    def write(self, key: bytes, fields: Sequence[tuple[bytes, Payload]]) -> None:
         """One sample. ``key`` and field names have been checked by the caller (:func:`~wdscli.samples.check_name`)."""
-        tar = self._tar
-        start = tar.position
-        members = []
+        tar, make = self._tar, self._header
+        prefix = key + b"."
+        start = position = tar.position
+        names, offsets, sizes = [], [], []
+        parts: list[Payload] = []
         for field, payload in fields:
-            tar.add(key + b"." + field, payload)
             size = len(payload)
-            members.append((field, tar.position - (size + 511 & -512), size))
-        self.index.add_sample(key, start, members, tar.position)
+            header = make(prefix + field, size)
+            position += len(header)
+            names.append(field)
+            offsets.append(position)
+            sizes.append(size)
+            position += size + 511 & -512
+            parts += header, payload, padding(size)
+        if position - start < _JOINED:
+            tar.raw(b"".join(parts))
+        else:
+            for part in parts:
+                tar.raw(part)
+        self.index.add_sample(key, start, names, offsets, sizes)
 
     def write_run(self, data: Payload, batch: SampleBatch) -> None:
         """Whole canonical samples as they stand; ``batch`` describes them with the places they have in this shard."""
         self._tar.raw(data)
         self.index.add_batch(batch)
 
+    def write_pieces(self, key: bytes, fields: Sequence[tuple[bytes, int, Iterable[Payload]]]) -> None:
+        """One sample whose payloads come in pieces: (field, bytes, pieces). Raises DataError when a payload has another
+        length than was said."""
+        tar, start = self._tar, self._tar.position
+        names, offsets, sizes = [], [], []
+        for field, size, pieces in fields:
+            tar.begin(key + b"." + field, size)
+            offset = tar.position
+            for piece in pieces:
+                tar.raw(piece)
+            if tar.position != offset + size:
+                raise DataError(
+                    f"{tar.position - offset} payload bytes where {size} were announced",
+                    code="changed",
+                    member=to_text(key + b"." + field),
+                )
+            tar.raw(padding(size))
+            names.append(field)
+            offsets.append(offset)
+            sizes.append(size)
+        self.index.add_sample(key, start, names, offsets, sizes)
+
     def write_blocks(self, data: Payload) -> None:
-        """Part of a sample that is announced by :meth:`announce` once it is through."""
+        """Part of samples that are announced by :meth:`announce` once they are through."""
         self._tar.raw(data)
 
     def announce(self, batch: SampleBatch) -> None:
@@ -110,6 +166,9 @@ class ShardFile:
         """End the archive, give the shard its name, then write its index."""
         self._tar.close()
         size = self._tar.position
+        if self._force and self._has_place:
+            # The index of the shard that is replaced: it would be noticed as stale, but nobody should have to.
+            remove(index_address(self.address))
         self._sink.commit()
         if self._with_index:
             self._write_index(size)
@@ -128,12 +187,12 @@ class ShardFile:
         data = self.index.to_bytes(
             shard=base_name(self.address), size=size, form=self.form, ignored=self.ignored
         )
-        # A stale index of an older shard of this name may be there; the shard itself was checked.
+        # The index of a shard that was deleted by hand may be there; the shard itself was checked.
         with open_sink(index_address(self.address), force=True, fsync=self._fsync) as sink:
             sink.write(data)
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing behind; a no-op after :meth:`commit`."""
         self._sink.discard()
 
     def __enter__(self) -> ShardFile:
@@ -142,5 +201,4 @@ class ShardFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self.discard()
+        self.discard()

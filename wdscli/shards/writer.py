@@ -15,7 +15,7 @@ from wdscli.model import Sample, ShardInfo, to_bytes
 from wdscli.samples import check_name
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet, ShardSettings
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.shardfile import Payload, ShardFile
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded
 
 
@@ -60,12 +60,17 @@ class ShardWriter:
         self._shard: ShardFile | None = None
         self._done: list[ShardInfo] = []
         self._keys: set[bytes] = set()
+        self._closed = False
         self._output.begin()
 
-    def write(self, sample: Sample | str, fields: Mapping[str, bytes] | None = None) -> None:
-        """One sample: ``write(sample)``, or ``write(key, {field: payload})``. Fields are written in the order given.
+    def write(
+        self, sample: Sample | str, fields: Mapping[str, bytes | bytearray | memoryview] | None = None
+    ) -> None:
+        """One sample: ``write(sample)``, or ``write(key, {field: payload})``. Fields are written in the order given;
+        payloads are bytes and may be changed once this returns.
 
-        Raises UsageError for names that are unsafe or would not read back, DataError for the key of the sample before.
+        Raises UsageError for names that are unsafe or would not read back and for payloads that are no bytes, DataError
+        for a key that is in this shard already. The sample is then not written, and the writer can go on.
         """
         if isinstance(sample, Sample):
             text, fields = sample.key, sample.fields
@@ -74,8 +79,8 @@ class ShardWriter:
         if not fields:
             raise UsageError(f'sample "{text}" has no fields')
         key = to_bytes(text)
-        members: list[tuple[bytes, bytes | bytearray | memoryview]] = [
-            (to_bytes(f), data) for f, data in fields.items()
+        members: list[tuple[bytes, Payload]] = [
+            (to_bytes(field), _payload(text, field, data)) for field, data in fields.items()
         ]
         for field, _ in members:
             check_name(key, field)
@@ -83,22 +88,20 @@ class ShardWriter:
             raise DataError(
                 f'key "{text}" a second time', code="duplicate-key", shard=self._output.pattern.text
             )
-        self._roll(key, members)
-        assert self._shard is not None
-        self._shard.write(key, members)
+        self._room_for(key, members).write(key, members)
         self._keys.add(key)
 
-    def _roll(self, key: bytes, members: list[tuple[bytes, bytes | bytearray | memoryview]]) -> None:
-        """Make room for one more sample: the same shard, or the next one."""
-        shard = self._shard
-        if shard is not None and shard.samples and self._is_full(shard, key, members):
+    def _room_for(self, key: bytes, members: list[tuple[bytes, Payload]]) -> ShardFile:
+        """The shard for one more sample: the one that is open, or the next."""
+        if self._closed:
+            raise UsageError(f"{self._output.pattern.text} is closed: nothing more can be written")
+        if self._shard is not None and self._is_full(self._shard, key, members):
             self._end_shard()
         if self._shard is None:
             self._shard = self._output.settings.open(self._output.address(len(self._done)))
+        return self._shard
 
-    def _is_full(
-        self, shard: ShardFile, key: bytes, members: list[tuple[bytes, bytes | bytearray | memoryview]]
-    ) -> bool:
+    def _is_full(self, shard: ShardFile, key: bytes, members: list[tuple[bytes, Payload]]) -> bool:
         if self._max_count is not None and shard.samples >= self._max_count:
             return True
         if self._max_size is None:
@@ -116,15 +119,24 @@ class ShardWriter:
             self._keys.clear()
 
     def close(self) -> Manifest:
-        """Commit the last shard, then write the manifest."""
-        if "manifest" not in self.__dict__:
+        """Commit the last shard, then write the manifest. A second call does nothing.
+
+        One file that got no sample is written as an empty archive; a pattern then names no shard at all.
+        """
+        if not self._closed:
+            if self._output.pattern.single and not self._done and self._shard is None:
+                self._shard = self._output.settings.open(self._output.address(0))
             self._end_shard()
+            self._closed = True
             options = {"max_count": self._max_count, "max_size": self._max_size}
             self.manifest = self._output.finish(self._done, operation="write", options=options)
+        if "manifest" not in self.__dict__:
+            raise UsageError(f"{self._output.pattern.text} was discarded: it has no manifest")
         return self.manifest
 
     def discard(self) -> None:
         """Drop the shard that is being written; those that are whole stay, without a manifest."""
+        self._closed = True
         if self._shard is not None:
             self._shard.discard()
             self._shard = None
@@ -139,3 +151,15 @@ class ShardWriter:
             self.close()
         else:
             self.discard()
+
+
+def _payload(key: str, field: str, data: object) -> bytes:
+    """``data`` as bytes of our own: what may change is copied, because small payloads are gathered."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, (bytearray, memoryview)):
+        return bytes(data)
+    raise UsageError(
+        f'field "{field}" of sample "{key}" is {type(data).__name__}, not bytes',
+        hint="encode it first: text.encode(), json.dumps(value).encode(), ...",
+    )
