@@ -20,7 +20,18 @@ from typing import NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import Sample, to_text
-from wdscli.tar import CANONICAL, DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, ByteSource, Form, padded, scan
+from wdscli.tar import (
+    CANONICAL,
+    DIRECTORY,
+    KIND_MASK,
+    KIND_NAMES,
+    REGULAR,
+    ByteSource,
+    Columns,
+    Form,
+    padded,
+    scan,
+)
 from wdscli.tar.reader import CHUNK, Window
 
 RAGGED = 0b100000
@@ -145,18 +156,26 @@ class Grouper:
 
     def add(self, window: Window) -> SampleBatch:
         """The samples that are whole once this window is seen."""
-        columns = window.columns
+        self._take(window.columns)
+        return self._cut(self._batch)
+
+    def group(self, columns: Columns, index: int = 0) -> SampleBatch:
+        """The samples of columns that begin and end with whole ones; the first is number ``index`` of its shard."""
+        self._batch = new_batch(index)
+        self._take(columns)
+        return self.finish()
+
+    def _take(self, columns: Columns) -> None:
         batch = self._batch
         if any(columns.flags) and any(flag & KIND_MASK for flag in columns.flags):
             for row in range(len(columns.names)):
-                self._add_row(batch, window, row)
+                self._add_row(batch, columns, row)
         else:
-            self._add_rows(batch, window)
-        return self._cut(batch)
+            self._add_rows(batch, columns)
 
-    def _add_rows(self, batch: SampleBatch, window: Window) -> None:
+    def _add_rows(self, batch: SampleBatch, columns: Columns) -> None:
         """Members that are all regular: the fast path."""
-        names = window.columns.names
+        names = columns.names
         prefix, length = self._prefix, len(self._prefix)
         keys, firsts, fields = batch.keys, batch.firsts, batch.fields
         begun = len(fields)
@@ -175,12 +194,12 @@ class Grouper:
             fields.append(name[dot:])
         done = len(fields) - begun
         self._prefix = prefix
-        self._extend(batch, window, done)
+        self._extend(batch, columns, done)
         for row in range(done, len(names)):
-            self._add_row(batch, window, row)
+            self._add_row(batch, columns, row)
 
-    def _extend(self, batch: SampleBatch, window: Window, count: int) -> None:
-        _, starts, offsets, sizes, flags = window.columns
+    def _extend(self, batch: SampleBatch, columns: Columns, count: int) -> None:
+        _, starts, offsets, sizes, flags = columns
         whole = count == len(starts)
         batch.starts.extend(starts if whole else starts[:count])
         batch.offsets.extend(offsets if whole else offsets[:count])
@@ -189,9 +208,8 @@ class Grouper:
         if count:
             self._junk_since = False
 
-    def _add_row(self, batch: SampleBatch, window: Window, row: int) -> None:
+    def _add_row(self, batch: SampleBatch, columns: Columns, row: int) -> None:
         """One member, whatever it is: the exact path."""
-        columns = window.columns
         name, kind = columns.names[row], columns.flags[row] & KIND_MASK
         parts = split_name(name) if kind == REGULAR else None
         if parts is None:
@@ -374,3 +392,10 @@ def duplicate_field(shard: str, offset: int, name: bytes) -> DataError:
         member=to_text(name),
         hint="two samples with one key stand side by side: see them all with `wds verify`",
     )
+
+
+def group_columns(columns: Columns, shard: str, index: int = 0) -> SampleBatch:
+    """Columns that begin and end with whole samples as one batch; links and the like are left out, as are other members
+    that belong to no sample."""
+    grouper = Grouper(shard, lenient=True)
+    return grouper.group(columns, index)

@@ -65,6 +65,16 @@ class Columns(NamedTuple):
     sizes: list[int]
     flags: list[int]
 
+    def part(self, first: int, end: int) -> Columns:
+        """The rows from ``first`` up to ``end``."""
+        return Columns(
+            self.names[first:end],
+            self.starts[first:end],
+            self.offsets[first:end],
+            self.sizes[first:end],
+            self.flags[first:end],
+        )
+
     def member(self, row: int) -> Member:
         """One row as a record of the library's face."""
         kind = KIND_NAMES[self.flags[row] & KIND_MASK]

@@ -1,0 +1,315 @@
+"""The engine behind ``shuffle``: survey, order, cut, gather.
+
+What it is: :func:`make_plan`, which works on metadata alone, and :func:`run_plan`, which makes one task per output shard.
+How: each input shard is surveyed once (in parallel when nothing is counted across shards), repeated keys are found over
+all of them, the order and the cut come from ``plan.py``, the bytes from ``gather.py``. At the end the samples, members
+and bytes that were written are compared with those that were planned. It must not know why samples are reordered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from wdscli.errors import EngineError, UsageError
+from wdscli.executors import default_jobs, make_executor, run_tasks
+from wdscli.model import ShardInfo
+from wdscli.ops.gather import GatherTask, gather
+from wdscli.ops.plan import Cuts, Plan, Samples, cut, gather_samples, oversized
+from wdscli.ops.rekey import DEFAULT, Rekey
+from wdscli.ops.repeats import renamed, repeated_error, repeated_rows, without
+from wdscli.ops.survey import Survey, SurveyTask, survey
+from wdscli.progress import QUIET, Progress
+from wdscli.selection import Selection, SelectionState
+from wdscli.shards.inputs import ShardSet, fingerprint_of, open_set
+from wdscli.shards.manifest import Manifest
+from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.storage import is_local, is_stream
+from wdscli.storage.addresses import local_path
+
+if TYPE_CHECKING:
+    from wdscli.ops.plan import I64
+
+OnDuplicate = Literal["error", "skip", "rekey"]
+Order = Callable[[Samples], "I64"]
+
+HEADERS_WORTH = 16 << 20
+SMALL_BYTES = 64 << 20
+"""Below this many bytes of output, starting processes costs more than they bring."""
+
+
+class Request(NamedTuple):
+    """What is asked of the engine, apart from order: the inputs, the output and the options all such commands share."""
+
+    inputs: Sequence[str]
+    output: str
+    settings: ShardSettings = ShardSettings()
+    cuts: Cuts = Cuts()
+    selection: Selection = Selection()
+    on_duplicate: OnDuplicate = "error"
+    rekey: str | None = None
+    jobs: int | None = None
+    use_index: bool = True
+    selection_text: Mapping[str, Any] | None = None
+    """The selection as it was asked for, to be told in the manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderPlan:
+    """What would be done: ``plan`` (samples in output order and cuts) and the counts on the way to it.
+
+    ``dropped`` counts samples of the inputs that are not written, by reason; ``ignored`` members that belong to no
+    sample, by reason; ``oversized`` samples larger than the limit for a shard, which get one of their own.
+    """
+
+    request: Request
+    shards: ShardSet
+    output: OutputSet
+    plan: Plan
+    rekey: Rekey | None
+    samples_in: int
+    bytes_in: int
+    dropped: dict[str, int]
+    ignored: dict[str, int]
+    oversized: int
+    strategy: str = "gather"
+
+    @property
+    def samples(self) -> int:
+        """Samples to be written."""
+        return len(self.plan.samples)
+
+    @property
+    def counts(self) -> list[int]:
+        """Samples of each output shard."""
+        return [end - first for first, end in pairwise([0, *self.plan.ends])]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each output shard."""
+        return self.plan.sizes()
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderReport:
+    """What was done. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifest`` describes what was written."""
+
+    operation: str
+    samples_in: int
+    samples: int
+    members: int
+    bytes_in: int
+    bytes_out: int
+    dropped: dict[str, int]
+    ignored: dict[str, int]
+    strategy: str
+    manifest: Manifest
+
+
+def make_plan(request: Request, order: Order, *, progress: Progress = QUIET) -> ReorderPlan:
+    """Survey the inputs, order and cut. Reads headers or indexes only; writes nothing.
+
+    Raises UsageError, InputError, DataError, OutputExistsError.
+    """
+    shards = open_set(request.inputs)
+    _refuse_streams(shards)
+    output = OutputSet(request.output, request.settings)
+    output.check(shards.addresses)
+    cuts = _cuts(request.cuts, output)
+    rekey = Rekey.parse(request.rekey) if request.rekey is not None else None
+    state = request.selection.new_state()
+    template = SurveyTask(
+        "",
+        request.settings.form,
+        request.selection,
+        rekey if request.on_duplicate != "rekey" else None,
+        request.use_index,
+    )
+    surveys = _surveys(shards.addresses, template, state, request.jobs, progress)
+    for message in [*_warnings(surveys), *request.selection.remarks(state)]:
+        progress.warn(message)
+    samples, dropped = gather_samples(surveys), dict(state.dropped)
+    samples, rekey = _without_repeats(
+        samples, shards.addresses, template, request.on_duplicate, rekey, dropped
+    )
+    samples = samples.take(order(samples))
+    return ReorderPlan(
+        request=request,
+        shards=shards,
+        output=output,
+        plan=Plan(samples, cut(samples.out_lengths, cuts)),
+        rekey=rekey,
+        samples_in=sum(found.samples for found in surveys),
+        bytes_in=sum(found.size_bytes for found in surveys),
+        dropped=dropped,
+        ignored=_sum_counts([found.ignored for found in surveys]),
+        oversized=oversized(samples.out_lengths, cuts),
+    )
+
+
+def _refuse_streams(shards: ShardSet) -> None:
+    for address in shards.addresses:
+        if is_stream(address):
+            raise UsageError(
+                f"{address} can be read only once, and another order needs it twice",
+                hint="store it first: wds cat - -o all.tar",
+            )
+
+
+def _cuts(cuts: Cuts, output: OutputSet) -> Cuts:
+    """The cuts that go with the output's pattern: a single file is one shard."""
+    if output.pattern.single:
+        if cuts != Cuts() and cuts.shards != 1:
+            raise UsageError(
+                f"{output.pattern.text} is one shard and cannot be cut",
+                hint="name the shards: -o out-%06d.tar",
+            )
+        return Cuts(shards=1)
+    return cuts.checked(output.pattern.count)
+
+
+def _surveys(
+    addresses: Sequence[str],
+    template: SurveyTask,
+    state: SelectionState,
+    jobs: int | None,
+    progress: Progress,
+) -> list[Survey]:
+    """One survey a shard. In this process when samples are counted across shards, or when there is little to do."""
+    tasks = [template._replace(address=address) for address in addresses]
+    progress.start("reading headers", len(tasks), "shards")
+    found: list[Survey] = []
+    workers = 1 if not template.selection.is_trivial else _useful_jobs(jobs, len(tasks), _bytes_of(addresses))
+    if workers == 1:
+        for task in tasks:
+            found.append(survey(task, state))
+            progress.advance(1)
+    else:
+        with make_executor(workers) as executor:
+            for one in run_tasks(executor, survey, tasks, window=2 * workers):
+                found.append(one)
+                progress.advance(1)
+    progress.finish()
+    return found
+
+
+def _bytes_of(addresses: Sequence[str]) -> int:
+    """The bytes of local inputs, a cheap guess at how much there is to do; remote ones count as much."""
+    total = 0
+    for address in addresses:
+        try:
+            total += os.stat(local_path(address)).st_size if is_local(address) else HEADERS_WORTH
+        except OSError:
+            continue
+    return total
+
+
+def _useful_jobs(jobs: int | None, tasks: int, size_bytes: int) -> int:
+    """How many processes pay for their start: none for little work, never more than there are tasks."""
+    wanted = default_jobs() if jobs is None else jobs
+    if jobs is None and size_bytes < SMALL_BYTES:
+        return 1
+    return max(1, min(wanted, tasks))
+
+
+def _warnings(surveys: Sequence[Survey]) -> list[str]:
+    return [warning for found in surveys for warning in found.warnings]
+
+
+def _without_repeats(
+    samples: Samples,
+    addresses: Sequence[str],
+    template: SurveyTask,
+    on_duplicate: OnDuplicate,
+    rekey: Rekey | None,
+    dropped: dict[str, int],
+) -> tuple[Samples, Rekey | None]:
+    """The samples without repeated keys, by the policy; and the format by which workers make new keys."""
+    pairs = repeated_rows(samples, addresses, template, first_only=on_duplicate == "error")
+    if not pairs:
+        return samples, rekey
+    rows = [row for row, _ in pairs]
+    if on_duplicate == "skip":
+        dropped["duplicate-key"] = len(rows)
+        return without(samples, rows), rekey
+    if on_duplicate == "rekey":
+        rekey = rekey or Rekey(DEFAULT)
+        return renamed(samples, addresses, template, rows, rekey), rekey
+    raise repeated_error(samples, addresses, template, pairs[0])
+
+
+def _sum_counts(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for part in parts:
+        for reason, count in part.items():
+            total[reason] = total.get(reason, 0) + count
+    return dict(sorted(total.items()))
+
+
+def run_plan(
+    planned: ReorderPlan,
+    operation: str,
+    *,
+    seed: int | None = None,
+    options: dict[str, Any],
+    progress: Progress = QUIET,
+) -> ReorderReport:
+    """Make the shards, then the manifest. Raises what a task raises; shards that are whole stay, without a manifest."""
+    planned.output.begin(planned.shards.addresses)
+    total = sum(planned.sizes)
+    progress.start("writing", total, "bytes")
+    written: list[ShardInfo] = []
+    jobs = (
+        1
+        if planned.output.pattern.is_stream
+        else _useful_jobs(planned.request.jobs, len(planned.plan.ends), total)
+    )
+    with make_executor(jobs) as executor:
+        for info in run_tasks(executor, gather, _tasks(planned), window=2 * jobs):
+            written.append(info)
+            progress.advance(info.size_bytes)
+            progress.note(f"{info.name}: {info.samples} samples, {info.size_bytes} bytes")
+    progress.finish()
+    _compare(planned, written)
+    manifest = planned.output.finish(
+        written, operation=operation, options=options, seed=seed, inputs=[fingerprint_of(planned.shards)]
+    )
+    return ReorderReport(
+        operation=operation,
+        samples_in=planned.samples_in,
+        samples=manifest.samples,
+        members=manifest.members,
+        bytes_in=planned.bytes_in,
+        bytes_out=manifest.size_bytes,
+        dropped=planned.dropped,
+        ignored=planned.ignored,
+        strategy=planned.strategy,
+        manifest=manifest,
+    )
+
+
+def _tasks(planned: ReorderPlan) -> Iterator[GatherTask]:
+    """One task a shard. Each gets the addresses of all inputs, and only its own samples."""
+    inputs = tuple(planned.shards.addresses)
+    for number, samples in enumerate(planned.plan.shards()):
+        yield GatherTask(
+            planned.output.address(number),
+            planned.request.settings,
+            inputs,
+            samples,
+            Selection(field_rule=planned.request.selection.field_rule),
+            planned.rekey,
+        )
+
+
+def _compare(planned: ReorderPlan, written: Sequence[ShardInfo]) -> None:
+    """What was written must be what was planned, shard by shard: samples and bytes."""
+    for info, count, size in zip(written, planned.counts, planned.sizes, strict=True):
+        if (info.samples, info.size_bytes) != (count, size):
+            raise EngineError(
+                f"{info.name} has {info.samples} samples in {info.size_bytes} bytes, planned were {count} in {size}",
+                hint="this is a mistake in wdscli; please report it",
+            )
