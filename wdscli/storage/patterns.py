@@ -92,7 +92,7 @@ class OutputPattern:
 
     def _prefix(self) -> str:
         if self._names is not None:
-            return self.text[: _first_brace(self.text)]
+            return self._parts[0][: _first_brace(self._parts[0])]
         return self._parts[0] if self._field else _TAR_SUFFIX.sub("", self._parts[0])
 
     def existing(self) -> list[str]:
