@@ -157,15 +157,6 @@ def pax_record(keyword: bytes, value: bytes) -> bytes:
     return b"%d %b=%b\n" % (length, keyword, value)
 
 
-def header_length(name_length: int, size: int) -> int:
-    """Bytes of ``build_header`` for an unsplittable-free common case: 512 for names of up to 100 bytes below 8 GiB.
-
-    -1 when it takes the name itself to know."""
-    return BLOCK if name_length <= 100 and size < 1 << 33 else -1
-
-
-# ---- parsing -------------------------------------------------------------------------------------------------------
-
 _OCTAL = re.compile(rb" *([0-7]*) *\Z")
 
 
@@ -207,9 +198,11 @@ def checksum_is_right(block: bytes) -> bool:
 
 
 class Header(NamedTuple):
-    """One parsed block: ``typeflag`` is one byte, ``name`` has the prefix joined where the format has one."""
+    """One parsed block: ``typeflag`` is one byte, ``name`` has the prefix joined where the format has one; ``prefix`` is
+    that part of it, its slash included."""
 
     name: bytes
+    prefix: bytes
     size: int
     typeflag: bytes
     linkname: bytes
@@ -221,9 +214,10 @@ def parse_block(block: bytes) -> Header:
     name = block[:100].partition(b"\0")[0]
     is_posix = block[257:263] == b"ustar\0"
     # POSIX: a non-empty prefix is joined with one slash. Old GNU headers hold times in these bytes.
-    prefix = block[345:500].partition(b"\0")[0] if is_posix else b""
+    prefix = block[345:500].partition(b"\0")[0] + b"/" if is_posix and block[345] else b""
     return Header(
-        name=prefix + b"/" + name if prefix else name,
+        name=prefix + name,
+        prefix=prefix,
         size=parse_size(block[124:136]),
         typeflag=block[156:157],
         linkname=block[157:257].partition(b"\0")[0],

@@ -125,7 +125,8 @@ def _resume(source: ByteSource, scanner: Scanner, error: DataError) -> tuple[Sca
         return None, False
     following = new_scanner(source, scanner.form, found)
     if error.code != "data-after-end":
-        following.globals = scanner.globals
+        scanner.extensions.clear()
+        following.extensions = scanner.extensions
     return following, orphan
 
 

@@ -1,0 +1,162 @@
+"""What extended headers say of the members behind them: pax records and GNU's long names.
+
+What it is: the state between an extended header and the member it speaks of, and the records of pax global headers. How:
+the scanner hands over each extended header whole (:meth:`Extensions.add`), asks for the member's name, size and kind
+(:meth:`Extensions.describe`) and then clears all but the globals. Sizes and chains are bounded, because a hostile archive
+would otherwise fill the memory with records of a member that never comes.
+
+It must not know where in an archive a header lies, nor what is read when.
+
+References: POSIX.1-2017, utility pax, "pax Header Block" and "pax Extended Header"; GNU tar 1.34 manual, "Basic Tar
+Format", types L and K.
+"""
+
+from __future__ import annotations
+
+import re
+
+from wdscli.errors import DataError
+from wdscli.tar.header import (
+    MAX_EXTENDED_CHAIN,
+    MAX_EXTENDED_SIZE,
+    REGULAR,
+    SPARSE,
+    Header,
+    kind_of,
+    parse_pax,
+    pax_size,
+)
+
+#: x and g are POSIX's, X is what Solaris wrote before POSIX had x, L and K are GNU's long name and long link name.
+TYPEFLAGS = frozenset((b"x", b"g", b"X", b"L", b"K"))
+_SPARSE = b"GNU.sparse."
+_LEADING = (b"path", b"size")
+
+# One record that changes neither name, size nor kind. A value with a newline in it is left to the exact path.
+_HARMLESS = re.compile(rb"([1-9][0-9]{0,2}) (?!path=|size=|GNU\.sparse\.)[^=\n]+=[^\n]*\n")
+_ONE_MTIME = [b"%d mtime=" % size for size in range(100)]
+
+
+def is_harmless(data: bytes) -> bool:
+    """Whether a pax header's records are well-formed and say nothing of its member's name, size and kind. False also
+    where it takes :func:`~wdscli.tar.header.parse_pax` to know.
+
+    >>> is_harmless(b"28 mtime=1700000000.1234567\\n"), is_harmless(b"10 path=a\\n")
+    (True, False)
+    """
+    size = len(data)
+    # What Python's tarfile, and so webdataset's writer, puts before every member.
+    if size < 100 and data.startswith(_ONE_MTIME[size]) and data.find(b"\n") == size - 1:
+        return True
+    at = 0
+    while at < size:
+        match = _HARMLESS.match(data, at)
+        if match is None or match.end() - at != int(match[1]):
+            return False
+        at = match.end()
+    return size > 0
+
+
+class Extensions:
+    """Extended headers seen since the last member, and the globals of the archive so far.
+
+    ``start`` is the byte of the first one that speaks of the next member alone, or None; ``raw`` their blocks, data
+    included; ``gap`` says that a global header stood there.
+    """
+
+    __slots__ = ("_chain", "_globals_size", "_leading", "_long_name", "_records", "_size", "gap", "globals", "raw", "start")
+
+    def __init__(self) -> None:
+        self.globals: dict[bytes, bytes] = {}
+        self._leading: dict[bytes, bytes] = {}
+        self._globals_size = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all but the globals: their member has come."""
+        self.start: int | None = None
+        self.raw = b""
+        self.gap = False
+        self._records: dict[bytes, bytes] = {}
+        self._long_name: bytes | None = None
+        self._chain = 0
+        self._size = 0
+
+    @property
+    def long_name(self) -> bytes | None:
+        """The next member's name as far as it is known."""
+        return self._records.get(b"path") or self._long_name
+
+    @property
+    def globals_lead(self) -> bool:
+        """Whether the globals say anything of names, sizes or kinds."""
+        return bool(self._leading)
+
+    def check(self, size: int) -> None:
+        """Raise DataError ``bad-extended-header`` if one more header of ``size`` bytes is more than will be read."""
+        if self._size + size > MAX_EXTENDED_SIZE:
+            raise DataError(
+                f"extended headers of {self._size + size} bytes (at most {MAX_EXTENDED_SIZE} are read)",
+                code="bad-extended-header",
+            )
+        if self._chain + 1 > MAX_EXTENDED_CHAIN:
+            raise DataError(
+                f"more than {MAX_EXTENDED_CHAIN} extended headers in a row", code="bad-extended-header"
+            )
+
+    def add(self, typeflag: bytes, start: int, blocks: bytes, size: int) -> None:
+        """One extended header that begins at byte ``start``: its ``blocks``, of which ``size`` bytes are data."""
+        data = blocks[512 : 512 + size]
+        if typeflag == b"g":
+            self._add_globals(parse_pax(data))
+            self.gap = True
+        elif typeflag == b"L":
+            self._long_name = data.partition(b"\0")[0]
+        elif typeflag != b"K":
+            self._records.update(parse_pax(data))
+        self._chain += 1
+        self._size += size
+        if typeflag != b"g" and self.start is None:
+            self.start = start
+        if self.start is not None:
+            self.raw += blocks
+
+    def _add_globals(self, records: dict[bytes, bytes]) -> None:
+        for keyword, value in records.items():
+            old = self.globals.pop(keyword, None)
+            self._globals_size -= 0 if old is None else len(keyword) + len(old)
+            self._leading.pop(keyword, None)
+            # POSIX: an empty value takes the record back.
+            if value:
+                self.globals[keyword] = value
+                self._globals_size += len(keyword) + len(value)
+                if keyword in _LEADING or keyword.startswith(_SPARSE):
+                    self._leading[keyword] = value
+        if self._globals_size > MAX_EXTENDED_SIZE:
+            raise DataError(
+                f"global headers of more than {MAX_EXTENDED_SIZE} bytes", code="bad-extended-header"
+            )
+
+    def describe(self, header: Header) -> tuple[bytes, int, int]:
+        """Name, size and kind once the extended headers have had their say; a pax record wins over a GNU header."""
+        name, size, typeflag = header.name, header.size, header.typeflag
+        if self._long_name is not None:
+            name = self._long_name
+        if not (self._records or self._leading):
+            return name, size, kind_of(typeflag, name)
+        name = self._record(b"path") or name
+        stated = self._record(b"size")
+        if stated:
+            size = pax_size(stated)
+        kind = kind_of(typeflag, name)
+        if kind == REGULAR and self._is_sparse():
+            return self._record(b"GNU.sparse.name") or name, size, SPARSE
+        return name, size, kind
+
+    def _record(self, keyword: bytes) -> bytes | None:
+        """POSIX: a member's own record wins over the global one; an empty value takes that back for this member."""
+        return self._records[keyword] if keyword in self._records else self._leading.get(keyword)
+
+    def _is_sparse(self) -> bool:
+        """GNU's pax formats 0.0, 0.1 and 1.0 of sparse files."""
+        return any(keyword.startswith(_SPARSE) for records in (self._records, self._leading) for keyword in records)
