@@ -7,14 +7,39 @@ import sys
 from pathlib import Path
 
 HEAVY = {
-    "aiohttp", "asyncio", "braceexpand", "bz2", "dataclasses", "difflib", "fsspec", "glob", "gzip", "inspect", "isal", "json",
-    "logging", "lz4", "lzma", "numpy", "pathlib", "s3fs", "shutil", "subprocess", "tempfile", "urllib.parse", "zlib", "zstandard",
-}  # fmt: skip
+    *(
+        "aiohttp",
+        "asyncio",
+        "braceexpand",
+        "bz2",
+        "dataclasses",
+        "difflib",
+        "fsspec",
+        "glob",
+        "gzip",
+        "inspect",
+    ),
+    *(
+        "isal",
+        "json",
+        "logging",
+        "lz4",
+        "lzma",
+        "numpy",
+        "pathlib",
+        "s3fs",
+        "shutil",
+        "subprocess",
+        "tempfile",
+    ),
+    *("urllib.parse", "zlib", "zstandard"),
+}
 
 
 def loaded(code: str, folder: Path) -> set[str]:
     """The modules that ``code`` loads beyond those of a bare interpreter."""
-    script = f"import sys\nsys.path[:] = {sys.path!r}\nbefore = set(sys.modules)\n{code}\nprint(*set(sys.modules) - before)"
+    path = f"import sys\nsys.path[:] = {sys.path!r}\nbefore = set(sys.modules)"
+    script = f"{path}\n{code}\nprint(*set(sys.modules) - before)"
     command = [sys.executable, "-I", "-c", script]
     done = subprocess.run(command, capture_output=True, check=True, cwd=folder, text=True)
     return set(done.stdout.split())
