@@ -57,7 +57,7 @@ def rank_array(seed: int, shard: int, count: int, first: int = 0) -> NDArray[num
     """:func:`ranks` as an array of uint64."""
     import numpy
 
-    x = numpy.arange(first, first + count, dtype=numpy.uint64)
+    x: NDArray[numpy.uint64] = numpy.arange(first, first + count, dtype=numpy.uint64)
     x ^= numpy.uint64(shard_state(seed, shard))
     x += numpy.uint64(_STEP)
     x ^= x >> numpy.uint64(30)
