@@ -7,10 +7,9 @@ How: a manifest is a JSON file; its shards lie beside it unless it gives full ad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, InputError, WdsError
-from wdscli.shards.manifest import Manifest, parse_manifest
 from wdscli.storage import (
     base_name,
     expand,
@@ -22,6 +21,9 @@ from wdscli.storage import (
     scheme,
     sibling,
 )
+
+if TYPE_CHECKING:
+    from wdscli.shards.manifest import Manifest
 
 MANIFEST_SUFFIX = "manifest.json"
 
@@ -61,6 +63,9 @@ def is_manifest_name(address: str) -> bool:
 
 def read_manifest(address: str) -> Manifest:
     """The manifest at ``address``. Raises InputError, DataError ``manifest-mismatch``."""
+    # Here, because most calls name no manifest, and every command pays for what is imported above.
+    from wdscli.shards.manifest import parse_manifest
+
     return parse_manifest(read_all(address), address)
 
 

@@ -76,8 +76,8 @@ def ls(
     if long and (by_shard or summary):
         raise UsageError("-l is for samples and members", hint="leave it out, or --shards and --summary")
     out = Out(common, json=output.json)
-    # Rows on a terminal would run through a bar.
-    progress = out.progress() if by_shard or summary or not out.terminal else Bar(out, False)
+    # Rows, or whatever pages them, would run through a bar; a summary comes when all is read.
+    progress = out.progress() if summary else Bar(out, bool(common.progress))
     found = open_listing(
         shards,
         selection=Selection.parse(**selection._asdict()),
