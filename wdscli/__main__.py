@@ -22,17 +22,24 @@ def main() -> None:
 
         sys.stdout.write(f"wdscli {__version__}\n")
         return
+    _leave(_run())
+
+
+def _run() -> int:
     import gc
 
     gc.disable()
-    from wdscli.cli.main import main as run
-
+    try:
+        from wdscli.cli.main import main as run
+    except KeyboardInterrupt:
+        return 130
     gc.freeze()
     gc.enable()
-    _leave(run())
+    return run()
 
 
 def _leave(code: int) -> None:
+    """Leave with ``code``. Standard output has been flushed."""
     if not _WANT_TIDYING.isdisjoint(sys.modules):
         sys.exit(code)
     import atexit

@@ -163,7 +163,7 @@ def _explain(error: BaseException, *, debug: bool) -> int:
     if isinstance(error, typer.Exit):
         return _flushed(error.exit_code)
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
+        return _flushed(error.code if isinstance(error.code, int) else 0 if error.code is None else 1)
     if isinstance(error, BrokenPipeError) and output.reader_is_gone():
         output.abandon()
         return 0
