@@ -33,7 +33,7 @@ class Listing(NamedTuple):
 
 COMMANDS = {
     "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
-    "shuffle": Listing("Make and change", "Put the samples of a set into an order that a seed decides."),
+    "shuffle": Listing("Make and change", "Write all samples in an order that only the seed decides."),
     "cat": Listing(
         "Make and change", "Write selected samples as a tar stream, payloads, files or JSON Lines."
     ),
