@@ -78,7 +78,8 @@ def byte_sum(data: bytes | memoryview) -> int:
 
 
 def build_block(name: bytes, size: int, middle: bytes, mtime_field: bytes, tail_field: bytes) -> bytes:
-    """One header block with its checksum; ``name`` has at most 100 bytes, ``size`` is below 8^11 or written in base 256."""
+    """One header block with its checksum; ``name`` has at most 100 bytes. A ``size`` of 8^11 or more is written in base
+    256 (GNU)."""
     size_field = b"%011o\0" % size if size < 1 << 33 else b"\x80" + size.to_bytes(11, "big")
     rest = middle + mtime_field + tail_field
     known = _TAIL_SUMS.get(rest)
@@ -91,7 +92,7 @@ def build_block(name: bytes, size: int, middle: bytes, mtime_field: bytes, tail_
 
 
 def split_long_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """``(prefix, name)`` for a name of 101 to 256 bytes, split where GNU tar splits it, or None when ustar cannot hold it.
+    """``(prefix, name)`` for a name of 101 to 256 bytes, split where GNU tar splits it; None when ustar cannot hold it.
 
     POSIX: the prefix has at most 155 bytes and the name at most 100, neither empty, with one slash left out between
     them. Where several slashes would do, GNU tar takes the last one within the first 156 bytes.
@@ -167,9 +168,12 @@ def parse_number(field: bytes, what: str) -> int:
         return int.from_bytes(field[1:], "big")
     if field[0] == 0xFF:
         return int.from_bytes(field[1:], "big") - (1 << 8 * (len(field) - 1))
-    match = _OCTAL.match(field.partition(b"\0")[0])
-    if match is None:
-        raise DataError(f"{what} field {field!r} is not an octal number", code="bad-size" if what == "size" else "bad-header")
+    digits, _, rest = field.partition(b"\0")
+    match = _OCTAL.match(digits)
+    # GNU tar reads digits behind a leading NUL, others read 0: it is neither.
+    if match is None or (not digits and rest.strip(b"\0 ")):
+        code = "bad-size" if what == "size" else "bad-header"
+        raise DataError(f"{what} field {field!r} is not an octal number", code=code)
     return int(match[1] or b"0", 8)
 
 
@@ -180,7 +184,8 @@ def parse_size(field: bytes) -> int:
 
 def check_size(size: int) -> int:
     if not 0 <= size <= MAX_SIZE:
-        raise DataError(f"impossible member size {size}" if abs(size) < 1 << 70 else "impossible member size", code="bad-size")
+        shown = f" {size}" if abs(size) < 1 << 70 else ""
+        raise DataError(f"impossible member size{shown}", code="bad-size")
     return size
 
 
@@ -247,7 +252,13 @@ def has_payload(typeflag: bytes) -> bool:
 
 
 def parse_pax(data: bytes) -> dict[bytes, bytes]:
-    """The records of a pax header, in order, a later one replacing an earlier. Raises DataError ``bad-extended-header``."""
+    """The records of a pax header, in order, a later one replacing an earlier.
+
+    Raises DataError ``bad-extended-header``.
+
+    >>> parse_pax(b"12 path=a/b\\n")
+    {b'path': b'a/b'}
+    """
     records: dict[bytes, bytes] = {}
     at = 0
     while at < len(data):
@@ -261,7 +272,9 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
         record = data[space + 1 : end]
         keyword, equals, value = record.partition(b"=")
         if end > len(data) or not record.endswith(b"\n") or not equals or not keyword:
-            raise DataError(f'pax record of {int(digits)} bytes is not "length keyword=value"', code="bad-extended-header")
+            raise DataError(
+                f'pax record of {int(digits)} bytes is not "length keyword=value"', code="bad-extended-header"
+            )
         records[keyword] = value[:-1]
         at = end
     return records
