@@ -48,6 +48,10 @@ class TestPlain:
     def test_stands_for_itself(self, here: Path, address: str) -> None:
         assert expand(address) == [address]
 
+    def test_nothing(self) -> None:
+        with pytest.raises(UsageError, match="needs a name"):
+            expand("")
+
 
 class TestBraces:
     @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from storage_servers import S3, s3_server, web_server
 
-from wdscli.errors import OutputError, OutputExistsError, UsageError
-from wdscli.storage import Sink, exists, open_sink, read_all, remove, uploads
+from wdscli.errors import InputError, OutputError, OutputExistsError, UsageError
+from wdscli.storage import Sink, exists, expand, open_sink, read_all, remove, uploads
 
 PIECES = [random.Random(n).randbytes(n) for n in (0, 1, 511, 65_535, 65_536, 200_000, 3, 70_000)]
 DATA = b"".join(PIECES)
@@ -312,6 +312,20 @@ class TestFiles:
             assert sink.written == 6
         assert read_all(f"{tmp_path}/out.tar") == b"abcdef"
 
+    def test_a_killed_writer_leaves_nothing_under_the_name(self, tmp_path: Path) -> None:
+        script = f"""if True:
+            import os
+            from wdscli.storage import open_sink
+            with open_sink({str(tmp_path / "out.tar")!r}) as sink:
+                sink.write(bytes(1_000_000))
+                os.kill(os.getpid(), 9)
+        """
+        assert subprocess.run([sys.executable, "-c", script]).returncode == -9
+        (left,) = os.listdir(tmp_path)
+        assert left.startswith(".out.tar.")
+        with pytest.raises(InputError, match="no shard matches"):
+            expand(str(tmp_path))
+
     def test_descriptors_are_closed(self, tmp_path: Path) -> None:
         before = len(os.listdir("/proc/self/fd"))
         put(f"{tmp_path}/out.tar", DATA)
@@ -344,6 +358,17 @@ class TestDevices:
         with open_sink(f"{tmp_path}/fifo") as sink:
             sink.write(b"hi")
         assert reader.communicate()[0] == b"hi"
+
+    @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1"])
+    def test_a_descriptor_goes_on_where_it_is(self, tmp_path: Path, name: str) -> None:
+        script = (
+            f"from wdscli.storage import open_sink\nwith open_sink({name!r}) as sink: sink.write(b'more')"
+        )
+        with open(tmp_path / "out", "wb") as out:
+            out.write(b"header ")
+            out.flush()
+            subprocess.run([sys.executable, "-c", script], stdout=out, check=True)
+        assert (tmp_path / "out").read_bytes() == b"header more"
 
     def test_full_device(self) -> None:
         with pytest.raises(OutputError, match="no space"), open_sink("/dev/full") as sink:
@@ -511,6 +536,25 @@ class TestS3:
         s3.client.put_object(Bucket=bucket, Key="out.tar", Body=b"other")
         sink.commit()
         assert s3.get(bucket, "out.tar") == b"x" * 12_000_000
+
+    @pytest.mark.parametrize("size", [10, 12_000_000])
+    def test_a_store_without_conditions(
+        self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
+        from botocore.exceptions import ClientError
+
+        def refusing(file: Any, method: str, *args: Any, **options: Any) -> Any:
+            if "IfNoneMatch" in options:
+                answer = {"Error": {"Code": "NotImplemented", "Message": "A header you provided ..."}}
+                raise OSError("not implemented") from ClientError(answer, method)  # type: ignore[arg-type]
+            return file.fs.call_s3(method, file.s3_additional_kwargs, *args, **options)
+
+        monkeypatch.setattr("s3fs.core.S3File._call_s3", refusing)
+        put(f"s3://{bucket}/out.tar", b"x" * size)
+        assert s3.get(bucket, "out.tar") == b"x" * size
+        assert s3.pending(bucket) == []
+        with pytest.raises(OutputExistsError):
+            put(f"s3://{bucket}/out.tar", b"y")
 
     def test_no_bucket(self, s3: S3) -> None:
         with pytest.raises(OutputError, match=r"cannot write s3://no-such-bucket-here/a\.tar"):

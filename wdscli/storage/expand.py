@@ -46,6 +46,8 @@ def expand(address: str) -> list[str]:
     meant from the current folder as with ``tar -T``. In ``pipe:CMD`` only ``{000..041}`` is expanded, the
     rest is the shell's. Raises InputError when nothing matches.
     """
+    if not address:
+        raise UsageError("an input needs a name", hint="a path, a folder, a glob, a URL, - or pipe:CMD")
     if address.startswith("@"):
         return [shard for line in _listed(address) for shard in expand(line)]
     if address.startswith(PIPE):

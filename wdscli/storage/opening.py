@@ -23,7 +23,7 @@ COMPRESSED_SUFFIX = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$")
 _COMPRESSED_TAR = re.compile(r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$")
 _FIRST_TWO = (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5", b"\x04\x22")
 _SKIPPABLE = b"\x2a\x4d\x18"
-_DESCRIPTOR_PATHS = ("/dev/stdout", "/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+_DESCRIPTOR_PATHS = ("/dev/stdout", "/dev/fd/", "/proc/self/fd/")
 
 
 def open_source(address: str, *, decompress: bool = True) -> Source:
@@ -153,8 +153,9 @@ def _open_device(address: str, path: str) -> Sink:
     from wdscli.storage.streams import DescriptorSink, refuse_terminal_output
 
     try:
-        # Opened anew, a file behind /dev/stdout would be written from its start.
-        descriptor = os.dup(1) if path == "/dev/stdout" else os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        # Opened anew, a file behind /dev/stdout or /dev/fd/3 would be written over from its start.
+        own = 1 if path == "/dev/stdout" else _own_descriptor(path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if own is None else os.dup(own)
     except OSError as error:
         raise OutputError(f"cannot write {address}: {reason(error)}") from error
     try:
@@ -163,6 +164,12 @@ def _open_device(address: str, path: str) -> Sink:
         os.close(descriptor)
         raise
     return DescriptorSink(address, descriptor, owned=True)
+
+
+def _own_descriptor(path: str) -> int | None:
+    """The number in /dev/fd/63, which is how a shell's ``>(...)`` arrives."""
+    folder, _, number = path.rpartition("/")
+    return int(number) if folder in ("/dev/fd", "/proc/self/fd") and number.isdecimal() else None
 
 
 def is_device(path: str) -> bool:

@@ -73,12 +73,23 @@ class UploadSink(Sink):
 
     def _commit(self) -> None:
         try:
-            self._file.close()
+            self._complete()
         except Exception as error:
             self.discard()
             if _is_taken(error):
                 raise _exists(self.name) from error
             raise output_error(self.name, error) from error
+
+    def _complete(self) -> None:
+        try:
+            self._file.close()
+        except Exception as error:
+            if "x" not in self._file.mode or _code(error) != "NotImplemented":
+                raise
+            # A store that knows no If-None-Match: all parts are there, and the check at the start has to do.
+            self._file.mode = "wb"
+            self._file.commit()
+            self._file.closed = True
 
     def _discard(self) -> None:
         # Marked as closed first: fsspec's file commits what it has when it is collected open.
@@ -100,14 +111,14 @@ def _open_upload(fs: Any, path: str, force: bool) -> Any:
 
 def _is_taken(error: Exception) -> bool:
     """Whether the store refused because the name is taken: s3fs says so in more than one way."""
-    if isinstance(error, FileExistsError):
-        return True
+    taken = ("PreconditionFailed", "ConditionalRequestConflict", "412")
+    return isinstance(error, FileExistsError) or _code(error) in taken
+
+
+def _code(error: Exception) -> str:
+    """The store's own code for what went wrong, where there is one."""
     response = getattr(error.__cause__, "response", None) or {}
-    return response.get("Error", {}).get("Code") in (
-        "PreconditionFailed",
-        "ConditionalRequestConflict",
-        "412",
-    )
+    return str(response.get("Error", {}).get("Code", ""))
 
 
 class RenameSink(Sink):
