@@ -117,6 +117,21 @@ class SampleBatch(NamedTuple):
         last = self.firsts[row + 1] - 1
         return self.offsets[last] + padded(self.sizes[last])
 
+    def part(self, first: int, end: int) -> SampleBatch:
+        """The samples from ``first`` up to ``end`` as a batch of their own."""
+        low, high = self.firsts[first], self.firsts[end]
+        return SampleBatch(
+            self.index + first,
+            self.keys[first:end],
+            [at - low for at in self.firsts[first : end + 1]],
+            self.fields[low:high],
+            self.starts[low:high],
+            self.offsets[low:high],
+            self.sizes[low:high],
+            self.flags[low:high],
+            self.marks[first:end],
+        )
+
     def sizes_by_field(self, row: int) -> dict[str, int]:
         """Field to payload bytes of one sample."""
         first, end = self.firsts[row], self.firsts[row + 1]

@@ -71,7 +71,9 @@ class Samples(NamedTuple):
     marks: NDArray[numpy.uint8]
     keys: U64
 
-    def __len__(self) -> int:
+    @property
+    def total(self) -> int:
+        """How many there are."""
         return len(self.places)
 
     def take(self, rows: I64) -> Samples:
@@ -105,9 +107,9 @@ def shuffled(samples: Samples, seed: int) -> I64:
     """The rows in shuffled order: by (rank, shard, place), as section 3 of the design pins it."""
     import numpy
 
-    ranks: U64 = numpy.empty(len(samples), dtype=numpy.uint64)
+    ranks: U64 = numpy.empty(samples.total, dtype=numpy.uint64)
     bounds = numpy.flatnonzero(numpy.diff(samples.shards, prepend=numpy.uint32(0xFFFFFFFF)))
-    ends = [*bounds[1:].tolist(), len(samples)]
+    ends = [*bounds[1:].tolist(), samples.total]
     for first, end in zip(bounds.tolist(), ends, strict=True):
         places = samples.places[first:end]
         of_shard = rank_array(seed, int(samples.shards[first]), int(places[-1]) + 1)

@@ -1,6 +1,6 @@
 """The engine behind ``shuffle``: survey, order, cut, gather.
 
-What it is: :func:`make_plan`, which works on metadata alone, and :func:`run_plan`, which makes one task per output shard.
+What it is: :func:`make_plan`, which works on metadata alone, and :func:`run_plan`, which makes one task an output shard.
 How: each input shard is surveyed once (in parallel when nothing is counted across shards), repeated keys are found over
 all of them, the order and the cut come from ``plan.py``, the bytes from ``gather.py``. At the end the samples, members
 and bytes that were written are compared with those that were planned. It must not know why samples are reordered.
@@ -24,6 +24,7 @@ from wdscli.ops.repeats import renamed, repeated_error, repeated_rows, without
 from wdscli.ops.survey import Survey, SurveyTask, survey
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
+from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet, fingerprint_of, open_set
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet, ShardSettings
@@ -49,6 +50,7 @@ class Request(NamedTuple):
     settings: ShardSettings = ShardSettings()
     cuts: Cuts = Cuts()
     selection: Selection = Selection()
+    on_error: OnError = "stop"
     on_duplicate: OnDuplicate = "error"
     rekey: str | None = None
     jobs: int | None = None
@@ -80,7 +82,7 @@ class ReorderPlan:
     @property
     def samples(self) -> int:
         """Samples to be written."""
-        return len(self.plan.samples)
+        return self.plan.samples.total
 
     @property
     def counts(self) -> list[int]:
@@ -120,18 +122,20 @@ def make_plan(request: Request, order: Order, *, progress: Progress = QUIET) -> 
     output.check(shards.addresses)
     cuts = _cuts(request.cuts, output)
     rekey = Rekey.parse(request.rekey) if request.rekey is not None else None
-    state = request.selection.new_state()
+    state = request.selection.new_state(request.on_error)
     template = SurveyTask(
         "",
         request.settings.form,
         request.selection,
         rekey if request.on_duplicate != "rekey" else None,
         request.use_index,
+        request.on_error,
     )
     surveys = _surveys(shards.addresses, template, state, request.jobs, progress)
     for message in [*_warnings(surveys), *request.selection.remarks(state)]:
         progress.warn(message)
-    samples, dropped = gather_samples(surveys), dict(state.dropped)
+    samples = gather_samples(surveys)
+    dropped = sum_counts([state.dropped, *(found.dropped for found in surveys)])
     samples, rekey = _without_repeats(
         samples, shards.addresses, template, request.on_duplicate, rekey, dropped
     )
@@ -145,7 +149,7 @@ def make_plan(request: Request, order: Order, *, progress: Progress = QUIET) -> 
         samples_in=sum(found.samples for found in surveys),
         bytes_in=sum(found.size_bytes for found in surveys),
         dropped=dropped,
-        ignored=_sum_counts([found.ignored for found in surveys]),
+        ignored=sum_counts([found.ignored for found in surveys]),
         oversized=oversized(samples.out_lengths, cuts),
     )
 
@@ -241,7 +245,8 @@ def _without_repeats(
     raise repeated_error(samples, addresses, template, pairs[0])
 
 
-def _sum_counts(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+def sum_counts(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+    """Counts by reason, added up and sorted by reason."""
     total: dict[str, int] = {}
     for part in parts:
         for reason, count in part.items():

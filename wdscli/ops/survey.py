@@ -8,7 +8,7 @@ few candidates compared by name (:func:`samples_at`). It must not know orders, c
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest as hash_key
@@ -16,8 +16,10 @@ from xxhash import xxh3_64_intdigest as hash_key
 from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.ops.rekey import Rekey, shard_stem
+from wdscli.ops.salvage import salvaged_batches
 from wdscli.samples import Ignored, SampleBatch
 from wdscli.selection import Selection, SelectionState
+from wdscli.selection.choice import OnError
 from wdscli.selection.reading import iter_selected
 from wdscli.shards.find import batches
 from wdscli.storage import Source, open_source
@@ -36,7 +38,7 @@ class SurveyTask(NamedTuple):
     selection: Selection
     rekey: Rekey | None = None
     use_index: bool = True
-    preserve: bool = False
+    on_error: OnError = "stop"
 
 
 class Survey(NamedTuple):
@@ -55,21 +57,24 @@ class Survey(NamedTuple):
     payload_bytes: int
     size_bytes: int
     ignored: dict[str, int]
+    dropped: dict[str, int]
     warnings: list[str]
 
 
 def new_survey() -> Survey:
-    return Survey(0, array("Q"), array("Q"), array("Q"), array("Q"), bytearray(), array("Q"), 0, 0, 0, {}, [])
+    return Survey(
+        0, array("Q"), array("Q"), array("Q"), array("Q"), bytearray(), array("Q"), 0, 0, 0, {}, {}, []
+    )
 
 
 def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
     """Read one shard's headers. Raises InputError, DataError."""
     found, ignored = new_survey(), Ignored()
-    state = state or task.selection.new_state()
+    state = state or task.selection.new_state(task.on_error)
     samples = members = payload_bytes = 0
     with open_source(task.address) as source:
         size = source.size or 0
-        for batch, rows in _selected(task, source, state, ignored, found.warnings):
+        for batch, rows in _selected(task, source, state, ignored, found.dropped, found.warnings):
             samples = batch.index + len(batch.keys)
             counts = _add(found, task, batch, rows)
             members += counts[0]
@@ -80,9 +85,18 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
 
 
 def _selected(
-    task: SurveyTask, source: Source, state: SelectionState, ignored: Ignored, warnings: list[str]
+    task: SurveyTask,
+    source: Source,
+    state: SelectionState,
+    ignored: Ignored,
+    dropped: dict[str, int],
+    warnings: list[str],
 ) -> Iterator[tuple[SampleBatch, list[int] | None]]:
     """Batches with the rows that are selected, None for all."""
+    if task.on_error == "skip":
+        sound = salvaged_batches(source, _warner(warnings), dropped, form=task.form, ignored=ignored)
+        yield from iter_selected(source, task.selection, state, form=task.form, batches=_safe(sound, dropped))
+        return
     if task.selection.needs_payload:
         yield from iter_selected(source, task.selection, state, form=task.form, ignored=ignored)
         return
@@ -137,19 +151,45 @@ def _add_plain(found: Survey, batch: SampleBatch) -> tuple[int, int]:
 
 def check_keys(batch: SampleBatch, shard: str) -> None:
     """Raise DataError for a key that would make an unsafe name."""
+    if _may_be_unsafe(batch):
+        for row, key in enumerate(batch.keys):
+            if is_unsafe(key):
+                raise DataError(
+                    "unsafe name",
+                    code="unsafe-name",
+                    shard=shard,
+                    offset=batch.start(row),
+                    member=to_text(key + b"." + batch.fields[batch.firsts[row]]),
+                    hint="leave such samples out with --on-error skip, or see them all with `wds verify`",
+                )
+
+
+def _may_be_unsafe(batch: SampleBatch) -> bool:
+    """A quick look at all keys together."""
     together = b"\n".join(batch.keys)
-    if b".." not in together and b"\n/" not in together and not together.startswith(b"/"):
-        return
-    for row, key in enumerate(batch.keys):
-        if key.startswith(b"/") or b".." in key.split(b"/"):
-            raise DataError(
-                "unsafe name",
-                code="unsafe-name",
-                shard=shard,
-                offset=batch.start(row),
-                member=to_text(key + b"." + batch.fields[batch.firsts[row]]),
-                hint="give the samples new keys with --rekey '{shard}-{index:09d}'",
-            )
+    return b".." in together or b"\n/" in together or together.startswith(b"/")
+
+
+def is_unsafe(key: bytes) -> bool:
+    """Whether names of this key would lead out of the folder they are unpacked in."""
+    return key.startswith(b"/") or b".." in key.split(b"/")
+
+
+def _safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterator[SampleBatch]:
+    """The samples with safe names; the others are counted."""
+    for batch in batches:
+        if not _may_be_unsafe(batch):
+            yield batch
+            continue
+        for row, key in enumerate(batch.keys):
+            if is_unsafe(key):
+                dropped["unsafe-name"] = dropped.get("unsafe-name", 0) + 1
+            else:
+                yield batch.part(row, row + 1)
+
+
+def _warner(warnings: list[str]) -> Callable[[DataError], None]:
+    return lambda error: warnings.append(str(error))
 
 
 def out_sizes(
@@ -176,9 +216,16 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
     wanted = iter(places)
     place = next(wanted, None)
     with open_source(task.address) as source:
-        for batch in batches(task.address, source, form=task.form, use_index=task.use_index):
+        for batch in _all(task, source):
             while place is not None and place < batch.index + len(batch.keys):
                 yield batch, place - batch.index
                 place = next(wanted, None)
             if place is None:
                 return
+
+
+def _all(task: SurveyTask, source: Source) -> Iterator[SampleBatch]:
+    """All samples of a shard, as :func:`survey` saw them."""
+    if task.on_error == "skip":
+        return _safe(salvaged_batches(source, lambda _: None, {}, form=task.form), {})
+    return batches(task.address, source, form=task.form, use_index=task.use_index)

@@ -1,0 +1,55 @@
+"""From option groups to what the operations take: parsed once, passed on as one value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wdscli.ops.forms import make_form
+from wdscli.ops.plan import Cuts
+from wdscli.ops.reorder import Request
+from wdscli.selection import Selection
+from wdscli.shards.output import ShardSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wdscli.cli.options import CutOptions, DuplicateOptions, ErrorOptions, OutputOptions, SelectionOptions
+
+
+def shard_settings(output: OutputOptions) -> ShardSettings:
+    """How shards are written."""
+    return ShardSettings(
+        form=make_form(output.mtime, output.long_names),
+        checksum=output.checksum,
+        with_index=not output.no_index,
+        force=output.force,
+        fsync=output.fsync,
+    )
+
+
+def selection_text(selection: SelectionOptions) -> dict[str, Any]:
+    """The selection as it was typed, without what was left at its default."""
+    return {name: value for name, value in selection._asdict().items() if value not in (None, [], ())}
+
+
+def reorder_request(
+    shards: Sequence[str],
+    output: OutputOptions,
+    cuts: CutOptions,
+    selection: SelectionOptions,
+    duplicates: DuplicateOptions,
+    errors: ErrorOptions,
+) -> Request:
+    """What the reordering engine is asked for."""
+    return Request(
+        inputs=shards,
+        output=output.output,
+        settings=shard_settings(output),
+        cuts=Cuts(*cuts),
+        selection=Selection.parse(**selection._asdict()),
+        on_error=errors.on_error,
+        on_duplicate=duplicates.on_duplicate,
+        rekey=duplicates.rekey,
+        jobs=output.jobs,
+        selection_text=selection_text(selection),
+    )
