@@ -158,7 +158,9 @@ class TestEveryKind:
     def test_compressed_names_are_refused(self, folder: str, there: Any, name: str) -> None:
         with pytest.raises(UsageError, match="read but not written") as caught:
             open_sink(f"{folder}/{name}")
-        assert "pipe:" in str(caught.value.hint)
+        tool = "zstd" if name.endswith("zst") else "gzip"
+        local = f", or compress on the way: 'pipe:{tool} > {folder}/{name}'" if folder.startswith("/") else ""
+        assert caught.value.hint == f"leave the {name[3:]} off{local}"
         assert there() == []
 
 
@@ -369,6 +371,14 @@ class TestDevices:
             out.flush()
             subprocess.run([sys.executable, "-c", script], stdout=out, check=True)
         assert (tmp_path / "out").read_bytes() == b"header more"
+
+    def test_a_named_pipe_whose_reader_left(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "fifo")
+        reader = subprocess.Popen(["head", "-c", "1", tmp_path / "fifo"], stdout=subprocess.DEVNULL)
+        with pytest.raises(OutputError, match="broken pipe"), open_sink(f"{tmp_path}/fifo") as sink:
+            for _ in range(100):
+                sink.write(bytes(100_000))
+        reader.wait()
 
     def test_full_device(self) -> None:
         with pytest.raises(OutputError, match="no space"), open_sink("/dev/full") as sink:

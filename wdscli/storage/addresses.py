@@ -34,8 +34,7 @@ def is_local(address: str) -> bool:
 
 
 def is_stream(address: str) -> bool:
-    """Whether ``address`` is ``-`` or ``pipe:CMD``: it has no name, no folder, and is read or written
-    once."""
+    """Whether ``address`` is ``-`` or ``pipe:CMD``, which have no folder and are read or written once."""
     return address == STREAM or address.startswith(PIPE)
 
 

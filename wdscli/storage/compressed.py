@@ -206,8 +206,7 @@ def _gzip_decoder() -> tuple[Callable[[], _Decoder], tuple[type[Exception], ...]
 
 
 class _ZstdReader:
-    """zstd frames in a row. The library takes a cut stream for a finished one, so that a walker counts
-    along."""
+    """zstd frames in a row. The library takes a cut stream for a whole one, so a walker follows it."""
 
     def __init__(self, raw: _RawInput, name: str) -> None:
         try:
@@ -248,8 +247,7 @@ class _Watched:
 
 
 class FrameWalker:
-    """Follows zstd's frames and blocks (RFC 8878, section 3.1) to know whether the stream ends where a frame
-    does."""
+    """Follows zstd's frames and blocks (RFC 8878, section 3.1): does the stream end where a frame does?"""
 
     def __init__(self) -> None:
         self._skip = 0

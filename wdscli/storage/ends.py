@@ -45,13 +45,11 @@ class Source:
         raise NotImplementedError
 
     def read_some(self, offset: int, length: int) -> bytes:
-        """At most ``length`` bytes from ``offset``, what is there soon; none only at the end. Errors as
-        `read_at`."""
+        """At most ``length`` bytes from ``offset``, what is there soon; none only at the end."""
         return self.read_at(offset, length)
 
     def close(self) -> None:
-        """Let go of descriptors and processes; may be called twice and never raises for a stream that was
-        left early."""
+        """Let go of descriptors and processes. May be called twice; a stream left early is no error."""
 
     def __enter__(self) -> Source:
         return self
@@ -63,8 +61,7 @@ class Source:
 
 
 class Sink:
-    """Where bytes go, in order. Nothing stands under ``name`` before :meth:`commit` returns; ``-`` and pipes
-    excepted.
+    """Where bytes go, in order. But for streams, nothing stands under ``name`` before :meth:`commit`.
 
     As a context manager it commits when the block ends well and discards on any exception, KeyboardInterrupt
     included. After either, or after a failed write, only ``discard`` may be called, and does nothing the
@@ -82,8 +79,7 @@ class Sink:
         self._open = True
 
     def write(self, data: Data, /) -> int:
-        """Take all of ``data``, which may be reused afterwards. Raises OutputError, or BrokenPipeError for
-        ``-``."""
+        """Take all of ``data``, which may be reused. Raises OutputError, or BrokenPipeError for ``-``."""
         if not self._open:
             raise OutputError(f"cannot write {self.name}: it is closed")
         size = len(data)

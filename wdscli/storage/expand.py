@@ -14,19 +14,7 @@ import re
 from wdscli.errors import InputError, UsageError
 from wdscli.storage.addresses import PIPE, STREAM, is_local, is_stream, local_path, natural, scheme
 
-SIDE_FILES = (
-    ".wdx",
-    ".idx",
-    ".index",
-    ".json",
-    ".jsonl",
-    ".yaml",
-    ".md5",
-    ".sha256",
-    ".xxh3",
-    ".tmp",
-    ".part",
-)
+SIDE_FILES = (".wdx", ".idx", ".index", ".json", ".jsonl", ".yaml", ".md5", ".sha256", ".tmp", ".part")
 """What lies beside shards and is none."""
 # Not inside [...]: http://[::1]/ holds an address of the network, not two shards.
 _JOIN = re.compile(r"::(?![^\[]*\])")
@@ -58,17 +46,19 @@ def expand(address: str) -> list[str]:
     if len(parts) > 1:
         return [shard for part in parts if part for shard in expand(part)]
     if BRACES.search(address):
-        return [
-            shard for name in _braces(address) for shard in (_globbed(name) if has_glob(name) else [name])
-        ]
+        return [shard for name in expand_braces(address, InputError) for shard in _pattern(name)]
+    return _pattern(address)
+
+
+def _pattern(address: str) -> list[str]:
+    """An address without braces: a glob, a remote folder, or one shard."""
     if has_glob(address):
         return _globbed(address)
     return _folder(address) if not is_local(address) and address.endswith("/") else [address]
 
 
 def has_glob(address: str) -> bool:
-    """Whether ``address`` has a wildcard. In a web address ``?`` begins the query, and brackets may hold the
-    host."""
+    """Whether ``address`` has a wildcard. In a web address ``?`` begins the query, ``[`` may hold the host."""
     kind = scheme(address)
     if kind in ("http", "https"):
         return "*" in address.partition("?")[0]
@@ -85,17 +75,12 @@ def _is_folder(address: str) -> bool:
 
 def _listed(address: str) -> list[str]:
     """The lines of an ``@list`` that say something."""
-    from wdscli.storage.opening import open_source
+    from wdscli.storage.opening import read_all
 
     name = address[1:]
     if not name:
         raise UsageError("@ needs the name of a list", hint="@shards.txt, or @- for standard input")
-    with open_source(name) as source:
-        parts, offset = [], 0
-        while data := source.read_some(offset, 1 << 20):
-            parts.append(data)
-            offset += len(data)
-    lines = [os.fsdecode(line).strip() for line in b"".join(parts).split(b"\n")]
+    lines = [os.fsdecode(line).strip() for line in read_all(name).split(b"\n")]
     lines = [line for line in lines if line and not line.startswith("#")]
     for line in lines:
         if line.startswith("@"):
@@ -116,10 +101,6 @@ def _sequences(command: str) -> list[str]:
     numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
     before, after = command[: match.start()], command[match.end() :]
     return [f"{before}{number:0{width}d}{rest}" for number in numbers for rest in _sequences(after)]
-
-
-def _braces(address: str) -> list[str]:
-    return expand_braces(address, InputError)
 
 
 def expand_braces(text: str, error: type[InputError] | type[UsageError]) -> list[str]:
@@ -149,8 +130,6 @@ def _globbed(address: str) -> list[str]:
 def _glob_local(address: str) -> list[str]:
     from glob import glob
 
-    # A backslash is a character of the name, and a hidden file is matched only by a pattern that begins with
-    # a dot.
     path = local_path(address)
     scheme_part = address[: len(address) - len(path)]
     return [scheme_part + name for name in glob(path, recursive=True) if not os.path.isdir(name)]

@@ -47,8 +47,7 @@ class LocalSource(Source):
             raise InputError(f"cannot read {self.name}: {reason(error)}") from error
 
     def _rest(self, data: bytes, offset: int, length: int) -> bytes:
-        """The kernel gives at most 2 GiB at once; and the end of the file is only known by a read of
-        nothing."""
+        """The kernel gives at most 2 GiB at once, and the end is only known by a read of nothing."""
         parts, have = [data], len(data)
         while have < length and data:
             data = self.read_some(offset + have, length - have)
@@ -63,8 +62,7 @@ class LocalSource(Source):
 
 
 def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
-    """A descriptor for reading and what it leads to. Raises InputError, with near names when there is none
-    such."""
+    """A descriptor for reading, and what it leads to. Raises InputError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -92,8 +90,7 @@ def _near(path: str) -> str | None:
 
 
 class LocalSink(Sink):
-    """A plain file that appears under ``path`` when it is whole. Parent folders are made; modes follow the
-    umask."""
+    """A plain file that appears when it is whole. Parent folders are made; the mode follows the umask."""
 
     def __init__(self, name: str, path: str, *, force: bool, fsync: bool) -> None:
         super().__init__(name)

@@ -21,6 +21,7 @@ HEAD = 512
 """One block: enough to tell a compressed stream from a tar."""
 COMPRESSED_SUFFIX = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$")
 _COMPRESSED_TAR = re.compile(r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$")
+_TOOLS = {"bz2": "bzip2", "xz": "xz", "zst": "zstd", "lz4": "lz4"}
 _FIRST_TWO = (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5", b"\x04\x22")
 _SKIPPABLE = b"\x2a\x4d\x18"
 _DESCRIPTOR_PATHS = ("/dev/stdout", "/dev/fd/", "/proc/self/fd/")
@@ -122,13 +123,14 @@ def open_sink(address: str, *, force: bool = False, fsync: bool = False) -> Sink
 
 
 def refuse_compressed(address: str, suffixes: re.Pattern[str] = COMPRESSED_SUFFIX) -> None:
-    """Plain bytes under a name that promises compressed ones would mislead every reader that goes by
-    names."""
+    """Plain bytes under a name that promises compressed ones would mislead who goes by names."""
     match = suffixes.search(address)
     if match:
+        tool = next((tool for end, tool in _TOOLS.items() if match[0].endswith(end)), "gzip")
+        on_the_way = f", or compress on the way: 'pipe:{tool} > {address}'" if is_local(address) else ""
         raise UsageError(
             f"cannot write {address}: compressed shards are read but not written",
-            hint=f"leave the {match[0]} off, or compress on the way: 'pipe:gzip > {address}'",
+            hint=f"leave the {match[0]} off{on_the_way}",
         )
 
 
@@ -152,9 +154,11 @@ def _open_device(address: str, path: str) -> Sink:
     """/dev/null, a named pipe, ``>(...)``: written as it stands, there is no other name to write beside."""
     from wdscli.storage.streams import DescriptorSink, refuse_terminal_output
 
+    if path in ("/dev/stdout", "/dev/fd/1"):
+        return _open_stdout(address)
     try:
-        # Opened anew, a file behind /dev/stdout or /dev/fd/3 would be written over from its start.
-        own = 1 if path == "/dev/stdout" else _own_descriptor(path)
+        # Opened anew, a file behind /dev/fd/3 would be written over from its start.
+        own = _own_descriptor(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if own is None else os.dup(own)
     except OSError as error:
         raise OutputError(f"cannot write {address}: {reason(error)}") from error
@@ -173,8 +177,7 @@ def _own_descriptor(path: str) -> int | None:
 
 
 def is_device(path: str) -> bool:
-    """Whether ``path`` is there and no file or folder: /dev/null, a named pipe, what a shell's >(...)
-    gives."""
+    """Whether ``path`` is there and no file or folder: /dev/null, a named pipe, a shell's ``>(...)``."""
     if path.startswith(_DESCRIPTOR_PATHS):
         return True
     try:

@@ -125,8 +125,7 @@ class OutputPattern:
 
 
 def _fields(text: str) -> tuple[tuple[str, str], str | None]:
-    """(the text before and after the shard's number, the field). ``%%`` is a percent sign, another ``%`` an
-    error."""
+    """(the text before and after the number, the field). ``%%`` is a percent sign, another ``%`` an error."""
     before, after, field = "", "", None
     position = 0
     for match in _PERCENT.finditer(text):

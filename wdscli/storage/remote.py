@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HEAD_BYTES = 1 << 16
-"""The first read of an object fetches this much at least: the look at its first bytes is then no request of
-its own."""
+"""What the first read fetches at least, so that a look at the first bytes is no request of its own."""
 _PACKAGES = {
     "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "adl": "adlfs",
     "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko",

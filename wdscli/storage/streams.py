@@ -1,5 +1,4 @@
-"""Bytes that come or go once, in order: ``-``, ``pipe:CMD``, named pipes, and any raw reader dressed as a
-source.
+"""Bytes that come or go once, in order: ``-``, ``pipe:CMD``, named pipes, any raw reader dressed as a source.
 
 What it is: :class:`StreamSource`, which turns "give me some more" into reads by rising offsets, the readers
 behind it, and the sinks that cannot be taken back. How: descriptors are read and written directly, without
@@ -32,10 +31,11 @@ _PATIENCE_SECONDS = 5.0
 
 
 class RawReader(Protocol):
-    """At most ``length`` bytes, as soon as there are any; none only at the end, where trouble is raised
-    instead.
+    """What a stream is made of.
 
-    ``close`` may come before the end and then says nothing of how the other side fared.
+    ``read`` gives at most ``length`` bytes, as soon as there are any, and none only at the end, where it
+    raises instead if the other side had trouble. ``close`` may come before the end and then says nothing of
+    how the other side fared.
     """
 
     def read(self, length: int, /) -> bytes: ...
@@ -44,8 +44,7 @@ class RawReader(Protocol):
 
 
 class StreamSource(Source):
-    """A raw reader as a source that is read once. Small reads are served from a buffer, large ones
-    straight."""
+    """A raw reader as a source that is read once. Small reads come from a buffer, large ones straight."""
 
     __slots__ = ("_at", "_buffer", "_position", "_raw")
 
@@ -167,7 +166,11 @@ class CommandReader:
 
 
 class DescriptorSink(Sink):
-    """Standard output, a named pipe or a device: bytes go out as they come and cannot be taken back."""
+    """Standard output, a named pipe or a device: bytes go out as they come and cannot be taken back.
+
+    A reader that has enough is no trouble on standard output, which is not ``owned``: BrokenPipeError, for
+    the caller to end quietly. Elsewhere it is an OutputError.
+    """
 
     def __init__(self, name: str, descriptor: int, *, owned: bool) -> None:
         super().__init__(name)
@@ -176,10 +179,10 @@ class DescriptorSink(Sink):
     def _put(self, data: Data) -> None:
         try:
             write_all(self._descriptor, data)
-        except BrokenPipeError:
-            self.discard()
-            raise
         except OSError as error:
+            self.discard()
+            if isinstance(error, BrokenPipeError) and not self._owned:
+                raise
             raise OutputError(f"cannot write {self.name}: {reason(error)}") from error
 
     def _commit(self) -> None:
@@ -272,7 +275,8 @@ def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """End a command and wait for it; how it ends is of no interest."""
     import subprocess
 
-    _signal(process.pid, number) if process.poll() is None else None
+    if process.poll() is None:
+        _signal(process.pid, number)
     try:
         process.wait(_PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:

@@ -68,8 +68,7 @@ def _close(fs: Any, answer: Any) -> None:
 
 
 async def _get(fs: Any, url: str, part: tuple[int, int] | None) -> Any:
-    """An answer of which the headers are read: to all of a file, or to ``part`` of it (416 is then an answer
-    too)."""
+    """An answer, its headers read: all of a file, or ``part`` of it (then 416 is an answer too)."""
     import aiohttp
 
     session = await fs.set_session()
