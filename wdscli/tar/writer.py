@@ -28,6 +28,10 @@ def padding(size: int) -> bytes:
     return _PADDING[size & 511]
 
 
+def _bad_name(name: bytes) -> UsageError:
+    return UsageError(f"a member's name must have bytes and no NUL, not {name!r}")
+
+
 class TarWriter:
     """Writes canonical members to ``sink``, which stays open.
 
@@ -40,6 +44,8 @@ class TarWriter:
     """
 
     def __init__(self, sink: ByteSink, form: Form = CANONICAL) -> None:
+        if not 0 <= form.mtime < 8**11:
+            raise UsageError(f"a member's mtime must be 0 to 8^11-1 seconds, not {form.mtime}")
         self._sink = sink
         self._form = form
         self._parts: list[bytes | bytearray | memoryview] = []
@@ -50,8 +56,8 @@ class TarWriter:
     def add(self, name: bytes, payload: bytes | bytearray | memoryview) -> None:
         """One regular member. Raises UsageError for a name that no tar can hold."""
         size = len(payload)
-        if not name or b"\0" in name:
-            raise UsageError(f"a member's name must have bytes and no NUL, not {name!r}")
+        if not name or 0 in name:
+            raise _bad_name(name)
         header = build_header(name, size, self._form)
         parts = self._parts
         parts.append(header)
@@ -64,7 +70,9 @@ class TarWriter:
             self.flush()
 
     def begin(self, name: bytes, size: int) -> None:
-        """The header of a member whose ``size`` bytes follow by :meth:`raw`, then :func:`padding`."""
+        """The header of a member whose ``size`` bytes follow by :meth:`raw`, then :func:`padding`. Raises UsageError."""
+        if not name or 0 in name:
+            raise _bad_name(name)
         if not 0 <= size <= MAX_SIZE:
             raise UsageError(f"a member's size must be 0 to 2^63-1, not {size}")
         self.raw(build_header(name, size, self._form))
@@ -91,8 +99,9 @@ class TarWriter:
         self._write(small)
 
     def _write(self, parts: list[bytes | bytearray | memoryview]) -> None:
-        if parts:
-            self._sink.write(b"".join(parts) if len(parts) > 1 else parts[0])
+        data = b"".join(parts)
+        if data:
+            self._sink.write(data)
 
     def close(self) -> None:
         """The two zero blocks, and everything out to the sink."""
