@@ -144,6 +144,7 @@ class Selection(NamedTuple):
         Raises DataError when ``--where`` must decode what cannot be decoded, and when ``--rename`` would give
         a sample the same field twice.
         """
+        state.done = state.done or state.kept == self.limit
         if state.done:
             return []
         if self.is_trivial:

@@ -1,9 +1,9 @@
 """``--fields``, ``--drop`` and ``--rename``: which members of a sample stay, and what they are called.
 
 A name in ``--fields`` and ``--drop`` means a field as the shard has it, or as ``--rename`` calls it, so that
-both of the orders in which one may think of it work; a name that is on both sides of renames (a swap) means
-the shard's own. ``--rename NEW=OLD1;OLD2`` renames the first of the alternatives that a sample has, as
-webdataset's ``rename`` does; the others keep their names, because nothing is lost in silence.
+both of the orders in which one may think of it work; where the shard has a field of the name itself, it means
+that one. ``--rename NEW=OLD1;OLD2`` renames the first of the alternatives that a sample has, as webdataset's
+``rename`` does; the others keep their names, because nothing is lost in silence.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FieldRule:
 
     def _make_plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
         new_names = self._renamed(fields)
-        plan = tuple((place, new) for place, new in enumerate(new_names) if self._stays(fields[place], new))
+        plan = tuple((place, new) for place, new in enumerate(new_names) if self._stays(fields, place, new))
         taken = [new for _, new in plan]
         for place, new in plan:
             if new != fields[place] and taken.count(new) > 1:
@@ -89,8 +89,10 @@ class FieldRule:
                 names[fields.index(old)] = rename.new
         return names
 
-    def _stays(self, old: bytes, new: bytes) -> bool:
-        names = {to_text(old)} if new in self._sources else {to_text(old), to_text(new)}
+    def _stays(self, fields: tuple[bytes, ...], place: int, new: bytes) -> bool:
+        names = {to_text(fields[place])}
+        if new not in self._sources and new not in fields:
+            names.add(to_text(new))
         return (self.keep is None or _any_matches(names, self.keep)) and not _any_matches(names, self.drop)
 
 

@@ -165,7 +165,7 @@ class Where:
         scope.enter(batch, row, shard, payload_of)
         try:
             return bool(self._evaluator.eval(self.text, self._tree))
-        except (_Missing, KeyError, IndexError, ZeroDivisionError):
+        except (_Missing, ZeroDivisionError):
             return False
         except InvalidExpression as error:
             raise UsageError(f"--where: {error}") from None
@@ -272,6 +272,7 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
     def __init__(self, scope: _Scope) -> None:
         super().__init__(operators=_OPERATORS, functions=FUNCTIONS, names=scope)
         self.nodes[ast.Attribute] = self._attribute
+        self.nodes[ast.Subscript] = self._subscript
         self.nodes[ast.List] = self.nodes[ast.Tuple] = lambda node: [self._eval(part) for part in node.elts]
         self.nodes[ast.Set] = self.nodes[ast.List]
 
@@ -282,6 +283,13 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
         if type(value) is str and node.attr in TEXT_METHODS:
             return getattr(value, node.attr)
         raise _Missing
+
+    def _subscript(self, node: ast.Subscript) -> Any:
+        value, place = self._eval(node.value), self._eval(node.slice)
+        try:
+            return value[place]
+        except (TypeError, LookupError):
+            raise _Missing from None
 
     def _check_disallowed_items(self, item: object) -> None:
         """simpleeval would walk every JSON document again at every step. All values come from the scope,
@@ -294,8 +302,13 @@ def parse(text: str) -> ast.expr:
         raise UsageError("--where is empty", hint="--where 'json.width >= 512 and size.jpg < 1e6'")
     if len(text) > _MAX_LENGTH:
         raise UsageError(f"--where is longer than {_MAX_LENGTH} characters")
+    import warnings
+
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        # Python would warn of the backslash in search('\\d', key).
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
         raise _syntax_error(text, error) from None
     except (ValueError, RecursionError, MemoryError) as error:
