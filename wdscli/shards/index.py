@@ -222,8 +222,8 @@ class Index:
     """A loaded index: columns as numpy arrays without copying.
 
     ``key_ends starts lengths member_ends`` have one number a sample, ``member_fields member_offsets member_sizes``
-    one a member; sample ``i`` has the members ``member_ends[i - 1]`` (0 for the first) to ``member_ends[i]``, and its key is
-    ``keys[key_ends[i - 1]:key_ends[i]]``. All offsets and sizes are bytes.
+    one a member; sample ``i`` has the members ``member_ends[i - 1]`` (0 for the first) to ``member_ends[i]``, and its
+    key is ``keys[key_ends[i - 1]:key_ends[i]]``. All offsets and sizes are bytes.
     """
 
     def __init__(self, raw: dict[str, Any], name: str) -> None:

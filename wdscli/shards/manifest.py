@@ -115,8 +115,8 @@ def sum_fields(parts: Iterable[Mapping[str, FieldTotals]]) -> dict[str, FieldTot
 
 
 def fingerprint(shards: Sequence[ShardInfo]) -> str:
-    """``xxh3_128:hex`` over one line a shard: ``samples size headers checksum``. Names of shards are left out, so that a
-    set keeps its fingerprint when it is moved or renamed; any change of a sample's name, place, size or (unless the
+    """``xxh3_128:hex`` over one line a shard: ``samples size headers checksum``. Names of shards are left out, so that
+    a set keeps its fingerprint when it is moved or renamed; any change of a sample's name, place, size or (unless the
     checksum was left out) bytes changes it."""
     from xxhash import xxh3_128
 

@@ -1,0 +1,139 @@
+"""``wds index``: options in, one call into ops, what was made out."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from wdscli.cli.options import CommonOptions, JsonOptions, Shards, grouped
+from wdscli.cli.output import Out
+from wdscli.errors import UsageError
+from wdscli.ops.index import IndexReport
+from wdscli.ops.index import index as run
+from wdscli.ops.set_manifest import Side
+from wdscli.units import human_size
+
+_OUTPUT = "Output"
+
+
+@grouped
+def index(
+    shards: Shards,
+    *,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="The manifest to write. Default: <prefix>-manifest.json beside the shards.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    no_manifest: Annotated[
+        bool, typer.Option("--no-manifest", help="Write indexes alone.", rich_help_panel=_OUTPUT)
+    ] = False,
+    no_index: Annotated[
+        bool, typer.Option("--no-index", help="Write a manifest alone.", rich_help_panel=_OUTPUT)
+    ] = False,
+    checksum: Annotated[
+        Literal["xxh3_128", "sha256", "none"],
+        typer.Option(
+            "--checksum",
+            help="The checksum that the manifest holds; with none only headers are read.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "xxh3_128",
+    dialect: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dialect",
+            metavar="READER",
+            help="Write the index of another program and nothing else: dali, energon, webshart or wids. "
+            "May be given more than once.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Make all anew, and replace what is there.", rich_help_panel=_OUTPUT),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Write nothing; list what is missing or stale, and exit with 1 if there is any.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "-n", "--dry-run", help="List what would be written, and write nothing.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "-j", "--jobs", metavar="N", min=1, help="Processes to work in. Default: what the work is worth."
+        ),
+    ] = None,
+    json: JsonOptions,
+    common: CommonOptions,
+) -> int:
+    """Write indexes and manifests for shards made elsewhere.
+
+    An index (.wds/<shard>.wdx beside the shards) that is up to date is kept, and so is a manifest. A shard that is
+    damaged or has a key twice is an error.
+
+    Examples:
+
+        wds index shards/
+        wds index --checksum none -o train-manifest.json 's3://bucket/train-{000000..000999}.tar'
+        wds index --dialect dali --dialect energon shards/
+        wds index --check shards/ || wds index --force shards/
+    """
+    if dialect and (output or no_manifest or no_index):
+        raise UsageError(
+            "--dialect writes the files of another program and no manifest or index of ours",
+            hint="leave out -o, --no-manifest and --no-index, or run twice",
+        )
+    if no_manifest and (output or no_index):
+        raise UsageError("--no-manifest leaves nothing to write" if no_index else "-o with --no-manifest")
+    out = Out(common, json=json.json)
+    report = run(
+        shards,
+        manifest=output,
+        with_manifest=not no_manifest,
+        with_index=not no_index,
+        checksum=checksum,
+        dialects=dialect or (),
+        force=force,
+        dry_run=dry_run or check,
+        jobs=jobs,
+        progress=out.progress(),
+    )
+    for side in report.files:
+        if json.json:
+            out.object({"file": side.address, "state": side.state, "reason": side.reason, "shard": side.of})
+        elif (dry_run or check) and side.state == "made":
+            out.line(f"{side.address}: {_would(side)}")
+    out.summary(_summary(report, dry_run or check))
+    return 1 if check and report.made else 0
+
+
+def _would(side: Side) -> str:
+    return {"there was none": "missing", "it was stale": "stale"}.get(side.reason, side.reason)
+
+
+def _summary(report: IndexReport, dry: bool) -> str:
+    samples = sum(shard.samples for shard in report.shards)
+    size = human_size(sum(shard.size_bytes for shard in report.shards))
+    made = "to be made" if dry else "made"
+    return (
+        f"{_plural(len(report.shards), 'shard')}, {_plural(samples, 'sample')}, {size}: "
+        f"{_plural(report.made, 'file')} {made}, {report.kept} kept"
+    )
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
