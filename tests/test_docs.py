@@ -53,6 +53,39 @@ def test_mandoc_finds_nothing_to_say() -> None:
     assert done.stdout + done.stderr == ""
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small set, its manifest and its indexes."""
+    from wdscli.shards import ShardWriter
+
+    folder = tmp_path_factory.mktemp("set")
+    with ShardWriter(str(folder / "train-%06d.tar"), max_count=2) as writer:
+        for number in range(3):
+            writer.write(f"n/{number}", {"cls": b"7", "txt": b"x" * number})
+    return folder
+
+
+def section_five_program(page: str) -> str:
+    """The program in the page's EXAMPLES, as mandoc would show it."""
+    text = (ROOT / "man" / "man5" / page).read_text().split(".Sh EXAMPLES")[1]
+    return text.split("-offset indent\n")[1].split(".Ed")[0].replace("\\e", "\\")
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "said"),
+    [
+        ("wdscli-index.5", ".wds/train-000000.tar.wdx", "n/0 cls,txt 1\nn/1 cls,txt 2\n"),
+        ("wdscli-manifest.5", "train-manifest.json", "train-000000.tar 2 4608\ntrain-000001.tar 1 3072\n"),
+    ],
+)
+def test_programs_in_the_format_pages_read_the_formats(
+    written: Path, page: str, file: str, said: str
+) -> None:
+    command = [sys.executable, "-c", section_five_program(page), str(written / file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (said, "")
+
+
 def readme_table() -> dict[str, tuple[str, str]]:
     """Command -> what it is said to do, and its example."""
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| `(wds .+?)` \|$", README, re.MULTILINE)
