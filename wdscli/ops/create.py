@@ -1,0 +1,354 @@
+"""``create``: folders, files, lists and tables to a shard set.
+
+What it is: :func:`create`, and its two halves :func:`plan_create` and :func:`run_create`. How: first
+everything is found and measured, sorted bytewise, grouped into samples, selected, ordered and cut by real tar
+bytes; then each shard is one task, written in this process or in several, with the same bytes either way. A
+file that changes between the halves is an error. It must not print, and knows no tar headers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from wdscli.errors import InputError, UsageError
+from wdscli.executors import default_jobs, make_executor, run_tasks
+from wdscli.model import ShardInfo, to_text
+from wdscli.ops.forms import make_form
+from wdscli.ops.packing import PackTask, pack
+from wdscli.ops.plan import END_BYTES, Cuts
+from wdscli.ops.sources import grouping
+from wdscli.ops.sources.columns import Files, Skipped
+from wdscli.ops.sources.globs import Globs
+from wdscli.ops.sources.grouping import Samples
+from wdscli.ops.sources.keys import KeyRule
+from wdscli.ops.sources.walk import Wanted, walk
+from wdscli.progress import QUIET, Progress
+from wdscli.shards.manifest import Manifest
+from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.storage import is_local
+
+_WORTH_PROCESSES_BYTES = 64_000_000
+_WORTH_PROCESSES_MEMBERS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOptions:
+    """How shards are made of files; each is the option of the same name of ``wds create``.
+
+    ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
+    table where one is given, else ``path``. ``mtime`` None is SOURCE_DATE_EPOCH or 0. ``jobs`` None is one a
+    processor; it never shows in the bytes.
+    """
+
+    from_list: str | None = None
+    key_rule: str = "first-dot"
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    require: Sequence[str] = ()
+    incomplete: Literal["error", "skip", "keep"] = "error"
+    label_from: Literal["parent"] | None = None
+    order: Literal["path", "shuffle"] | None = None
+    seed: int = 0
+    cuts: Cuts = field(default_factory=Cuts)
+    mtime: int | None = None
+    long_names: Literal["pax", "gnu"] = "pax"
+    checksum: str = "xxh3_128"
+    index: bool = True
+    force: bool = False
+    fsync: bool = False
+    jobs: int | None = None
+
+
+class PlannedShard(NamedTuple):
+    """One shard of the report: its address, samples, members, and bytes of tar."""
+
+    address: str
+    samples: int
+    members: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateReport:
+    """What was made, or with a dry run what would be.
+
+    ``skipped`` counts what is part of no sample by reason, ``incomplete`` the samples that lack a required
+    field (left out or kept, as was asked), ``renamed`` maps keys written to keys found where they differ,
+    ``oversized`` counts samples larger than ``max_size`` on their own. ``manifest`` is None for a dry run.
+    """
+
+    shards: tuple[PlannedShard, ...]
+    skipped: Mapping[str, int]
+    incomplete: int = 0
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    oversized: int = 0
+    classes: tuple[str, ...] | None = None
+    manifest: Manifest | None = None
+    manifest_address: str | None = None
+
+    @property
+    def samples(self) -> int:
+        return sum(shard.samples for shard in self.shards)
+
+    @property
+    def members(self) -> int:
+        return sum(shard.members for shard in self.shards)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(shard.size_bytes for shard in self.shards)
+
+
+class CreatePlan(NamedTuple):
+    """Everything decided, nothing written. ``bounds`` are the shards' first samples and, at the end, their
+    number."""
+
+    output: OutputSet
+    options: CreateOptions
+    samples: Samples
+    bounds: list[int]
+    report: CreateReport
+
+    def tasks(self) -> Iterator[PackTask]:
+        """One task a shard, in order."""
+        files, firsts = self.samples.files, self.samples.firsts
+        for number, (first, end) in enumerate(pairwise(self.bounds)):
+            low, high = firsts[first], firsts[end]
+            yield PackTask(
+                self.output.address(number),
+                self.output.settings,
+                [at - low for at in firsts[first : end + 1]],
+                files.rows[low:high],
+                files.sizes[low:high],
+                files.places[low:high],
+            )
+
+
+def create(
+    sources: Sequence[str],
+    output: str,
+    options: CreateOptions | None = None,
+    *,
+    dry_run: bool = False,
+    progress: Progress = QUIET,
+) -> CreateReport:
+    """Make a shard set ``output`` (``out-%06d.tar``, ``out-{0000..0127}.tar``, one file, ``-``) of
+    ``sources``, folders and files, and of what ``options`` name.
+
+    Raises UsageError, InputError, DataError (a field that comes twice, a sample that lacks a required field,
+    a file that changes meanwhile) and OutputError. Shards that were whole before an error keep their names;
+    the manifest, without which a set is not complete, is written last.
+
+    >>> import pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in ("a.txt", "a.cls", "b.txt"):
+    ...     _ = (folder / name).write_text(name)
+    >>> report = create([str(folder)], str(folder / "out-%06d.tar"), CreateOptions(cuts=Cuts(max_count=1)))
+    >>> [(shard.samples, shard.members) for shard in report.shards]
+    [(1, 2), (1, 1)]
+    """
+    options = options or CreateOptions()
+    with ExitStack() as scratch:
+        plan = plan_create(sources, output, options, scratch, progress=progress)
+        return plan.report if dry_run else run_create(plan, progress=progress)
+
+
+def plan_create(
+    sources: Sequence[str],
+    output: str,
+    options: CreateOptions,
+    scratch: ExitStack,
+    *,
+    progress: Progress = QUIET,
+) -> CreatePlan:
+    """Find and measure everything, and decide what goes where. Files that had to be made on the way (what a
+    command of a list printed) live until ``scratch`` is closed."""
+    form = make_form(options.mtime, options.long_names)
+    settings = ShardSettings(form, options.checksum, options.index, options.force, options.fsync)
+    out = OutputSet(output, settings)
+    cuts = _cuts(options.cuts, out)
+    out.check()
+    rule, skipped = KeyRule(options.key_rule), Skipped(progress)
+    files, given = _find(sources, options, out, rule, skipped, progress)
+    samples, incomplete, classes = _arrange(files, given, options, skipped)
+    if not len(samples):
+        raise _nothing(skipped)
+    ends = grouping.sample_ends(samples, form)
+    bounds = grouping.cut(ends, cuts)
+    shards, oversized = _planned(out, samples, ends, bounds, cuts)
+    report = CreateReport(
+        shards=shards,
+        skipped=dict(sorted(skipped.counts.items())),
+        incomplete=incomplete,
+        renamed={to_text(new): to_text(old) for new, old in sorted(rule.renamed.items())},
+        oversized=oversized,
+        classes=None if classes is None else tuple(classes),
+        manifest_address=out.manifest_address,
+    )
+    _tell(report, cuts, progress)
+    return CreatePlan(out, options, samples, bounds, report)
+
+
+def _cuts(wanted: Cuts, out: OutputSet) -> Cuts:
+    """The cuts that the output's pattern allows: what has one name and no limit is one shard, however
+    large."""
+    if out.pattern.single and wanted == Cuts():
+        return Cuts(shards=1)
+    return wanted.checked(out.pattern.count)
+
+
+def _find(
+    sources: Sequence[str],
+    options: CreateOptions,
+    out: OutputSet,
+    rule: KeyRule,
+    skipped: Skipped,
+    progress: Progress,
+) -> tuple[Files, dict[bytes, int] | None]:
+    """All files, and where a list or table gives an order, the first row of each key."""
+    if not sources and options.from_list is None:
+        raise UsageError(
+            "nothing to make shards of", hint="name folders or files, or use --from-list or --from-table"
+        )
+    wanted = Wanted(rule, Globs(options.include), Globs(options.exclude), _outputs(out))
+    files = Files()
+    progress.start("finding files", None, "files")
+    for source in sources:
+        walk(source, wanted, files, skipped, progress)
+    progress.finish()
+    return files, None
+
+
+def _outputs(out: OutputSet) -> frozenset[bytes]:
+    """What is there already under the names of the outputs: to be replaced, and never to be read."""
+    if out.pattern.is_stream or not is_local(out.pattern.text):
+        return frozenset()
+    there = [*out.pattern.existing(), out.manifest_address or ""]
+    return frozenset(os.fsencode(os.path.realpath(path)) for path in there if os.path.exists(path))
+
+
+def _arrange(
+    files: Files, given: dict[bytes, int] | None, options: CreateOptions, skipped: Skipped
+) -> tuple[Samples, int, list[str] | None]:
+    """The samples in their order, how many are incomplete, and the classes."""
+    samples = grouping.group(files)
+    if options.label_from is not None:
+        grouping.add_labels(samples)
+        samples = grouping.group(files)
+    if given is not None and options.order != "path":
+        samples = grouping.as_given(samples, given)
+    incomplete = 0
+    if options.require:
+        samples, incomplete = grouping.require(samples, options.require, options.incomplete, skipped)
+    classes = grouping.number_labels(samples) if options.label_from is not None else None
+    if options.order == "shuffle":
+        samples = grouping.shuffled(samples, options.seed)
+    return samples, incomplete, classes
+
+
+def _nothing(skipped: Skipped) -> InputError:
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.counts.items()))
+    found = f" ({counts})" if counts else ""
+    return InputError(
+        f"no samples found{found}",
+        hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
+    )
+
+
+def _planned(
+    out: OutputSet, samples: Samples, ends: list[int], bounds: list[int], cuts: Cuts
+) -> tuple[tuple[PlannedShard, ...], int]:
+    """The shards as they will be, and how many samples are too large for the limit."""
+    firsts = samples.firsts
+    shards = tuple(
+        PlannedShard(
+            out.address(number), end - first, firsts[end] - firsts[first], ends[end] - ends[first] + END_BYTES
+        )
+        for number, (first, end) in enumerate(pairwise(bounds))
+    )
+    limit = cuts.max_size
+    return shards, 0 if limit is None else sum(shard.size_bytes > limit for shard in shards)
+
+
+def _tell(report: CreateReport, cuts: Cuts, progress: Progress) -> None:
+    """What the user should know before the work begins."""
+    for new, old in report.renamed.items():
+        progress.note(f"key {old} is written as {new}")
+    if report.oversized:
+        what = "sample is" if report.oversized == 1 else "samples are"
+        progress.warn(
+            f"{report.oversized} {what} larger than --max-size ({cuts.max_size} bytes); each has a shard of its own"
+        )
+
+
+def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
+    """Write the shards of a plan, then their manifest. May be called once."""
+    options, report = plan.options, plan.report
+    plan.output.begin()
+    progress.start("writing shards", report.size_bytes, "bytes")
+    infos = list(_run(plan, progress))
+    progress.finish()
+    manifest = plan.output.finish(
+        infos,
+        operation="create",
+        options=_shaping(options),
+        seed=options.seed if options.order == "shuffle" else None,
+        classes=report.classes,
+    )
+    return CreateReport(
+        shards=report.shards,
+        skipped=report.skipped,
+        incomplete=report.incomplete,
+        renamed=report.renamed,
+        oversized=report.oversized,
+        classes=report.classes,
+        manifest=manifest,
+        manifest_address=report.manifest_address,
+    )
+
+
+def _run(plan: CreatePlan, progress: Progress) -> Iterator[ShardInfo]:
+    jobs = _worthwhile_jobs(plan)
+    if jobs == 1:
+        for task in plan.tasks():
+            yield pack(task, progress.advance)
+        return
+    with make_executor(jobs) as executor:
+        for info in run_tasks(executor, pack, plan.tasks()):
+            progress.advance(info.size_bytes)
+            yield info
+
+
+def _worthwhile_jobs(plan: CreatePlan) -> int:
+    """As many as were asked for, but one where starting a process would take longer than the work."""
+    report, asked = plan.report, plan.options.jobs
+    if asked is not None and asked < 1:
+        raise UsageError(f"--jobs must be at least 1, not {asked}")
+    if plan.output.pattern.is_stream:
+        return 1
+    small = report.size_bytes < _WORTH_PROCESSES_BYTES and report.members < _WORTH_PROCESSES_MEMBERS
+    if asked is None and small:
+        return 1
+    return min(asked or default_jobs(), len(report.shards))
+
+
+def _shaping(options: CreateOptions) -> dict[str, Any]:
+    """The options that shape the set, as the manifest tells them; no paths, and none that leave no trace."""
+    shaping: dict[str, Any] = {
+        "key_rule": options.key_rule,
+        "include": list(options.include),
+        "exclude": list(options.exclude),
+        "require": list(options.require),
+        "incomplete": options.incomplete if options.require else None,
+        "label_from": options.label_from,
+        "order": options.order,
+        **options.cuts._asdict(),
+        "mtime": make_form(options.mtime).mtime,
+        "long_names": options.long_names,
+    }
+    return {name: value for name, value in shaping.items() if value not in (None, [], ())}

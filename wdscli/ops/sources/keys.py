@@ -1,0 +1,109 @@
+"""The rules by which a file's path becomes a key and a field.
+
+What it is: ``first-dot`` (webdataset's own rule), ``last-dot``, and a regular expression. How: a rule gives
+key and field of a path, or the reason why it has none. Under the last two a key may have dots in its last
+part; readers would split it at the first of them, so they become ``_`` in what is written, and the rule
+remembers what it renamed and from what, to tell it and to refuse two keys that become one. It must not open
+files.
+"""
+
+from __future__ import annotations
+
+import re
+
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_bytes, to_text
+from wdscli.samples import check_name, is_dunder
+
+FIRST_DOT = "first-dot"
+LAST_DOT = "last-dot"
+
+
+class KeyRule:
+    """``first-dot``, ``last-dot`` or a regular expression that matches the whole path and has the groups
+    ``key`` and ``field``, or just two groups.
+
+    >>> KeyRule("last-dot").split(b"n01/img.v2.jpg")
+    (b'n01/img_v2', b'jpg')
+    >>> KeyRule("first-dot").split(b"n01/README")
+    'no-field'
+    """
+
+    def __init__(self, text: str = FIRST_DOT) -> None:
+        self.text = text
+        self.is_first_dot = text == FIRST_DOT
+        self.renamed: dict[bytes, bytes] = {}
+        """Keys written that differ from those found, and what they were."""
+        self._found: dict[bytes, bytes] = {}
+        self._pattern = None if text in (FIRST_DOT, LAST_DOT) else _compile(text)
+
+    def split(self, path: bytes) -> tuple[bytes, bytes] | str:
+        """Key and field of a relative path, or the reason why it is part of no sample: ``hidden``,
+        ``appledouble``, ``dunder``, ``no-field``, ``no-match``. Raises DataError when two keys become one."""
+        base = path.rfind(b"/") + 1
+        if path.startswith(b".", base):
+            return "appledouble" if path.startswith(b"._", base) else "hidden"
+        if path.startswith(b"__") and is_dunder(path):
+            return "dunder"
+        found = self._match(path, base)
+        if isinstance(found, str) or self.is_first_dot:
+            return found
+        key, field = found
+        return self.written(key), field
+
+    def _match(self, path: bytes, base: int) -> tuple[bytes, bytes] | str:
+        if self._pattern is not None:
+            return _by_pattern(self._pattern, path)
+        dot = path.find(b".", base) if self.is_first_dot else path.rfind(b".", base)
+        if dot <= base or dot + 1 == len(path):
+            return "no-field"
+        return path[:dot], path[dot + 1 :]
+
+    def written(self, key: bytes) -> bytes:
+        """``key`` as every reader parses it back: without dots in its last part."""
+        base = key.rfind(b"/") + 1
+        new = key[:base] + key[base:].replace(b".", b"_")
+        old = self._found.setdefault(new, key)
+        if old != key:
+            raise DataError(
+                f'the keys "{to_text(old)}" and "{to_text(key)}" would both be written as "{to_text(new)}"',
+                code="duplicate-key",
+                hint="rename one of them, or choose another --key-rule",
+            )
+        if new != key:
+            self.renamed[new] = key
+        return new
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(
+            f'--key-rule "{text}" is neither first-dot nor last-dot nor a regular expression: {error}'
+        ) from None
+    if not {"key", "field"} <= set(pattern.groupindex) and pattern.groups != 2:
+        raise UsageError(
+            f'--key-rule "{text}" has no groups for key and field',
+            hint=r"for example '(?P<key>.*)-(?P<field>[^-]*\.png)', or just two groups",
+        )
+    return pattern
+
+
+def _by_pattern(pattern: re.Pattern[str], path: bytes) -> tuple[bytes, bytes] | str:
+    match = pattern.fullmatch(to_text(path))
+    if match is None:
+        return "no-match"
+    named = {"key", "field"} <= set(pattern.groupindex)
+    key, field = (match["key"], match["field"]) if named else match.groups()
+    if not key or not field:
+        return "no-match"
+    return to_bytes(key), to_bytes(field)
+
+
+def check_written(key: bytes, field: bytes, where: str) -> None:
+    """Raise DataError unless ``key.field`` is safe and reads back as this key and field."""
+    try:
+        check_name(key, field)
+    except UsageError as error:
+        raise DataError(f"{where}: {error.message}", code="unsafe-name", hint=error.hint) from None
