@@ -1,21 +1,69 @@
-"""``wds verify``: options in, one call into ops, one report out."""
+"""``wds verify``: options in, one call into ops (and one more to repair), one report out."""
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from wdscli.cli.options import CommonOptions, JsonOptions, Shards, grouped
+from wdscli.cli.options import CommonOptions, JsonOptions, OutputOptions, Shards, grouped
 from wdscli.cli.output import Out
+from wdscli.errors import UsageError
 from wdscli.ops.verify import Finding, VerifyReport
 from wdscli.ops.verify import verify as run
-from wdscli.ops.verify.findings import kind_of
+from wdscli.ops.verify.findings import MAX_FINDINGS, kind_of
 from wdscli.units import human_size
+
+_REPAIR = "Repair"
+
+
+class RepairOptions(NamedTuple):
+    """Where --repair writes; all but ``output`` as in every command that writes."""
+
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Write what can be saved to new shards, one for each, and say what could not.",
+            rich_help_panel=_REPAIR,
+        ),
+    ] = False
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help="Shards that --repair writes, such as repaired-%06d.tar.",
+            rich_help_panel=_REPAIR,
+        ),
+    ] = None
+    force: bool = False
+    fsync: bool = False
+    no_index: bool = False
+    mtime: int | None = None
+    long_names: Literal["pax", "gnu"] = "pax"
+    dry_run: bool = False
+
+
+for _name in ("force", "fsync", "no_index", "mtime", "long_names", "dry_run"):
+    RepairOptions.__annotations__[_name] = OutputOptions.__annotations__[_name]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "-j",
+        "--jobs",
+        metavar="N",
+        min=1,
+        help="Processes to work in. Default: as many as the work is worth.",
+    ),
+]
 
 
 @grouped
 def verify(
     shards: Shards,
     json: JsonOptions,
+    repairing: RepairOptions,
     common: CommonOptions,
     decode: Annotated[
         bool,
@@ -26,7 +74,11 @@ def verify(
     ] = False,
     require: Annotated[
         list[str] | None,
-        typer.Option("--require", metavar="EXT,...", help="Fields that every sample must have."),
+        typer.Option(
+            "--require",
+            metavar="EXT,...",
+            help="Fields that every sample must have. Those that the manifest says every sample has are added.",
+        ),
     ] = None,
     profile: Annotated[
         list[str] | None,
@@ -42,15 +94,22 @@ def verify(
         typer.Option(
             "--max-findings", metavar="N", min=0, help="Tell N of each kind a shard; count the rest."
         ),
-    ] = 100,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "-j", "--jobs", metavar="N", min=1, help="Processes to work in. Default: what the work is worth."
-        ),
-    ] = None,
+    ] = MAX_FINDINGS,
+    jobs: Jobs = None,
 ) -> int:
-    """Check shards and report everything that is wrong with them."""
+    """Check shards and report everything that is wrong with them.
+
+    Reads the headers of every shard, compares them with the index and the manifest beside it, and goes on after
+    damage. Exits with 0 when no error was found, 1 when one was, 4 when a shard could not be read.
+
+    Examples:
+
+        wds verify shards/
+        wds verify 'train-{000000..000009}.tar' --checksums --decode --strict
+        wds verify shards/ --profile webdataset --profile hf --require jpg,cls
+        wds verify broken.tar --repair -o repaired.tar
+    """
+    _check_options(repairing)
     out = Out(common, json=json.json)
     report = run(
         shards,
@@ -65,9 +124,64 @@ def verify(
     if json.json:
         _print_json(out, report)
     else:
-        _print_text(out, report)
+        _print_text(out, report.findings, report.counts)
     out.summary(_summary(report))
+    if repairing.repair:
+        _repair(out, shards, repairing, decode=decode, max_findings=max_findings, jobs=jobs)
     return exit_code(report, strict)
+
+
+def _check_options(options: RepairOptions) -> None:
+    if options.repair and options.output is None:
+        raise UsageError("--repair needs an output", hint="wds verify SHARDS --repair -o repaired-%06d.tar")
+    given = [name for name in options._fields if getattr(options, name) != options._field_defaults[name]]
+    if given and not options.repair:
+        raise UsageError(f"--{given[0].replace('_', '-')} is for --repair, which was not given")
+
+
+def _repair(
+    out: Out, shards: list[str], options: RepairOptions, *, decode: bool, max_findings: int, jobs: int | None
+) -> None:
+    from wdscli.ops.forms import make_form
+    from wdscli.ops.verify.repair import repair
+    from wdscli.shards.output import ShardSettings
+
+    settings = ShardSettings(
+        form=make_form(options.mtime, options.long_names),
+        with_index=not options.no_index,
+        force=options.force,
+        fsync=options.fsync,
+    )
+    report = repair(
+        shards,
+        options.output or "",
+        settings=settings,
+        decode=decode,
+        max_findings=max_findings,
+        dry_run=options.dry_run,
+        jobs=jobs,
+        progress=out.progress(),
+    )
+    left_out = sum(report.counts.values())
+    if out.json:
+        for finding in report.left_out:
+            out.object({"left_out": True, **finding._asdict()})
+        out.object(
+            {
+                "repair": True,
+                "samples": report.samples,
+                "shards": [shard.name for shard in report.written],
+                "manifest": report.manifest,
+                "dry_run": options.dry_run,
+                "left_out": report.counts,
+            }
+        )
+    elif report.counts:
+        out.line("not saved:")
+        out.line("")
+        _print_text(out, report.left_out, report.counts)
+    would = "would save" if options.dry_run else "saved"
+    out.summary(f"{would} {_plural(report.samples, 'sample')}; left out: {left_out or 'nothing'}")
 
 
 def exit_code(report: VerifyReport, strict: bool) -> int:
@@ -97,19 +211,17 @@ def _print_json(out: Out, report: VerifyReport) -> None:
     )
 
 
-def _print_text(out: Out, report: VerifyReport) -> None:
+def _print_text(out: Out, told: Sequence[Finding], counts: Mapping[str, int]) -> None:
     """Findings under their kind: a heading, a line each, what to do."""
-    by_code: dict[str, list[Finding]] = {code: [] for code in report.counts}
-    for finding in report.findings:
+    by_code: dict[str, list[Finding]] = {code: [] for code in counts}
+    for finding in told:
         by_code[finding.code].append(finding)
-    untold = report.untold
     for code, findings in by_code.items():
-        severity, count = kind_of(code).severity, report.counts[code]
-        out.line(f"{code}: {_plural(count, severity)}")
+        out.line(f"{code}: {_plural(counts[code], kind_of(code).severity)}")
         for finding in findings:
             out.line("  " + _place(finding) + finding.message)
-        if untold.get(code):
-            out.line(f"  ... and {untold[code]} more")
+        if counts[code] > len(findings):
+            out.line(f"  ... and {counts[code] - len(findings)} more")
         for hint in dict.fromkeys(finding.hint for finding in findings if finding.hint):
             out.line(f"  hint: {hint}")
         out.line("")

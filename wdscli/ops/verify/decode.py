@@ -43,11 +43,15 @@ class Decoder:
             decode = None if parts is None else self._decoder(parts[1])
             if decode is None:
                 continue
-            payload = window.payload(row)
-            reason = why_undecodable(decode, payload)
+            reason = why_undecodable(decode, window.payload(row))
             if reason is not None:
                 message = f"cannot be decoded: {reason}"
                 self._ledger.add("undecodable", message, offset=columns.starts[row], member=to_text(name))
+
+    def why_not(self, field: bytes, payload: bytes) -> str | None:
+        """Why one payload cannot be decoded; None when it can, or nobody here knows how."""
+        decode = self._decoder(field)
+        return None if decode is None else why_undecodable(decode, payload)
 
     def _decoder(self, field: bytes) -> Callable[[bytes], object] | None:
         if field not in self._known:

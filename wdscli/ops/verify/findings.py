@@ -99,6 +99,7 @@ KINDS: dict[str, Kind] = {
     ),
     "special": Kind("error", "a member is a device, a fifo or of some vendor's kind", _REPAIR),
     "sparse": Kind("error", "a member is a sparse file", "make the archive without --sparse, or " + _REPAIR),
+    "damaged": Kind("error", "a sample next to lost bytes is not saved by --repair, because it lacks fields"),
     # side files
     "stale-index": Kind(
         "error",

@@ -104,7 +104,7 @@ def verify(
     gathered = _Gathered(shards.addresses, max_findings)
     for ledger in listings.ledgers:
         gathered.add(ledger.findings, ledger.counts)
-    jobs = _jobs(jobs, shards.addresses, decode or checksums)
+    jobs = choose_jobs(jobs, shards.addresses, payloads=decode or checksums)
     progress.start("verify", len(tasks), "shards")
     with make_executor(jobs) as executor:
         for result in run_tasks(executor, check_shard, tasks):
@@ -145,7 +145,7 @@ def _tasks(
     return tasks
 
 
-def _jobs(jobs: int | None, addresses: Sequence[str], payloads: bool) -> int:
+def choose_jobs(jobs: int | None, addresses: Sequence[str], *, payloads: bool) -> int:
     """How many processes: none but this one where the work is smaller than starting others."""
     if len(addresses) == 1 or "-" in addresses:
         return 1

@@ -63,7 +63,7 @@ def _parse(data: bytes) -> SideIndex:
 
     try:
         raw = msgpack.unpackb(data, raw=False, max_str_len=1 << 20)
-        if raw["format"] != FORMAT or raw["version"] != VERSION:
+        if raw["format"] != FORMAT or raw["version"] != VERSION or not isinstance(raw["shard"], str):
             raise ValueError("another format or version")
         if digest_of(raw) != raw["digest"]:
             raise ValueError("its digest is not that of its columns")
