@@ -145,8 +145,8 @@ class TestErrors:
         with web_server("short") as server:
             server.files["a.tar"] = DATA
             with (
-                open_source(server.url("a.tar")) as source,
                 pytest.raises(InputError, match="cannot read http"),
+                open_source(server.url("a.tar")) as source,
             ):
                 source.read_at(0, len(DATA))
 

@@ -5,7 +5,7 @@ package is the only importer of fsspec, s3fs and braceexpand, and imports them, 
 when an address needs them.
 """
 
-from wdscli.storage.addresses import base_name, is_local, is_stream, same_file, scheme, sibling
+from wdscli.storage.addresses import base_name, is_local, is_stream, local_path, same_file, scheme, sibling
 from wdscli.storage.ends import Sink, Source
 from wdscli.storage.expand import expand
 from wdscli.storage.opening import (
@@ -30,6 +30,7 @@ __all__ = [
     "is_local",
     "is_stream",
     "list_folder",
+    "local_path",
     "open_sink",
     "open_source",
     "read_all",
