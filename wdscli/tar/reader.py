@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from wdscli.errors import DataError
-from wdscli.model import Member, to_text
-from wdscli.tar.header import CANONICAL, Form
-from wdscli.tar.scan import Columns, Scanner
+from wdscli.model import Member
+from wdscli.tar.header import CANONICAL, Form, padded
+from wdscli.tar.scan import Columns, Scanner, cut
 
 CHUNK = 1 << 20
 FIRST_CHUNK = 1 << 16
@@ -65,26 +65,24 @@ class Window:
         """The payload of one member. Raises DataError ``truncated`` when the source ends before it does."""
         offset, size = self.columns.offsets[row], self.columns.sizes[row]
         at = offset - self.base
-        data = self.buffer[at : at + size] if self.buffer else b""
-        if len(data) < size:
-            data = self._rest(offset, size, data)
-        return data
+        if 0 <= at and at + padded(size) <= len(self.buffer):
+            return self.buffer[at : at + size]
+        return self._beyond(row, at, offset, size)
 
-    def _rest(self, offset: int, size: int, data: bytes) -> bytes:
-        if self.source.seekable:
+    def _beyond(self, row: int, at: int, offset: int, size: int) -> bytes:
+        """A payload that does not lie in the buffer with all of its padding. A stream's padding is read too, because
+        nothing else says now that the member is whole; a file's scan has looked at the file's size."""
+        data = self.buffer[at : at + padded(size)] if at >= 0 else b""
+        if len(data) < size and self.source.seekable:
             data = self.source.read_at(offset, size)
-        else:
-            data += self.source.read_at(offset + len(data), size - len(data))
-        if len(data) < size:
-            row = self.columns.offsets.index(offset)
-            raise DataError(
-                f"archive ends after {len(data)} of {size} payload bytes",
-                code="truncated",
-                shard=self.source.name,
-                offset=self.columns.starts[row],
-                member=to_text(self.columns.names[row]),
-            )
-        return data
+        elif not self.source.seekable:
+            rest = self.source.read_at(offset + len(data), padded(size) - len(data))
+            if len(data) >= size:
+                self.buffer += rest
+            data += rest
+        if len(data) < (size if self.source.seekable else padded(size)):
+            raise cut(self.source.name, self.columns, row, len(data))
+        return data[:size]
 
 
 def scan(
@@ -131,9 +129,9 @@ def _jump(source: ByteSource, scanner: Scanner, chunk: int) -> Iterator[Window]:
         want = max(length, scanner.wanted)
         buffer = source.read_at(base, want)
         for window in _fed(source, scanner, buffer, base, None):
-            stride = (scanner.position - base) // (len(window.columns.names) or 1)
+            found = len(window.columns.names)
             yield window
-        hopping = stride > LARGE_STRIDE
+        hopping = found > 0 and (scanner.position - base) // found > LARGE_STRIDE
         length = JUMP_CHUNK if hopping else chunk
         if len(buffer) < want:
             scanner.finish(base + len(buffer))

@@ -82,6 +82,21 @@ def new_columns() -> Columns:
     return Columns([], [], [], [], [])
 
 
+def cut(shard: str | None, columns: Columns, row: int, seen: int) -> DataError:
+    """The error of an archive that ends ``seen`` bytes behind the header of a member."""
+    size = columns.sizes[row]
+    return DataError(
+        f"archive ends after {max(0, seen)} of {size} payload bytes"
+        if seen < size
+        else "archive ends inside a member's padding",
+        code="truncated",
+        shard=shard,
+        offset=columns.starts[row],
+        member=to_text(columns.names[row]),
+        hint="the copy or upload was cut short: make it again, or save whole samples with `wds verify --repair`",
+    )
+
+
 class Scanner:
     """Walks one archive. ``limit`` is the archive's size in bytes when it is known, ``first`` where it begins.
 
@@ -107,7 +122,7 @@ class Scanner:
         self._caches = Caches(form)
         self._columns = new_columns()
         self._zero_at: int | None = None
-        self._last = (b"", first, first, 0)
+        self._last = new_columns()
 
     @property
     def globals(self) -> dict[bytes, bytes]:
@@ -120,7 +135,7 @@ class Scanner:
         columns, self._columns = self._columns, new_columns()
         names, starts, offsets, sizes, flags = columns
         if names:
-            self._last = names[-1], starts[-1], offsets[-1], sizes[-1]
+            self._last = Columns(names[-1:], starts[-1:], offsets[-1:], sizes[-1:], flags[-1:])
             if seen is not None and offsets[-1] + padded(sizes[-1]) > seen:
                 self._append(names.pop(), starts.pop(), offsets.pop(), sizes.pop(), flags.pop())
         return columns
@@ -408,24 +423,12 @@ class Scanner:
             self._remember_last()
             for column in self._columns:
                 column.pop()
-            raise self._cut(self.limit)
+            raise cut(self.shard, self._last, 0, self.limit - self._last.offsets[0])
 
     def _remember_last(self) -> None:
-        names, starts, offsets, sizes, _ = self._columns
+        names, starts, offsets, sizes, flags = self._columns
         if names:
-            self._last = names[-1], starts[-1], offsets[-1], sizes[-1]
-
-    def _cut(self, seen: int) -> DataError:
-        """The error of an archive that ends inside the last member's payload or padding."""
-        name, start, offset, size = self._last
-        what = f"archive ends after {max(0, seen - offset)} of {size} payload bytes"
-        return self._error(
-            what if seen < offset + size else "archive ends inside a member's padding",
-            "truncated",
-            start,
-            to_text(name),
-            hint="the copy or upload was cut short: make it again, or save the whole samples with `wds verify --repair`",
-        )
+            self._last = Columns(names[-1:], starts[-1:], offsets[-1:], sizes[-1:], flags[-1:])
 
     def _only_zeros(self, buffer: bytes, at: int, base: int) -> None:
         """POSIX: what follows the two zero blocks is not part of the archive; only the zeros that fill the last record
@@ -449,7 +452,7 @@ class Scanner:
             raise self._error("not a tar archive: it is empty", "not-a-tar", self.first)
         if self.position > total:
             self._remember_last()
-            raise self._cut(total)
+            raise cut(self.shard, self._last, 0, total - self._last.offsets[0])
         if self.extensions.start is not None:
             raise self._error("archive ends before the member of an extended header", "truncated", self.extensions.start)
         if self.position < total:
