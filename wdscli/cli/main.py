@@ -34,9 +34,7 @@ class Listing(NamedTuple):
 COMMANDS = {
     "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
     "shuffle": Listing("Make and change", "Write all samples in an order that only the seed decides."),
-    "cat": Listing(
-        "Make and change", "Write selected samples as a tar stream, payloads, files or JSON Lines."
-    ),
+    "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),
     "ls": Listing("Look and check", "List what is in shards: samples, members, shards or a summary."),
     "verify": Listing("Look and check", "Check shards and report everything that is wrong with them."),
     "index": Listing("Look and check", "Write indexes and manifests for shards made elsewhere."),
