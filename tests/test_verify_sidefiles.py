@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from verify_cases import flipped, good_tar, tar_bytes, write
+from xxhash import xxh3_64
 
 from wdscli.errors import UsageError
 from wdscli.ops.verify import VerifyReport, verify
@@ -85,7 +86,8 @@ def test_every_part_of_an_index_is_compared(key: str, tmp_path: Path) -> None:
         "marks": b"\x08\x00", "ignored": {"no-field": 1}, "digest": "0" * 16, "keys": b"t0t9", "mtime": 7
     }  # fmt: skip
     raw[key] = changed.get(key, 99)
-    index_of(shard).write_bytes(msgpack.packb(raw))
+    sealed = msgpack.packb(raw)[:-8]
+    index_of(shard).write_bytes(sealed + xxh3_64(sealed).digest())
     assert codes(verify([shard])) == {"stale-index"}
 
 
@@ -207,10 +209,7 @@ def test_every_flip_of_an_index_is_found(data: st.DataObject, tmp_path_factory: 
     folder = flip_set(tmp_path_factory)
     path = index_of(str(folder / "t-000000.tar"))
     good = path.read_bytes()
-    # The name of the shard in the index is information only: a shard may be renamed with its index.
-    name = good.index(b"t-000000.tar")
-    free = set(range(name, name + 12))
-    at = data.draw(st.integers(0, len(good) * 8 - 1).filter(lambda bit: bit // 8 not in free))
+    at = data.draw(st.integers(0, len(good) * 8 - 1))
     try:
         path.write_bytes(flipped(good, at // 8, at % 8))
         report = verify([str(folder / "t-000000.tar")], jobs=1)

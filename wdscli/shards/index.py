@@ -301,7 +301,7 @@ def parse_index(data: bytes, name: str) -> Index:
     import msgpack
 
     try:
-        _check_seal(data)
+        check_seal(data)
         raw = msgpack.unpackb(data, raw=False, unicode_errors="surrogateescape")
         if raw["format"] != FORMAT or raw["version"] != VERSION:
             raise ValueError(f"another format or version ({raw['format']!r} {raw['version']!r})")
@@ -316,7 +316,8 @@ def parse_index(data: bytes, name: str) -> Index:
     return index
 
 
-def _check_seal(data: bytes) -> None:
+def check_seal(data: bytes) -> None:
+    """Raise ValueError unless the seal at the end of an index is that of all bytes before it."""
     from xxhash import xxh3_64
 
     if data[-8 - len(_SEAL) : -8] != _SEAL or xxh3_64(memoryview(data)[:-8]).digest() != data[-8:]:

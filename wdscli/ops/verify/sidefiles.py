@@ -13,7 +13,7 @@ from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.model import ShardInfo
 from wdscli.ops.verify.findings import Ledger
 from wdscli.shards.checksum import new_digest
-from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, digest_of
+from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of
 from wdscli.shards.shardfile import index_address
 from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_source, read_all
 from wdscli.tar import Form
@@ -62,8 +62,9 @@ def _parse(data: bytes) -> SideIndex:
     import msgpack
 
     try:
-        raw = msgpack.unpackb(data, raw=False, max_str_len=1 << 20)
-        if raw["format"] != FORMAT or raw["version"] != VERSION or not isinstance(raw["shard"], str):
+        check_seal(data)
+        raw = msgpack.unpackb(data, raw=False, unicode_errors="surrogateescape")
+        if raw["format"] != FORMAT or raw["version"] != VERSION:
             raise ValueError("another format or version")
         if digest_of(raw) != raw["digest"]:
             raise ValueError("its digest is not that of its columns")
