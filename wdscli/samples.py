@@ -1,9 +1,10 @@
 """Members to samples: the key rule and the grouping of adjacent members.
 
 What it is: webdataset's rule that a sample is a run of adjacent members with one key, over the columns that
-``wdscli.tar`` gives. How: members are grouped a window at a time into :class:`SampleBatch`, plain lists again, because a
-record per sample would cost as much as parsing its headers; :func:`iter_samples` makes records for those who want one
-at a time. A sample that goes on in the next window is carried over, so the batches do not show where buffers ended.
+``wdscli.tar`` gives. How: members are grouped a window at a time into :class:`SampleBatch`, plain lists again,
+because a record per sample would cost as much as parsing its headers; :func:`iter_samples` makes records for those
+who want one at a time. A sample that goes on in the next window is carried over, so the batches do not show where
+buffers ended.
 
 The key rule (webdataset's ``base_plus_ext``): the key is the folder and the file name up to its first dot, the field is
 what follows that dot. Not part of any sample, and counted: folders, names without a dot, AppleDouble ``._x``, and
@@ -77,7 +78,8 @@ def check_name(key: bytes, field: bytes) -> None:
 
 
 def why_ignored(name: bytes, kind: int) -> str:
-    """The reason for which a member is part of no sample: ``directory``, ``appledouble``, ``dunder`` or ``no-field``."""
+    """The reason for which a member is part of no sample: ``directory``, ``appledouble``, ``dunder`` or
+    ``no-field``."""
     if kind == DIRECTORY:
         return "directory"
     base = name[name.rfind(b"/") + 1 :]
@@ -89,10 +91,10 @@ def why_ignored(name: bytes, kind: int) -> str:
 
 
 class SampleBatch(NamedTuple):
-    """Whole samples as columns. Sample ``i`` has the members ``firsts[i]`` to ``firsts[i + 1]`` (``firsts`` is one longer
-    than ``keys``); per member: field, byte of the first header block, byte of the payload, payload bytes, flags of
-    ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample ``i`` is a run
-    of canonical members that may be copied as it stands, else FOREIGN, GLOBAL and RAGGED."""
+    """Whole samples as columns. Sample ``i`` has the members ``firsts[i]`` to ``firsts[i + 1]`` (``firsts`` is one
+    longer than ``keys``); per member: field, byte of the first header block, byte of the payload, payload bytes,
+    flags of ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample
+    ``i`` is a run of canonical members that may be copied as it stands, else FOREIGN, GLOBAL and RAGGED."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     keys: list[bytes]

@@ -178,70 +178,92 @@ class CutOptions(NamedTuple):
     ] = None
 
 
+Output = Annotated[
+    str,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL of these.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.", rich_help_panel=_OUTPUT)]
+Fsync = Annotated[
+    bool,
+    typer.Option(
+        "--fsync", help="Force each shard to the device before it gets its name.", rich_help_panel=_OUTPUT
+    ),
+]
+NoIndex = Annotated[
+    bool, typer.Option("--no-index", help="Write no index beside the shards.", rich_help_panel=_OUTPUT)
+]
+Checksum = Annotated[
+    Literal["xxh3_128", "sha256", "none"],
+    typer.Option("--checksum", help="The checksum that the manifest holds.", rich_help_panel=_OUTPUT),
+]
+Mtime = Annotated[
+    int | None,
+    typer.Option(
+        "--mtime",
+        metavar="SECONDS",
+        min=0,
+        help="Modification time of every member. Default: SOURCE_DATE_EPOCH, or 0.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+LongNames = Annotated[
+    Literal["pax", "gnu"],
+    typer.Option(
+        "--long-names",
+        help="How names are written that ustar has no room for. DALI reads gnu only.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "-n", "--dry-run", help="Say what would be written, and write nothing.", rich_help_panel=_OUTPUT
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "-j",
+        "--jobs",
+        metavar="N",
+        min=1,
+        help="Processes to work in. Default: the processors there are. The bytes written are the same.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+
+
 class OutputOptions(NamedTuple):
     """Where shards are written, and how."""
 
-    output: Annotated[
-        str,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="OUT",
-            help="Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL of these.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ]
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace what is there.", rich_help_panel=_OUTPUT)
-    ] = False
-    fsync: Annotated[
-        bool,
-        typer.Option(
-            "--fsync", help="Force each shard to the device before it gets its name.", rich_help_panel=_OUTPUT
-        ),
-    ] = False
-    no_index: Annotated[
-        bool, typer.Option("--no-index", help="Write no index beside the shards.", rich_help_panel=_OUTPUT)
-    ] = False
-    checksum: Annotated[
-        Literal["xxh3_128", "sha256", "none"],
-        typer.Option("--checksum", help="The checksum that the manifest holds.", rich_help_panel=_OUTPUT),
-    ] = "xxh3_128"
-    mtime: Annotated[
-        int | None,
-        typer.Option(
-            "--mtime",
-            metavar="SECONDS",
-            min=0,
-            help="Modification time of every member. Default: SOURCE_DATE_EPOCH, or 0.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None
-    long_names: Annotated[
-        Literal["pax", "gnu"],
-        typer.Option(
-            "--long-names",
-            help="How names are written that ustar has no room for. DALI reads gnu only.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = "pax"
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "-n", "--dry-run", help="Say what would be written, and write nothing.", rich_help_panel=_OUTPUT
-        ),
-    ] = False
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "-j",
-            "--jobs",
-            metavar="N",
-            min=1,
-            help="Processes to work in. Default: the processors there are. The bytes written are the same.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None
+    output: Output
+    force: Force = False
+    fsync: Fsync = False
+    no_index: NoIndex = False
+    checksum: Checksum = "xxh3_128"
+    mtime: Mtime = None
+    long_names: LongNames = "pax"
+    dry_run: DryRun = False
+    jobs: Jobs = None
+
+
+class StreamOptions(NamedTuple):
+    """Where one archive is written, and how; standard output unless said otherwise."""
+
+    output: Output = "-"
+    force: Force = False
+    fsync: Fsync = False
+    no_index: NoIndex = False
+    checksum: Checksum = "xxh3_128"
+    mtime: Mtime = None
+    long_names: LongNames = "pax"
+    dry_run: DryRun = False
 
 
 class ErrorOptions(NamedTuple):

@@ -13,10 +13,17 @@ from wdscli.shards.output import ShardSettings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wdscli.cli.options import CutOptions, DuplicateOptions, ErrorOptions, OutputOptions, SelectionOptions
+    from wdscli.cli.options import (
+        CutOptions,
+        DuplicateOptions,
+        ErrorOptions,
+        OutputOptions,
+        SelectionOptions,
+        StreamOptions,
+    )
 
 
-def shard_settings(output: OutputOptions) -> ShardSettings:
+def shard_settings(output: OutputOptions | StreamOptions) -> ShardSettings:
     """How shards are written."""
     return ShardSettings(
         form=make_form(output.mtime, output.long_names),
@@ -34,7 +41,7 @@ def selection_text(selection: SelectionOptions) -> dict[str, Any]:
 
 def reorder_request(
     shards: Sequence[str],
-    output: OutputOptions,
+    output: OutputOptions | StreamOptions,
     cuts: CutOptions,
     selection: SelectionOptions,
     duplicates: DuplicateOptions,
@@ -50,6 +57,6 @@ def reorder_request(
         on_error=errors.on_error,
         on_duplicate=duplicates.on_duplicate,
         rekey=duplicates.rekey,
-        jobs=output.jobs,
+        jobs=getattr(output, "jobs", 1),
         selection_text=selection_text(selection),
     )

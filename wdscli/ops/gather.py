@@ -3,8 +3,8 @@
 What it is: a task, :func:`gather`, that fills one shard with the runs a plan lists. How: runs are read into one buffer
 of a few hundred KiB, adjacent ones by one call; the headers in the buffer are walked again, which costs a microsecond a
 member and proves that every run is what the plan took it for; then the buffer goes out as it stands, or member by
-member with new headers where a sample is not canonical yet, loses fields or changes names. Checksum and write find the bytes
-in the processor's cache. A sample larger than the buffer is copied in pieces.
+member with new headers where a sample is not canonical yet, loses fields or changes names. Checksum and write find
+the bytes in the processor's cache. A sample larger than the buffer is copied in pieces.
 
 It must not know orders, cuts or selections beyond the names that members get.
 """

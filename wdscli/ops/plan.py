@@ -1,8 +1,8 @@
 """A plan: for each output shard, which runs of which input shards it is made of.
 
 What it is: columns of all selected samples in input order (:class:`Samples`), an order over them, cuts through that
-order, and :class:`Plan`, from which the tasks are made. How: everything is an array; ten million samples are ordered and
-cut in seconds. It must not read or write anything.
+order, and :class:`Plan`, from which the tasks are made. How: everything is an array; ten million samples are ordered
+and cut in seconds. It must not read or write anything.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The engine behind ``shuffle``: survey, order, cut, gather.
 
-What it is: :func:`make_plan`, which works on metadata alone, and :func:`run_plan`, which makes one task an output shard.
-How: each input shard is surveyed once (in parallel when nothing is counted across shards), repeated keys are found over
-all of them, the order and the cut come from ``plan.py``, the bytes from ``gather.py``. At the end the samples, members
-and bytes that were written are compared with those that were planned. It must not know why samples are reordered.
+What it is: :func:`make_plan`, which works on metadata alone, and :func:`run_plan`, which makes one task an output
+shard. How: each input shard is surveyed once (in parallel when nothing is counted across shards), repeated keys are
+found over all of them, the order and the cut come from ``plan.py``, the bytes from ``gather.py``. At the end the
+samples, members and bytes that were written are compared with those that were planned. It must not know why samples
+are reordered.
 """
 
 from __future__ import annotations
@@ -318,3 +319,18 @@ def _compare(planned: ReorderPlan, written: Sequence[ShardInfo]) -> None:
                 f"{info.name} has {info.samples} samples in {info.size_bytes} bytes, planned were {count} in {size}",
                 hint="this is a mistake in wdscli; please report it",
             )
+
+
+def shaping_options(request: Request) -> dict[str, Any]:
+    """The options that shape the result, as the manifest tells them; those left at their default are not named."""
+    given: dict[str, Any] = {
+        "max_count": request.cuts.max_count,
+        "max_size": request.cuts.max_size,
+        "shards": request.cuts.shards,
+        "on_duplicate": None if request.on_duplicate == "error" else request.on_duplicate,
+        "rekey": request.rekey,
+        "mtime": request.settings.form.mtime or None,
+        "long_names": None if request.settings.form.long_names == "pax" else request.settings.form.long_names,
+        **(request.selection_text or {}),
+    }
+    return {name: value for name, value in given.items() if value is not None}

@@ -2,8 +2,8 @@
 
 What it is: :func:`repeated_rows`, which finds the samples whose key an earlier sample has, and :func:`without` and
 :func:`renamed`, which leave them out or give them new keys. How: equal XXH3-64 make candidates, found by one sort; only
-their keys are read again and compared, so that a collision of hashes is never taken for a repeated key. It must not know
-of orders or cuts.
+their keys are read again and compared, so that a collision of hashes is never taken for a repeated key. It must not
+know of orders or cuts.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from wdscli.errors import DataError
 from wdscli.samples import Grouper, Ignored, SampleBatch
-from wdscli.tar import CANONICAL, ByteSource, Form
+from wdscli.tar import CANONICAL, ByteSource, Form, Window
 from wdscli.tar.recover import scan_salvaging
 
 Dropped = dict[str, int]
@@ -25,10 +25,12 @@ def salvaged_batches(
     *,
     form: Form = CANONICAL,
     ignored: Ignored | None = None,
+    see: Callable[[Window], None] | None = None,
 ) -> Iterator[SampleBatch]:
     """Every sample of which it can be told that it is whole. Each trouble goes to ``report``; samples that are left out
-    are counted in ``dropped``: ``damaged`` (beside damage), ``duplicate-field``."""
-    return _Salvager(source, report, dropped, form, ignored).batches()
+    are counted in ``dropped``: ``damaged`` (beside damage), ``duplicate-field``. ``see`` is shown every window before
+    its samples come out, for a stream whose payloads must be taken then; a payload that it finds cut ends the shard."""
+    return _Salvager(source, report, dropped, form, ignored, see).batches()
 
 
 class _Salvager:
@@ -39,7 +41,9 @@ class _Salvager:
         dropped: Dropped,
         form: Form,
         ignored: Ignored | None,
+        see: Callable[[Window], None] | None,
     ) -> None:
+        self._see = see
         self._source = source
         self._report = report
         self._dropped = dropped
@@ -52,7 +56,7 @@ class _Salvager:
 
     def batches(self) -> Iterator[SampleBatch]:
         after_damage = False
-        for window in scan_salvaging(self._source, self._damage, form=self._form):
+        for window in self._windows():
             if self._hurt and window.columns.names:
                 yield from self._sound(self._grouper.finish(), after_damage, True)
                 self._hurt, after_damage = False, True
@@ -61,6 +65,20 @@ class _Salvager:
                 yield from self._sound(batch, after_damage, False)
                 after_damage = False
         yield from self._sound(self._grouper.finish(), after_damage, self._hurt)
+
+    def _windows(self) -> Iterator[Window]:
+        payloads = self._see is not None
+        for window in scan_salvaging(self._source, self._damage, form=self._form, payloads=payloads):
+            if self._see is not None:
+                try:
+                    self._see(window)
+                except DataError as error:
+                    for column in window.columns:
+                        column.pop()
+                    yield window
+                    self._damage(error)
+                    return
+            yield window
 
     def _damage(self, error: DataError) -> None:
         self._hurt = True

@@ -95,7 +95,9 @@ def _selected(
     """Batches with the rows that are selected, None for all."""
     if task.on_error == "skip":
         sound = salvaged_batches(source, _warner(warnings), dropped, form=task.form, ignored=ignored)
-        yield from iter_selected(source, task.selection, state, form=task.form, batches=_safe(sound, dropped))
+        yield from iter_selected(
+            source, task.selection, state, form=task.form, batches=keep_safe(sound, dropped)
+        )
         return
     if task.selection.needs_payload:
         yield from iter_selected(source, task.selection, state, form=task.form, ignored=ignored)
@@ -175,8 +177,8 @@ def is_unsafe(key: bytes) -> bool:
     return key.startswith(b"/") or b".." in key.split(b"/")
 
 
-def _safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterator[SampleBatch]:
-    """The samples with safe names; the others are counted."""
+def keep_safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterator[SampleBatch]:
+    """The samples with safe names; the others are counted in ``dropped``."""
     for batch in batches:
         if not _may_be_unsafe(batch):
             yield batch
@@ -227,5 +229,5 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
 def _all(task: SurveyTask, source: Source) -> Iterator[SampleBatch]:
     """All samples of a shard, as :func:`survey` saw them."""
     if task.on_error == "skip":
-        return _safe(salvaged_batches(source, lambda _: None, {}, form=task.form), {})
+        return keep_safe(salvaged_batches(source, lambda _: None, {}, form=task.form), {})
     return batches(task.address, source, form=task.form, use_index=task.use_index)

@@ -49,8 +49,8 @@ def shuffle(
         wds shuffle shards/ -o 'mixed-{0000..0127}.tar'
         wds shuffle shards/ -o 'mixed-%06d.tar' --max-count 10000 --on-duplicate rekey
     """
-    from wdscli.ops.reorder import run_plan
-    from wdscli.ops.shuffle import plan_shuffle, shaping_options
+    from wdscli.ops.reorder import run_plan, shaping_options
+    from wdscli.ops.shuffle import plan_shuffle
 
     out = Out(common, json=json.json)
     progress = out.progress()

@@ -1,0 +1,218 @@
+"""``wds cat``: options in; a tar, raw payloads, files or JSON Lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wdscli.cli.made import by_reason, plural
+from wdscli.cli.options import (
+    CommonOptions,
+    CutOptions,
+    DuplicateOptions,
+    ErrorOptions,
+    SelectionOptions,
+    Shards,
+    StreamOptions,
+    grouped,
+)
+from wdscli.cli.output import Out
+from wdscli.cli.requests import reorder_request
+from wdscli.errors import UsageError
+from wdscli.units import human_size
+
+if TYPE_CHECKING:
+    from wdscli.ops.picking import Picker
+    from wdscli.ops.reorder import Request
+    from wdscli.progress import Progress
+
+_INSTEAD = "Instead of a tar"
+
+
+@grouped
+def cat(
+    *,
+    shards: Shards,
+    output: StreamOptions,
+    field: Annotated[
+        str | None,
+        typer.Option(
+            "--field",
+            metavar="FIELD",
+            help="The payloads of one field, one after the other.",
+            rich_help_panel=_INSTEAD,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", metavar="KEY", help="With --field: of this sample alone.", rich_help_panel=_INSTEAD
+        ),
+    ] = None,
+    to_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--to-dir", metavar="DIR", help="A file per member, below DIR.", rich_help_panel=_INSTEAD
+        ),
+    ] = None,
+    to_jsonl: Annotated[
+        bool,
+        typer.Option(
+            "--to-jsonl",
+            help="A line of JSON per sample: text fields as text, the bytes of the others.",
+            rich_help_panel=_INSTEAD,
+        ),
+    ] = False,
+    base64: Annotated[
+        bool,
+        typer.Option(
+            "--base64",
+            help="With --to-jsonl: the payloads of the others in base 64.",
+            rich_help_panel=_INSTEAD,
+        ),
+    ] = False,
+    selection: SelectionOptions,
+    duplicates: DuplicateOptions,
+    errors: ErrorOptions,
+    common: CommonOptions,
+) -> None:
+    """Write the selected samples as one tar, in input order.
+
+    The tar goes to standard output, or to -o OUT with its index and manifest. Samples can also leave their
+    shards: as raw payloads, as files, as JSON Lines.
+
+    Examples:
+
+        wds cat 'train-{000000..000009}.tar' -o all.tar
+        wds cat --keys 'n01/*' --limit 100 shards/ | tar tv
+        wds cat --field jpg --key n01/img7 shards/ > img7.jpg
+        wds cat --to-jsonl shards/ | jq .fields.json.caption
+        wds cat --to-dir unpacked shards/
+    """
+    _check(field, key, to_dir, to_jsonl, base64, output, duplicates)
+    out = Out(common)
+    progress = out.progress()
+    request = reorder_request(shards, output, CutOptions(), selection, duplicates, errors)
+    if field is not None:
+        _stream_field(out, request, progress, field, key)
+    elif to_jsonl:
+        _stream_json(out, request, progress, base64)
+    elif to_dir is not None:
+        _unpack(out, request, progress, to_dir)
+    else:
+        _write_tar(out, request, progress, output.dry_run)
+
+
+def _check(
+    field: str | None,
+    key: str | None,
+    to_dir: str | None,
+    to_jsonl: bool,
+    base64: bool,
+    output: StreamOptions,
+    duplicates: DuplicateOptions,
+) -> None:
+    """Options that exclude or need each other."""
+    others = [
+        name for name, given in (("--field", field), ("--to-dir", to_dir), ("--to-jsonl", to_jsonl)) if given
+    ]
+    if len(others) > 1:
+        raise UsageError(f"{others[0]} and {others[1]} exclude each other", hint="choose one of them")
+    if key is not None and field is None:
+        raise UsageError("--key needs --field", hint="for whole samples: --keys KEY")
+    if base64 and not to_jsonl:
+        raise UsageError("--base64 needs --to-jsonl")
+    if to_dir is not None and output.output != "-":
+        raise UsageError("--to-dir and -o exclude each other", hint="choose one of them")
+    if others and (duplicates != DuplicateOptions() or output.dry_run):
+        raise UsageError(
+            f"{others[0]} goes with no --on-duplicate, --rekey and --dry-run", hint="these are for a tar"
+        )
+
+
+def _picker(request: Request, progress: Progress, *, writes_names: bool) -> Picker:
+    from wdscli.ops.picking import Picker
+
+    picker = Picker(
+        request.inputs,
+        request.selection,
+        on_error=request.on_error,
+        writes_names=writes_names,
+        progress=progress,
+    )
+    progress.start("reading", len(picker.set.addresses), "shards")
+    return picker
+
+
+def _put(out: Out, request: Request, pieces: Iterable[bytes | memoryview]) -> None:
+    """Bytes to standard output or to a file that gets its name at the end."""
+    if request.output == "-":
+        for piece in pieces:
+            out.write(bytes(piece))
+        out.flush()
+        return
+    from wdscli.storage import open_sink
+
+    with open_sink(request.output, force=request.settings.force, fsync=request.settings.fsync) as sink:
+        for piece in pieces:
+            sink.write(piece)
+
+
+def _stream_field(out: Out, request: Request, progress: Progress, field: str, key: str | None) -> None:
+    from wdscli.ops.unpack import payloads
+
+    picker = _picker(request, progress, writes_names=False)
+    _put(out, request, payloads(picker, field, key))
+    progress.finish()
+    _tell_losses(out, picker)
+
+
+def _stream_json(out: Out, request: Request, progress: Progress, base64: bool) -> None:
+    from wdscli.ops.unpack import json_lines
+
+    picker = _picker(request, progress, writes_names=False)
+    _put(out, request, json_lines(picker, base64=base64))
+    progress.finish()
+    _tell_losses(out, picker)
+
+
+def _unpack(out: Out, request: Request, progress: Progress, folder: str) -> None:
+    from wdscli.ops.unpack import unpack
+
+    picker = _picker(request, progress, writes_names=True)
+    done = unpack(picker, folder, force=request.settings.force)
+    progress.finish()
+    out.summary(
+        f"unpacked {plural(done.samples, 'sample')} into {plural(done.files, 'file')}, {human_size(done.size_bytes)}"
+    )
+    _tell_losses(out, picker)
+
+
+def _write_tar(out: Out, request: Request, progress: Progress, dry_run: bool) -> None:
+    from wdscli.ops.cat import cat as write
+
+    report = write(request, dry_run=dry_run, progress=progress)
+    if request.output != "-" or dry_run:
+        done = "would write" if dry_run else "wrote"
+        out.summary(f"{done} {plural(report.samples, 'sample')}, {human_size(report.bytes_out)}")
+    _tell(out, report.dropped, report.ignored)
+
+
+def _tell_losses(out: Out, picker: Picker) -> None:
+    _tell(out, picker.dropped, picker.ignored)
+
+
+def _tell(out: Out, dropped: dict[str, int], ignored: dict[str, int]) -> None:
+    """What was read and not written. Samples that a selection left out were meant to be; they are told with -v."""
+    meant = {"keys", "where", "slice"}
+    lost = {reason: count for reason, count in dropped.items() if reason not in meant}
+    if lost:
+        out.summary(f"left out {plural(sum(lost.values()), 'sample')}: {by_reason(lost)}")
+    if dropped:
+        out.note(f"not selected: {by_reason(dropped)}")
+    if ignored:
+        out.summary(
+            f"passed over {plural(sum(ignored.values()), 'member')} of no sample: {by_reason(ignored)}"
+        )

@@ -1,0 +1,262 @@
+"""``cat``: the selected samples of a set as one tar stream, in input order.
+
+What it is: :func:`cat`, one pass over the inputs into one archive (the ``stream`` strategy of section 3 of the design).
+How: of a seekable input, headers are read some hundred samples at a time, and runs of canonical samples are then copied
+as they stand, adjacent ones by large reads; other samples, and all samples of a stream, are written member by member
+with canonical headers, which gives the same bytes. A key that comes back is an error, or left out, or renamed.
+
+It must not know about terminals or printing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from wdscli.errors import DataError, InputError
+from wdscli.model import to_text
+from wdscli.ops.gather import pieces_of
+from wdscli.ops.keyset import KeySet
+from wdscli.ops.picking import Page, Picker, cut_short
+from wdscli.ops.rekey import DEFAULT, Rekey, shard_stem
+from wdscli.ops.reorder import OnDuplicate, Request, shaping_options
+from wdscli.ops.repeats import HINT
+from wdscli.progress import QUIET, Progress
+from wdscli.shards.inputs import fingerprint_of
+from wdscli.shards.manifest import Manifest
+from wdscli.shards.output import OutputSet
+from wdscli.shards.shardfile import ShardFile
+from wdscli.storage import Source
+from wdscli.tar import padded
+
+BUFFER = 1 << 18
+LARGE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CatReport:
+    """What was written; ``manifest`` is None for a dry run, and was not stored for ``-`` and commands."""
+
+    samples: int
+    members: int
+    bytes_in: int
+    bytes_out: int
+    dropped: dict[str, int]
+    ignored: dict[str, int]
+    manifest: Manifest | None
+
+
+def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) -> CatReport:
+    """Write the selected samples of ``request.inputs`` to ``request.output``, one archive.
+
+    ``cuts`` and ``jobs`` of the request are not used. Raises UsageError, InputError, DataError, OutputError.
+
+    >>> from wdscli.shards import ShardReader, ShardWriter
+    >>> folder = getfixture("tmp_path")
+    >>> with ShardWriter(f"{folder}/in-%06d.tar", max_count=2) as writer:
+    ...     for number in range(5):
+    ...         writer.write(f"n{number}", {"cls": b"0"})
+    >>> report = cat(Request([f"{folder}/in-manifest.json"], f"{folder}/all.tar"))
+    >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/all.tar")]
+    (5, ['n0', 'n1', 'n2', 'n3', 'n4'])
+    """
+    picker = Picker(
+        request.inputs,
+        request.selection,
+        on_error=request.on_error,
+        form=request.settings.form,
+        progress=progress,
+    )
+    output = OutputSet(request.output, request.settings)
+    output.check(picker.set.addresses)
+    progress.start("copying", len(picker.set.addresses), "shards")
+    keys = _Keys(request.on_duplicate, request.rekey, picker)
+    if dry_run:
+        return _measure(picker, keys)
+    output.begin(picker.set.addresses)
+    with request.settings.open(output.address(0)) as shard:
+        copier = _Copier(request, shard)
+        for page in picker.pages():
+            copier.copy(page, keys.resolve(page))
+        info = shard.commit()
+    progress.finish()
+    manifest = output.finish(
+        [info], operation="cat", options=shaping_options(request), inputs=[fingerprint_of(picker.set)]
+    )
+    return CatReport(
+        info.samples, info.members, picker.bytes_in, info.size_bytes, picker.dropped, picker.ignored, manifest
+    )
+
+
+def _measure(picker: Picker, keys: _Keys) -> CatReport:
+    """What a dry run would write. Headers alone decide, but where ``--where`` looks into payloads."""
+    samples = members = size = 0
+    for page in picker.pages():
+        for row, _ in keys.resolve(page):
+            plan = picker.selection.plan_of(page.batch, row, page.source.name)
+            first = page.batch.firsts[row]
+            samples += 1
+            members += len(plan)
+            size += sum(padded(page.batch.sizes[first + at]) + 512 for at, _ in plan)
+    return CatReport(samples, members, picker.bytes_in, size + 1024, picker.dropped, picker.ignored, None)
+
+
+class _Keys:
+    """The policy for keys that come back, and for new keys."""
+
+    def __init__(self, on_duplicate: OnDuplicate, rekey: str | None, picker: Picker) -> None:
+        self._policy = on_duplicate
+        self._all = Rekey.parse(rekey) if rekey is not None and on_duplicate != "rekey" else None
+        self._later = Rekey.parse(rekey or DEFAULT)
+        self._seen = KeySet()
+        self._picker = picker
+
+    def resolve(self, page: Page) -> list[tuple[int, bytes]]:
+        """The rows to write and their keys."""
+        batch = page.batch
+        keys = [batch.keys[row] for row in page.rows]
+        if self._all is not None:
+            keys = [self._new(self._all, page, row) for row in page.rows]
+        chosen = list(zip(page.rows, keys, strict=True))
+        repeated = self._seen.add(keys)
+        if not repeated:
+            return chosen
+        if self._policy == "error":
+            raise self._error(page, *chosen[repeated[0]])
+        if self._policy == "skip":
+            self._picker.drop("duplicate-key", len(repeated))
+            gone = set(repeated)
+            return [pair for at, pair in enumerate(chosen) if at not in gone]
+        for at in repeated:
+            row = page.rows[at]
+            chosen[at] = row, self._new(self._later, page, row)
+            if self._seen.add([chosen[at][1]]):
+                raise self._error(page, *chosen[at])
+        return chosen
+
+    def _new(self, rekey: Rekey, page: Page, row: int) -> bytes:
+        return rekey.key(page.batch.keys[row], shard_stem(page.source.name), page.batch.index + row)
+
+    def _error(self, page: Page, row: int, key: bytes) -> DataError:
+        return DataError(
+            f'key "{to_text(key)}" a second time',
+            code="duplicate-key",
+            shard=page.source.name,
+            offset=page.batch.start(row),
+            hint=HINT,
+        )
+
+
+class _Copier:
+    """Samples of pages into one shard."""
+
+    def __init__(self, request: Request, shard: ShardFile) -> None:
+        self._shard = shard
+        self._selection = request.selection
+        self._is_plain = not request.selection.changes_members
+        self._buffer = memoryview(bytearray(BUFFER))
+
+    def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
+        """Write the chosen rows of a page under their keys."""
+        if not page.source.seekable or not self._is_plain:
+            for row, key in chosen:
+                self._write(page, row, key)
+            return
+        for first, end in self._runs(page, chosen):
+            if end > first:
+                self._copy_run(page, chosen[first][0], chosen[end - 1][0] + 1)
+            else:
+                self._write(page, *chosen[first])
+
+    def _runs(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, int]]:
+        """Stretches (first, end) of ``chosen`` that lie side by side and are canonical; (at, at) for one sample that is
+        not, or gets another key."""
+        batch = page.batch
+        marks, keys = batch.marks, batch.keys
+        if len(chosen) == len(keys) and not any(marks) and all(key is keys[row] for row, key in chosen):
+            length = _run_bytes(batch.starts, batch.offsets, batch.sizes)
+            if batch.end(len(keys) - 1) - batch.start(0) == length:
+                yield 0, len(chosen)
+                return
+        first = at = 0
+        while at < len(chosen):
+            row, key = chosen[at]
+            if marks[row] or key is not keys[row]:
+                yield at, at
+                at += 1
+                continue
+            first = at
+            at += 1
+            while at < len(chosen) and self._continues(page, chosen[at - 1][0], *chosen[at]):
+                at += 1
+            yield first, at
+
+    def _continues(self, page: Page, before: int, row: int, key: bytes) -> bool:
+        batch = page.batch
+        return (
+            row == before + 1
+            and not batch.marks[row]
+            and key is batch.keys[row]
+            and batch.end(before) == batch.start(row)
+        )
+
+    def _copy_run(self, page: Page, first: int, end: int) -> None:
+        """Samples ``first`` to ``end`` of the batch, which lie side by side, as they stand."""
+        batch = page.batch if (first, end) == (0, len(page.batch.keys)) else page.batch.part(first, end)
+        start, stop = batch.start(0), batch.end(len(batch.keys) - 1)
+        shift = self._shard.position - start
+        for view in _pieces(page.source, start, stop, self._buffer):
+            self._shard.write_blocks(view)
+            self._shard.flush()
+        if shift:
+            batch = batch._replace(
+                starts=[at + shift for at in batch.starts], offsets=[at + shift for at in batch.offsets]
+            )
+        self._shard.announce(batch)
+
+    def _write(self, page: Page, row: int, key: bytes) -> None:
+        """One sample member by member."""
+        batch, source = page.batch, page.source
+        first = batch.firsts[row]
+        plan = self._selection.plan_of(batch, row, source.name)
+        if source.seekable and batch.end(row) - batch.start(row) > LARGE:
+            self._shard.write_pieces(
+                key,
+                [
+                    (
+                        field,
+                        batch.sizes[first + at],
+                        pieces_of(source, batch.offsets[first + at], batch.sizes[first + at]),
+                    )
+                    for at, field in plan
+                ],
+            )
+        else:
+            self._shard.write(key, [(field, page.payload(first + at)) for at, field in plan])
+            if not source.seekable:
+                self._shard.flush()
+
+
+def _run_bytes(starts: list[int], offsets: list[int], sizes: list[int]) -> int:
+    """Bytes that members take when nothing lies between them."""
+    return sum(offsets) - sum(starts) + sum([size + 511 & -512 for size in sizes])
+
+
+def _pieces(source: Source, start: int, stop: int, buffer: memoryview) -> Iterator[memoryview | bytes]:
+    """A range of a source, piece by piece; local files by way of one buffer."""
+    while start < stop:
+        length = min(len(buffer), stop - start)
+        if source.fd is None:
+            data = source.read_at(start, length)
+            yield data
+            done = len(data)
+        else:
+            try:
+                done = os.preadv(source.fd, [buffer[:length]], start)
+            except OSError as error:
+                raise InputError(f"cannot read {source.name}: {error.strerror}") from error
+            yield buffer[:done]
+        if not done:
+            raise cut_short(source.name, start)
+        start += done

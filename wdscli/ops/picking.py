@@ -1,0 +1,250 @@
+"""The selected samples of a set in input order, with a way to their payloads: what ``cat`` works on.
+
+What it is: :func:`pages`, which walks the inputs one after the other and gives the selected rows of each batch. How:
+of a seekable input only headers are read, payloads on demand; of a stream the payloads of the current samples are held,
+large ones in a scratch file, because it cannot go back. Memory is bounded by a window, whatever is in the set.
+
+It must not know what becomes of the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+from wdscli.errors import DataError, UsageError
+from wdscli.ops.salvage import salvaged_batches
+from wdscli.ops.survey import check_keys, keep_safe
+from wdscli.progress import QUIET, Progress
+from wdscli.samples import Grouper, Ignored, SampleBatch
+from wdscli.selection import Selection, SelectionState, iter_selected
+from wdscli.selection.choice import OnError
+from wdscli.shards.inputs import open_set
+from wdscli.storage import Source, open_source
+from wdscli.tar import CANONICAL, Form, Window, scan
+
+HELD_BYTES = 1 << 25
+PIECE = 1 << 20
+
+Payload = bytes | memoryview
+
+
+class Page(NamedTuple):
+    """Some selected samples of one input: the rows of ``batch``. ``payload(member)`` gives one member's payload (its
+    row among the batch's members), valid until the next page is asked for."""
+
+    source: Source
+    batch: SampleBatch
+    rows: Sequence[int]
+    payload: Callable[[int], Payload]
+
+
+class Picker:
+    """Walks inputs. After :meth:`pages` is exhausted its counts are final.
+
+    ``dropped`` counts samples left out, by reason; ``ignored`` members of no sample; ``troubles`` are the errors that
+    ``on_error="skip"`` passed over. With ``writes_names`` an unsafe name is an error.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        selection: Selection,
+        *,
+        on_error: OnError = "stop",
+        form: Form = CANONICAL,
+        writes_names: bool = True,
+        progress: Progress = QUIET,
+    ) -> None:
+        self.set = open_set(inputs)
+        if selection.reads_stdin and "-" in self.set.addresses:
+            raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+        self.selection = selection
+        self.state: SelectionState = selection.new_state(on_error)
+        self.troubles: list[DataError] = []
+        self.bytes_in = 0
+        self._on_error = on_error
+        self._writes_names = writes_names
+        self._form = form
+        self._progress = progress
+        self._ignored = Ignored()
+        self._damaged: dict[str, int] = {}
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Samples that were read and not selected, by reason."""
+        total = dict(self.state.dropped)
+        for reason, count in self._damaged.items():
+            total[reason] = total.get(reason, 0) + count
+        return dict(sorted(total.items()))
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """Members of no sample, by reason."""
+        return dict(sorted(self._ignored.counts.items()))
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count samples that the caller leaves out."""
+        self._damaged[reason] = self._damaged.get(reason, 0) + count
+
+    def pages(self) -> Iterator[Page]:
+        """The selected samples of all inputs, in order. Raises InputError, DataError."""
+        for address in self.set.addresses:
+            if self.state.done:
+                break
+            with open_source(address) as source:
+                yield from self._seekable(source) if source.seekable else self._stream(source)
+                self.bytes_in += source.size or 0
+            self._progress.advance(1)
+        for remark in self.selection.remarks(self.state):
+            self._progress.warn(remark)
+
+    def _seekable(self, source: Source) -> Iterator[Page]:
+        batches = None
+        if self._on_error == "skip":
+            sound = salvaged_batches(
+                source, self._trouble, self._damaged, form=self._form, ignored=self._ignored
+            )
+            batches = self._safe(sound)
+        found = iter_selected(
+            source, self.selection, self.state, form=self._form, ignored=self._ignored, batches=batches
+        )
+        for batch, rows in found:
+            self._check(batch, source)
+            yield Page(source, batch, rows, _Reader(source, batch).payload)
+
+    def _check(self, batch: SampleBatch, source: Source) -> None:
+        if self._writes_names:
+            check_keys(batch, source.name)
+
+    def _safe(self, batches: Iterator[SampleBatch]) -> Iterator[SampleBatch]:
+        return keep_safe(batches, self._damaged) if self._writes_names else batches
+
+    def _trouble(self, error: DataError) -> None:
+        self.troubles.append(error)
+        self._progress.warn(str(error))
+
+    def _stream(self, source: Source) -> Iterator[Page]:
+        with _Held(source) as held:
+            for batch in self._batches(source, held):
+                self._check(batch, source)
+                held.batch = batch
+                rows = self.selection.apply(batch, source.name, self.state, held.of)
+                if rows:
+                    yield Page(source, batch, rows, held.payload)
+                if self.state.done:
+                    return
+                held.forget(batch)
+
+    def _batches(self, source: Source, held: _Held) -> Iterator[SampleBatch]:
+        """The batches of a stream, the payloads of their members held."""
+        if self._on_error == "skip":
+            sound = salvaged_batches(
+                source,
+                self._trouble,
+                self._damaged,
+                form=self._form,
+                ignored=self._ignored,
+                see=held.see,
+            )
+            yield from self._safe(sound)
+            return
+        grouper = Grouper(source.name)
+        grouper.ignored = self._ignored
+        for window in scan(source, form=self._form, payloads=True):
+            held.see(window)
+            batch = grouper.add(window)
+            if batch.keys:
+                yield batch
+        last = grouper.finish()
+        if last.keys:
+            yield last
+
+
+class _Reader:
+    """Payloads of a batch of a seekable input, read when they are asked for."""
+
+    def __init__(self, source: Source, batch: SampleBatch) -> None:
+        self._source = source
+        self._batch = batch
+
+    def payload(self, member: int) -> bytes:
+        offset, size = self._batch.offsets[member], self._batch.sizes[member]
+        data = self._source.read_at(offset, size)
+        if len(data) < size:
+            raise cut_short(self._source.name, offset)
+        return data
+
+
+class _Held:
+    """Payloads of a stream's current samples, by their place in the archive."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._payloads: dict[int, Payload] = {}
+        self._scratch: list[IO[bytes]] = []
+        self.batch: SampleBatch | None = None
+
+    def see(self, window: Window) -> None:
+        """Take the payloads of a window's members. Raises DataError when the stream ends first."""
+        columns = window.columns
+        for row, (offset, size) in enumerate(zip(columns.offsets, columns.sizes, strict=True)):
+            at = offset - window.base
+            if size <= HELD_BYTES or at + size <= len(window.buffer):
+                self._payloads[offset] = window.payload(row)
+            else:
+                self._payloads[offset] = self._spooled(window, offset, size)
+
+    def _spooled(self, window: Window, offset: int, size: int) -> memoryview:
+        """A payload too large to hold, by way of a scratch file."""
+        import mmap
+        import tempfile
+
+        file = tempfile.TemporaryFile(prefix="wds-")  # noqa: SIM115  (closed in forget)
+        self._scratch.append(file)
+        data = window.buffer[offset - window.base :]
+        done = 0
+        while data:
+            file.write(data)
+            done += len(data)
+            data = self._source.read_at(offset + done, min(PIECE, size - done)) if done < size else b""
+        if done < size:
+            raise cut_short(self._source.name, offset)
+        file.flush()
+        return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+
+    def payload(self, member: int) -> Payload:
+        """The payload of one member of the current batch."""
+        assert self.batch is not None
+        return self._payloads[self.batch.offsets[member]]
+
+    def of(self, row: int, field: bytes) -> bytes:
+        """For a selection that looks into payloads."""
+        assert self.batch is not None
+        batch = self.batch
+        at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
+        return bytes(self.payload(at))
+
+    def forget(self, batch: SampleBatch) -> None:
+        """Let go of what belongs to a batch that is done with, and of what lay before it."""
+        if batch.keys:
+            end = batch.end(len(batch.keys) - 1)
+            self._payloads = {offset: data for offset, data in self._payloads.items() if offset >= end}
+        if not self._payloads:
+            self._close()
+
+    def _close(self) -> None:
+        while self._scratch:
+            self._scratch.pop().close()
+
+    def __enter__(self) -> _Held:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._payloads.clear()
+        self._close()
+
+
+def cut_short(shard: str, offset: int) -> DataError:
+    """The error of a payload that ends too soon."""
+    return DataError("archive ends inside a payload", code="truncated", shard=shard, offset=offset)
