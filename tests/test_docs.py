@@ -127,3 +127,6 @@ def test_readme_examples_run(pictures: Path) -> None:
     for name, (_, example) in table.items():
         done = run_line(example, pictures)
         assert done.returncode == 0, f"{name}: {example}\n{done.stdout}{done.stderr}"
+    program = README.split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", program], cwd=pictures, capture_output=True, text=True)
+    assert done.stdout.splitlines()[0].startswith("class0/img000 ['cls', 'jpg', 'json']"), done.stderr
