@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_tasks
@@ -29,6 +29,9 @@ from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.shards.shardfile import ShardFile
 from wdscli.storage import Source, open_source
 from wdscli.tar import ByteSource, build_header, padding
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 CHUNK = 1 << 20
 LARGE_SAMPLE = 1 << 24
@@ -96,40 +99,59 @@ def repair(
     target.check(shards.addresses)
     tasks = [SalvageTask(address, decode, max_findings) for address in shards.addresses]
     with make_executor(choose_jobs(jobs, shards.addresses, payloads=True)) as executor:
-        progress.start("plan repair", len(tasks), "shards")
-        ledger = _Sum()
-        digests = []
-        for result in run_tasks(executor, salvage, tasks):
-            ledger.add(result.findings, result.counts)
-            digests.append(result.digests)
-            progress.advance(1)
-        counts = [len(part) // 8 for part in digests]
-        dropped = _dropped(digests)
-        counts = [count - len(dropped.get(number, b"")) // 8 for number, count in enumerate(counts)]
-        planned = [number for number, count in enumerate(counts) if count]
-        if target.pattern.count is not None and target.pattern.count != len(planned):
-            raise UsageError(f"{output} names {target.pattern.count} shards, and {len(planned)} can be saved")
+        plan = _plan(executor, tasks, progress)
+        writes = [task for task, count in zip(plan.tasks, plan.counts) if count]
+        if target.pattern.count is not None and target.pattern.count != len(writes):
+            raise UsageError(f"{output} names {target.pattern.count} shards, and {len(writes)} can be saved")
         if dry_run:
-            progress.finish()
-            return ledger.report(len(shards.addresses), sum(counts), [], None)
+            return plan.sum.report(len(tasks), sum(plan.counts), [], None)
         target.begin(shards.addresses)
-        progress.start("repair", len(planned), "shards")
-        writes = [
-            tasks[number]._replace(
-                output=target.address(place), settings=target.settings, dropped=dropped.get(number, b"")
-            )
-            for place, number in enumerate(planned)
-        ]
-        infos = []
-        for result in run_tasks(executor, salvage, writes):
-            ledger.add(result.findings, result.counts)
-            if result.info is not None:
-                infos.append(result.info)
-            progress.advance(1)
-    progress.finish()
-    target.finish(infos, operation="repair", options={"decode": decode} if decode else {})
+        infos = _write_all(executor, writes, target, progress)
+    target.finish(infos, operation="repair", options={"decode": True} if decode else {})
     samples = sum(info.samples for info in infos)
-    return ledger.report(len(shards.addresses), samples, infos, target.manifest_address)
+    return plan.sum.report(len(tasks), samples, infos, target.manifest_address)
+
+
+class _Plan(NamedTuple):
+    """What to do for each input, and how many samples it has left; what was left out is in ``sum``."""
+
+    tasks: list[SalvageTask]
+    counts: list[int]
+    sum: _Sum
+
+
+def _plan(executor: Executor, tasks: list[SalvageTask], progress: Progress) -> _Plan:
+    ledger, digests, counts = _Sum(), [], []
+    progress.start("plan repair", len(tasks), "shards")
+    for result in run_tasks(executor, salvage, tasks):
+        ledger.add(result.findings, result.counts)
+        digests.append(result.digests)
+        counts.append(len(result.digests) // 8)
+        progress.advance(1)
+    for number, dropped in _dropped(digests).items():
+        tasks[number] = tasks[number]._replace(dropped=dropped)
+        counts[number] -= len(dropped) // 8
+    for result in run_tasks(executor, tell_dropped, [task for task in tasks if task.dropped]):
+        ledger.add(result.findings, result.counts)
+    progress.finish()
+    return _Plan(tasks, counts, ledger)
+
+
+def _write_all(
+    executor: Executor, tasks: list[SalvageTask], target: OutputSet, progress: Progress
+) -> list[ShardInfo]:
+    infos = []
+    writes = [
+        task._replace(output=target.address(place), settings=target.settings)
+        for place, task in enumerate(tasks)
+    ]
+    progress.start("repair", len(writes), "shards")
+    for result in run_tasks(executor, salvage, writes):
+        if result.info is not None:
+            infos.append(result.info)
+        progress.advance(1)
+    progress.finish()
+    return infos
 
 
 class _Sum:
@@ -170,7 +192,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
             if task.output is None:
                 plan = plan_shard(seekable, ledger, decode=task.decode)
                 return SalvageResult(ledger.findings, ledger.counts, plan.digests, None)
-            return _write(task, seekable, ledger)
+            return _write(task, seekable)
     except (DataError, StorageError) as error:
         if task.output is not None:
             raise
@@ -178,21 +200,32 @@ def salvage(task: SalvageTask) -> SalvageResult:
     return SalvageResult(ledger.findings, ledger.counts, b"", None)
 
 
-def _write(task: SalvageTask, source: ByteSource, ledger: Ledger) -> SalvageResult:
-    """Write what the plan saves. The plan's own losses were told when it was made first."""
+def _write(task: SalvageTask, source: ByteSource) -> SalvageResult:
+    """Write what the plan saves; what it does not was told when the plan was made first."""
     plan = plan_shard(source, Ledger(task.address, 0), decode=task.decode)
     dropped = set(memoryview(task.dropped).cast("Q"))
     digest = digester()
     assert task.output is not None
     with task.settings.open(task.output) as shard:
         for run in plan.samples():
-            if dropped and digest(run.key) in dropped:
-                message = "sample left out: an earlier shard has its key"
-                ledger.add("duplicate-key", message, offset=run.start, member=to_text(run.key))
-            else:
+            if not dropped or digest(run.key) not in dropped:
                 _copy(run, source, shard)
         info = shard.commit()
-    return SalvageResult(ledger.findings, ledger.counts, plan.digests, info)
+    return SalvageResult([], {}, plan.digests, info)
+
+
+def tell_dropped(task: SalvageTask) -> SalvageResult:
+    """Name the samples that are left out because an earlier shard has their key."""
+    ledger = Ledger(task.address, task.limit)
+    dropped = set(memoryview(task.dropped).cast("Q"))
+    digest = digester()
+    with open_source(task.address) as source, _Seekable(source) as seekable:
+        plan = plan_shard(seekable, Ledger(task.address, 0), decode=task.decode)
+        for run in plan.samples():
+            if digest(run.key) in dropped:
+                message = "sample left out: an earlier shard has its key"
+                ledger.add("duplicate-key", message, offset=run.start, member=to_text(run.key))
+    return SalvageResult(ledger.findings, ledger.counts, b"", None)
 
 
 def _copy(run: Run, source: ByteSource, shard: ShardFile) -> None:
