@@ -1,7 +1,7 @@
 """Sizes, rates and times as people write and read them.
 
-Both the options (``--max-size 1GiB``) and the reports (``1.07 GB at 812 MB/s``) use this; it knows nothing of either.
-``k M G T P`` are powers of 1000, ``Ki Mi Gi Ti Pi`` powers of 1024, as in SI and IEC.
+Both the options (``--max-size 1GiB``) and the reports (``1.07 GB at 812 MB/s``) use this; it knows nothing of
+either. ``k M G T P`` are powers of 1000, ``Ki Mi Gi Ti Pi`` powers of 1024, as in SI and IEC.
 """
 
 from __future__ import annotations
@@ -51,6 +51,31 @@ def _not_a_size(text: str) -> UsageError:
     return UsageError(
         f'not a size: "{text}"', hint="a size is a number with an optional unit: 500MB, 1GiB, 64k, 2e9"
     )
+
+
+def parse_time(text: str | int) -> int:
+    """Seconds since 1970 meant by ``text``: a number, perhaps after ``@`` as in GNU tar, or a date and time
+    of ISO 8601. A time without a zone is UTC, so that it means the same everywhere.
+
+    >>> parse_time("@12"), parse_time("2001-09-09T01:46:40"), parse_time("2001-09-09")
+    (12, 1000000000, 999993600)
+    """
+    if isinstance(text, int):
+        return text
+    number = text.strip().removeprefix("@")
+    if number.isascii() and number.isdecimal():
+        return int(number)
+    from datetime import datetime, timezone
+
+    try:
+        # Python 3.10 knows no Z.
+        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError:
+        raise UsageError(
+            f'not a time: "{text}"',
+            hint="a time is seconds since 1970 or a date: 0, @0, 2024-05-01, 2024-05-01T12:00:00Z",
+        ) from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp())
 
 
 def human_size(size_bytes: float) -> str:

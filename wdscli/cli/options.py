@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from wdscli.units import parse_size
+from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
     from wdscli.selection import Selection
@@ -206,9 +206,9 @@ Mtime = Annotated[
     int | None,
     typer.Option(
         "--mtime",
-        metavar="SECONDS",
-        min=0,
-        help="Modification time of every member. Default: SOURCE_DATE_EPOCH, or 0.",
+        metavar="TIME",
+        parser=parse_time,
+        help="Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH, or 0.",
         rich_help_panel=_OUTPUT,
     ),
 ]

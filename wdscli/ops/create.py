@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -22,10 +21,13 @@ from wdscli.ops.forms import make_form
 from wdscli.ops.packing import PackTask, pack
 from wdscli.ops.plan import END_BYTES, Cuts
 from wdscli.ops.sources import grouping
-from wdscli.ops.sources.columns import Files, Skipped
+from wdscli.ops.sources.columns import SEPARATOR, Files, Skipped
 from wdscli.ops.sources.globs import Globs
 from wdscli.ops.sources.grouping import Samples
 from wdscli.ops.sources.keys import KeyRule
+from wdscli.ops.sources.recipe import read_recipe
+from wdscli.ops.sources.scratch import Scratch
+from wdscli.ops.sources.table import TableOptions, read_table
 from wdscli.ops.sources.walk import Wanted, walk
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.manifest import Manifest
@@ -46,6 +48,7 @@ class CreateOptions:
     """
 
     from_list: str | None = None
+    table: TableOptions | None = None
     key_rule: str = "first-dot"
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
@@ -153,7 +156,7 @@ def create(
     [(1, 2), (1, 1)]
     """
     options = options or CreateOptions()
-    with ExitStack() as scratch:
+    with Scratch() as scratch:
         plan = plan_create(sources, output, options, scratch, progress=progress)
         return plan.report if dry_run else run_create(plan, progress=progress)
 
@@ -162,7 +165,7 @@ def plan_create(
     sources: Sequence[str],
     output: str,
     options: CreateOptions,
-    scratch: ExitStack,
+    scratch: Scratch,
     *,
     progress: Progress = QUIET,
 ) -> CreatePlan:
@@ -174,7 +177,7 @@ def plan_create(
     cuts = _cuts(options.cuts, out)
     out.check()
     rule, skipped = KeyRule(options.key_rule), Skipped(progress)
-    files, given = _find(sources, options, out, rule, skipped, progress)
+    files, given = _find(sources, options, out, rule, scratch, skipped, progress)
     samples, incomplete, classes = _arrange(files, given, options, skipped)
     if not len(samples):
         raise _nothing(skipped)
@@ -207,11 +210,12 @@ def _find(
     options: CreateOptions,
     out: OutputSet,
     rule: KeyRule,
+    scratch: Scratch,
     skipped: Skipped,
     progress: Progress,
 ) -> tuple[Files, dict[bytes, int] | None]:
     """All files, and where a list or table gives an order, the first row of each key."""
-    if not sources and options.from_list is None:
+    if not sources and options.from_list is None and options.table is None:
         raise UsageError(
             "nothing to make shards of", hint="name folders or files, or use --from-list or --from-table"
         )
@@ -220,8 +224,24 @@ def _find(
     progress.start("finding files", None, "files")
     for source in sources:
         walk(source, wanted, files, skipped, progress)
+    if options.from_list is None and options.table is None:
+        progress.finish()
+        return files, None
+    grouping.group(files)
+    if options.from_list is not None:
+        read_recipe(options.from_list, rule, files, scratch, progress)
+    if options.table is not None:
+        read_table(options.table, rule, files, scratch, skipped, progress)
     progress.finish()
-    return files, None
+    return files, _first_rows(files)
+
+
+def _first_rows(files: Files) -> dict[bytes, int]:
+    """The row at which each key first comes."""
+    first: dict[bytes, int] = {}
+    for at, row in enumerate(files.rows):
+        first.setdefault(row.partition(SEPARATOR)[0], at)
+    return first
 
 
 def _outputs(out: OutputSet) -> frozenset[bytes]:
