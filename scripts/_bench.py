@@ -1,0 +1,330 @@
+"""The bench behind ``scripts/bench``: rows of (ours, peer) on three seeded sets, and the table of their ratios.
+
+The sets: ``tiny`` has two members of a few bytes a sample, ``text`` one of 2 KB, ``images`` a picture of 100 KB (random
+bytes: nothing here decodes), a JSON caption and a class. Whole-process rows start a program; the others call
+functions in a process of their own, without its start. Outputs are removed before every run, because a full page
+cache slows the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+BIN = Path(sys.executable).parent
+COUNTS = {"tiny": 200_000, "text": 100_000, "images": 10_000}
+QUICK = {"tiny": 20_000, "text": 10_000, "images": 1_000}
+SHARDS = 4
+
+
+class Row(NamedTuple):
+    """One line of the table: each side is a shell command or the name of a function of this file."""
+
+    work: str
+    peer: str
+    ours: str
+    theirs: str
+    targets: dict[str, float]
+
+
+def _row(
+    work: str, peer: str, ours: str, theirs: str, tiny: float = 0, text: float = 0, images: float = 0
+) -> Row:
+    targets = {kind: aim for kind, aim in (("tiny", tiny), ("text", text), ("images", images)) if aim}
+    return Row(work, peer, ours, theirs, targets)
+
+
+CAT = "$ cat $SET/*.tar > $OUT/all.tar"
+ROWS = [
+    _row("list members (library)", "tarfile", "list_ours", "list_tarfile", 10, 10, 8),
+    _row("iterate samples (library)", "webdataset", "iterate_ours", "iterate_webdataset", 12, 10, 7),
+    _row("write to /dev/null (library)", "TarWriter", "write_ours", "write_webdataset", 15, 12, 8),
+    _row("wds ls --members", "tar tf", "$ wds ls --members $WHOLE", "$ tar tf $WHOLE", 0.5, 0.6, 0.6),
+    _row(
+        "wds create",
+        "tar cf",
+        "$ wds create $TREE -o $OUT/c-%06d.tar -q",
+        "$ tar cf $OUT/c.tar -C $TREE .",
+        tiny=0.7,
+        images=0.8,
+    ),
+    _row("wds cat -o", "cat", "$ wds cat $SET -o $OUT/all.tar -q", CAT, images=0.7),
+    _row("wds shuffle", "cat", "$ wds shuffle $SET -o $OUT/s-%06d.tar -q", CAT, images=0.5),
+    _row("wds shuffle -j1", "cat", "$ wds shuffle $SET -o $OUT/s-%06d.tar -q -j1", CAT),
+    _row("wds verify", "tar tf", "$ wds verify $WHOLE -q", "$ tar tf $WHOLE"),
+    _row("wds verify --checksums", "sha256sum", "$ wds verify --checksums $SET -q", "$ sha256sum $SET/*.tar"),
+]
+START = [
+    ("wds --version", "wds --version", 8.0),
+    ("wds ls (small shard)", "wds ls $SMALL", 8.0),
+    ("wds --help", "wds --help", 15.0),
+]
+
+
+def samples(kind: str, count: int) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """The samples of one set, the same every time."""
+    seeded = random.Random(kind)
+    blob = seeded.randbytes(1 << 20)
+    for number in range(count):
+        key = f"n{number % 100:02d}/img{number:07d}"
+        label = b"%d" % (number % 100)
+        at = seeded.randrange(len(blob) - 120_000)
+        if kind == "tiny":
+            yield key, {"cls": label, "id": b"%08d" % number}
+        elif kind == "text":
+            yield key, {"txt": blob[at : at + seeded.randrange(1500, 2500)]}
+        else:
+            caption = b'{"width": 640, "height": 480, "caption": "picture %d"}' % number
+            yield (
+                key,
+                {"cls": label, "jpg": blob[at : at + seeded.randrange(80_000, 120_000)], "json": caption},
+            )
+
+
+def make_set(folder: Path, kind: str, count: int) -> None:
+    """A set of some shards, and the same samples in one."""
+    from wdscli.shards import ShardWriter
+
+    for name, in_shard in (("set", -(-count // SHARDS)), ("whole", count)):
+        (folder / name).mkdir(parents=True)
+        with ShardWriter(f"{folder}/{name}/{kind}-%06d.tar", max_count=in_shard) as writer:
+            for key, fields in samples(kind, count):
+                writer.write(key, fields)
+
+
+def make_tree(folder: Path, kind: str, count: int) -> None:
+    """The same samples as files."""
+    for key, fields in samples(kind, count):
+        for field, data in fields.items():
+            path = folder / f"{key}.{field}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def list_ours(folder: Path) -> int:
+    from wdscli.storage import open_source
+    from wdscli.tar import scan
+
+    with open_source(str(one(folder))) as source:
+        return sum(len(window.columns.names) for window in scan(source))
+
+
+def list_tarfile(folder: Path) -> int:
+    import tarfile
+
+    with tarfile.open(one(folder)) as archive:
+        return sum(1 for _ in archive)
+
+
+def iterate_ours(folder: Path) -> int:
+    from wdscli.shards import ShardReader
+
+    total = 0
+    for path in sorted((folder / "set").glob("*.tar")):
+        with ShardReader(str(path)) as shard:
+            total += sum(1 for _ in shard)
+    return total
+
+
+def iterate_webdataset(folder: Path) -> int:
+    import webdataset
+
+    paths = [str(path) for path in sorted((folder / "set").glob("*.tar"))]
+    return sum(1 for _ in webdataset.WebDataset(paths, shardshuffle=False))
+
+
+def write_ours(folder: Path) -> int:
+    from wdscli.tar import TarWriter
+
+    with open("/dev/null", "wb", buffering=0) as sink, TarWriter(sink) as tar:
+        for key, fields in HELD:
+            prefix = key.encode() + b"."
+            for field, data in fields.items():
+                tar.add(prefix + field.encode(), data)
+    return len(HELD)
+
+
+def write_webdataset(folder: Path) -> int:
+    import webdataset
+
+    with open("/dev/null", "wb") as stream:
+        writer = webdataset.TarWriter(stream, encoder=False)
+        for key, fields in HELD:
+            writer.write({"__key__": key, **fields})
+        writer.close()
+    return len(HELD)
+
+
+HELD: list[tuple[str, dict[str, bytes]]] = []
+"""Samples in memory, for the rows that write."""
+
+
+def one(folder: Path) -> Path:
+    return min((folder / "whole").glob("*.tar"))
+
+
+def timed_command(command: str, folder: Path) -> float:
+    """Seconds of a whole process. The shell that splits the words is not counted where there is no redirection."""
+    out = folder / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    names = {"$WHOLE": str(one(folder)), "$SET": f"{folder}/set", "$TREE": f"{folder}/tree", "$OUT": str(out)}
+    for name, value in names.items():
+        command = command.replace(name, value)
+    command = command.removeprefix("$ ")
+    shell = any(mark in command for mark in ">*")
+    words = [f"{BIN}/wds" if word == "wds" else word for word in command.split()]
+    begin = time.perf_counter()
+    subprocess.run(command if shell else words, shell=shell, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
+
+
+def timed(side: str, folder: Path) -> float:
+    if side.startswith("$ "):
+        return timed_command(side, folder)
+    function: Callable[[Path], int] = globals()[side]
+    begin = time.perf_counter()
+    function(folder)
+    return time.perf_counter() - begin
+
+
+def measure(row: Row, folder: Path, rounds: int) -> tuple[float, float, float]:
+    """Median of peer's time over ours, and the least and the greatest. One round to warm up is not counted."""
+    ratios = []
+    for number in range(rounds + 1):
+        ours, theirs = timed(row.ours, folder), timed(row.theirs, folder)
+        if number:
+            ratios.append(theirs / ours)
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def measure_start(small: Path, rounds: int) -> list[tuple[str, float, float]]:
+    """How many times ``python -c pass`` each start takes."""
+    found = []
+    for name, command, target in START:
+        words = [word.replace("$SMALL", str(small)) for word in command.split()]
+        words[0] = str(BIN / words[0])
+        ratios = []
+        for _ in range(4 * rounds):
+            ours, nothing = _start(words), _start([sys.executable, "-c", "pass"])
+            ratios.append(ours / nothing)
+        found.append((name, statistics.median(ratios), target))
+    return found
+
+
+def _start(words: list[str]) -> float:
+    begin = time.perf_counter()
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - begin
+
+
+def peak_memory(path: Path) -> float:
+    """Resident MB of a process that reads a shard as a stream, above none."""
+    program = (
+        "import resource, sys\nfrom wdscli.shards import ShardReader\n"
+        "n = sum(1 for _ in ShardReader('-'))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    )
+    with open(path, "rb") as stream:
+        command = [sys.executable, "-c", program]
+        answer = subprocess.run(command, stdin=stream, capture_output=True, check=True, text=True)
+    return float(answer.stdout)
+
+
+def cell(value: float | None, target: float | None) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.1f}x" if value >= 10 else f"{value:.2f}x"
+    return text if target is None else f"{text} ({target:g}x)"
+
+
+def print_table(table: dict[tuple[str, str], dict[str, tuple[float, float | None]]]) -> None:
+    print(f"\n| {'work':<29} | {'against':<10} | {'tiny':<14} | {'text':<14} | {'images':<14} |")
+    print(f"|{'-' * 31}|{'-' * 12}|{'-' * 16}|{'-' * 16}|{'-' * 16}|")
+    for (work, peer), found in table.items():
+        cells = [cell(*found.get(kind, (None, None))) for kind in COUNTS]
+        print(f"| {work:<29} | {peer:<10} | " + " | ".join(f"{text:<14}" for text in cells) + " |")
+
+
+def wanted_dir(given: str | None, needed: int) -> Path:
+    """A folder in memory where there is room, so that the disc's moods do not count; else the temporary one."""
+    base = given
+    if base is None and os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > needed:
+        base = "/dev/shm"
+    return Path(tempfile.mkdtemp(prefix="wds-bench-", dir=base))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the data, for a first look")
+    parser.add_argument("--dir", help="where to put data; default /dev/shm if it has room")
+    parser.add_argument("--rounds", type=int, default=5, help="counted rounds of each row")
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    options = parser.parse_args()
+    counts = QUICK if options.quick else COUNTS
+    folder = wanted_dir(options.dir, counts["images"] * 700_000)
+    try:
+        run(folder, counts, options.rounds, options.only)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(folder: Path, counts: dict[str, int], rounds: int, only: str) -> None:
+    rows = [row for row in ROWS if only in row.work]
+    table: dict[tuple[str, str], dict[str, tuple[float, float | None]]] = {
+        (row.work, row.peer): {} for row in rows
+    }
+    print(
+        f"{os.cpu_count()} processors, data in {folder.parent}, median of {rounds} rounds (the aim)",
+        flush=True,
+    )
+    for kind, count in counts.items():
+        print(f"{kind}: {count} samples ...", file=sys.stderr, flush=True)
+        home = folder / kind
+        make_set(home, kind, count)
+        if any("$TREE" in row.ours and kind in row.targets for row in rows):
+            make_tree(home / "tree", kind, count)
+        HELD[:] = list(samples(kind, min(count, 100_000 if kind != "images" else 2_000)))
+        for row in rows:
+            if "$TREE" in row.ours and kind not in row.targets:
+                continue
+            middle, least, greatest = measure(row, home, rounds)
+            table[row.work, row.peer][kind] = middle, row.targets.get(kind)
+            print(f"  {row.work}: {middle:.2f}x ({least:.2f} to {greatest:.2f})", file=sys.stderr, flush=True)
+        HELD.clear()
+        if kind == "text":
+            memory = peak_memory(one(home))
+        shutil.rmtree(home)
+    print_table(table)
+    if not only:
+        print_rest(folder, rounds, memory)
+
+
+def print_rest(folder: Path, rounds: int, memory: float) -> None:
+    from wdscli.tar import TarWriter
+
+    small = folder / "small.tar"
+    buffer = io.BytesIO()
+    with TarWriter(buffer) as tar:
+        for number in range(10):
+            tar.add(b"n%d.txt" % number, b"text")
+    small.write_bytes(buffer.getvalue())
+    print("\nstart, as a multiple of `python -c pass` (at most):")
+    for name, value, target in measure_start(small, rounds):
+        print(f"  {name:<22} {value:.1f}x ({target:g}x)")
+    print(f"\nresident memory while a shard is read as a stream: {memory:.0f} MB (at most 40)")
+
+
+if __name__ == "__main__":
+    main()
