@@ -98,8 +98,7 @@ def _human_facts(summary: Summary) -> list[tuple[str, str]]:
     if summary.samples:
         mean = human_size(summary.payload_bytes / summary.samples)
         facts.append(("mean sample", f"{mean}, {summary.members / summary.samples:.3g} members"))
-    repeated = f"{summary.repeated_keys:,} keys come more than once: see them with `wds verify`"
-    facts.append(("keys", repeated if summary.repeated_keys else "each comes once"))
+    facts.append(("keys", _keys_text(summary.repeated_keys)))
     if summary.report.ignored:
         facts.append(("ignored", f"members of no sample: {counts(summary.report.ignored)}"))
     if summary.report.dropped:
@@ -107,6 +106,13 @@ def _human_facts(summary: Summary) -> list[tuple[str, str]]:
     if summary.report.broken:
         facts.append(("broken", f"{len(summary.report.broken)} shards, listed up to the damage"))
     return facts
+
+
+def _keys_text(repeated: int) -> str:
+    if not repeated:
+        return "each comes once"
+    what = "1 key comes" if repeated == 1 else f"{repeated:,} keys come"
+    return f"{what} more than once: see which with `wds verify`"
 
 
 def _balance_text(summary: Summary) -> str:
