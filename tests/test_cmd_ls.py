@@ -192,7 +192,7 @@ def test_summary(folder: Path, run: Run) -> None:
     assert rows[0][:7] == ["field", "count", "share", "min", "median", "max", "total"]
     assert rows[2][:7] == ["jpg", "5", "100.0%", "0", "512", "2000", "3522"]
     assert rows[1][:7] == ["cls", "4", "80.0%", "1", "1", "1", "4"]
-    assert set(rows[2][7]) <= set(" ▁▂▃▄▅▆▇█")
+    assert set(rows[2][7]) <= set("·▁▂▃▄▅▆▇█")
 
 
 def test_summary_as_json(folder: Path, run: Run) -> None:

@@ -13,8 +13,8 @@ from wdscli.cli.output import Cell, Out
 from wdscli.ops.summary import FieldSizes, Summary
 from wdscli.units import human_size
 
-_BARS = " ▁▂▃▄▅▆▇█"
-FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "sizes (log scale)")
+_BARS = "·▁▂▃▄▅▆▇█"
+FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "sizes (log)")
 
 
 def print_summary_of(out: Out, summary: Summary) -> None:
@@ -40,7 +40,7 @@ def print_summary_of(out: Out, summary: Summary) -> None:
 def sparkline(histogram: list[int]) -> str:
     """
     >>> sparkline([1, 0, 4, 8])
-    '▁ ▄█'
+    '▁·▄█'
     """
     most = max(histogram)
     return "".join(_BARS[-(-count * 8 // most)] for count in histogram)

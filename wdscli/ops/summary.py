@@ -23,7 +23,7 @@ MAX_VALUES = 1 << 13
 MAX_FIELDS = 1 << 9
 OTHERS = "(others)"
 """All fields that come after the first MAX_FIELDS, together."""
-BINS = 16
+BINS = 12
 _FEW = 1 << 16
 
 
