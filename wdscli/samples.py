@@ -37,6 +37,8 @@ from wdscli.tar.reader import CHUNK, Window
 
 RAGGED = 0b100000
 """Flag of a sample between whose members others lie (folders, names without a dot): it cannot be copied as one run."""
+NEVER = 1 << 62
+"""Length of the prefix before the first sample: no name is long enough to go on with it."""
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
@@ -168,7 +170,7 @@ class Grouper:
         self.lenient = lenient
         self.ignored = Ignored()
         self._batch = new_batch()
-        self._prefix = b"\0"
+        self._prefix = b""
         self._junk_since = False
 
     def add(self, window: Window) -> SampleBatch:
@@ -192,8 +194,15 @@ class Grouper:
 
     def _add_rows(self, batch: SampleBatch, columns: Columns) -> None:
         """Members that are all regular: the fast path."""
+        row = 0
+        while self._junk_since and row < len(columns.names):
+            # The sample may go on behind what stood between: then it is ragged.
+            self._add_row(batch, columns, row)
+            row += 1
+        if row:
+            columns = _from_row(columns, row)
         names = columns.names
-        prefix, length = self._prefix, len(self._prefix)
+        prefix, length = self._prefix, len(self._prefix) or NEVER
         keys, firsts, fields = batch.keys, batch.firsts, batch.fields
         begun = len(fields)
         for name in names:
@@ -319,6 +328,11 @@ class Grouper:
             if batch.fields[at] in seen:
                 raise duplicate_field(self.shard, batch.starts[at], batch.keys[row] + b"." + batch.fields[at])
             seen.add(batch.fields[at])
+
+
+def _from_row(columns: Columns, row: int) -> Columns:
+    names, starts, offsets, sizes, flags = columns
+    return Columns(names[row:], starts[row:], offsets[row:], sizes[row:], flags[row:])
 
 
 def _mark(flags: list[int]) -> int:
