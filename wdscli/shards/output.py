@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import OutputExistsError, UsageError
 from wdscli.model import ShardInfo
+from wdscli.shards.checksum import new_digest
 from wdscli.shards.inputs import MANIFEST_SUFFIX
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.shardfile import ShardFile, index_address
@@ -38,7 +39,8 @@ class ShardSettings(NamedTuple):
 
 
 class OutputSet:
-    """The output of one command, by its pattern. ``settings`` are those of every shard.
+    """The output of one command, by its pattern. ``settings`` are those of every shard. Raises UsageError for a pattern
+    or a checksum that cannot be meant.
 
     Call :meth:`begin` once before the first shard and :meth:`finish` once after the last one is committed.
     """
@@ -46,6 +48,7 @@ class OutputSet:
     def __init__(self, pattern: str, settings: ShardSettings | None = None) -> None:
         self.pattern = OutputPattern.parse(pattern)
         self.settings = settings or ShardSettings()
+        new_digest(self.settings.checksum)
         self._replaced: list[str] = []
 
     @property

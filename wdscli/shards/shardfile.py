@@ -16,7 +16,7 @@ from types import TracebackType
 from wdscli.errors import DataError
 from wdscli.model import ShardInfo, to_text
 from wdscli.samples import SampleBatch
-from wdscli.shards.checksum import new_digest, written
+from wdscli.shards.checksum import Digest, new_digest, written
 from wdscli.shards.index import FOLDER, SUFFIX, IndexBuilder
 from wdscli.storage import Sink, base_name, is_local, is_stream, open_sink, remove, sibling
 from wdscli.storage.addresses import local_path
@@ -42,9 +42,9 @@ def index_address(address: str) -> str:
 class _Through:
     """A sink that hashes what passes."""
 
-    def __init__(self, sink: Sink, algorithm: str) -> None:
+    def __init__(self, sink: Sink, digest: Digest | None) -> None:
         self._sink = sink
-        self.digest = new_digest(algorithm)
+        self.digest = digest
 
     def write(self, data: Payload, /) -> None:
         if self.digest is not None:
@@ -84,8 +84,9 @@ class ShardFile:
         self._fsync = fsync
         self._has_place = not goes_nowhere(address)
         self._with_index = with_index and self._has_place
+        digest = new_digest(checksum)
         self._sink = open_sink(address, force=force, fsync=fsync)
-        self._through = _Through(self._sink, checksum)
+        self._through = _Through(self._sink, digest)
         self._tar = TarWriter(self._through, form)
         self._header = header_maker(form)
         self.index = IndexBuilder()
