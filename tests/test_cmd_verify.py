@@ -352,3 +352,15 @@ def test_a_bomb_is_refused(wds: Any, tmp_path: Path, monkeypatch: Any) -> None:
     bomb = gzip.compress(bytes(2 << 20))
     ran = wds(write(tmp_path, tar_bytes((b"a.txt.gz", bomb), (b"b.png", picture.getvalue()))), "--decode")
     assert [f["member"] for f in ran.findings if f["code"] == "undecodable"] == ["a.txt.gz", "b.png"]
+
+
+def test_the_man_page_names_every_code_with_its_severity() -> None:
+    from wdscli.ops.verify.findings import KINDS
+    from wdscli.ops.verify.profiles import DEMANDS
+
+    page = (Path(__file__).parent.parent / "man/prose/wdscli-verify.1").read_text()
+    told = {**KINDS, **DEMANDS}
+    del told["damaged"]
+    assert [line for line in page.splitlines() if line.startswith(".It Sy")] == [
+        f".It Sy {code} Pq {kind.severity}" for code, kind in told.items()
+    ]
