@@ -1,0 +1,292 @@
+"""Tasks in this process and in others: order, window, failures, interrupts and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wdscli import executors
+from wdscli.errors import DataError, EngineError, OutputExistsError, UsageError, WdsError
+from wdscli.executors import default_jobs, make_executor, run_tasks
+
+
+def double(number: int) -> int:
+    time.sleep(0.02 * (number % 3))
+    return 2 * number
+
+
+def whoami(_: int) -> tuple[int, str, str, Any]:
+    from multiprocessing import get_start_method, parent_process
+
+    parent = parent_process()
+    secret = getattr(executors, "_secret_of_the_parent", None)
+    return os.getpid(), get_start_method(), "" if parent is None else "child", secret
+
+
+def fails(number: int) -> int:
+    if number == 3:
+        raise DataError("broken", code="truncated", shard="a.tar", offset=512, member="x.jpg", hint="mend it")
+    if number == 4:
+        raise OutputExistsError("there already", hint="--force")
+    if number == 5:
+        raise KeyError("mistake")
+    if number == 6:
+        raise MemoryError
+    if number == 7:
+        raise BrokenPipeError(32, "Broken pipe")
+    return number
+
+
+def die(number: int) -> int:
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.05)
+    return number
+
+
+def linger(path: str) -> int:
+    """Writes its process, then waits; a file beside it says that the way out was walked."""
+    Path(path).write_text(str(os.getpid()))
+    try:
+        time.sleep(60)
+    finally:
+        Path(path + ".left").touch()
+    return 0
+
+
+def chatter(size: int) -> bytes:
+    return bytes(size)
+
+
+@pytest.fixture(params=[1, 3], ids=["serial", "processes"])
+def executor(request: Any) -> Iterator[Executor]:
+    with make_executor(request.param) as made:
+        yield made
+
+
+class TestAny:
+    """What holds for every engine."""
+
+    def test_results_come_in_the_order_of_the_tasks(self, executor: Executor) -> None:
+        assert list(run_tasks(executor, double, range(20), window=7)) == [2 * n for n in range(20)]
+
+    def test_no_tasks(self, executor: Executor) -> None:
+        assert list(run_tasks(executor, double, [])) == []
+
+    @pytest.mark.parametrize(("number", "kind"), [(3, DataError), (4, OutputExistsError)])
+    def test_our_errors_keep_class_and_fields(self, executor: Executor, number: int, kind: type) -> None:
+        with pytest.raises(WdsError) as caught:
+            list(run_tasks(executor, fails, [0, 1, number]))
+        assert type(caught.value) is kind
+        if number == 3:
+            assert isinstance(caught.value, DataError)
+            error = caught.value
+            assert (error.code, error.shard, error.offset, error.member) == (
+                "truncated",
+                "a.tar",
+                512,
+                "x.jpg",
+            )
+            assert error.hint == "mend it"
+            assert str(error) == 'broken in member "x.jpg" in a.tar at byte 512'
+
+    def test_any_other_error_is_an_engine_error(self, executor: Executor) -> None:
+        with pytest.raises(EngineError, match="KeyError: 'mistake'") as caught:
+            list(run_tasks(executor, fails, [0, 5]))
+        assert caught.value.exit_code == 5
+        assert "--debug" in str(caught.value.hint)
+        assert isinstance(caught.value.__cause__, KeyError)
+
+    def test_memory_has_its_own_hint(self, executor: Executor) -> None:
+        with pytest.raises(EngineError, match="out of memory") as caught:
+            list(run_tasks(executor, fails, [6]))
+        assert "-j" in str(caught.value.hint)
+
+    def test_a_reader_that_went_away_is_no_failure_of_the_engine(self, executor: Executor) -> None:
+        with pytest.raises(BrokenPipeError):
+            list(run_tasks(executor, fails, [7]))
+
+    def test_the_first_failure_in_order_is_raised(self, executor: Executor) -> None:
+        with pytest.raises(DataError):
+            list(run_tasks(executor, fails, [0, 3, 4, 5]))
+        with pytest.raises(OutputExistsError):
+            list(run_tasks(executor, fails, [0, 4, 3, 5]))
+
+    def test_results_before_a_failure_come_out(self, executor: Executor) -> None:
+        found = []
+        with pytest.raises(DataError):
+            for result in run_tasks(executor, fails, [0, 1, 2, 3]):
+                found.append(result)
+        assert found == [0, 1, 2]
+
+
+class Recording(Executor):
+    """Runs nothing until asked for a result; knows how many are in flight."""
+
+    def __init__(self) -> None:
+        self.submitted = 0
+        self.cancelled = 0
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        recording = self
+        recording.submitted += 1
+
+        class Late(Future[Any]):
+            def result(self, timeout: float | None = None) -> Any:
+                return fn(*args, **kwargs)
+
+            def cancel(self) -> bool:
+                recording.cancelled += 1
+                return True
+
+        return Late()
+
+
+class TestWindow:
+    def test_it_is_bounded(self) -> None:
+        recording = Recording()
+        results = run_tasks(recording, fails, iter([0, 1, 2] * 30), window=4)
+        for taken in range(1, 60):
+            next(results)
+            assert recording.submitted <= taken + 4
+
+    def test_tasks_are_made_as_they_are_needed(self) -> None:
+        made = []
+
+        def tasks() -> Iterator[int]:
+            for number in range(100):
+                made.append(number)
+                yield 0
+
+        next(run_tasks(Recording(), fails, tasks(), window=5))
+        assert len(made) == 5
+
+    def test_what_waits_is_cancelled_after_a_failure(self) -> None:
+        recording = Recording()
+        with pytest.raises(DataError):
+            list(run_tasks(recording, fails, [3, 0, 0, 0, 0, 0, 0], window=3))
+        assert (recording.submitted, recording.cancelled) == (3, 2)
+
+
+class TestProcesses:
+    def test_they_are_spawned_and_see_nothing_of_the_parent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(executors, "_secret_of_the_parent", "set", raising=False)
+        with make_executor(2) as executor:
+            found = list(run_tasks(executor, whoami, range(4)))
+        assert {pid for pid, *_ in found}.isdisjoint({os.getpid()})
+        assert all(one[1:] == ("spawn", "child", None) for one in found)
+
+    def test_one_job_runs_here(self) -> None:
+        with make_executor(1) as executor:
+            assert {one[0] for one in run_tasks(executor, whoami, range(3))} == {os.getpid()}
+
+    def test_a_worker_that_is_killed(self) -> None:
+        with pytest.raises(EngineError, match="ended abruptly") as caught, make_executor(2) as executor:
+            list(run_tasks(executor, die, range(50), window=4))
+        assert caught.value.exit_code == 5
+        assert "-j" in str(caught.value.hint)
+
+    def test_large_results_and_tasks(self) -> None:
+        with make_executor(2) as executor:
+            assert list(map(len, run_tasks(executor, chatter, [3_000_000] * 6))) == [3_000_000] * 6
+
+    @pytest.mark.parametrize("jobs", [0, -1])
+    def test_no_jobs(self, jobs: int) -> None:
+        with pytest.raises(UsageError, match="--jobs"):
+            make_executor(jobs)
+
+    def test_the_processors_that_may_be_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5, 9}, raising=False)
+        assert default_jobs() == 3
+
+
+class TestGivingUp:
+    """An exception in the block ends the workers at once, by their own way out."""
+
+    def test_workers_are_ended_and_clean_up(self, tmp_path: Path) -> None:
+        names = [str(tmp_path / "a"), str(tmp_path / "b")]
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), make_executor(2) as executor:
+            results = run_tasks(executor, linger, names, window=2)
+            next_to_come = [executor.submit(linger, name) for name in names]
+            while not all(map(_has_text, names)):
+                time.sleep(0.01)
+            assert results
+            assert next_to_come
+            raise KeyboardInterrupt
+        assert time.monotonic() - begun < 30
+        for name in names:
+            assert Path(name + ".left").exists()
+            assert not _is_alive(int(Path(name).read_text()))
+
+    def test_one_that_does_not_listen_is_killed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(executors, "PATIENCE_SECONDS", 0.3)
+        name = str(tmp_path / "deaf")
+        with pytest.raises(RuntimeError), make_executor(2) as executor:
+            executor.submit(deaf, name)
+            while not _has_text(name):
+                time.sleep(0.01)
+            raise RuntimeError
+        assert not _is_alive(int(Path(name).read_text()))
+
+    def test_in_the_middle_of_large_messages(self) -> None:
+        with pytest.raises(RuntimeError), make_executor(2) as executor:
+            for _ in range(30):
+                executor.submit(chatter, 20_000_000)
+                executor.submit(len, bytes(5_000_000))
+            time.sleep(1)
+            raise RuntimeError
+
+    def test_workers_do_not_outlive_a_parent_that_is_killed(self, tmp_path: Path) -> None:
+        name = str(tmp_path / "a")
+        parent = subprocess.Popen([sys.executable, __file__, name], stderr=subprocess.DEVNULL)
+        try:
+            _wait_for(lambda: _has_text(name))
+        finally:
+            parent.kill()
+            parent.wait()
+        worker = int(Path(name).read_text())
+        _wait_for(lambda: not _is_alive(worker))
+        assert Path(name + ".left").exists()
+
+
+def deaf(path: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def _has_text(name: str) -> bool:
+    path = Path(name)
+    return path.exists() and bool(path.read_text())
+
+
+def _wait_for(holds: Any, seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "waited too long"
+        time.sleep(0.02)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+if __name__ == "__main__":
+    with make_executor(2) as pool:
+        pool.submit(linger, sys.argv[1]).result()
