@@ -77,8 +77,34 @@ def print_members(out: Out, found: Listing, *, long: bool) -> None:
     elif long:
         header = ("name", "bytes", "shard", "offset", "kind", "field")
         print_rows(out, header, map(_long_member_rows, found.members()), right=(1, 3))
-    else:
+    elif out.terminal:
         print_rows(out, ("name", "bytes"), map(_member_rows, found.members()), right=(1,))
+    else:
+        for page in found.members():
+            out.write(_member_lines(page))
+
+
+class _Ends(dict[int, bytes]):
+    """The end of a member's line by its size; sizes repeat."""
+
+    def __missing__(self, size: int) -> bytes:
+        if len(self) > 1 << 16:
+            self.clear()
+        end = self[size] = b"\t%d\n" % size
+        return end
+
+
+_ENDS = _Ends()
+
+
+def _member_lines(page: MemberPage) -> bytes:
+    """The same as :func:`lines` of the rows, in half the time: GNU tar lists three million members a second."""
+    names, sizes = page.columns.names, page.columns.sizes
+    parts = [b""] * (2 * len(names))
+    parts[::2] = names
+    parts[1::2] = map(_ENDS.__getitem__, sizes)
+    text = b"".join(parts)
+    return text if _is_plain(text, len(names), 2) else lines(_member_rows(page))
 
 
 def _member_rows(page: MemberPage) -> list[Row]:
@@ -180,10 +206,14 @@ def lines(rows: Sequence[Row]) -> bytes:
     """
     pattern = b"\t".join([b"%d" if isinstance(cell, int) else b"%b" for cell in rows[0]]) + b"\n"
     text = (pattern * len(rows)) % tuple(chain.from_iterable(rows))
-    is_plain = text.count(b"\n") == len(rows) and text.count(b"\t") == len(rows) * (len(rows[0]) - 1)
-    if is_plain and b"\r" not in text:
+    if _is_plain(text, len(rows), len(rows[0])):
         return text
     return b"".join([pattern % tuple(map(_escaped, row)) for row in rows])
+
+
+def _is_plain(text: bytes, rows: int, columns: int) -> bool:
+    """Whether no cell of ``text`` holds a TAB or a line break."""
+    return text.count(b"\n") == rows and text.count(b"\t") == rows * (columns - 1) and b"\r" not in text
 
 
 def _escaped(cell: bytes | int) -> bytes | int:
