@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from wdscli.tar.columns import Columns
 from wdscli.tar.header import (
     CANONICAL,
     DIRECTORY,
@@ -21,7 +22,7 @@ from wdscli.tar.header import (
     padded,
 )
 from wdscli.tar.reader import ByteSource, Window, members, scan
-from wdscli.tar.scan import Columns, Scanner
+from wdscli.tar.scan import Scanner
 from wdscli.tar.writer import ByteSink, TarWriter, padding
 
 if TYPE_CHECKING:

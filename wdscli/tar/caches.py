@@ -1,9 +1,8 @@
 """Header fields that were seen before, so that a scan parses each only once.
 
 What it is: small dictionaries from a field's bytes to what it means. How: in an archive the checksum, size and tail
-fields repeat, and a dictionary finds twelve bytes faster than anything parses them. Each cache is filled only by a block
-that the exact path of ``scan.py`` has accepted, and what it says of a field holds in every block, so that a scan gives
-the same with cold caches as with warm ones.
+fields repeat, and a dictionary finds twelve bytes faster than anything parses them. What a cache says of a field holds
+in every block, so that a scan gives the same with cold caches as with warm ones; and each is emptied when it grows.
 
 It must not know where a block lies.
 """

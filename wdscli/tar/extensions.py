@@ -1,9 +1,9 @@
 """What extended headers say of the members behind them: pax records and GNU's long names.
 
-What it is: the state between an extended header and the member it speaks of, and the records of pax global headers. How:
-the scanner hands over each extended header whole (:meth:`Extensions.add`), asks for the member's name, size and kind
-(:meth:`Extensions.describe`) and then clears all but the globals. Sizes and chains are bounded, because a hostile archive
-would otherwise fill the memory with records of a member that never comes.
+What it is: the state between an extended header and the member it speaks of, and the records of pax global headers.
+How: the scanner hands over each extended header whole (:meth:`Extensions.add`), asks for the member's name, size and
+kind (:meth:`Extensions.describe`) and then clears all but the globals. Sizes and chains are bounded, because a hostile
+archive would otherwise fill the memory with records of a member that never comes.
 
 It must not know where in an archive a header lies, nor what is read when.
 
@@ -64,7 +64,18 @@ class Extensions:
     included; ``gap`` says that a global header stood there.
     """
 
-    __slots__ = ("_chain", "_globals_size", "_leading", "_long_name", "_records", "_size", "gap", "globals", "raw", "start")
+    __slots__ = (
+        "_chain",
+        "_globals_size",
+        "_leading",
+        "_long_name",
+        "_records",
+        "_size",
+        "gap",
+        "globals",
+        "raw",
+        "start",
+    )
 
     def __init__(self) -> None:
         self.globals: dict[bytes, bytes] = {}
@@ -121,6 +132,11 @@ class Extensions:
         if self.start is not None:
             self.raw += blocks
 
+    def put_globals(self, records: dict[bytes, bytes]) -> None:
+        """Begin with these globals, for a scan that starts in the middle of an archive."""
+        self.globals, self._leading, self._globals_size = {}, {}, 0
+        self._add_globals(records)
+
     def _add_globals(self, records: dict[bytes, bytes]) -> None:
         for keyword, value in records.items():
             old = self.globals.pop(keyword, None)
@@ -159,4 +175,6 @@ class Extensions:
 
     def _is_sparse(self) -> bool:
         """GNU's pax formats 0.0, 0.1 and 1.0 of sparse files."""
-        return any(keyword.startswith(_SPARSE) for records in (self._records, self._leading) for keyword in records)
+        return any(
+            keyword.startswith(_SPARSE) for records in (self._records, self._leading) for keyword in records
+        )

@@ -214,8 +214,8 @@ def checksum_is_right(block: bytes) -> bool:
 
 
 class Header(NamedTuple):
-    """One parsed block: ``typeflag`` is one byte, ``name`` has the prefix joined where the format has one; ``prefix`` is
-    that part of it, its slash included."""
+    """One parsed block: ``typeflag`` is one byte, ``name`` has the prefix joined where the format has one; ``prefix``
+    is that part of it, its slash included."""
 
     name: bytes
     prefix: bytes

@@ -13,8 +13,9 @@ from typing import Protocol
 
 from wdscli.errors import DataError
 from wdscli.model import Member
+from wdscli.tar.columns import Columns, cut
 from wdscli.tar.header import CANONICAL, Form, padded
-from wdscli.tar.scan import Columns, Scanner, cut
+from wdscli.tar.scan import Scanner
 
 CHUNK = 1 << 20
 FIRST_CHUNK = 1 << 16
@@ -65,7 +66,7 @@ class Window:
         """The payload of one member. Raises DataError ``truncated`` when the source ends before it does."""
         offset, size = self.columns.offsets[row], self.columns.sizes[row]
         at = offset - self.base
-        if 0 <= at and at + padded(size) <= len(self.buffer):
+        if at >= 0 and at + padded(size) <= len(self.buffer):
             return self.buffer[at : at + size]
         return self._beyond(row, at, offset, size)
 
@@ -102,14 +103,18 @@ def new_scanner(source: ByteSource, form: Form = CANONICAL, first: int = 0) -> S
     return Scanner(source.name, limit=source.size if source.seekable else None, form=form, first=first)
 
 
-def walk(source: ByteSource, scanner: Scanner, *, payloads: bool = False, chunk: int = CHUNK) -> Iterator[Window]:
+def walk(
+    source: ByteSource, scanner: Scanner, *, payloads: bool = False, chunk: int = CHUNK
+) -> Iterator[Window]:
     """:func:`scan` with a scanner of the caller's, who can see after an error how far it came."""
     if source.seekable:
         return _jump(source, scanner, chunk)
     return _stream(source, scanner, chunk, payloads)
 
 
-def _fed(source: ByteSource, scanner: Scanner, buffer: bytes, base: int, seen: int | None) -> Iterator[Window]:
+def _fed(
+    source: ByteSource, scanner: Scanner, buffer: bytes, base: int, seen: int | None
+) -> Iterator[Window]:
     """Feed one buffer; the members before an error come out before it is raised."""
     try:
         scanner.feed(buffer, base)
@@ -180,4 +185,3 @@ def members(source: ByteSource) -> Iterator[Member]:
     for window in scan(source):
         for row in range(len(window.columns.names)):
             yield window.columns.member(row)
-

@@ -70,7 +70,10 @@ class TarWriter:
             self.flush()
 
     def begin(self, name: bytes, size: int) -> None:
-        """The header of a member whose ``size`` bytes follow by :meth:`raw`, then :func:`padding`. Raises UsageError."""
+        """The header of a member whose ``size`` bytes follow by :meth:`raw`, then :func:`padding`.
+
+        Raises UsageError for a name or a size that no tar can hold.
+        """
         if not name or 0 in name:
             raise _bad_name(name)
         if not 0 <= size <= MAX_SIZE:

@@ -1,0 +1,59 @@
+"""Members as parallel lists, and the error of one that is cut.
+
+What it is: what a scan gives. Hot loops work on these lists; :meth:`Columns.member` makes a record of one row for who
+asks. It must not know how they are filled.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from wdscli.errors import DataError
+from wdscli.model import Member, to_text
+from wdscli.tar.header import KIND_MASK, KIND_NAMES
+
+
+class Columns(NamedTuple):
+    """Members as parallel lists. ``starts`` are the bytes of the first header block (extended headers included),
+    ``offsets`` those of the payload, ``flags`` a kind (``KIND_MASK``) and FOREIGN, GLOBAL; 0 is a canonical regular
+    member."""
+
+    names: list[bytes]
+    starts: list[int]
+    offsets: list[int]
+    sizes: list[int]
+    flags: list[int]
+
+    def part(self, first: int, end: int) -> Columns:
+        """The rows from ``first`` up to ``end``."""
+        return Columns(
+            self.names[first:end],
+            self.starts[first:end],
+            self.offsets[first:end],
+            self.sizes[first:end],
+            self.flags[first:end],
+        )
+
+    def member(self, row: int) -> Member:
+        """One row as a record of the library's face."""
+        kind = KIND_NAMES[self.flags[row] & KIND_MASK]
+        return Member(to_text(self.names[row]), kind, self.starts[row], self.offsets[row], self.sizes[row])
+
+
+def new_columns() -> Columns:
+    return Columns([], [], [], [], [])
+
+
+def cut(shard: str | None, columns: Columns, row: int, seen: int) -> DataError:
+    """The error of an archive that ends ``seen`` bytes behind the header of a member."""
+    size = columns.sizes[row]
+    return DataError(
+        f"archive ends after {max(0, seen)} of {size} payload bytes"
+        if seen < size
+        else "archive ends inside a member's padding",
+        code="truncated",
+        shard=shard,
+        offset=columns.starts[row],
+        member=to_text(columns.names[row]),
+        hint="the copy or upload was cut short: make it again, or save whole samples with `wds verify --repair`",
+    )
