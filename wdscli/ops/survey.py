@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from xxhash import xxh3_64_intdigest as hash_key
+from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
@@ -28,6 +28,9 @@ from wdscli.tar.header import BLOCK
 
 RENAMED = 0b1000000
 """Mark of a sample that gets a new key."""
+
+hash_key = xxh3_64_intdigest
+"""What a survey keeps of a key."""
 
 
 class SurveyTask(NamedTuple):

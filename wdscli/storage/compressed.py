@@ -10,6 +10,7 @@ shard with an odd first name is.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wdscli.errors import DataError, InputError
@@ -196,12 +197,13 @@ def _decoder(kind: str, name: str) -> tuple[Callable[[], _Decoder], tuple[type[E
 
 def _gzip_decoder() -> tuple[Callable[[], _Decoder], tuple[type[Exception], ...]]:
     """isal's decoder where the `fast` extra is installed, twice as fast; else zlib's."""
-    library: Any
-    try:
-        from isal import isal_zlib as library
-    except ImportError:
-        import zlib as library
+    import zlib
 
+    library: Any = zlib
+    with contextlib.suppress(ImportError):
+        from isal import isal_zlib
+
+        library = isal_zlib
     return (lambda: _Inflater(library)), (library.error,)
 
 
