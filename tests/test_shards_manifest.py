@@ -95,14 +95,10 @@ class TestFingerprint:
         assert fingerprint(SHARDS) == "xxh3_128:" + PINNED
 
 
-PINNED = (
-    __import__("xxhash")
-    .xxh3_128(
-        b"2 5120 0a0a0a0a0a0a0a0a xxh3_128:11111111111111111111111111111111\n"
-        b"1 2048 0b0b0b0b0b0b0b0b xxh3_128:22222222222222222222222222222222\n"
-    )
-    .hexdigest()
-)
+PINNED = xxh3_128(
+    b"2 5120 0a0a0a0a0a0a0a0a xxh3_128:11111111111111111111111111111111\n"
+    b"1 2048 0b0b0b0b0b0b0b0b xxh3_128:22222222222222222222222222222222\n"
+).hexdigest()
 
 
 class TestForeign:

@@ -104,7 +104,10 @@ def index(
         for address in shards.addresses
     ]
     found = list(_run(tasks, makers, plan, force, dry_run, jobs, progress))
-    infos = tuple(replace(one.info, name=plan.name(one.side.of or "")) for one, _ in found)
+    infos = tuple(
+        replace(one.info, name=plan.name(one.side.of or ""), index=with_index or one.info.index)
+        for one, _ in found
+    )
     sides = [
         side for one, others in found for side in ([one.side] if with_index and not dialects else others)
     ]
@@ -188,7 +191,7 @@ def index_shard(task: IndexTask) -> Indexed:
         if task.write:
             _write_index(place, data)
         reason = "forced" if task.force else "it was stale" if reasons else "there was none"
-        info = replace(_facts(task, parse_index(data, place), source), index=task.write)
+        info = replace(_facts(task, parse_index(data, place), source), index=False)
         return Indexed(Side(place, "made", reason, task.address), info, data if task.want_index else None)
 
 
