@@ -308,7 +308,7 @@ class TestDamage:
         try:
             index = parse_index(sealed(document), "x.wdx")
         except DataError as error:
-            assert error.code == "stale-index"  # noqa: PT017  # it may also be believed
+            assert error.code == "stale-index"  # it may also be believed
             return
         for key, members, _ in whole([index.batch()]):
             assert isinstance(key, bytes)

@@ -155,8 +155,8 @@ class TestRolling:
 
     def test_a_sample_that_is_too_large_gets_its_own_shard(self, tmp_path: Path) -> None:
         with ShardWriter(str(tmp_path / "t-%06d.tar"), max_size=4096) as writer:
-            for size in (1, 10_000, 1):
-                writer.write("k", {"txt": b"x" * size})
+            for key, size in (("a", 1), ("b", 10_000), ("c", 1)):
+                writer.write(key, {"txt": b"x" * size})
         assert [shard.samples for shard in writer.manifest.shards] == [1, 1, 1]
 
     def test_max_count(self, tmp_path: Path) -> None:
