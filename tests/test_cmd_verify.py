@@ -344,6 +344,13 @@ def test_decode_without_pillow_names_the_extra(wds: Any, tmp_path: Path, monkeyp
     assert "pip install 'wdscli[images]'" in ran.err
 
 
+def test_postscript_is_not_run(wds: Any, tmp_path: Path) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "EPS")
+    ran = wds(write(tmp_path, tar_bytes((b"a.jpg", picture.getvalue()))), "--decode")
+    assert [f["message"] for f in ran.findings] == ["cannot be decoded: cannot identify image file"]
+
+
 def test_a_bomb_is_refused(wds: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("wdscli.ops.verify.decode.MAX_INFLATED", 1 << 20)
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 100)

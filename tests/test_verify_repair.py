@@ -88,6 +88,23 @@ def test_damage_costs_the_sample_it_hits(tmp_path: Path) -> None:
     assert "bytes were lost" in report.left_out[0].message
 
 
+def test_a_hole_of_zeros_is_damage(tmp_path: Path) -> None:
+    data = bytearray(good_tar())
+    hole = data.index(b"b.cls")
+    data[hole : hole + 1024] = bytes(1024)
+    report, members = repaired(tmp_path, bytes(data))
+    assert members == GOOD[:2] + GOOD[4:]
+    assert reasons(report) == [("damaged", "b")]
+
+
+def test_required_fields_say_what_is_whole(tmp_path: Path) -> None:
+    data = tar_bytes(*GOOD[:2], end=b"")
+    report, members = repaired(tmp_path, data)
+    assert (members, reasons(report)) == ([], [("damaged", "a")])
+    report, members = repaired(tmp_path, data, require=["jpg", "cls"], settings=ShardSettings(force=True))
+    assert (members, reasons(report)) == (GOOD[:2], [])
+
+
 def test_a_lost_first_member_costs_its_sample_only(tmp_path: Path) -> None:
     data = good_tar()
     report, members = repaired(tmp_path, flipped(data, data.index(b"b.jpg")))
@@ -227,7 +244,10 @@ def test_the_command_says_what_was_saved(tmp_path: Path, capfdbinary: Any) -> No
     assert b"damaged: 1 error\n  " + address.encode() + b' at byte 2560 "b": sample left out' in captured.out
     assert b"saved 2 samples; left out: 1" in captured.err
     assert main(["verify", out]) == 0
+    captured = capfdbinary.readouterr()
     assert main(["verify", address, "--repair", "-o", out]) == 4
+    assert capfdbinary.readouterr().out == b""
+    assert main(["verify", "-", "--repair", "-o", out]) == 2
     assert main(["verify", address, "--repair", "-o", out, "--force", "--no-index", "--mtime", "7"]) == 1
     assert not (tmp_path / ".wds" / "out.tar.wdx").exists()
     with tarfile.open(out) as tar:

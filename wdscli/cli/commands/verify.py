@@ -8,9 +8,12 @@ import typer
 from wdscli.cli.options import CommonOptions, JsonOptions, OutputOptions, Shards, grouped
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
+from wdscli.ops.forms import make_form
 from wdscli.ops.verify import Finding, VerifyReport
 from wdscli.ops.verify import verify as run
 from wdscli.ops.verify.findings import MAX_FINDINGS, kind_of
+from wdscli.ops.verify.repair import RepairReport, repair
+from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.units import human_size
 
 _REPAIR = "Repair"
@@ -109,11 +112,12 @@ def verify(
         wds verify shards/ --profile webdataset --profile hf --require jpg,cls
         wds verify broken.tar --repair -o repaired.tar
     """
-    _check_options(repairing)
+    fields = [field for text in require or () for field in text.split(",") if field]
+    settings = _settings(repairing, shards)
     out = Out(common, json=json.json)
     report = run(
         shards,
-        require=[field for text in require or () for field in text.split(",") if field],
+        require=fields,
         profiles=profile or (),
         decode=decode,
         checksums=checksums,
@@ -126,42 +130,44 @@ def verify(
     else:
         _print_text(out, report.findings, report.counts)
     out.summary(_summary(report))
-    if repairing.repair:
-        _repair(out, shards, repairing, decode=decode, max_findings=max_findings, jobs=jobs)
+    if settings is not None:
+        saved = repair(
+            shards,
+            repairing.output or "",
+            settings=settings,
+            require=fields,
+            decode=decode,
+            max_findings=max_findings,
+            dry_run=repairing.dry_run,
+            jobs=jobs,
+            progress=out.progress(),
+        )
+        _print_repair(out, saved, dry_run=repairing.dry_run)
     return exit_code(report, strict)
 
 
-def _check_options(options: RepairOptions) -> None:
-    if options.repair and options.output is None:
-        raise UsageError("--repair needs an output", hint="wds verify SHARDS --repair -o repaired-%06d.tar")
+def _settings(options: RepairOptions, shards: list[str]) -> ShardSettings | None:
+    """How --repair writes, None without it. What cannot work is said before anything is read."""
     given = [name for name in options._fields if getattr(options, name) != options._field_defaults[name]]
-    if given and not options.repair:
-        raise UsageError(f"--{given[0].replace('_', '-')} is for --repair, which was not given")
-
-
-def _repair(
-    out: Out, shards: list[str], options: RepairOptions, *, decode: bool, max_findings: int, jobs: int | None
-) -> None:
-    from wdscli.ops.forms import make_form
-    from wdscli.ops.verify.repair import repair
-    from wdscli.shards.output import ShardSettings
-
+    if not options.repair:
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} is for --repair, which was not given")
+        return None
+    if options.output is None:
+        raise UsageError("--repair needs an output", hint="wds verify SHARDS --repair -o repaired-%06d.tar")
+    if "-" in shards:
+        raise UsageError("--repair cannot read standard input: it reads a shard more than once")
     settings = ShardSettings(
         form=make_form(options.mtime, options.long_names),
         with_index=not options.no_index,
         force=options.force,
         fsync=options.fsync,
     )
-    report = repair(
-        shards,
-        options.output or "",
-        settings=settings,
-        decode=decode,
-        max_findings=max_findings,
-        dry_run=options.dry_run,
-        jobs=jobs,
-        progress=out.progress(),
-    )
+    OutputSet(options.output, settings).check()
+    return settings
+
+
+def _print_repair(out: Out, report: RepairReport, *, dry_run: bool) -> None:
     left_out = sum(report.counts.values())
     if out.json:
         for finding in report.left_out:
@@ -172,7 +178,7 @@ def _repair(
                 "samples": report.samples,
                 "shards": [shard.name for shard in report.written],
                 "manifest": report.manifest,
-                "dry_run": options.dry_run,
+                "dry_run": dry_run,
                 "left_out": report.counts,
             }
         )
@@ -180,7 +186,7 @@ def _repair(
         out.line("not saved:")
         out.line("")
         _print_text(out, report.left_out, report.counts)
-    would = "would save" if options.dry_run else "saved"
+    would = "would save" if dry_run else "saved"
     out.summary(f"{would} {_plural(report.samples, 'sample')}; left out: {left_out or 'nothing'}")
 
 

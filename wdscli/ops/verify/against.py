@@ -22,18 +22,18 @@ from wdscli.storage import base_name, folder_of, is_local, list_folder
 
 
 class Listing(NamedTuple):
-    """What the manifest at ``manifest`` says of one shard."""
+    """What the manifest at ``manifest`` says of one shard. ``required`` are the fields that every sample of the set had
+    when it was written."""
 
     manifest: str
     shard: ShardInfo
+    required: tuple[bytes, ...]
 
 
 class Listings(NamedTuple):
-    """``of`` has the listing of each shard that has one; ``required`` are the fields that every sample of the manifests
-    has; ``ledgers`` are findings about the set."""
+    """``of`` has the listing of each shard that has one; ``ledgers`` are findings about the set."""
 
     of: dict[str, Listing]
-    required: tuple[bytes, ...]
     ledgers: list[Ledger]
 
 
@@ -47,23 +47,20 @@ class Found(NamedTuple):
 def find_listings(shards: ShardSet, limit: int) -> Listings:
     """The manifests that speak of ``shards``."""
     if shards.manifest is not None:
-        where = shards.manifest_address or ""
-        of = {
-            address: Listing(where, shard) for address, shard in zip(shards.addresses, shards.manifest.shards)
-        }
-        return Listings(of, _required([shards.manifest]), [])
+        where, required = shards.manifest_address or "", _required(shards.manifest)
+        listed = zip(shards.addresses, shards.manifest.shards)
+        return Listings({address: Listing(where, shard, required) for address, shard in listed}, [])
     ledgers: list[Ledger] = []
-    of, manifests = {}, []
+    of: dict[str, Listing] = {}
     for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if is_local(address)):
         addresses = [
             address for address in shards.addresses if is_local(address) and folder_of(address) == folder
         ]
         for found in _beside(folder, {base_name(address) for address in addresses}, ledgers, limit):
-            manifests.append(found.manifest)
             of.update(_listed(found, addresses))
         names = {base_name(address) for address in addresses}
         ledgers += _strays(folder, addresses, of, names, limit)
-    return Listings(of, _required(manifests), ledgers)
+    return Listings(of, ledgers)
 
 
 def _beside(folder: str, names: set[str], ledgers: list[Ledger], limit: int) -> list[Found]:
@@ -97,8 +94,9 @@ def _beside(folder: str, names: set[str], ledgers: list[Ledger], limit: int) -> 
 
 def _listed(found: Found, addresses: Sequence[str]) -> dict[str, Listing]:
     by_name = {shard.name: shard for shard in found.manifest.shards}
+    required = _required(found.manifest)
     return {
-        address: Listing(found.address, by_name[base_name(address)])
+        address: Listing(found.address, by_name[base_name(address)], required)
         for address in addresses
         if base_name(address) in by_name
     }
@@ -127,16 +125,8 @@ def _prefix(manifest_name: str) -> str:
     return manifest_name[: -len(MANIFEST_SUFFIX)]
 
 
-def _required(manifests: Sequence[Manifest]) -> tuple[bytes, ...]:
-    """The fields that every sample had when the manifests were written."""
-    if not manifests:
+def _required(manifest: Manifest) -> tuple[bytes, ...]:
+    """The fields that every sample had when the manifest was written."""
+    if not manifest.samples:
         return ()
-    kept: set[str] | None = None
-    for manifest in manifests:
-        full = {
-            name
-            for name, total in manifest.fields.items()
-            if manifest.samples and total.count == manifest.samples
-        }
-        kept = full if kept is None else kept & full
-    return tuple(to_bytes(field) for field in sorted(kept or ()))
+    return tuple(to_bytes(name) for name, total in manifest.fields.items() if total.count == manifest.samples)

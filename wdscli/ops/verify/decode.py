@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 
 from wdscli.errors import UsageError
@@ -19,6 +20,8 @@ from wdscli.ops.verify.findings import Ledger
 from wdscli.samples import split_name
 from wdscli.tar import KIND_MASK, REGULAR, Window
 
+_FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "DIB", "TIFF", "PPM")
+"""What Pillow may take a payload for. Left to itself it would hand PostScript to an interpreter."""
 MAX_INFLATED = 1 << 30
 """Bytes that a gzip payload may become; more is taken for a bomb."""
 _OBJECT = re.compile(r" ?<[^>]* object at 0x[0-9a-f]+>")
@@ -140,9 +143,18 @@ def _image(payload: bytes) -> object:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Beyond twice MAX_IMAGE_PIXELS Pillow raises; between the two it warns, which is no fault of the data.
-        with Image.open(io.BytesIO(payload)) as image:
+        with Image.open(io.BytesIO(payload), formats=_formats()) as image:
             image.load()
             return image.size
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Those of _FORMATS that this Pillow was built with."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def _inflated(payload: bytes, inner: Callable[[bytes], object] | None) -> object:

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_tasks
-from wdscli.model import ShardInfo, to_text
+from wdscli.model import ShardInfo, to_bytes, to_text
 from wdscli.ops.verify.findings import MAX_FINDINGS, Finding, Ledger
 from wdscli.ops.verify.keys import digester, repeats_across
 from wdscli.ops.verify.run import choose_jobs
@@ -60,6 +60,7 @@ class SalvageTask(NamedTuple):
     output: str | None = None
     settings: ShardSettings = ShardSettings()
     dropped: bytes = b""
+    required: tuple[bytes, ...] = ()
 
 
 class SalvageResult(NamedTuple):
@@ -76,6 +77,7 @@ def repair(
     output: str,
     *,
     settings: ShardSettings | None = None,
+    require: Sequence[str] = (),
     decode: bool = False,
     max_findings: int = MAX_FINDINGS,
     dry_run: bool = False,
@@ -84,7 +86,8 @@ def repair(
 ) -> RepairReport:
     """Write the samples of ``inputs`` that are whole to ``output``, one shard for each input that has any.
 
-    Interleaved samples are joined; of a key that comes more than once the first sample is kept; ``decode`` also leaves
+    Interleaved samples are joined; of a key that comes more than once the first sample is kept; one next to lost bytes
+    is kept when it has the fields of ``require``, or without it those that most samples have; ``decode`` also leaves
     samples out that cannot be decoded. Raises UsageError, InputError when nothing matches, OutputError.
     """
     shards = open_set(inputs)
@@ -97,7 +100,8 @@ def repair(
             hint="repaired-%06d.tar names as many as needed",
         )
     target.check(shards.addresses)
-    tasks = [SalvageTask(address, decode, max_findings) for address in shards.addresses]
+    required = tuple(map(to_bytes, require))
+    tasks = [SalvageTask(address, decode, max_findings, required=required) for address in shards.addresses]
     with make_executor(choose_jobs(jobs, shards.addresses, payloads=True)) as executor:
         plan = _plan(executor, tasks, progress)
         writes = [task for task, count in zip(plan.tasks, plan.counts) if count]
@@ -190,7 +194,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
     try:
         with open_source(task.address) as source, _Seekable(source) as seekable:
             if task.output is None:
-                plan = plan_shard(seekable, ledger, decode=task.decode)
+                plan = plan_shard(seekable, ledger, decode=task.decode, required=task.required)
                 return SalvageResult(ledger.findings, ledger.counts, plan.digests, None)
             return _write(task, seekable)
     except (DataError, StorageError) as error:
@@ -202,7 +206,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
 
 def _write(task: SalvageTask, source: ByteSource) -> SalvageResult:
     """Write what the plan saves; what it does not was told when the plan was made first."""
-    plan = plan_shard(source, Ledger(task.address, 0), decode=task.decode)
+    plan = plan_shard(source, Ledger(task.address, 0), decode=task.decode, required=task.required)
     dropped = set(memoryview(task.dropped).cast("Q"))
     digest = digester()
     assert task.output is not None
@@ -220,7 +224,7 @@ def tell_dropped(task: SalvageTask) -> SalvageResult:
     dropped = set(memoryview(task.dropped).cast("Q"))
     digest = digester()
     with open_source(task.address) as source, _Seekable(source) as seekable:
-        plan = plan_shard(seekable, Ledger(task.address, 0), decode=task.decode)
+        plan = plan_shard(seekable, Ledger(task.address, 0), decode=task.decode, required=task.required)
         for run in plan.samples():
             if digest(run.key) in dropped:
                 message = "sample left out: an earlier shard has its key"

@@ -125,10 +125,10 @@ def _tasks(
     checksums: bool,
     limit: int,
 ) -> list[ShardTask]:
-    required = tuple(dict.fromkeys((*map(to_bytes, require), *listings.required)))
     tasks = []
     for number, address in enumerate(shards.addresses):
         listing = listings.of.get(address)
+        required = tuple(dict.fromkeys((*map(to_bytes, require), *(listing.required if listing else ()))))
         tasks.append(
             ShardTask(
                 address,

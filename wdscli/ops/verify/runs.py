@@ -57,9 +57,10 @@ class _RunReader:
         self._rows = 0
 
     def on_error(self, error: DataError) -> None:
-        """Bytes were lost: between the last member and the next one a sample may lack what it had."""
-        if error.code == "data-after-end":
-            return
+        """Bytes were lost: between the last member and the next one a sample may lack what it had.
+
+        So too after an end of archive in the middle: it may be a hole of zeros.
+        """
         self._next_is_hit = True
         if self.run is None:
             return

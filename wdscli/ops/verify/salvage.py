@@ -2,8 +2,8 @@
 
 What it is: :func:`plan_shard`. How: one pass over the headers gathers 24 bytes a run; runs whose key was there before
 are joined to the first when all their fields are new to it, and left out otherwise; a sample next to lost bytes is kept
-only when it has every field that most samples have. A second pass reads the places of the runs that are joined. It must
-not write.
+only when it has every field that most samples have, or that is required. A second pass reads the places of the runs
+that are joined. It must not write.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from wdscli.model import to_text
 from wdscli.ops.verify.findings import Ledger
 from wdscli.ops.verify.keys import KeyColumns
+from wdscli.ops.verify.names import Fields
 from wdscli.ops.verify.runs import Part, Run, read_runs
 from wdscli.samples import new_batch
 from wdscli.tar import ByteSource
@@ -47,8 +48,9 @@ class Salvage:
                 yield run
 
 
-def plan_shard(source: ByteSource, ledger: Ledger, *, decode: bool = False) -> Salvage:
-    """What can be saved of ``source``, which must be seekable; what cannot goes to ``ledger``."""
+def plan_shard(source: ByteSource, ledger: Ledger, *, decode: bool = False, required: Fields = ()) -> Salvage:
+    """What can be saved of ``source``, which must be seekable; what cannot goes to ``ledger``. ``required`` are the
+    fields by which a whole sample is known; without them, those that most samples have."""
     keys = KeyColumns()
     hit: dict[int, bytes] = {}
     undecodable = _Undecodable(source, ledger) if decode else None
@@ -60,7 +62,7 @@ def plan_shard(source: ByteSource, ledger: Ledger, *, decode: bool = False) -> S
         if undecodable is not None and undecodable.has(run):
             plan.dropped.add(run.row)
     masks = _joined_masks(plan, ledger)
-    _drop_incomplete(plan, masks, hit, ledger)
+    _drop_incomplete(plan, masks, hit, keys.mask(required) or None, ledger)
     plan.digests = _kept_digests(plan)
     return plan
 
@@ -124,9 +126,9 @@ def _joined_masks(plan: Salvage, ledger: Ledger) -> NDArray[numpy.uint64]:
 
 
 def _drop_incomplete(
-    plan: Salvage, masks: NDArray[numpy.uint64], hit: dict[int, bytes], ledger: Ledger
+    plan: Salvage, masks: NDArray[numpy.uint64], hit: dict[int, bytes], usual: int | None, ledger: Ledger
 ) -> None:
-    """Leave out samples next to lost bytes that lack a field which most samples have."""
+    """Leave out samples next to lost bytes that lack a field of ``usual``, or without it of most samples."""
     import numpy
 
     if not hit:
@@ -135,15 +137,14 @@ def _drop_incomplete(
     hit = {plan.first_of.get(row, row): key for row, key in hit.items()}
     whole[[*plan.dropped, *hit]] = False
     kinds, counts = numpy.unique(masks[whole], return_counts=True)
-    usual = int(kinds[counts.argmax()]) if len(kinds) else None
+    if usual is None and len(kinds):
+        usual = int(kinds[counts.argmax()])
     for row, key in hit.items():
         if row in plan.dropped:
             continue
         if usual is None or int(masks[row]) & usual != usual:
             plan.dropped.add(row)
-            message = (
-                "sample left out: bytes were lost next to it, and it lacks fields that most samples have"
-            )
+            message = "sample left out: bytes were lost next to it, and it lacks fields of a whole one"
             ledger.add("damaged", message, offset=plan._keys.starts[row], member=to_text(key))
 
 
