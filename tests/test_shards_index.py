@@ -266,16 +266,16 @@ class TestDamage:
     def test_any_mutation_is_refused_cleanly(self, data: st.DataObject) -> None:
         mutated = bytearray(EXAMPLE)
         for _ in range(data.draw(st.integers(1, 3))):
-            at = data.draw(st.integers(0, len(mutated) - 1))
+            at = data.draw(st.integers(0, max(len(mutated) - 2, 0)))
             match data.draw(st.sampled_from(["set", "drop", "insert", "cut"])):
                 case "set":
                     mutated[at] = data.draw(st.integers(0, 255))
-                case "drop":
+                case "drop" if len(mutated) > 1:
                     del mutated[at]
                 case "insert":
                     mutated.insert(at, data.draw(st.integers(0, 255)))
                 case "cut":
-                    del mutated[max(at, 1) :]
+                    del mutated[at + 1 :]
         if bytes(mutated) == EXAMPLE:
             return
         with pytest.raises(DataError) as caught:
