@@ -179,7 +179,7 @@ def plan_create(
     rule, skipped = KeyRule(options.key_rule), Skipped(progress)
     files, given = _find(sources, options, out, rule, scratch, skipped, progress)
     samples, incomplete, classes = _arrange(files, given, options, skipped)
-    if not len(samples):
+    if not samples.total:
         raise _nothing(skipped)
     ends = grouping.sample_ends(samples, form)
     bounds = grouping.cut(ends, cuts)

@@ -25,7 +25,7 @@ from wdscli.tar.template import header_maker
 
 SMALL = 1 << 15
 PIECE = 1 << 20
-_GATHER = 1 << 18
+_GATHER = 1 << 16
 _SAMPLES_AT_ONCE = 1024
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
@@ -127,15 +127,14 @@ class _Packer:
         with _Pieces(place, size) as pieces:
             left = size
             while left:
-                # One byte more than planned: the last read shows whether the file has grown.
-                wanted = min(left + 1, PIECE)
-                count = pieces.read_into(view[:wanted])
+                # One byte more than planned shows whether the file has grown.
+                count = pieces.read_into(view[: min(left + 1, PIECE)])
                 if count == 0 or count > left:
                     raise changed(place, size, size - left + count)
                 self._put(view[:count])
                 shard.flush()
                 left -= count
-            if wanted <= count or pieces.read_into(view[:1]):
+            if pieces.read_into(view[:1]):
                 raise changed(place, size, size + 1)
         self._put(padding(size))
 

@@ -29,7 +29,8 @@ class Samples(NamedTuple):
     firsts: list[int]
     places: list[int]
 
-    def __len__(self) -> int:
+    @property
+    def total(self) -> int:
         return len(self.places)
 
     def key(self, sample: int) -> bytes:
@@ -73,8 +74,9 @@ def _twice(files: Files, at: int) -> DataError:
 
 def as_given(samples: Samples, first_rows: Mapping[bytes, int]) -> Samples:
     """The samples in the order in which their keys were first given; that order is then their place."""
-    order = sorted(range(len(samples)), key=lambda sample: first_rows[samples.key(sample)])
-    return take(samples, order)._replace(places=list(range(len(order))))
+    order = sorted(range(samples.total), key=lambda sample: first_rows[samples.key(sample)])
+    ordered = take(samples, order)
+    return Samples(ordered.files, ordered.firsts, list(range(len(order))))
 
 
 def require(
@@ -85,7 +87,7 @@ def require(
     them. ``jpg;png`` means either."""
     wanted = [(text, {to_bytes(name) for name in text.split(";")}) for text in fields]
     lacking: dict[int, str] = {}
-    for sample in range(len(samples)):
+    for sample in range(samples.total):
         there = samples.fields(sample)
         missing = [text for text, names in wanted if names.isdisjoint(there)]
         if missing:
@@ -96,7 +98,7 @@ def require(
         return samples, len(lacking)
     for sample, names in lacking.items():
         skipped.add("incomplete", samples.key(sample) + b" (no " + to_bytes(names) + b")")
-    return take(samples, [sample for sample in range(len(samples)) if sample not in lacking]), len(lacking)
+    return take(samples, [sample for sample in range(samples.total) if sample not in lacking]), len(lacking)
 
 
 def _incomplete(samples: Samples, lacking: Mapping[int, str]) -> DataError:
@@ -125,15 +127,15 @@ def add_labels(samples: Samples, field: bytes = b"cls") -> None:
     """Give every sample the field ``cls`` with the name of its parent folder for a payload;
     :func:`number_labels` turns names to numbers. The files are no longer grouped after this."""
     files = samples.files
-    labels = [_parent(samples, sample) for sample in range(len(samples))]
-    for sample in range(len(samples)):
+    labels = [_parent(samples, sample) for sample in range(samples.total)]
+    for sample in range(samples.total):
         if field in samples.fields(sample):
             raise DataError(
                 f'sample "{to_text(samples.key(sample))}" has a {to_text(field)} of its own',
                 code="duplicate-field",
                 hint="leave out --label-from, or the files with --exclude '*.cls'",
             )
-    for key, label in zip([samples.key(sample) for sample in range(len(samples))], labels):
+    for key, label in zip([samples.key(sample) for sample in range(samples.total)], labels):
         files.add(key, field, 0, Inline(label))
 
 
@@ -173,7 +175,7 @@ def shuffled(samples: Samples, seed: int) -> Samples:
     if not samples.places:
         return samples
     by_place = ranks(seed, 0, max(samples.places) + 1)
-    order = sorted(range(len(samples)), key=lambda sample: (by_place[samples.places[sample]], sample))
+    order = sorted(range(samples.total), key=lambda sample: (by_place[samples.places[sample]], sample))
     return take(samples, order)
 
 
@@ -187,7 +189,7 @@ def sample_ends(samples: Samples, form: Form) -> list[int]:
                 header = build_header(row.replace(SEPARATOR, b"."), size, form)
                 lengths[at] = len(header) + (size + 511 & -512)
     ends = list(accumulate(lengths, initial=0))
-    return ends if len(samples) == len(rows) else [ends[first] for first in samples.firsts]
+    return ends if samples.total == len(rows) else [ends[first] for first in samples.firsts]
 
 
 def cut(ends: list[int], cuts: Cuts) -> list[int]:

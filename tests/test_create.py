@@ -1,0 +1,251 @@
+"""The library behind wds create: its two halves, files that change between them, rules and globs."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from wdscli.errors import DataError, InputError, UsageError
+from wdscli.ops import packing
+from wdscli.ops.create import CreateOptions, create, plan_create, run_create
+from wdscli.ops.plan import Cuts
+from wdscli.ops.sources.globs import Globs
+from wdscli.ops.sources.keys import KeyRule
+from wdscli.ops.sources.recipe import parse_line
+from wdscli.ops.sources.scratch import Scratch
+from wdscli.progress import NullProgress
+from wdscli.tar import Form, build_header
+from wdscli.tar.template import header_maker
+
+SMALL, MIDDLING, LARGE = 100, 100_000, 3_000_000
+
+
+def change(path: Path, size: int) -> None:
+    os.truncate(path, size)
+
+
+@pytest.mark.parametrize("size", [1, SMALL, packing.SMALL, packing.SMALL + 1, MIDDLING, packing.PIECE, LARGE])
+@pytest.mark.parametrize("by", [-1, 1, 2_000_000])
+def test_a_file_that_changes_is_an_error_and_leaves_nothing(tmp_path: Path, size: int, by: int) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / f"{name}.bin").write_bytes(bytes(size))
+    with Scratch() as scratch:
+        plan = plan_create([str(folder)], str(tmp_path / "o-%06d.tar"), CreateOptions(), scratch)
+        change(folder / "b.bin", size + by)
+        with pytest.raises(DataError) as error:
+            run_create(plan)
+    assert error.value.code == "changed-while-read"
+    assert f"{folder}/b.bin {'grew' if by > 0 else 'shrank'} while it was read" in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_file_that_grows_between_two_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "in.bin"
+    path.write_bytes(bytes(LARGE))
+    preadv = os.preadv
+
+    def growing(descriptor: int, views: list[memoryview], offset: int) -> int:
+        if offset:
+            change(path, LARGE + 1)
+        return preadv(descriptor, views, offset)
+
+    monkeypatch.setattr(os, "preadv", growing)
+    with pytest.raises(DataError, match="grew while it was read"):
+        create([str(path)], str(tmp_path / "o.tar"))
+    assert not (tmp_path / "o.tar").exists()
+
+
+def test_a_file_that_vanishes_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with Scratch() as scratch:
+        plan = plan_create([str(tmp_path)], str(tmp_path / "o.tar"), CreateOptions(), scratch)
+        (tmp_path / "a.txt").unlink()
+        with pytest.raises(InputError, match=r"a\.txt"):
+            run_create(plan)
+    assert not list(tmp_path.glob("*.tar"))
+
+
+def test_slow_reads_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems give less than they are asked for."""
+    (tmp_path / "a.bin").write_bytes(os.urandom(1000))
+    (tmp_path / "b.bin").write_bytes(os.urandom(MIDDLING))
+    create([str(tmp_path)], str(tmp_path / "one.tar"))
+    read, preadv = os.read, os.preadv
+    monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 300)))
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:7000]], at))
+    create([str(tmp_path)], str(tmp_path / "two.tar"), CreateOptions(exclude=("*.tar", "*-manifest.json")))
+    assert (tmp_path / "two.tar").read_bytes() == (tmp_path / "one.tar").read_bytes()
+
+
+def test_one_task_never_loads_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(LARGE))
+    asked: list[int] = []
+    preadv = os.preadv
+
+    def watched(descriptor: int, views: list[memoryview], offset: int) -> int:
+        asked.append(len(views[0]))
+        return preadv(descriptor, views, offset)
+
+    monkeypatch.setattr(os, "preadv", watched)
+    create([str(tmp_path)], str(tmp_path / "o.tar"))
+    assert max(asked) <= packing.PIECE
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "out").mkdir()
+
+    def interrupt(*_: object) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "read", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        create([str(tmp_path / "a.txt")], str(tmp_path / "out" / "o.tar"))
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_the_report(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "README"):
+        (tmp_path / name).write_text(name)
+    report = create([str(tmp_path)], str(tmp_path / "o-%06d.tar"), CreateOptions(cuts=Cuts(max_count=1)))
+    assert (report.samples, report.members, report.size_bytes) == (2, 2, 4096)
+    assert report.skipped == {"no-field": 1}
+    assert report.manifest is not None
+    assert [shard.name for shard in report.manifest.shards] == ["o-000000.tar", "o-000001.tar"]
+    assert [shard.size_bytes for shard in report.shards] == [s.size_bytes for s in report.manifest.shards]
+
+
+def test_progress_counts_every_byte(tmp_path: Path) -> None:
+    class Counting(NullProgress):
+        done = 0
+        total: int | None = 0
+
+        def start(self, what: str, total: int | None, unit: str) -> None:
+            self.done, self.total = 0, total
+
+        def advance(self, amount: int) -> None:
+            self.done += amount
+
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text("x")
+    for jobs in (1, 2):
+        seen = Counting()
+        options = CreateOptions(cuts=Cuts(max_count=2), jobs=jobs, include=("*.txt",), force=True)
+        report = create([str(tmp_path)], str(tmp_path / "o-%06d.tar"), options, progress=seen)
+        assert seen.total == report.size_bytes
+        assert seen.total - 1024 * len(report.shards) <= seen.done <= seen.total
+
+
+def test_many_samples_pass_in_several_batches(tmp_path: Path) -> None:
+    """More than one batch of the index, with a field that not every sample has."""
+    count = 2500
+    recipe = tmp_path / "recipe"
+    recipe.write_text(
+        "".join(f"{n:05}.txt text:{n}\n" + f"{n:05}.cls text:1\n" * (n % 3 == 0) for n in range(count))
+    )
+    report = create([], str(tmp_path / "o.tar"), CreateOptions(from_list=str(recipe)))
+    assert report.samples == count
+    from wdscli.samples import iter_batches
+    from wdscli.shards.index import parse_index
+    from wdscli.storage import open_source
+
+    index = parse_index((tmp_path / ".wds" / "o.tar.wdx").read_bytes(), "o")
+    with open_source(str(tmp_path / "o.tar")) as source:
+        keys, offsets, starts = [], [], []
+        for batch in iter_batches(source):
+            keys += batch.keys
+            offsets += batch.offsets
+            starts += [batch.starts[first] for first in batch.firsts[:-1]]
+    whole = index.batch()
+    assert (whole.keys, whole.offsets, index.starts.tolist()) == (keys, offsets, starts)
+
+
+def test_long_names_and_batches_agree_with_tarfile(tmp_path: Path) -> None:
+    names = [f"{'d' * 90}/{'e' * 90}/{n}.txt" for n in range(3)] + [
+        f"{'x' * length}.txt" for length in range(90, 120)
+    ]
+    recipe = tmp_path / "recipe"
+    recipe.write_text("".join(f"{name}\ttext:{name}\n" for name in names))
+    report = create([], str(tmp_path / "o.tar"), CreateOptions(from_list=str(recipe)))
+    assert report.size_bytes == (tmp_path / "o.tar").stat().st_size
+    with tarfile.open(tmp_path / "o.tar") as tar:
+        assert [(m.name, tar.extractfile(m).read().decode()) for m in tar] == [(n, n) for n in names]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("*.jpg", ["a.jpg", "x/a.jpg", "x/y/.jpg"], ["a.png", "a.jpg/b"]),
+        ("x/*.jpg", ["x/a.jpg"], ["a.jpg", "x/y/a.jpg", "y/x/a.jpg"]),
+        ("**/a.jpg", ["a.jpg", "x/a.jpg", "x/y/a.jpg"], ["xa.jpg"]),
+        ("x/**", ["x/a", "x/y/z"], ["x", "xy/a"]),
+        ("x/**/z", ["x/z", "x/y/z", "x/y/y/z"], ["xz", "x/yz"]),
+        ("/a.jpg", ["a.jpg"], ["x/a.jpg"]),
+        ("img?.[jp]*", ["img1.jpg", "img2.png"], ["img10.jpg", "img1.gif"]),
+        ("[!a]b", ["cb", "x/cb"], ["ab", "/b"]),
+        ("a[", ["a["], ["a"]),
+        ("a+(b).txt", ["a+(b).txt"], ["aab.txt"]),
+        ("caf\udce9*", ["caf\udce9.txt"], ["cafe.txt"]),
+        ("ü?", ["üx"], ["ux"]),
+    ],
+)
+def test_globs(pattern: str, yes: list[str], no: list[str]) -> None:
+    globs = Globs([pattern])
+    assert [path for path in yes if not globs.match(os.fsencode(path))] == []
+    assert [path for path in no if globs.match(os.fsencode(path))] == []
+
+
+def test_key_rules() -> None:
+    for rule, path, found in [
+        ("first-dot", b"a/b.c.d", (b"a/b", b"c.d")),
+        ("first-dot", b"a.b/c", "no-field"),
+        ("first-dot", b"a/.b.c", "hidden"),
+        ("first-dot", b"a/._b.c", "appledouble"),
+        ("first-dot", b"__x__/b.c", "dunder"),
+        ("last-dot", b"a.b/c.d.e", (b"a.b/c_d", b"e")),
+        ("last-dot", b"a/b.", "no-field"),
+        ("(.*)_(.*)", b"a_b.png", (b"a", b"b.png")),
+        ("(.*)_(.*)", b"ab.png", "no-match"),
+        ("(?P<field>..)(?P<key>.*)", b"\xff1\xfe", (b"\xfe", b"\xff1")),
+    ]:
+        assert KeyRule(rule).split(path) == found
+
+
+def test_two_keys_that_become_one() -> None:
+    rule = KeyRule("last-dot")
+    assert rule.split(b"a.b.jpg") == (b"a_b", b"jpg")
+    assert rule.split(b"a.b.cls") == (b"a_b", b"cls")
+    with pytest.raises(DataError, match=r'"a\.b" and "a_b"'):
+        rule.split(b"a_b.txt")
+
+
+def test_headers_in_bulk_are_the_canonical_ones() -> None:
+    for form in (Form(), Form(1234567890, "gnu")):
+        make: Callable[[bytes, int], bytes] = header_maker(form)
+        for name in (b"a.txt", b"\xff" * 100, b"x" * 101, b"d" * 90 + b"/" + b"e" * 90, b"y" * 300):
+            for size in (0, 1, 511, 8**11 - 1, 8**11, 2**40):
+                assert make(name, size) == make(name, size) == build_header(name, size, form)
+
+
+def test_lines_of_a_list() -> None:
+    assert parse_line(1, b"a.txt\ttext:") is not None
+    with pytest.raises(DataError):
+        parse_line(1, b"a.txt\t")
+    assert parse_line(1, b" \t ") is None
+
+
+def test_a_seed_is_any_number(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    create([str(tmp_path / "a.txt")], str(tmp_path / "o.tar"), CreateOptions(order="shuffle", seed=-5))
+
+
+def test_jobs_below_one(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(UsageError, match="--jobs"):
+        create([str(tmp_path / "a.txt")], str(tmp_path / "o.tar"), CreateOptions(jobs=0))
