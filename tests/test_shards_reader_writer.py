@@ -184,6 +184,8 @@ class TestWriter:
             ("a", {"": b""}),
             ("a\0b", {"txt": b""}),
             ("__a__/b", {"txt": b""}),
+            ("__a", {"txt": b"", "b__": b""}),
+            ("a", {"txt": b"", "x/y": b""}),
             ("a", {"txt": "text"}),
             ("a", {"txt": None}),
             ("a", {"txt": 7}),

@@ -19,6 +19,9 @@ from wdscli.shards.shardfile import Payload, ShardFile
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded
 
 
+_MAX_KNOWN = 1024
+
+
 class ShardWriter:
     """Writes samples to ``pattern`` (``out-%06d.tar``, one file, ``-``, ``pipe:CMD``, any address that can be written).
 
@@ -60,6 +63,7 @@ class ShardWriter:
         self._shard: ShardFile | None = None
         self._done: list[ShardInfo] = []
         self._keys: set[bytes] = set()
+        self._fields: dict[str, bytes] = {}
         self._closed = False
         self._output.begin()
 
@@ -79,17 +83,30 @@ class ShardWriter:
         if not fields:
             raise UsageError(f'sample "{text}" has no fields')
         key = to_bytes(text)
-        members: list[tuple[bytes, Payload]] = [
-            (to_bytes(field), _payload(text, field, data)) for field, data in fields.items()
-        ]
-        for field, _ in members:
-            check_name(key, field)
+        members = self._members(text, key, fields)
         if key in self._keys:
             raise DataError(
                 f'key "{text}" a second time', code="duplicate-key", shard=self._output.pattern.text
             )
         self._room_for(key, members).write(key, members)
         self._keys.add(key)
+
+    def _members(
+        self, text: str, key: bytes, fields: Mapping[str, bytes | bytearray | memoryview]
+    ) -> list[tuple[bytes, Payload]]:
+        """Names and payloads of a sample, checked. A field that was good with one key is good with every key that is
+        good with some field; but whether ``__a.b__`` is one of those names that readers pass over, both decide."""
+        known = self._fields
+        members: list[tuple[bytes, Payload]] = []
+        for field, data in fields.items():
+            raw = known.get(field)
+            if raw is None or not members or key.startswith(b"__"):
+                raw = to_bytes(field)
+                check_name(key, raw)
+                if len(known) < _MAX_KNOWN:
+                    known[field] = raw
+            members.append((raw, data if type(data) is bytes else _payload(text, field, data)))
+        return members
 
     def _room_for(self, key: bytes, members: list[tuple[bytes, Payload]]) -> ShardFile:
         """The shard for one more sample: the one that is open, or the next."""
