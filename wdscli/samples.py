@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from wdscli.errors import DataError, UsageError
-from wdscli.model import Sample, to_text
+from wdscli.model import Sample, to_bytes, to_text
 from wdscli.tar import (
     CANONICAL,
     DIRECTORY,
@@ -353,18 +353,36 @@ def iter_batches(
     """The samples of one archive, headers only, some hundreds at a time; memory is bounded by ``chunk``.
 
     Members that belong to no sample are counted into ``ignored``. Raises DataError after the whole samples that came
-    before the trouble; the sample in which it happens is not among them.
+    before the trouble. The sample before it is among them when the trouble lies in a member of another key, or behind
+    the last member.
     """
     grouper = Grouper(source.name, lenient=lenient)
     if ignored is not None:
         grouper.ignored = ignored
-    for window in scan(source, form=form, chunk=chunk):
-        batch = grouper.add(window)
-        if batch.keys:
-            yield batch
+    try:
+        for window in scan(source, form=form, chunk=chunk):
+            batch = grouper.add(window)
+            if batch.keys:
+                yield batch
+    except DataError as error:
+        last = grouper.finish()
+        whole = len(last.keys)
+        if whole and not _is_behind(error, last.keys[-1]):
+            whole -= 1
+        if whole:
+            yield last.part(0, whole)
+        raise
     last = grouper.finish()
     if last.keys:
         yield last
+
+
+def _is_behind(error: DataError, key: bytes) -> bool:
+    """Whether trouble can tell nothing against the sample before it."""
+    if error.code in ("no-end-of-archive", "data-after-end"):
+        return True
+    parts = None if error.member is None else split_name(to_bytes(error.member))
+    return parts is not None and parts[0] != key
 
 
 def iter_samples(source: ByteSource, *, fields: frozenset[str] | None = None) -> Iterator[Sample]:
