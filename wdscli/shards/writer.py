@@ -18,7 +18,6 @@ from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.shards.shardfile import Payload, ShardFile
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded
 
-
 _MAX_KNOWN = 1024
 
 
