@@ -61,20 +61,23 @@ class Caches:
 
     def learn_plain(self, size_field: bytes, check: bytes) -> bool:
         """Take in two fields; False when they are not written canonically."""
-        if not (size_field[:11].isdigit() and check[:6].isdigit()):
-            return False
-        try:
-            size, stored = int(size_field[:11], 8), int(check[:6], 8)
-        except ValueError:
-            return False
-        if size_field != b"%011o\0" % size or check != b"%06o\0 " % stored:
-            return False
         if len(self.plain_sizes) > LIMIT or len(self.plain_checks) > LIMIT:
             self.plain_sizes.clear()
             self.plain_checks.clear()
-        # adler32's low half is one more than the sum, here and for the name.
-        self.plain_sizes[size_field] = size, (adler32(size_field) & 0xFFFF) - 1
-        self.plain_checks[check] = stored - self._plain_sum + 1
+        try:
+            if size_field not in self.plain_sizes:
+                size = int(size_field[:11], 8)
+                if size < 0 or size_field != b"%011o\0" % size:
+                    return False
+                # adler32's low half is one more than the sum, here and for the name.
+                self.plain_sizes[size_field] = size, (adler32(size_field) & 0xFFFF) - 1
+            if check not in self.plain_checks:
+                stored = int(check[:6], 8)
+                if stored < 0 or check != b"%06o\0 " % stored:
+                    return False
+                self.plain_checks[check] = stored - self._plain_sum + 1
+        except ValueError:
+            return False
         return True
 
     def learn(self, block: bytes, header: Header) -> None:

@@ -26,6 +26,8 @@ HOP = 1 << 11
 """Bytes read at each header when payloads are passed over: room for a header with a pax header before it, or for two
 small members."""
 
+_ZEROS = [bytes(length) for length in range(100)]
+
 ReadAt = Callable[[int, int], bytes]
 Buffer = bytes | bytearray | memoryview
 
@@ -57,22 +59,19 @@ class Loops:
     ) -> None:
         """Members in the canonical form, without prefix and extended headers; moves ``position`` to what is none.
 
-        With middle, mtime and tail known to be canonical, the checksum is a constant plus the sums of name and size.
-        That it matches also says that nothing but zeros follows the name, so that the block is canonical as a whole.
+        With middle, mtime and tail known to be canonical, and zeros behind the name, the checksum is a constant plus
+        the sums of name and size. (Names of one length have equal zeros behind them; 99 zeros are those of no name.)
         """
         if self._between() or self.globals:
             return
         names, starts, offsets, sizes, flags = self._columns
         add_name, add_start, add_offset, add_size = names.append, starts.append, offsets.append, sizes.append
-        unpack, known_sizes, known_checks = (
-            FIELDS.unpack_from,
-            self._caches.plain_sizes,
-            self._caches.plain_checks,
-        )
+        unpack, caches = FIELDS.unpack_from, self._caches
+        known_sizes, known_checks = caches.plain_sizes, caches.plain_checks
         plain_mtime, plain_middle, plain_tail = self.form.mtime_field, CANONICAL_MIDDLE, CANONICAL_TAIL
         before = len(names)
         last = len(buffer) - BLOCK
-        blocked = False
+        blocked, pad = False, b""
         try:
             while True:
                 try:
@@ -81,13 +80,14 @@ class Loops:
                         if tail != plain_tail or middle != plain_middle or mtime != plain_mtime:
                             blocked = True
                             break
-                        name = raw_name.rstrip(b"\0")
+                        name, _, rest = raw_name.partition(b"\0")
+                        if rest != pad:
+                            pad = _ZEROS[len(rest)]
+                            if rest != pad or not name:
+                                blocked = True
+                                break
                         size, size_sum = known_sizes[size_field]
-                        if (
-                            (adler32(name) & 0xFFFF) + size_sum != known_checks[check]
-                            or not name
-                            or 0 in name
-                        ):
+                        if (adler32(name) & 0xFFFF) + size_sum != known_checks[check]:
                             blocked = True
                             break
                         start = base + at
@@ -97,7 +97,7 @@ class Loops:
                         add_size(size)
                         at += (size + 1023) & -512
                 except KeyError:
-                    if self._caches.learn_plain(size_field, check):
+                    if caches.learn_plain(size_field, check):
                         continue
                     return
                 if read_at is None or blocked or len(names) - before >= count:
