@@ -2,8 +2,8 @@
 
 What it is: :class:`KeyColumns` gathers 24 bytes a sample while one shard is read (a digest of the key, where the
 sample begins, which fields it has) and says which samples repeat a key; :func:`repeats_across` does the same for the
-digests of all shards, 8 bytes a sample and as many again while it sorts. How: sorting, not dictionaries. Two keys of
-one digest (XXH3-64) would be taken for one; among a billion keys that is to be expected once in forty sets.
+digests of all shards, 8 bytes a sample and as many again while it sorts. How: sorting, not dictionaries. The
+digest is XXH3-64: whoever tells of a repeat reads the two keys again and compares them.
 
 It must not know how a shard is read, nor how findings are worded.
 """

@@ -19,7 +19,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.ops.verify.against import Listings, find_listings
 from wdscli.ops.verify.findings import KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
 from wdscli.ops.verify.headers import ShapeCount
-from wdscli.ops.verify.keys import KeyColumns, repeats_across
+from wdscli.ops.verify.keys import Across, KeyColumns, repeats_across
 from wdscli.ops.verify.profiles import DEMANDS, parse_profiles
 from wdscli.ops.verify.shard import Located, LocateTask, ShardResult, ShardTask, check_shard, locate
 from wdscli.progress import QUIET, Progress
@@ -227,29 +227,41 @@ class _Gathered:
 
 
 def _add_repeats(gathered: _Gathered, executor: Executor, limit: int) -> None:
-    """Keys that an earlier shard has too: found by digest, then named by a second look at the shard."""
+    """Keys that an earlier shard has too: found by digest, then read again and compared, so that two keys of one digest
+    are not taken for one."""
     across = dict(repeats_across(gathered.digests, limit))
-    tasks = [
-        LocateTask(gathered.addresses[number], tuple(repeats.digests))
-        for number, repeats in across.items()
-        if gathered.kept[number] is None
-    ]
-    located = run_tasks(executor, locate, tasks)
+    located = _locate_all(gathered, executor, across)
     for number, repeats in across.items():
-        kept = gathered.kept[number]
-        places = next(located) if kept is None else _located_in(kept, repeats.digests)
-        by_digest = {place.digest: place for place in places}
         ledger = Ledger(gathered.addresses[number], limit)
         for digest, first in zip(repeats.digests, repeats.first_shards):
-            place = by_digest.get(digest)
-            if place is not None:
-                message = f"{gathered.addresses[first]} has a sample with this key too"
-                ledger.add("duplicate-key", message, offset=place.offset, member=to_text(place.key))
+            here, there = located[number].get(digest), located[first].get(digest)
+            if here is not None and there is not None and here.key == there.key:
+                message = f"{gathered.addresses[first]} has this key too, at byte {there.offset}"
+                ledger.add("duplicate-key", message, offset=here.offset, member=to_text(here.key))
         ledger.more("duplicate-key", repeats.total - len(repeats.digests))
         gathered.add(ledger.findings, ledger.counts)
 
 
-def _located_in(kept: KeyColumns, digests: Sequence[int]) -> list[Located]:
+def _locate_all(
+    gathered: _Gathered, executor: Executor, across: dict[int, Across]
+) -> dict[int, dict[int, Located]]:
+    """For each shard that has any of the repeated keys, where they are in it, by digest."""
+    wanted: dict[int, set[int]] = {}
+    for number, repeats in across.items():
+        for digest, first in zip(repeats.digests, repeats.first_shards):
+            wanted.setdefault(number, set()).add(digest)
+            wanted.setdefault(first, set()).add(digest)
+    again = [number for number in wanted if gathered.kept[number] is None]
+    tasks = [LocateTask(gathered.addresses[number], tuple(wanted[number])) for number in again]
+    found = dict(zip(again, run_tasks(executor, locate, tasks)))
+    for number, digests in wanted.items():
+        kept = gathered.kept[number]
+        if kept is not None:
+            found[number] = _located_in(kept, digests)
+    return {number: {place.digest: place for place in places} for number, places in found.items()}
+
+
+def _located_in(kept: KeyColumns, digests: set[int]) -> list[Located]:
     """Keys of a stream, which were kept because it cannot be read again."""
     wanted, found = set(digests), []
     for row, digest in enumerate(kept.digests):

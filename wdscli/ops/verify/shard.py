@@ -157,7 +157,8 @@ def _decoder(task: ShardTask, ledger: Ledger) -> Decoder | None:
 
 
 def _report_repeats(repeats: Repeats, check: HeaderPass, source: ByteSource, ledger: Ledger) -> None:
-    """Findings for keys that come back in their shard, and for keys that differ in case only."""
+    """Findings for keys that come back in their shard, and for keys that differ in case only. The keys are compared, so
+    that two of one digest are not taken for one."""
     for kind, code, message in (
         ("interleaved", "interleaved-key", "the key comes back with other fields; it was first at byte {}"),
         ("duplicate", "duplicate-key", "the key comes a second time; it was first at byte {}"),
@@ -166,17 +167,19 @@ def _report_repeats(repeats: Repeats, check: HeaderPass, source: ByteSource, led
         total = len(getattr(repeats, kind))
         told = repeats.of(kind, ledger.room(code))
         for repeat in told:
-            start = check.keys.starts[repeat.row]
-            key = check.keys.name(repeat.row)
-            member = to_text(key if key is not None else _key_at(source, start))
-            first = check.keys.starts[repeat.first]
-            ledger.add(code, message.format(first), offset=start, member=member)
+            start, first = check.keys.starts[repeat.row], check.keys.starts[repeat.first]
+            key, other = _key(check, source, repeat.row), _key(check, source, repeat.first)
+            if key == other or (kind == "collision" and key.lower() == other.lower()):
+                ledger.add(code, message.format(first), offset=start, member=to_text(key))
         ledger.more(code, total - len(told))
 
 
-def _key_at(source: ByteSource, start: int) -> bytes:
-    """The key of the sample that begins at a byte."""
-    for window in scan(source, first=start, chunk=1 << 12):
+def _key(check: HeaderPass, source: ByteSource, row: int) -> bytes:
+    """The key of a sample, which was kept or is read again."""
+    kept = check.keys.name(row)
+    if kept is not None:
+        return kept
+    for window in scan(source, first=check.keys.starts[row], chunk=1 << 12):
         for name in window.columns.names:
             parts = split_name(name)
             return parts[0] if parts else name
