@@ -109,7 +109,9 @@ class Outcome(NamedTuple):
         return [row.size for row in self.rows]
 
 
-def outcome(source: ByteSource, *, form: Form = CANONICAL, payloads: bool = False, chunk: int = 1 << 20) -> Outcome:
+def outcome(
+    source: ByteSource, *, form: Form = CANONICAL, payloads: bool = False, chunk: int = 1 << 20
+) -> Outcome:
     """Scan to the end or to the first error; with ``payloads`` every payload is read too."""
     rows: list[Row] = []
     try:

@@ -87,7 +87,14 @@ def test_split_name(name: str, parts: tuple[str, str] | None) -> None:
 
 def test_check_name() -> None:
     check_name(b"d/a", b"seg.png")
-    for key, field in ((b"a.b", b"c"), (b"a", b"b/c"), (b"", b"a"), (b"a", b""), (b"d/", b"x"), (b"__a__/b", b"c")):
+    for key, field in (
+        (b"a.b", b"c"),
+        (b"a", b"b/c"),
+        (b"", b"a"),
+        (b"a", b""),
+        (b"d/", b"x"),
+        (b"__a__/b", b"c"),
+    ):
         with pytest.raises(UsageError, match="read back"):
             check_name(key, field)
     for key in (b"/a", b"../a", b"d/../a", b"a\0"):
@@ -111,7 +118,9 @@ def folder(name: bytes) -> list[bytes]:
 
 
 def shard(*names: bytes) -> bytes:
-    return archive(*[part for name in names for part in (folder(name) if name.endswith(b"/") else member(name))])
+    return archive(
+        *[part for name in names for part in (folder(name) if name.endswith(b"/") else member(name))]
+    )
 
 
 def all_batches(data: bytes, **options: object) -> list[SampleBatch]:
@@ -123,12 +132,16 @@ def flat(batches: list[SampleBatch]) -> list[tuple[int, bytes, list[bytes], int,
     found = []
     for batch in batches:
         assert len(batch.firsts) == len(batch.keys) + 1 == len(batch.marks) + 1
-        assert batch.firsts[-1] == len(batch.fields) == len(batch.starts) == len(batch.sizes) == len(batch.flags)
+        assert (
+            batch.firsts[-1] == len(batch.fields) == len(batch.starts) == len(batch.sizes) == len(batch.flags)
+        )
         for row, key in enumerate(batch.keys):
             low, high = batch.firsts[row], batch.firsts[row + 1]
             assert low < high
             fields, sizes = batch.fields[low:high], batch.sizes[low:high]
-            found.append((batch.index + row, key, fields, batch.start(row), batch.end(row), batch.marks[row], sizes))
+            found.append(
+                (batch.index + row, key, fields, batch.start(row), batch.end(row), batch.marks[row], sizes)
+            )
     return found
 
 
@@ -164,7 +177,10 @@ def test_members_of_no_sample_are_counted_and_make_a_sample_ragged(junk: bytes) 
         names = [b"a.jpg", *after, b"a.cls", junk, b"b.jpg"]
         ignored = Ignored()
         samples = flat(all_batches(shard(*names), ignored=ignored))
-        assert [(key, fields) for _, key, fields, *_ in samples] == [(b"a", [b"jpg", b"cls"]), (b"b", [b"jpg"])]
+        assert [(key, fields) for _, key, fields, *_ in samples] == [
+            (b"a", [b"jpg", b"cls"]),
+            (b"b", [b"jpg"]),
+        ]
         assert [mark & RAGGED for _, _, _, _, _, mark, _ in samples] == [between, 0]
         assert sum(ignored.counts.values()) == 1 + len(after)
         assert list(ignored.counts) == [why_ignored(junk, DIRECTORY if junk == b"d/" else REGULAR)]
@@ -179,7 +195,9 @@ def test_marks_gather_the_flags_of_the_members() -> None:
     assert [mark for *_, mark, _ in flat(all_batches(data))] == [0, FOREIGN | GLOBAL]
 
 
-@pytest.mark.parametrize(("typeflag", "code"), [(b"2", "link"), (b"1", "link"), (b"3", "special"), (b"S", "sparse")])
+@pytest.mark.parametrize(
+    ("typeflag", "code"), [(b"2", "link"), (b"1", "link"), (b"3", "special"), (b"S", "sparse")]
+)
 def test_links_and_the_like_are_errors(typeflag: bytes, code: str) -> None:
     odd = patched(build_header(b"b.jpg", 0), 156, typeflag)
     data = archive(*member(b"a.jpg"), odd, *member(b"c.jpg"))
@@ -201,13 +219,18 @@ def test_a_field_that_comes_twice(fields: list[bytes]) -> None:
             with pytest.raises(DataError) as caught:
                 list(run(source))  # type: ignore[operator]
             error = caught.value
-            assert (error.code, error.offset, error.member) == ("duplicate-field", 1024 * len(fields), "a.jpg")
+            assert (error.code, error.offset, error.member) == (
+                "duplicate-field",
+                1024 * len(fields),
+                "a.jpg",
+            )
     samples = flat(all_batches(data, lenient=True))
     assert [sample[2] for sample in samples] == [[b"jpg"], fields, [b"jpg"]]
 
 
 MEMBERS = st.lists(
-    st.sampled_from([b"a.jpg", b"a.cls", b"a.txt", b"b.jpg", b"b.cls", b"d/a.jpg", b"c.x", b"c.y", *JUNK]), max_size=25
+    st.sampled_from([b"a.jpg", b"a.cls", b"a.txt", b"b.jpg", b"b.cls", b"d/a.jpg", b"c.x", b"c.y", *JUNK]),
+    max_size=25,
 )
 
 
@@ -253,7 +276,9 @@ def test_names_that_begin_with_any_byte_begin_a_sample() -> None:
         path = extended(b"x", pax_record(b"path", first + b"y.jpg"))
         data = archive(path + build_header(b"short", 3), b"abc")
         flat(all_batches(data))
-        assert len(list(iter_samples(FileSource(data)))) == sum(len(batch.keys) for batch in all_batches(data))
+        assert len(list(iter_samples(FileSource(data)))) == sum(
+            len(batch.keys) for batch in all_batches(data)
+        )
 
 
 def test_samples_with_payloads() -> None:

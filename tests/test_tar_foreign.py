@@ -16,7 +16,16 @@ from wdscli.tar.extensions import Extensions, is_harmless
 from wdscli.tar.header import FIELDS, checksum_is_right, extended, parse_pax, pax_record
 
 FORMS = [Form(), Form(mtime=1_700_000_000), Form(long_names="gnu")]
-NAMES = [b"a.txt", b"b.txt", b"ab", b"n" * 100, b"p" * 60 + b"/" + b"q" * 60, b"x/" * 60 + b"y", b"l" * 150, b"\xff" * 30]
+NAMES = [
+    b"a.txt",
+    b"b.txt",
+    b"ab",
+    b"n" * 100,
+    b"p" * 60 + b"/" + b"q" * 60,
+    b"x/" * 60 + b"y",
+    b"l" * 150,
+    b"\xff" * 30,
+]
 
 
 def cold(data: bytes, form: Form) -> Outcome:
@@ -130,7 +139,9 @@ def test_foreign_means_other_bytes_than_ours(blocks: list[bytes], form: Form) ->
 
 @given(st.lists(headers(), min_size=1, max_size=4), st.integers(0, 511), st.integers(0, 511), st.data())
 @settings(max_examples=300, deadline=None)
-def test_repeated_headers_with_one_byte_moved(blocks: list[bytes], at: int, to: int, data: st.DataObject) -> None:
+def test_repeated_headers_with_one_byte_moved(
+    blocks: list[bytes], at: int, to: int, data: st.DataObject
+) -> None:
     # Warm caches first, then the same header with two bytes changed so that the sum stays.
     warm = b"".join(block + b"12345".ljust(512, b"\0") for block in blocks) * 3
     last = bytearray(blocks[-1])
@@ -175,7 +186,9 @@ def test_what_follows_the_name_is_part_of_the_header() -> None:
 def test_a_foreign_member_does_not_make_the_next_one_foreign() -> None:
     ours, theirs = build_header(b"a.txt", 5), build_header(b"a.txt", 5, Form(mtime=1))
     odd = patched(theirs, 0, b"b")
-    data = archive(*[part for block in (theirs, odd, ours, theirs, ours, ours, odd) for part in (block, b"12345")])
+    data = archive(
+        *[part for block in (theirs, odd, ours, theirs, ours, ours, odd) for part in (block, b"12345")]
+    )
     assert [row.flag for row in check(data, Form()).rows] == [FOREIGN, FOREIGN, 0, FOREIGN, 0, 0, FOREIGN]
     assert [row.flag for row in check(data, Form(mtime=1)).rows] == [0, 0, FOREIGN, 0, FOREIGN, FOREIGN, 0]
 
@@ -231,7 +244,9 @@ def test_a_harmless_header_is_one_that_parses_and_says_nothing(blocks: list[byte
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([b"mtime", b"atime", b"path", b"size", b"GNU.sparse.major", b"comment", b"a b", b""]),
+            st.sampled_from(
+                [b"mtime", b"atime", b"path", b"size", b"GNU.sparse.major", b"comment", b"a b", b""]
+            ),
             st.sampled_from([b"1.5", b"", b"x\n", b"=", b"17", b"\n9 mtime=1\n"]),
         ),
         max_size=3,

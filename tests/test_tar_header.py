@@ -20,12 +20,12 @@ from wdscli.tar.header import (
     extended,
     has_payload,
     kind_of,
-    pax_record,
-    pax_size,
     parse_block,
     parse_number,
     parse_pax,
     parse_size,
+    pax_record,
+    pax_size,
     split_long_name,
 )
 
@@ -53,7 +53,14 @@ def test_numbers(field: bytes, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [b"00000000018\0", b"0x10\0\0\0\0\0\0\0\0", b"-1\0\0\0\0\0\0\0\0\0\0", b"1 2         ", b"\x81" + bytes(11)]
+    "field",
+    [
+        b"00000000018\0",
+        b"0x10\0\0\0\0\0\0\0\0",
+        b"-1\0\0\0\0\0\0\0\0\0\0",
+        b"1 2         ",
+        b"\x81" + bytes(11),
+    ],
 )
 def test_what_is_no_number(field: bytes) -> None:
     with pytest.raises(DataError) as caught:
@@ -81,7 +88,9 @@ def test_impossible_sizes(size: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 33, (1 << 63) - 1])
 def test_possible_sizes(size: int) -> None:
-    assert check_size(size) == parse_size(b"\x80" + size.to_bytes(11, "big")) == pax_size(b"%d" % size) == size
+    assert (
+        check_size(size) == parse_size(b"\x80" + size.to_bytes(11, "big")) == pax_size(b"%d" % size) == size
+    )
 
 
 @pytest.mark.parametrize("value", [b"", b"-1", b"1e3", b"9" * 30, b"%d" % (1 << 63), b" 1", "٣".encode()])

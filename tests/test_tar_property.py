@@ -20,15 +20,25 @@ from wdscli.tar.header import extended, pax_record
 
 def shards() -> dict[str, bytes]:
     """Good shards of several makes, small members and one of some KiB."""
-    payloads = [(b"k%d.%s" % (index // 2, (b"jpg", b"cls")[index % 2]), b"p" * (index * 97)) for index in range(12)]
-    payloads += [(b"d" * 90 + b"/" + b"n" * 30 + b".txt", b"x"), (b"u" * 280 + b".txt", b"y" * 20000), (b"z.txt", b"")]
+    payloads = [
+        (b"k%d.%s" % (index // 2, (b"jpg", b"cls")[index % 2]), b"p" * (index * 97)) for index in range(12)
+    ]
+    payloads += [
+        (b"d" * 90 + b"/" + b"n" * 30 + b".txt", b"x"),
+        (b"u" * 280 + b".txt", b"y" * 20000),
+        (b"z.txt", b""),
+    ]
     made = {}
     out = io.BytesIO()
     with TarWriter(out) as tar:
         for name, payload in payloads:
             tar.add(name, payload)
     made["canonical"] = out.getvalue()
-    for label, form in (("ustar", tarfile.USTAR_FORMAT), ("gnu", tarfile.GNU_FORMAT), ("pax", tarfile.PAX_FORMAT)):
+    for label, form in (
+        ("ustar", tarfile.USTAR_FORMAT),
+        ("gnu", tarfile.GNU_FORMAT),
+        ("pax", tarfile.PAX_FORMAT),
+    ):
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w", format=form) as archive_:
             for name, payload in payloads:
@@ -196,7 +206,8 @@ HOSTILE = {
         pax_record(b"GNU.sparse.major", b"1") + pax_record(b"GNU.sparse.minor", b"0")
         + pax_record(b"GNU.sparse.realsize", b"9" * 18),
     ) + build_header(b"s", 512) + b"99999999999999\n".ljust(512, b"\0"),
-    "sparse maps": patched(patched(build_header(b"s", 0), 156, b"S"), 482, b"\1") + (bytes(504) + b"\1" + bytes(7)) * 9999,
+    "sparse maps": patched(patched(build_header(b"s", 0), 156, b"S"), 482, b"\1")
+    + (bytes(504) + b"\1" + bytes(7)) * 9999,
     "negative size": patched(build_header(b"a", 0), 124, b"\xff" * 12),
     "2^63": patched(build_header(b"a", 0), 124, b"\x80\0\0\0\x80" + bytes(7)),
     "2^63-1": patched(build_header(b"a", 0), 124, b"\x80\0\0\0\x7f" + b"\xff" * 7),

@@ -79,7 +79,13 @@ def v7(name: bytes = b"old.txt", middle: bytes = b"0000644\x000000000\x000000000
 
 def test_next_header_takes_v7_only_when_all_of_it_is_plausible() -> None:
     assert next_header(FileSource(bytes(512) + v7()), 0) == 512
-    for block in (v7(b"ol\x07d"), v7(b""), v7(middle=b"000x644"), patched(v7(), 300, b"!"), patched(v7(), 20, b"!")):
+    for block in (
+        v7(b"ol\x07d"),
+        v7(b""),
+        v7(middle=b"000x644"),
+        patched(v7(), 300, b"!"),
+        patched(v7(), 20, b"!"),
+    ):
         assert next_header(FileSource(bytes(512) + block), 0) is None
 
 
@@ -101,7 +107,10 @@ def test_goes_on_behind_a_damaged_header(chunk: int) -> None:
     for source in sources(data):
         names, errors = salvaged(source, chunk)
         assert names == [b"m0.bin", b"m1.bin", b"m3.bin", b"m5.bin"]
-        assert [(error.code, error.offset) for error in errors] == [("bad-checksum", 3072), ("bad-checksum", 6144)]
+        assert [(error.code, error.offset) for error in errors] == [
+            ("bad-checksum", 3072),
+            ("bad-checksum", 6144),
+        ]
 
 
 def test_goes_on_behind_large_members() -> None:

@@ -41,8 +41,23 @@ from wdscli.tar import (
 )
 from wdscli.tar.header import extended, pax_record
 
-NAMES = ["a.txt", "n" * 99, "n" * 100, "n" * 101, "d/" * 60 + "f.txt", "d" * 155 + "/" + "f" * 100, "e" * 156 + "/f"]
-NAMES += ["straße/ü.jpg", "k" * 250 + ".cls", "\udcff\udcfe.bin", "x" * 120 + "\udcff", "sp ace.txt", "ends.in.dot."]
+NAMES = [
+    "a.txt",
+    "n" * 99,
+    "n" * 100,
+    "n" * 101,
+    "d/" * 60 + "f.txt",
+    "d" * 155 + "/" + "f" * 100,
+    "e" * 156 + "/f",
+]
+NAMES += [
+    "straße/ü.jpg",
+    "k" * 250 + ".cls",
+    "\udcff\udcfe.bin",
+    "x" * 120 + "\udcff",
+    "sp ace.txt",
+    "ends.in.dot.",
+]
 
 
 def by_tarfile(data: bytes) -> list[tuple[bytes, int, int, bytes]]:
@@ -156,7 +171,10 @@ def test_sparse_members_are_told_and_passed_over(options: list[str], tmp_path: P
     assert len(data) < 1 << 20
     rows, error = scanned(data)
     assert error is None
-    assert [(row.name, row.flag & KIND_MASK) for row in rows] == [(b"holes.bin", SPARSE), (b"after.txt", REGULAR)]
+    assert [(row.name, row.flag & KIND_MASK) for row in rows] == [
+        (b"holes.bin", SPARSE),
+        (b"after.txt", REGULAR),
+    ]
     assert data[rows[1].offset :][:5] == b"after"
     assert all(outcome(StreamSource(data, range(0, len(data), step))) == (rows, None) for step in (511, 4096))
 
@@ -188,7 +206,9 @@ def test_regular_by_other_typeflags() -> None:
         block = patched(build_header(b"a.txt", 3), 156, typeflag)
         for count in (1, 3):
             data = archive(*[block, b"abc"] * count)
-            assert scanned(data).rows == [(b"a.txt", at * 1024, at * 1024 + 512, 3, FOREIGN) for at in range(count)]
+            assert scanned(data).rows == [
+                (b"a.txt", at * 1024, at * 1024 + 512, 3, FOREIGN) for at in range(count)
+            ]
 
 
 def test_v7_folders_are_told_by_their_slash() -> None:
@@ -198,7 +218,14 @@ def test_v7_folders_are_told_by_their_slash() -> None:
 
 
 def test_links_and_devices_have_no_payload_whatever_their_size_says() -> None:
-    for typeflag, kind in ((b"1", LINK), (b"2", LINK), (b"3", SPECIAL), (b"4", SPECIAL), (b"5", DIRECTORY), (b"6", SPECIAL)):
+    for typeflag, kind in (
+        (b"1", LINK),
+        (b"2", LINK),
+        (b"3", SPECIAL),
+        (b"4", SPECIAL),
+        (b"5", DIRECTORY),
+        (b"6", SPECIAL),
+    ):
         data = archive(patched(build_header(b"x", 5000), 156, typeflag), build_header(b"a", 0))
         rows, error = scanned(data)
         assert error is None
@@ -275,9 +302,15 @@ def test_members_are_records() -> None:
 
 
 TWO = archive(build_header(b"a.txt", 700), b"a" * 700, build_header(b"b.txt", 5), b"b" * 5)
-PAX = archive(build_header(b"k" * 300, 700), b"a" * 700, x((b"mtime", b"1.5")) + build_header(b"b.txt", 5), b"b" * 5)
-GNU = archive(extended(b"L", b"n" * 700) + extended(b"L", b"m" * 200) + build_header(b"a.txt", 700), b"a" * 700)
+PAX = archive(
+    build_header(b"k" * 300, 700), b"a" * 700, x((b"mtime", b"1.5")) + build_header(b"b.txt", 5), b"b" * 5
+)
+GNU = archive(
+    extended(b"L", b"n" * 700) + extended(b"L", b"m" * 200) + build_header(b"a.txt", 700), b"a" * 700
+)
 
+A = build_header(b"a", 0)
+BAD_EXTENSION = "bad-extended-header"
 BAD = [
     ("empty", b"", ("not-a-tar", 0, None)),
     ("short", b"x" * 511, ("not-a-tar", 0, None)),
@@ -294,18 +327,18 @@ BAD = [
     ("data after the end", TWO + bytes(700) + b"x", ("data-after-end", len(TWO) + 700, None)),
     ("another archive", TWO + TWO, ("data-after-end", len(TWO), None)),
     ("a flipped bit", TWO[:1540] + b"\1" + TWO[1541:], ("bad-checksum", 1536, None)),
-    ("a bad size", archive(patched(build_header(b"a", 0), 124, b"12x45678901\0")), ("bad-size", 0, "a")),
-    ("a negative size", archive(patched(build_header(b"a", 0), 124, b"\xff" * 12)), ("bad-size", 0, "a")),
-    ("a size of 2^63", archive(patched(build_header(b"a", 0), 124, b"\x80\0\0\0" + b"\x80" + bytes(7))), ("bad-size", 0, "a")),
-    ("the largest size", archive(patched(build_header(b"a", 0), 124, b"\x80\0\0\0\x7f" + b"\xff" * 7)), ("truncated", 0, "a")),
-    ("a pax size of thirty digits", archive(x((b"size", b"9" * 30)) + build_header(b"a", 0)), ("bad-size", 0, "a")),
-    ("a negative pax size", archive(x((b"size", b"-1")) + build_header(b"a", 0)), ("bad-size", 0, "a")),
-    ("an extended header of 4 GiB", archive(patched(x(), 124, b"40000000000\0")), ("bad-extended-header", 0, None)),
+    ("a bad size", archive(patched(A, 124, b"12x45678901\0")), ("bad-size", 0, "a")),
+    ("a negative size", archive(patched(A, 124, b"\xff" * 12)), ("bad-size", 0, "a")),
+    ("a size of 2^63", archive(patched(A, 124, b"\x80\0\0\0" + b"\x80" + bytes(7))), ("bad-size", 0, "a")),
+    ("the largest size", archive(patched(A, 124, b"\x80\0\0\0\x7f" + b"\xff" * 7)), ("truncated", 0, "a")),
+    ("a pax size of thirty digits", archive(x((b"size", b"9" * 30)) + A), ("bad-size", 0, "a")),
+    ("a negative pax size", archive(x((b"size", b"-1")) + A), ("bad-size", 0, "a")),
+    ("an extended header of 4 GiB", archive(patched(x(), 124, b"40000000000\0")), (BAD_EXTENSION, 0, None)),
     ("an extended header of base-256 size", archive(patched(x(), 124, b"\x80" + b"\1" * 11)), ("bad-size", 0, None)),
-    ("a thousand extended headers", archive(x((b"path", b"p")) * 1000 + build_header(b"a", 0)), ("bad-extended-header", 0, "p")),
-    ("a record of no length", archive(extended(b"x", b"0 path=x\n") + build_header(b"a", 0)), ("bad-extended-header", 0, None)),
-    ("a record too long", archive(extended(b"x", b"99 path=x\n") + build_header(b"a", 0)), ("bad-extended-header", 0, None)),
-    ("an extended header alone", archive(x((b"path", b"p"))), ("bad-extended-header", 0, None)),
+    ("a thousand extended headers", archive(x((b"path", b"p")) * 1000 + A), (BAD_EXTENSION, 0, "p")),
+    ("a record of no length", archive(extended(b"x", b"0 path=x\n") + A), (BAD_EXTENSION, 0, None)),
+    ("a record too long", archive(extended(b"x", b"99 path=x\n") + A), (BAD_EXTENSION, 0, None)),
+    ("an extended header alone", archive(x((b"path", b"p"))), (BAD_EXTENSION, 0, None)),
     ("cut in an extended header", PAX[:700], ("truncated", 0, None)),
     ("cut behind an extended header", PAX[:1024], ("truncated", 0, None)),
     ("cut in the second extended header", GNU[:2000], ("truncated", 0, None)),
@@ -328,7 +361,11 @@ def test_globals_cannot_fill_the_memory() -> None:
         x((b"k%d" % index, b"v" * 60000), typeflag=b"g") + build_header(b"a", 0) for index in range(100)
     )
     tracemalloc.start()
-    assert scanned(data + bytes(1024)).error == ("bad-extended-header", 17 * (60000 // 512 * 512 + 1536), None)
+    assert scanned(data + bytes(1024)).error == (
+        "bad-extended-header",
+        17 * (60000 // 512 * 512 + 1536),
+        None,
+    )
     assert tracemalloc.get_traced_memory()[1] < 12 << 20
     tracemalloc.stop()
 
@@ -384,10 +421,22 @@ def test_a_buffer_may_be_any_bytes() -> None:
 MIXED = b"".join(
     [
         archive(build_header(b"tiny.txt", 3), b"abc")[:-1024],
-        archive(*[part for index in range(40) for part in (build_header(b"%d.txt" % index, index), b"x" * index)])[:-1024],
-        archive(x((b"mtime", b"1.5")) + build_header(b"m", 9), b"123456789", GNU[:-1024], PAX[:-1024])[:-1024],
-        archive(build_header(b"large", 40000), bytes(40000), build_header(b"large2", 90000), bytes(90000))[:-1024],
-        archive(*[part for i in range(9) for part in (x((b"mtime", b"%d.25" % i)) + build_header(b"t%d" % i, 9), b"x" * 9)]),
+        archive(
+            *[part for index in range(40) for part in (build_header(b"%d.txt" % index, index), b"x" * index)]
+        )[:-1024],
+        archive(x((b"mtime", b"1.5")) + build_header(b"m", 9), b"123456789", GNU[:-1024], PAX[:-1024])[
+            :-1024
+        ],
+        archive(build_header(b"large", 40000), bytes(40000), build_header(b"large2", 90000), bytes(90000))[
+            :-1024
+        ],
+        archive(
+            *[
+                part
+                for i in range(9)
+                for part in (x((b"mtime", b"%d.25" % i)) + build_header(b"t%d" % i, 9), b"x" * 9)
+            ]
+        ),
     ]
 )
 

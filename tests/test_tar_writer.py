@@ -21,7 +21,7 @@ from wdscli.tar import END_OF_ARCHIVE, Form, TarWriter, build_header, padding
 from wdscli.tar.header import split_long_name
 
 GOLDEN = Path(__file__).parent / "golden"
-GNU_OPTIONS = "--format=ustar --owner=0 --group=0 --numeric-owner --mode=0644 -b 1".split()
+GNU_OPTIONS = ["--format=ustar", "--owner=0", "--group=0", "--numeric-owner", "--mode=0644", "-b", "1"]
 LONG = [
     b"key/" + b"k" * 250 + b".jpg",
     b"folder/" * 40 + b"img.cls",
@@ -46,7 +46,9 @@ def written(members: Sequence[tuple[bytes, bytes]], form: Form = Form()) -> byte
     return out.getvalue()
 
 
-def gnu_tar(folder: Path, members: Sequence[tuple[bytes, bytes]], mtime: int = 0) -> subprocess.CompletedProcess[bytes]:
+def gnu_tar(
+    folder: Path, members: Sequence[tuple[bytes, bytes]], mtime: int = 0
+) -> subprocess.CompletedProcess[bytes]:
     """GNU tar's archive of these members, in this order."""
     for name, payload in members:
         path = os.path.join(os.fsencode(folder), name)
@@ -54,14 +56,32 @@ def gnu_tar(folder: Path, members: Sequence[tuple[bytes, bytes]], mtime: int = 0
         with open(path, "wb") as file:
             file.write(payload)
     names = b"".join(name + b"\0" for name, _ in members)
-    command = ["tar", *GNU_OPTIONS, f"--mtime=@{mtime}", "--no-recursion", "-C", str(folder), "-cf", "-", "--null", "-T", "-"]
+    command = [
+        "tar",
+        *GNU_OPTIONS,
+        f"--mtime=@{mtime}",
+        "--no-recursion",
+        "-C",
+        str(folder),
+        "-cf",
+        "-",
+        "--null",
+        "-T",
+        "-",
+    ]
     return subprocess.run(command, input=names, capture_output=True, check=False)
 
 
 @needs_gnu_tar
 def test_equal_to_gnu_tar(tmp_path: Path) -> None:
     sizes = [0, 1, 511, 512, 513, 1024, 70000]
-    names = [b"a.txt", b"n" * 100, "päth/ñ.jpg".encode(), b"x/" * 55 + b"y.cls", b"d" * 155 + b"/" + b"f" * 100]
+    names = [
+        b"a.txt",
+        b"n" * 100,
+        "päth/ñ.jpg".encode(),
+        b"x/" * 55 + b"y.cls",
+        b"d" * 155 + b"/" + b"f" * 100,
+    ]
     names += [b"\xff\xfe.bin", b"sp ace.txt", b"n01/img7.seg.png"]
     members = [
         (b"%d" % index + name if len(name) < 100 else name, os.urandom(size))
@@ -94,8 +114,14 @@ def test_long_names_are_split_where_gnu_tar_splits_them(tmp_path: Path) -> None:
     members = [(name, b"") for name in sorted(names)]
     folders = {name[:at] for name in names for at in range(len(name)) if name[at : at + 1] == b"/"}
     members = [(name, b"") for name, _ in members if name not in folders]
-    members = [(name, b"") for name, _ in members if not any(other != name and name.startswith(other + b"/") for other, _ in members)]
-    fitting = [member for member in members if len(member[0]) <= 100 or split_long_name(member[0]) is not None]
+    members = [
+        (name, b"")
+        for name, _ in members
+        if not any(other != name and name.startswith(other + b"/") for other, _ in members)
+    ]
+    fitting = [
+        member for member in members if len(member[0]) <= 100 or split_long_name(member[0]) is not None
+    ]
     assert 40 < len(fitting) < len(members)
     # GNU tar leaves out what ustar cannot say, and complains.
     assert written(fitting) == gnu_tar(tmp_path, members).stdout
@@ -120,7 +146,9 @@ def test_golden_files_are_read_by_others(long_names: str, tmp_path: Path) -> Non
     for command in (["tar", "--quoting-style=literal", "-tf"], ["bsdtar", "-tf"]):
         if shutil.which(command[0]) is None:
             continue
-        done = subprocess.run([*command, path], capture_output=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
+        done = subprocess.run(
+            [*command, path], capture_output=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"}
+        )
         listed = done.stdout.splitlines()
         # bsdtar writes what is not UTF-8 as escapes.
         assert [listed[at] for at in (0, 1, 4)] == [LONG[at] for at in (0, 1, 4)]
@@ -168,7 +196,9 @@ def test_bsdtar_reads_what_is_written() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.binary(min_size=1, max_size=300).filter(lambda name: 0 not in name), st.binary(max_size=1500)),
+        st.tuples(
+            st.binary(min_size=1, max_size=300).filter(lambda name: 0 not in name), st.binary(max_size=1500)
+        ),
         max_size=6,
     ),
     st.sampled_from(["pax", "gnu"]),
