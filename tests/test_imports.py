@@ -69,8 +69,8 @@ def test_other_local_listings_load_nothing_heavy(shard: Path, flag: str) -> None
     assert not loaded(RUN, "ls", flag, str(shard)) & {"fsspec", "s3fs", "numpy", "pydantic", "rich"}
 
 
-def test_the_loader_loads_neither_the_command_nor_torch() -> None:
-    names = loaded("import wdscli.loader")
+def test_reading_and_writing_shards_loads_neither_the_command_nor_torch() -> None:
+    names = loaded("from wdscli.shards import ShardReader, ShardWriter")
     assert not names & {"typer", "rich", "torch", "fsspec", "s3fs"}
     assert not [name for name in names if name.startswith(("wdscli.cli", "wdscli.ops"))]
 

@@ -1,1 +1,0 @@
-"""What training code imports. Comes with the loader; imports no ops, no cli and no torch."""
