@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from wdscli.errors import DataError, InputError
@@ -141,26 +141,43 @@ class _Packer:
     def _batch(self, first: int, end: int, begin: int, headers: list[bytes]) -> SampleBatch:
         """The samples as the index wants them."""
         task = self._task
-        firsts = task.firsts[first : end + 1]
-        low, high = firsts[0], firsts[-1]
+        low, high = task.firsts[first], task.firsts[end]
         rows, sizes = task.rows[low:high], task.sizes[low:high]
-        parts = [row.split(SEPARATOR) for row in rows]
-        lengths = [len(header) for header in headers]
-        totals = map(int.__add__, lengths, [size + 511 & -512 for size in sizes])
-        starts = list(accumulate(totals, initial=begin))
+        firsts = [at - low for at in task.firsts[first : end + 1]]
+        keys, fields = _split_rows(rows, firsts)
+        starts, offsets = _positions(begin, headers, sizes)
+        flags, marks = [0] * (high - low), [0] * (end - first)
+        return SampleBatch(first, keys, firsts, fields, starts, offsets, sizes, flags, marks)
+
+
+def _split_rows(rows: list[bytes], firsts: list[int]) -> tuple[list[bytes], list[bytes]]:
+    """The key of each sample and the field of each member."""
+    keys: list[bytes] = []
+    fields: list[bytes] = []
+    for at, end in pairwise(firsts):
+        row = rows[at]
+        cut = row.find(SEPARATOR)
+        keys.append(row[:cut])
+        cut += 1
+        if end - at == 1:
+            fields.append(row[cut:])
+        else:
+            fields += [row[cut:] for row in rows[at:end]]
+    return keys, fields
+
+
+def _positions(begin: int, headers: list[bytes], sizes: list[int]) -> tuple[list[int], list[int]]:
+    """The byte of each member's first header block, and of its payload."""
+    lengths = list(map(len, headers))
+    if max(lengths) == 512:
+        # One block of header and the padded payload, in one sum.
+        starts = list(accumulate([size + 1023 & -512 for size in sizes], initial=begin))
         starts.pop()
-        zeros = [0] * (high - low)
-        return SampleBatch(
-            index=first,
-            keys=[parts[at - low][0] for at in firsts[:-1]],
-            firsts=[at - low for at in firsts],
-            fields=[part[1] for part in parts],
-            starts=starts,
-            offsets=list(map(int.__add__, starts, lengths)),
-            sizes=sizes,
-            flags=zeros,
-            marks=[0] * (end - first),
-        )
+        return starts, [start + 512 for start in starts]
+    spans = [length + (size + 511 & -512) for length, size in zip(lengths, sizes)]
+    starts = list(accumulate(spans, initial=begin))
+    starts.pop()
+    return starts, [start + length for start, length in zip(starts, lengths)]
 
 
 def _read_rest(descriptor: int, data: bytes, size: int, place: Place) -> bytes:
