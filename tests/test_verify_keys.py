@@ -105,8 +105,8 @@ def test_other_fields_are_told_once_a_shard(tmp_path: Path) -> None:
         [write(tmp_path, tar_bytes(*odd, *GOOD), "1.tar"), write(tmp_path, tar_bytes(*usual), "2.tar")]
     )
     assert found(report) == [
-        ("mixed-fields", "1.tar", "40 samples have txt where most have jpg, first here"),
-        ("mixed-fields", "1.tar", "3 samples have cls, jpg where most have jpg, first here"),
+        ("mixed-fields", "1.tar", "the first of 40 samples with txt; most have jpg"),
+        ("mixed-fields", "1.tar", "the first of 3 samples with cls, jpg; most have jpg"),
     ]
 
 
@@ -118,3 +118,10 @@ def test_two_keys_of_one_digest_are_two_keys(tmp_path: Path, monkeypatch: Any) -
     two = write(tmp_path, tar_bytes((b"d.x", b"1"), (b"ee.x", b"1"), (b"d.x", b"1")), "2.tar")
     assert verify([one], jobs=1).counts == {}
     assert verify([one, two], jobs=1).counts == {"duplicate-key": 1}
+
+
+def test_more_kinds_of_samples_than_are_remembered(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("wdscli.ops.verify.headers.MAX_NAMES", 4)
+    members = [(b"%d.%s" % (n, field), b"x") for n in range(9) for field in (b"a", b"b%d" % n)]
+    report = verify([write(tmp_path, tar_bytes(*members))], require=["c"])
+    assert report.counts == {"missing-field": 9, "mixed-fields": 1}

@@ -240,8 +240,10 @@ def test_the_command_says_what_was_saved(tmp_path: Path, capfdbinary: Any) -> No
     assert not Path(out).exists()
     assert main(["verify", address, "--repair", "-o", out]) == 1
     captured = capfdbinary.readouterr()
-    assert b"not saved:" in captured.out
-    assert b"damaged: 1 error\n  " + address.encode() + b' at byte 2560 "b": sample left out' in captured.out
+    assert (
+        b"not saved, damaged: 1\n  " + address.encode() + b' at byte 2560 "b": sample left out'
+        in captured.out
+    )
     assert b"saved 2 samples; left out: 1" in captured.err
     assert main(["verify", out]) == 0
     captured = capfdbinary.readouterr()

@@ -128,7 +128,7 @@ def verify(
     if json.json:
         _print_json(out, report)
     else:
-        _print_text(out, report.findings, report.counts)
+        _print_text(out, report)
     out.summary(_summary(report))
     if settings is not None:
         saved = repair(
@@ -182,10 +182,8 @@ def _print_repair(out: Out, report: RepairReport, *, dry_run: bool) -> None:
                 "left_out": report.counts,
             }
         )
-    elif report.counts:
-        out.line("not saved:")
-        out.line("")
-        _print_text(out, report.left_out, report.counts)
+    else:
+        _print_left_out(out, report)
     would = "would save" if dry_run else "saved"
     out.summary(f"{would} {_plural(report.samples, 'sample')}; left out: {left_out or 'nothing'}")
 
@@ -217,20 +215,37 @@ def _print_json(out: Out, report: VerifyReport) -> None:
     )
 
 
-def _print_text(out: Out, told: Sequence[Finding], counts: Mapping[str, int]) -> None:
+def _print_text(out: Out, report: VerifyReport) -> None:
     """Findings under their kind: a heading, a line each, what to do."""
-    by_code: dict[str, list[Finding]] = {code: [] for code in counts}
-    for finding in told:
-        by_code[finding.code].append(finding)
-    for code, findings in by_code.items():
-        out.line(f"{code}: {_plural(counts[code], kind_of(code).severity)}")
-        for finding in findings:
-            out.line("  " + _place(finding) + finding.message)
-        if counts[code] > len(findings):
-            out.line(f"  ... and {counts[code] - len(findings)} more")
+    for code, findings in _by_code(report.findings, report.counts).items():
+        count = report.counts[code]
+        out.line(f"{code}: {_plural(count, kind_of(code).severity)}")
+        _print_lines(out, findings, count)
         for hint in dict.fromkeys(finding.hint for finding in findings if finding.hint):
             out.line(f"  hint: {hint}")
         out.line("")
+
+
+def _print_left_out(out: Out, report: RepairReport) -> None:
+    """What was not saved, under its reason."""
+    for code, findings in _by_code(report.left_out, report.counts).items():
+        out.line(f"not saved, {code}: {report.counts[code]}")
+        _print_lines(out, findings, report.counts[code])
+        out.line("")
+
+
+def _by_code(told: Sequence[Finding], counts: Mapping[str, int]) -> dict[str, list[Finding]]:
+    by_code: dict[str, list[Finding]] = {code: [] for code in counts}
+    for finding in told:
+        by_code[finding.code].append(finding)
+    return by_code
+
+
+def _print_lines(out: Out, findings: Sequence[Finding], count: int) -> None:
+    for finding in findings:
+        out.line("  " + _place(finding) + finding.message)
+    if count > len(findings):
+        out.line(f"  ... and {count - len(findings)} more")
 
 
 def _place(finding: Finding) -> str:

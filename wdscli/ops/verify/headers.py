@@ -21,7 +21,9 @@ from wdscli.shards.index import IndexBuilder
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, Window
 
 MAX_SHAPES = 1 << 12
-"""Different lists of fields that are remembered; what comes after is counted in one sum."""
+"""Different lists of fields that are remembered; samples with yet others are judged and then forgotten."""
+MAX_NAMES = 1 << 17
+"""Names in these lists, together."""
 
 _KIND_MESSAGES = {
     "link": "the member is a link: a sample is made of regular files",
@@ -98,6 +100,7 @@ class HeaderPass:
         self._judge = judge
         self._builder = builder
         self._shapes: dict[Fields, Shape] = {}
+        self._room = MAX_NAMES
 
     def add(self, window: Window) -> SampleBatch:
         """The members of one window; returns the samples that are whole now."""
@@ -180,8 +183,9 @@ class HeaderPass:
             if self._judge is not None:
                 problems += self._judge.fields(names)
             shape = Shape(self.keys.mask(names), problems, batch.start(row), batch.keys[row])
-            if len(self._shapes) < MAX_SHAPES and len(names) < 1 << 10:
+            if len(self._shapes) < MAX_SHAPES and len(names) <= self._room:
                 self._shapes[names] = shape
+                self._room -= len(names)
         return shape
 
     def shape_counts(self) -> dict[frozenset[bytes], ShapeCount]:

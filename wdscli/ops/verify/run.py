@@ -284,15 +284,13 @@ def _add_mixed(gathered: _Gathered, limit: int) -> None:
         ledger = Ledger(address, limit)
         for fields, seen in sorted(shapes.items(), key=lambda item: item[1].offset):
             if fields != usual:
-                message = (
-                    f"{_samples(seen.samples)} {_fields(fields)} where most have {_fields(usual)}, first here"
-                )
+                message = f"{_the_first_of(seen.samples)} {_fields(fields)}; most have {_fields(usual)}"
                 ledger.add("mixed-fields", message, offset=seen.offset, member=to_text(seen.key))
         gathered.add(ledger.findings, ledger.counts)
 
 
-def _samples(count: int) -> str:
-    return "1 sample has" if count == 1 else f"{count} samples have"
+def _the_first_of(count: int) -> str:
+    return "a sample with" if count == 1 else f"the first of {count} samples with"
 
 
 def _fields(fields: frozenset[bytes]) -> str:
