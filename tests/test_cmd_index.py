@@ -20,6 +20,7 @@ from storage_servers import Web, web_server
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
 from wdscli.ops.index import index
+from wdscli.samples import SampleBatch, iter_batches
 from wdscli.shards import ShardWriter, find_index, read_manifest
 from wdscli.shards.naming import common_folder, name_from, set_prefix
 from wdscli.shards.shardfile import index_address
@@ -281,6 +282,43 @@ class TestOptions:
         assert asked == [2, 1]
 
 
+def plain(batch: SampleBatch) -> Iterator[tuple[object, ...]]:
+    """Samples one by one, however batches were cut."""
+    for row, key in enumerate(batch.keys):
+        members = slice(batch.firsts[row], batch.firsts[row + 1])
+        columns = (batch.fields, batch.offsets, batch.sizes)
+        yield key, batch.start(row), batch.marks[row], *[column[members] for column in columns]
+
+
+class TestForeign:
+    @pytest.mark.parametrize("form", ["v7", "oldgnu", "gnu", "ustar", "pax"])
+    def test_what_gnu_tar_writes(self, tmp_path: Path, form: str) -> None:
+        """Headers of every kind, folders between samples: an index that says what a scan says."""
+        long = "n" * (60 if form in ("v7", "ustar") else 150)
+        for name in ("a/x.txt", f"a/{long}.txt", "b/README", "b/y.cls", "b/y.txt"):
+            (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "in" / name).write_bytes(name.encode() * 50)
+        place = tmp_path / "x.tar"
+        command = ["tar", "cf", "../x.tar", f"--format={form}", "--sort=name", "a", "b"]
+        subprocess.run(command, check=True, cwd=tmp_path / "in")
+        index([str(place)])
+        with open_source(str(place)) as source:
+            found = find_index(str(place), source)
+            assert found is not None
+            scanned = [sample for batch in iter_batches(source) for sample in plain(batch)]
+        assert list(plain(found.batch())) == scanned
+        assert len(scanned) == 3
+        assert found.ignored == {"directory": 2, "no-field": 1}
+
+    def test_global_headers(self, tmp_path: Path) -> None:
+        place = shard(tmp_path / "x.tar", ["a.txt", "b.txt"], pax_headers={"comment": "all"})
+        index([place])
+        with open_source(place) as source:
+            found = find_index(place, source)
+        assert found is not None
+        assert all(mark & 16 for mark in found.marks.tolist())
+
+
 class TestRefusals:
     def test_a_damaged_shard_is_named(self, run: Run, folder: Path) -> None:
         path = folder / "train-000001.tar"
@@ -481,6 +519,24 @@ class TestDialects:
             places = {m.name: {"offset": m.offset_data, "length": m.size} for m in tar if m.name != "README"}
         assert document["files"] == places
         assert document["path"] == "train-000001.tar"
+
+    @pytest.mark.parametrize("dialect", ["energon", "webshart"])
+    def test_names_must_be_utf_8(self, run: Run, tmp_path: Path, dialect: str) -> None:
+        with ShardWriter(str(tmp_path / "a.tar"), with_index=False) as writer:
+            writer.write("caf\udce9", {"txt": b"1"})
+        done = run(tmp_path / "a.tar", "--dialect", dialect)
+        assert done.code == 3
+        assert "UTF-8" in done.err
+        assert run(tmp_path / "a.tar", "--dialect", "dali").code == 0
+        assert b"caf\xe9.txt" in (tmp_path / "a.idx").read_bytes()
+
+    @pytest.mark.parametrize("dialect", ["dali", "energon"])
+    def test_a_shard_without_samples_is_refused_where_its_reader_refuses_it(
+        self, run: Run, tmp_path: Path, dialect: str
+    ) -> None:
+        (tmp_path / "a.tar").write_bytes(bytes(1024))
+        assert run(tmp_path / "a.tar", "--dialect", dialect).code == 3
+        assert run(tmp_path / "a.tar").code == 0
 
     def test_an_unknown_one(self, run: Run, folder: Path) -> None:
         done = run("set", "--dialect", "tfrecord")

@@ -293,7 +293,20 @@ class TestDamage:
         """Whoever writes a valid seal may still write nonsense: it is refused, or all of it lies inside the shard."""
         document = msgpack.unpackb(EXAMPLE)
         name = data.draw(
-            st.sampled_from([*COLUMNS, "samples", "members", "size", "mtime", "keys", "fields", "ignored"])
+            st.sampled_from(
+                [
+                    *COLUMNS,
+                    "samples",
+                    "members",
+                    "size",
+                    "mtime",
+                    "keys",
+                    "fields",
+                    "ignored",
+                    "long_names",
+                    "shard",
+                ]
+            )
         )
         value = document[name]
         if isinstance(value, bytes) and value:

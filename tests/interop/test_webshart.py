@@ -25,6 +25,17 @@ def test_webshart_reads_every_member_by_our_metadata(shards, content):
     }
 
 
+def test_webshart_pairs_json_with_its_sample(shards, content):
+    index(shards, dialects=["webshart"])
+    data = webshart.discover_dataset(source=str(Path(shards[0]).parent))
+    loader = webshart.TarDataLoader(data)
+    names = data.list_samples_in_shard(0)
+    assert "n01/img0001.json" not in names
+    row = names.index("n01/img0001.png")
+    assert bytes(loader.load_sample(0, row).data) == content["n01/img0001"]["png"]
+    assert bytes(loader.load_sample_json(0, row)) == content["n01/img0001"]["json"]
+
+
 def test_webshart_finds_the_places_that_we_do(shards, tmp_path):
     """Its own look at the tar gives the same offsets and lengths."""
     import json

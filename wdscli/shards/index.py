@@ -232,7 +232,7 @@ class Index:
         self.name = name
         self.shard: str = str(raw["shard"])
         self.size, self.samples, self.members = map(_natural, (raw["size"], raw["samples"], raw["members"]))
-        self.form = Form(_natural(raw["mtime"]), raw["long_names"])
+        self.form = _form(raw["mtime"], raw["long_names"])
         self.ignored: dict[str, int] = {
             str(reason): _natural(count) for reason, count in raw["ignored"].items()
         }
@@ -288,6 +288,12 @@ class Index:
             size = int(self.member_sizes[self.member_fields == number].sum())
             found[to_text(field)] = FieldTotals(int(counts[number]), size)
         return found
+
+
+def _form(mtime: Any, long_names: Any) -> Form:
+    if _natural(mtime) >= 8**11 or long_names not in ("pax", "gnu"):
+        raise ValueError(f"an impossible form, {mtime!r} {long_names!r}")
+    return Form(mtime, long_names)
 
 
 def _natural(number: Any) -> int:
