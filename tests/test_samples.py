@@ -228,6 +228,16 @@ def test_a_field_that_comes_twice(fields: list[bytes]) -> None:
     assert [sample[2] for sample in samples] == [[b"jpg"], fields, [b"jpg"]]
 
 
+def test_the_samples_before_a_field_that_comes_twice_are_given() -> None:
+    data = shard(b"a.jpg", b"b.jpg", b"b.cls", b"c.jpg", b"c.jpg", b"d.jpg", b"d.jpg")
+    for chunk in (512, 2048, 1 << 20):
+        keys = []
+        with pytest.raises(DataError) as caught:
+            for batch in iter_batches(FileSource(data), chunk=chunk):
+                keys += batch.keys
+        assert (keys, caught.value.offset) == ([b"a", b"b"], 4096)
+
+
 MEMBERS = st.lists(
     st.sampled_from([b"a.jpg", b"a.cls", b"a.txt", b"b.jpg", b"b.cls", b"d/a.jpg", b"c.x", b"c.y", *JUNK]),
     max_size=25,

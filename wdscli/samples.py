@@ -300,26 +300,17 @@ class Grouper:
         firsts, fields, flags = batch.firsts, batch.fields, batch.flags
         del firsts[0]
         firsts.append(len(fields))
-        if len(fields) > len(batch.keys):
-            self._check_fields(batch)
+        if len(fields) > len(batch.keys) and not self.lenient:
+            row = _row_with_twins(batch)
+            if row is not None:
+                # What finish gives now are the whole samples before it.
+                self._batch = _opened(batch, row)
+                self._raise_twice(batch, row)
         if any(flags):
             batch.marks.extend([_mark(flags[first:end]) for first, end in pairwise(firsts)])
         else:
             batch.marks.extend([0] * len(batch.keys))
         return batch
-
-    def _check_fields(self, batch: SampleBatch) -> None:
-        if self.lenient:
-            return
-        fields, firsts = batch.fields, batch.firsts
-        for row, first in enumerate(firsts[:-1]):
-            end = firsts[row + 1]
-            if end - first == 2:
-                twice = fields[first] == fields[first + 1]
-            else:
-                twice = end - first > 2 and len(set(fields[first:end])) < end - first
-            if twice:
-                self._raise_twice(batch, row)
 
     def _raise_twice(self, batch: SampleBatch, row: int) -> None:
         first, end = batch.firsts[row], batch.firsts[row + 1]
@@ -328,6 +319,29 @@ class Grouper:
             if batch.fields[at] in seen:
                 raise duplicate_field(self.shard, batch.starts[at], batch.keys[row] + b"." + batch.fields[at])
             seen.add(batch.fields[at])
+
+
+def _row_with_twins(batch: SampleBatch) -> int | None:
+    """The first sample in which a field comes twice."""
+    fields, firsts = batch.fields, batch.firsts
+    for row, first in enumerate(firsts[:-1]):
+        end = firsts[row + 1]
+        if end - first == 2:
+            twice = fields[first] == fields[first + 1]
+        else:
+            twice = end - first > 2 and len(set(fields[first:end])) < end - first
+        if twice:
+            return row
+    return None
+
+
+def _opened(batch: SampleBatch, rows: int) -> SampleBatch:
+    """The first ``rows`` samples of a closed batch, open again, as :meth:`Grouper.finish` wants it."""
+    part = batch.part(0, rows)
+    part.firsts.insert(0, 0)
+    part.firsts.pop()
+    part.marks.clear()
+    return part
 
 
 def _from_row(columns: Columns, row: int) -> Columns:
