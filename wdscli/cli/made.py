@@ -32,7 +32,7 @@ def print_plan(out: Out, planned: ReorderPlan) -> None:
     else:
         out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
     total = f"{plural(planned.samples, 'sample')} in {plural(len(rows), 'shard')}, {human_size(sum(planned.sizes))}"
-    out.summary(f"would write {total} ({planned.strategy}: inputs can be read at any place)")
+    out.summary(f"would write {total} ({planned.strategy}: {planned.reason})")
     _tell_losses(out, planned.dropped, planned.ignored, planned.oversized)
 
 

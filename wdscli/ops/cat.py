@@ -14,21 +14,23 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from wdscli.errors import DataError, InputError
+from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_text
-from wdscli.ops.gather import pieces_of
 from wdscli.ops.keyset import KeySet
-from wdscli.ops.picking import Page, Picker, cut_short
+from wdscli.ops.picking import Page, Picker
+from wdscli.ops.plan import END_BYTES
 from wdscli.ops.rekey import DEFAULT, Rekey, shard_stem
 from wdscli.ops.reorder import OnDuplicate, Request, shaping_options
 from wdscli.ops.repeats import HINT
+from wdscli.ops.runs import cut_short
+from wdscli.ops.survey import out_length, out_sizes
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import fingerprint_of
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet
 from wdscli.shards.shardfile import ShardFile
 from wdscli.storage import Source
-from wdscli.tar import padded
+from wdscli.tar import Form
 
 BUFFER = 1 << 18
 LARGE = 1 << 20
@@ -69,11 +71,13 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
         progress=progress,
     )
     output = OutputSet(request.output, request.settings)
+    if not output.pattern.single:
+        raise UsageError(f"{request.output} names more than one shard, and cat writes one", hint="-o all.tar")
     output.check(picker.set.addresses)
     progress.start("copying", len(picker.set.addresses), "shards")
     keys = _Keys(request.on_duplicate, request.rekey, picker)
     if dry_run:
-        return _measure(picker, keys)
+        return _measure(picker, keys, request.settings.form)
     output.begin(picker.set.addresses)
     with request.settings.open(output.address(0)) as shard:
         copier = _Copier(request, shard)
@@ -89,17 +93,18 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     )
 
 
-def _measure(picker: Picker, keys: _Keys) -> CatReport:
+def _measure(picker: Picker, keys: _Keys, form: Form) -> CatReport:
     """What a dry run would write. Headers alone decide, but where ``--where`` looks into payloads."""
     samples = members = size = 0
     for page in picker.pages():
-        for row, _ in keys.resolve(page):
-            plan = picker.selection.plan_of(page.batch, row, page.source.name)
-            first = page.batch.firsts[row]
+        for row, key in keys.resolve(page):
+            sizes = out_sizes(page.batch, row, picker.selection, page.source.name, key)
             samples += 1
-            members += len(plan)
-            size += sum(padded(page.batch.sizes[first + at]) + 512 for at, _ in plan)
-    return CatReport(samples, members, picker.bytes_in, size + 1024, picker.dropped, picker.ignored, None)
+            members += len(sizes)
+            size += out_length(sizes, form)
+    return CatReport(
+        samples, members, picker.bytes_in, size + END_BYTES, picker.dropped, picker.ignored, None
+    )
 
 
 class _Keys:
@@ -220,22 +225,12 @@ class _Copier:
         batch, source = page.batch, page.source
         first = batch.firsts[row]
         plan = self._selection.plan_of(batch, row, source.name)
-        if source.seekable and batch.end(row) - batch.start(row) > LARGE:
+        if batch.end(row) - batch.start(row) > LARGE:
             self._shard.write_pieces(
-                key,
-                [
-                    (
-                        field,
-                        batch.sizes[first + at],
-                        pieces_of(source, batch.offsets[first + at], batch.sizes[first + at]),
-                    )
-                    for at, field in plan
-                ],
+                key, [(field, batch.sizes[first + at], page.pieces(first + at)) for at, field in plan]
             )
         else:
             self._shard.write(key, [(field, page.payload(first + at)) for at, field in plan])
-            if not source.seekable:
-                self._shard.flush()
 
 
 def _run_bytes(starts: list[int], offsets: list[int], sizes: list[int]) -> int:

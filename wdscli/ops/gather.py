@@ -12,33 +12,33 @@ It must not know orders, cuts or selections beyond the names that members get.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from wdscli.errors import DataError, InputError
 from wdscli.model import ShardInfo
 from wdscli.ops.plan import Samples
 from wdscli.ops.rekey import Rekey, shard_stem
+from wdscli.ops.runs import Globals, members_of_run, pieces_of
+from wdscli.ops.scratch import Input
 from wdscli.ops.survey import RENAMED, hash_key
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.shards.output import ShardSettings
 from wdscli.shards.shardfile import ShardFile
-from wdscli.storage import Source, open_source
-from wdscli.tar import CANONICAL, FOREIGN, GLOBAL, Columns, Scanner
-from wdscli.tar.scan import new_columns
+from wdscli.storage import Source
+from wdscli.tar import FOREIGN, GLOBAL, Columns, Scanner
+from wdscli.tar.columns import new_columns
 
 BUFFER = 1 << 19
-PIECE = 1 << 20
 OPEN_SOURCES = 64
 
 
 class GatherTask(NamedTuple):
-    """One output shard: its address and settings, the inputs' addresses, and the samples in order."""
+    """One output shard: its address and settings, the inputs, and the samples in order."""
 
     address: str
     settings: ShardSettings
-    inputs: tuple[str, ...]
+    inputs: tuple[Input, ...]
     samples: Samples
     selection: Selection
     rekey: Rekey | None = None
@@ -54,17 +54,25 @@ def gather(task: GatherTask) -> ShardInfo:
 class Inputs:
     """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time."""
 
-    def __init__(self, addresses: tuple[str, ...]) -> None:
-        self.addresses = addresses
+    def __init__(self, inputs: tuple[Input, ...]) -> None:
+        self._inputs = inputs
         self._open: dict[int, Source] = {}
+        self._globals: dict[int, Globals] = {}
 
     def __getitem__(self, number: int) -> Source:
         source = self._open.get(number)
         if source is None:
             if len(self._open) >= OPEN_SOURCES:
                 self._open.pop(next(iter(self._open))).close()
-            source = self._open[number] = open_source(self.addresses[number])
+            source = self._open[number] = self._inputs[number].open()
         return source
+
+    def globals_before(self, number: int, start: int) -> dict[bytes, bytes]:
+        """The records of pax global headers that hold at a byte of an input."""
+        found = self._globals.get(number)
+        if found is None:
+            found = self._globals[number] = Globals(self[number])
+        return found.before(start)
 
     def __enter__(self) -> Inputs:
         return self
@@ -196,7 +204,7 @@ class _Gatherer:
     def _rewrite(self, view: memoryview, base: int, batch: SampleBatch) -> None:
         """The samples in the buffer member by member, in the canonical form and with their new names."""
         for at, row in enumerate(self.rows):
-            source = self.task.inputs[self.shards[row]]
+            source = self.task.inputs[self.shards[row]].address
             first = batch.firsts[at]
             members = []
             for member, field in self.task.selection.plan_of(batch, at, source):
@@ -207,17 +215,21 @@ class _Gatherer:
     def _key(self, row: int, key: bytes) -> bytes:
         if not self.marks[row] & RENAMED or self.task.rekey is None:
             return key
-        new = self.task.rekey.key(key, shard_stem(self.task.inputs[self.shards[row]]), self.places[row])
+        new = self.task.rekey.key(
+            key, shard_stem(self.task.inputs[self.shards[row]].address), self.places[row]
+        )
         if hash_key(new) != self.keys[row]:
             raise self._changed(row)
         return new
 
     def _copy_alone(self, row: int) -> None:
         """One sample that is larger than the buffer, or to which a pax global header applies."""
-        source = self.inputs[self.shards[row]]
+        number = self.shards[row]
+        source = self.inputs[number]
         start, end = self.starts[row], self.starts[row] + self.lengths[row]
         try:
-            columns = members_of_run(source, start, end, self.marks[row])
+            known = self.inputs.globals_before(number, start) if self.marks[row] & GLOBAL else None
+            columns = members_of_run(source, start, end, known)
         except DataError:
             raise self._changed(row) from None
         batch = _grouped_as_planned(columns, [start], source.name)
@@ -249,51 +261,10 @@ class _Gatherer:
         return DataError(
             f"sample {self.places[row]} is not what was planned",
             code="changed",
-            shard=self.task.inputs[self.shards[row]],
+            shard=self.task.inputs[self.shards[row]].address,
             offset=self.starts[row],
             hint="the shard was changed meanwhile, or its index is stale: make it again with `wds index`",
         )
-
-
-def members_of_run(source: Source, start: int, end: int, mark: int = 0) -> Columns:
-    """The members that lie between two bytes of a shard, by their headers alone."""
-    scanner = Scanner(source.name, limit=end, first=start)
-    if mark & GLOBAL:
-        scanner.globals = globals_before(source, start)
-    while scanner.position < end:
-        at = scanner.position
-        scanner.feed(source.read_at(at, min(max(4096, scanner.wanted), end - at)), at)
-        if scanner.position == at and scanner.wanted > end - at:
-            break
-    columns = scanner.take()
-    if scanner.position != end or not columns.names:
-        raise DataError("a run does not end where it should", code="changed", shard=source.name, offset=start)
-    return columns
-
-
-def globals_before(source: Source, start: int) -> dict[bytes, bytes]:
-    """The records of the pax global headers that hold at byte ``start``."""
-    scanner = Scanner(source.name, limit=source.size, form=CANONICAL)
-    while scanner.position < start and not scanner.ended:
-        at = scanner.position
-        scanner.feed(source.read_at(at, max(1 << 16, scanner.wanted))[: start - at], at)
-        scanner.take()
-        if scanner.position == at:
-            break
-    return scanner.globals
-
-
-def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:
-    """A payload in pieces. Raises DataError when the source ends first."""
-    end = offset + size
-    while offset < end:
-        data = source.read_at(offset, min(PIECE, end - offset))
-        if not data:
-            raise DataError(
-                "archive ends inside a payload", code="truncated", shard=source.name, offset=offset
-            )
-        offset += len(data)
-        yield data
 
 
 def _grouped_as_planned(columns: Columns, begins: list[int], shard: str) -> SampleBatch:

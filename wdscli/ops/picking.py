@@ -9,34 +9,43 @@ It must not know what becomes of the samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, OutputError, UsageError
+from wdscli.model import to_text
+from wdscli.ops.runs import PIECE, pieces_of
 from wdscli.ops.salvage import salvaged_batches
 from wdscli.ops.survey import check_keys, keep_safe
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Grouper, Ignored, SampleBatch
 from wdscli.selection import Selection, SelectionState, iter_selected
 from wdscli.selection.choice import OnError
+from wdscli.selection.reading import MAX_LOOKED_INTO
 from wdscli.shards.inputs import open_set
 from wdscli.storage import Source, open_source
-from wdscli.tar import CANONICAL, Form, Window, scan
+from wdscli.storage.local import write_all
+from wdscli.tar import CANONICAL, Form, Window, padded, scan
+from wdscli.tar.columns import cut
 
-HELD_BYTES = 1 << 25
-PIECE = 1 << 20
-
-Payload = bytes | memoryview
+HELD_BYTES = 1 << 22
+"""Payloads of a stream that are held in memory; what is more waits in a file."""
 
 
 class Page(NamedTuple):
-    """Some selected samples of one input: the rows of ``batch``. ``payload(member)`` gives one member's payload (its
-    row among the batch's members), valid until the next page is asked for."""
+    """Some selected samples of one input: the rows of ``batch``. ``pieces(member)`` gives one member's payload (its row
+    among the batch's members) piece by piece, :meth:`payload` as a whole, until the next page is asked for."""
 
     source: Source
     batch: SampleBatch
     rows: Sequence[int]
-    payload: Callable[[int], Payload]
+    pieces: Callable[[int], Iterator[bytes]]
+
+    def payload(self, member: int) -> bytes:
+        """One member's payload."""
+        found = list(self.pieces(member))
+        return found[0] if len(found) == 1 else b"".join(found)
 
 
 class Picker:
@@ -111,7 +120,7 @@ class Picker:
         )
         for batch, rows in found:
             self._check(batch, source)
-            yield Page(source, batch, rows, _Reader(source, batch).payload)
+            yield Page(source, batch, rows, _Reader(source, batch).pieces)
 
     def _check(self, batch: SampleBatch, source: Source) -> None:
         if self._writes_names:
@@ -131,7 +140,7 @@ class Picker:
                 held.batch = batch
                 rows = self.selection.apply(batch, source.name, self.state, held.of)
                 if rows:
-                    yield Page(source, batch, rows, held.payload)
+                    yield Page(source, batch, rows, held.pieces)
                 if self.state.done:
                     return
                 held.forget(batch)
@@ -168,83 +177,111 @@ class _Reader:
         self._source = source
         self._batch = batch
 
-    def payload(self, member: int) -> bytes:
-        offset, size = self._batch.offsets[member], self._batch.sizes[member]
-        data = self._source.read_at(offset, size)
-        if len(data) < size:
-            raise cut_short(self._source.name, offset)
-        return data
+    def pieces(self, member: int) -> Iterator[bytes]:
+        return pieces_of(self._source, self._batch.offsets[member], self._batch.sizes[member])
 
 
 class _Held:
-    """Payloads of a stream's current samples, by their place in the archive."""
+    """Payloads of a stream's current samples, by their place in the archive: as many as fit in memory, the others in a
+    scratch file."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._payloads: dict[int, Payload] = {}
-        self._scratch: list[IO[bytes]] = []
+        self._payloads: dict[int, bytes] = {}
+        self._stored: dict[int, tuple[int, int]] = {}
+        self._held_bytes = 0
+        self._file: IO[bytes] | None = None
+        self._end = 0
         self.batch: SampleBatch | None = None
 
     def see(self, window: Window) -> None:
         """Take the payloads of a window's members. Raises DataError when the stream ends first."""
         columns = window.columns
         for row, (offset, size) in enumerate(zip(columns.offsets, columns.sizes, strict=True)):
-            at = offset - window.base
-            if size <= HELD_BYTES or at + size <= len(window.buffer):
+            if self._held_bytes + size <= HELD_BYTES:
                 self._payloads[offset] = window.payload(row)
+                self._held_bytes += size
+            elif offset - window.base + size <= len(window.buffer):
+                self._store(offset, (window.payload(row),))
             else:
-                self._payloads[offset] = self._spooled(window, offset, size)
+                self._store(offset, self._rest(window, row))
 
-    def _spooled(self, window: Window, offset: int, size: int) -> memoryview:
-        """A payload too large to hold, by way of a scratch file."""
-        import mmap
-        import tempfile
-
-        file = tempfile.TemporaryFile(prefix="wds-")  # noqa: SIM115  (closed in forget)
-        self._scratch.append(file)
+    def _rest(self, window: Window, row: int) -> Iterator[bytes]:
+        """A payload that goes on behind the window, piece by piece."""
+        offset, size = window.columns.offsets[row], window.columns.sizes[row]
         data = window.buffer[offset - window.base :]
-        done = 0
+        done, end = 0, padded(size)
         while data:
-            file.write(data)
+            yield data[: size - done] if done < size else b""
             done += len(data)
-            data = self._source.read_at(offset + done, min(PIECE, size - done)) if done < size else b""
-        if done < size:
-            raise cut_short(self._source.name, offset)
-        file.flush()
-        return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+            data = self._source.read_at(offset + done, min(PIECE, end - done)) if done < end else b""
+        if done < end:
+            raise cut(self._source.name, window.columns, row, done)
 
-    def payload(self, member: int) -> Payload:
-        """The payload of one member of the current batch."""
+    def _store(self, offset: int, pieces: Iterable[bytes]) -> None:
+        if self._file is None:
+            from tempfile import TemporaryFile
+
+            self._file = TemporaryFile(prefix="wds-", buffering=0)  # noqa: SIM115  (closed in _drop_file)
+        begin = self._end
+        try:
+            for piece in pieces:
+                write_all(self._file.fileno(), piece)
+                self._end += len(piece)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write a scratch file: {error.strerror}", hint="set TMPDIR to a folder with room"
+            ) from error
+        self._stored[offset] = begin, self._end - begin
+
+    def pieces(self, member: int) -> Iterator[bytes]:
+        """The payload of one member of the current batch, piece by piece."""
         assert self.batch is not None
-        return self._payloads[self.batch.offsets[member]]
+        offset = self.batch.offsets[member]
+        if offset not in self._stored:
+            yield self._payloads[offset]
+            return
+        assert self._file is not None
+        at, size = self._stored[offset]
+        end = at + size
+        while at < end:
+            data = os.pread(self._file.fileno(), min(PIECE, end - at), at)
+            if not data:
+                raise OutputError("a scratch file lost its end", hint="set TMPDIR to a folder with room")
+            yield data
+            at += len(data)
 
     def of(self, row: int, field: bytes) -> bytes:
         """For a selection that looks into payloads."""
         assert self.batch is not None
         batch = self.batch
         at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
-        return bytes(self.payload(at))
+        if batch.sizes[at] > MAX_LOOKED_INTO:
+            raise DataError(
+                f"--where does not decode more than {MAX_LOOKED_INTO} bytes, here {batch.sizes[at]}",
+                code="undecodable",
+                shard=self._source.name,
+                offset=batch.starts[at],
+                member=to_text(batch.keys[row] + b"." + field),
+            )
+        return b"".join(self.pieces(at))
 
     def forget(self, batch: SampleBatch) -> None:
         """Let go of what belongs to a batch that is done with, and of what lay before it."""
         if batch.keys:
             end = batch.end(len(batch.keys) - 1)
             self._payloads = {offset: data for offset, data in self._payloads.items() if offset >= end}
-        if not self._payloads:
-            self._close()
-
-    def _close(self) -> None:
-        while self._scratch:
-            self._scratch.pop().close()
+            self._stored = {offset: place for offset, place in self._stored.items() if offset >= end}
+            self._held_bytes = sum(map(len, self._payloads.values()))
+        if self._file is not None and not self._stored:
+            os.ftruncate(self._file.fileno(), 0)
+            os.lseek(self._file.fileno(), 0, os.SEEK_SET)
+            self._end = 0
 
     def __enter__(self) -> _Held:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._payloads.clear()
-        self._close()
-
-
-def cut_short(shard: str, offset: int) -> DataError:
-    """The error of a payload that ends too soon."""
-    return DataError("archive ends inside a payload", code="truncated", shard=shard, offset=offset)
+        if self._file is not None:
+            self._file.close()
+            self._file = None

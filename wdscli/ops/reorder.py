@@ -22,14 +22,15 @@ from wdscli.ops.gather import GatherTask, gather
 from wdscli.ops.plan import Cuts, Plan, Samples, cut, gather_samples, oversized
 from wdscli.ops.rekey import DEFAULT, Rekey
 from wdscli.ops.repeats import renamed, repeated_error, repeated_rows, without
-from wdscli.ops.survey import Survey, SurveyTask, survey
+from wdscli.ops.scratch import Input, Scratch, is_read_once, refused
+from wdscli.ops.survey import Survey, SurveyTask, new_survey, survey
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet, fingerprint_of, open_set
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet, ShardSettings
-from wdscli.storage import is_local, is_stream
+from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Request(NamedTuple):
     rekey: str | None = None
     jobs: int | None = None
     use_index: bool = True
+    tmp: str | None = None
+    """Where inputs that can be read only once are copied to; None for TMPDIR."""
     selection_text: Mapping[str, Any] | None = None
     """The selection as it was asked for, to be told in the manifest."""
 
@@ -70,6 +73,7 @@ class ReorderPlan:
 
     request: Request
     shards: ShardSet
+    inputs: tuple[Input, ...]
     output: OutputSet
     plan: Plan
     rekey: Rekey | None
@@ -79,6 +83,14 @@ class ReorderPlan:
     ignored: dict[str, int]
     oversized: int
     strategy: str = "gather"
+
+    @property
+    def reason(self) -> str:
+        """Why this strategy."""
+        copies = sum(1 for one in self.inputs if one.copy)
+        if not copies:
+            return "all inputs can be read at any place"
+        return f"{copies} of {len(self.inputs)} inputs copied first, because they can be read only once"
 
     @property
     def samples(self) -> int:
@@ -112,56 +124,53 @@ class ReorderReport:
     manifest: Manifest
 
 
-def make_plan(request: Request, order: Order, *, progress: Progress = QUIET) -> ReorderPlan:
-    """Survey the inputs, order and cut. Reads headers or indexes only; writes nothing.
+def make_plan(
+    request: Request, order: Order, scratch: Scratch | None = None, *, progress: Progress = QUIET
+) -> ReorderPlan:
+    """Survey the inputs, order and cut. Reads headers or indexes only, and writes nothing but copies of inputs that can
+    be read only once; these go to ``scratch``, which must live until the plan has run.
 
-    Raises UsageError, InputError, DataError, OutputExistsError.
+    Raises UsageError, InputError, DataError, OutputError.
     """
     shards = open_set(request.inputs)
-    _refuse_streams(shards)
+    if request.selection.reads_stdin and "-" in shards.addresses:
+        raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     output = OutputSet(request.output, request.settings)
     output.check(shards.addresses)
     cuts = _cuts(request.cuts, output)
     rekey = Rekey.parse(request.rekey) if request.rekey is not None else None
     state = request.selection.new_state(request.on_error)
     template = SurveyTask(
-        "",
+        Input(""),
         request.settings.form,
         request.selection,
         rekey if request.on_duplicate != "rekey" else None,
         request.use_index,
         request.on_error,
     )
-    surveys = _surveys(shards.addresses, template, state, request.jobs, progress)
+    tasks = _survey_tasks(shards.addresses, template, scratch)
+    surveys = _surveys(tasks, state, request.jobs, progress)
+    inputs = tuple(map(Input, shards.addresses, [found.copy for found in surveys]))
     for message in [*_warnings(surveys), *request.selection.remarks(state)]:
         progress.warn(message)
     samples = gather_samples(surveys)
     dropped = sum_counts([state.dropped, *(found.dropped for found in surveys)])
-    samples, rekey = _without_repeats(
-        samples, shards.addresses, template, request.on_duplicate, rekey, dropped
-    )
+    samples, rekey = _without_repeats(samples, inputs, template, request.on_duplicate, rekey, dropped)
+    written = samples.total
     samples = samples.take(order(samples))
     return ReorderPlan(
         request=request,
         shards=shards,
+        inputs=inputs,
         output=output,
         plan=Plan(samples, cut(samples.out_lengths, cuts)),
         rekey=rekey,
-        samples_in=sum(found.samples for found in surveys),
+        samples_in=written + sum(dropped.values()),
         bytes_in=sum(found.size_bytes for found in surveys),
-        dropped=dropped,
+        dropped=dict(sorted(dropped.items())),
         ignored=sum_counts([found.ignored for found in surveys]),
         oversized=oversized(samples.out_lengths, cuts),
     )
-
-
-def _refuse_streams(shards: ShardSet) -> None:
-    for address in shards.addresses:
-        if is_stream(address):
-            raise UsageError(
-                f"{address} can be read only once, and another order needs it twice",
-                hint="store it first: wds cat - -o all.tar",
-            )
 
 
 def _cuts(cuts: Cuts, output: OutputSet) -> Cuts:
@@ -176,21 +185,37 @@ def _cuts(cuts: Cuts, output: OutputSet) -> Cuts:
     return cuts.checked(output.pattern.count)
 
 
+def _survey_tasks(
+    addresses: Sequence[str], template: SurveyTask, scratch: Scratch | None
+) -> list[SurveyTask]:
+    """One task a shard, each with a place for a copy."""
+    if scratch is None:
+        for address in filter(is_read_once, addresses):
+            raise refused(address)
+        return [template._replace(input=Input(address)) for address in addresses]
+    return [
+        template._replace(input=Input(address), spool=scratch.place(number))
+        for number, address in enumerate(addresses)
+    ]
+
+
 def _surveys(
-    addresses: Sequence[str],
-    template: SurveyTask,
+    tasks: Sequence[SurveyTask],
     state: SelectionState,
     jobs: int | None,
     progress: Progress,
 ) -> list[Survey]:
-    """One survey a shard. In this process when samples are counted across shards, or when there is little to do."""
-    tasks = [template._replace(address=address) for address in addresses]
+    """One survey a shard. In this process when samples are counted across shards, or when there is little to do. A
+    shard that comes after all that may be selected is not opened."""
+    addresses = [task.address for task in tasks]
     progress.start("reading headers", len(tasks), "shards")
     found: list[Survey] = []
-    workers = 1 if not template.selection.is_trivial else _useful_jobs(jobs, len(tasks), _bytes_of(addresses))
+    # What only this process can read, no worker can.
+    alone = any(map(is_read_once, addresses)) or not all(task.selection.is_trivial for task in tasks)
+    workers = 1 if alone else _useful_jobs(jobs, len(tasks), _bytes_of(addresses))
     if workers == 1:
         for task in tasks:
-            found.append(survey(task, state))
+            found.append(new_survey() if state.done else survey(task, state))
             progress.advance(1)
     else:
         with make_executor(workers) as executor:
@@ -226,14 +251,14 @@ def _warnings(surveys: Sequence[Survey]) -> list[str]:
 
 def _without_repeats(
     samples: Samples,
-    addresses: Sequence[str],
+    inputs: Sequence[Input],
     template: SurveyTask,
     on_duplicate: OnDuplicate,
     rekey: Rekey | None,
     dropped: dict[str, int],
 ) -> tuple[Samples, Rekey | None]:
     """The samples without repeated keys, by the policy; and the format by which workers make new keys."""
-    pairs = repeated_rows(samples, addresses, template, first_only=on_duplicate == "error")
+    pairs = repeated_rows(samples, inputs, template, first_only=on_duplicate == "error")
     if not pairs:
         return samples, rekey
     rows = [row for row, _ in pairs]
@@ -242,8 +267,8 @@ def _without_repeats(
         return without(samples, rows), rekey
     if on_duplicate == "rekey":
         rekey = rekey or Rekey(DEFAULT)
-        return renamed(samples, addresses, template, rows, rekey), rekey
-    raise repeated_error(samples, addresses, template, pairs[0])
+        return renamed(samples, inputs, template, rows, rekey), rekey
+    raise repeated_error(samples, inputs, template, pairs[0])
 
 
 def sum_counts(parts: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -298,13 +323,12 @@ def run_plan(
 
 
 def _tasks(planned: ReorderPlan) -> Iterator[GatherTask]:
-    """One task a shard. Each gets the addresses of all inputs, and only its own samples."""
-    inputs = tuple(planned.shards.addresses)
+    """One task a shard. Each gets all inputs, and only its own samples."""
     for number, samples in enumerate(planned.plan.shards()):
         yield GatherTask(
             planned.output.address(number),
             planned.request.settings,
-            inputs,
+            planned.inputs,
             samples,
             Selection(field_rule=planned.request.selection.field_rule),
             planned.rekey,

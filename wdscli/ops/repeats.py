@@ -8,14 +8,15 @@ know of orders or cuts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.ops.plan import Samples
 from wdscli.ops.rekey import Rekey, shard_stem
+from wdscli.ops.scratch import Input
 from wdscli.ops.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
 from wdscli.samples import SampleBatch
 
@@ -23,80 +24,117 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-_AT_ONCE = 1 << 12
+_AT_ONCE = 1 << 14
+KeysOf: TypeAlias = Callable[[list[int]], Iterator[tuple[int, bytes]]]
 HINT = "leave out or rename the later ones with --on-duplicate skip|rekey, or give all new keys with --rekey FORMAT"
 
 
 def repeated_rows(
-    samples: Samples, addresses: Sequence[str], template: SurveyTask, *, first_only: bool = False
+    samples: Samples, inputs: Sequence[Input], template: SurveyTask, *, first_only: bool = False
 ) -> list[tuple[int, int]]:
     """(row, row of the first sample with that key) for each sample that repeats a key, in input order. With
     ``first_only`` the search ends at the first."""
-    pairs = _candidates(samples)
+
+    def keys(rows: list[int]) -> Iterator[tuple[int, bytes]]:
+        return _keys_of(samples, inputs, template, rows)
+
+    return _repeats(samples, keys, first_only)
+
+
+def _repeats(samples: Samples, keys_of: KeysOf, first_only: bool) -> list[tuple[int, int]]:
+    """The repeats among the candidates, some thousand of these at a time, by name."""
     found: list[tuple[int, int]] = []
-    for at in range(0, len(pairs), _AT_ONCE):
-        some = pairs[at : at + _AT_ONCE]
-        keys = _keys_of(samples, addresses, template, sorted({row for pair in some for row in pair}))
-        found += [pair for pair in some if keys[pair[0]] == keys[pair[1]]]
+    for rows in _batches(_candidates(samples)):
+        first: dict[bytes, int] = {}
+        for row, key in keys_of(rows):
+            before = first.setdefault(key, row)
+            if before != row:
+                found.append((row, before))
         if found and first_only:
-            return found[:1]
-    return found
+            break
+    return sorted(found)[:1] if first_only else sorted(found)
 
 
-def _candidates(samples: Samples) -> list[tuple[int, int]]:
-    """(row, first row) of samples whose hash an earlier one has, by row."""
+def _batches(groups: Iterator[list[int]]) -> Iterator[list[int]]:
+    """The rows of groups, in rising order; no group is divided."""
+    rows: list[int] = []
+    for group in groups:
+        rows += group
+        if len(rows) >= _AT_ONCE:
+            yield sorted(rows)
+            rows = []
+    if rows:
+        yield sorted(rows)
+
+
+def _candidates(samples: Samples) -> Iterator[list[int]]:
+    """Groups of rows whose keys have one hash, in the order of their second rows."""
     import numpy
 
     order = numpy.argsort(samples.keys, kind="stable")
     hashes = samples.keys[order]
     same: NDArray[numpy.bool_] = hashes[1:] == hashes[:-1]
     if not same.any():
-        return []
-    begins = numpy.concatenate(([True], ~same))
-    first = order[numpy.flatnonzero(begins)][numpy.cumsum(begins) - 1]
-    later = ~begins
-    pairs = zip(order[later].tolist(), first[later].tolist(), strict=True)
-    return sorted(pairs)
+        return
+    begins: NDArray[numpy.int64] = numpy.flatnonzero(numpy.concatenate(([True], ~same)))
+    ends: NDArray[numpy.int64] = numpy.append(begins[1:], len(order))
+    several = ends - begins > 1
+    begins, ends = begins[several], ends[several]
+    for at in numpy.argsort(order[begins + 1], kind="stable").tolist():
+        yield order[int(begins[at]) : int(ends[at])].tolist()
 
 
 def _keys_of(
-    samples: Samples, addresses: Sequence[str], template: SurveyTask, rows: list[int]
-) -> dict[int, bytes]:
-    """The keys of some rows, given in rising order."""
-    keys: dict[int, bytes] = {}
-    for row, address, batch, at in _read_again(samples, addresses, template, rows):
+    samples: Samples, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int]
+) -> Iterator[tuple[int, bytes]]:
+    """Rows, given in rising order, and their keys."""
+    for row, address, batch, at in _read_again(samples, inputs, template, rows):
         key = batch.keys[at]
         if template.rekey is not None:
             key = template.rekey.key(key, shard_stem(address), batch.index + at)
-        keys[row] = key
-    return keys
+        yield row, key
 
 
 def _read_again(
-    samples: Samples, addresses: Sequence[str], template: SurveyTask, rows: Sequence[int]
+    samples: Samples, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int]
 ) -> Iterator[tuple[int, str, SampleBatch, int]]:
     """Rows in rising order, each with its shard's address and its batch and row there."""
     for shard, group in groupby(rows, key=lambda row: int(samples.shards[row])):
         some = list(group)
         places = [int(samples.places[row]) for row in some]
-        task = template._replace(address=addresses[shard])
-        for row, (batch, at) in zip(some, samples_at(task, places), strict=True):
-            yield row, addresses[shard], batch, at
+        task = template._replace(input=inputs[shard])
+        found = 0
+        for row, (batch, at) in zip(some, samples_at(task, places)):
+            yield row, task.address, batch, at
+            found += 1
+        if found < len(some):
+            raise DataError(
+                f"sample {places[found]} is there no longer",
+                code="changed",
+                shard=task.address,
+                hint="the shard was changed while it was read: start again",
+            )
 
 
 def repeated_error(
-    samples: Samples, addresses: Sequence[str], template: SurveyTask, pair: tuple[int, int]
+    samples: Samples, inputs: Sequence[Input], template: SurveyTask, pair: tuple[int, int]
 ) -> DataError:
     """The error that names both samples with one key."""
     row, first = pair
-    key = to_text(_keys_of(samples, addresses, template, [row])[row])
-    before = addresses[int(samples.shards[first])]
+    _, key = next(_keys_of(samples, inputs, template, [row]))
+    return _error(samples, inputs, key, row, first, HINT)
+
+
+def _error(
+    samples: Samples, inputs: Sequence[Input], key: bytes, row: int, first: int, hint: str
+) -> DataError:
+    before = inputs[int(samples.shards[first])].address
     return DataError(
-        f'key "{key}" a second time (first: sample {int(samples.places[first])} of {before})',
+        f'key "{to_text(key)}" a second time (first: sample {int(samples.places[first])} of {before})',
         code="duplicate-key",
-        shard=addresses[int(samples.shards[row])],
+        shard=inputs[int(samples.shards[row])].address,
         offset=int(samples.starts[row]),
-        hint=HINT,
+        hint=hint,
     )
 
 
@@ -108,25 +146,37 @@ def without(samples: Samples, rows: Sequence[int]) -> Samples:
 
 
 def renamed(
-    samples: Samples, addresses: Sequence[str], template: SurveyTask, rows: Sequence[int], rekey: Rekey
+    samples: Samples, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int], rekey: Rekey
 ) -> Samples:
     """The same samples, these with new keys. Raises DataError when a new key is taken."""
     changed = samples._replace(
         out_lengths=samples.out_lengths.copy(), marks=samples.marks.copy(), keys=samples.keys.copy()
     )
-    for row, address, batch, at in _read_again(samples, addresses, template, rows):
+    for row, address, batch, at in _read_again(samples, inputs, template, rows):
         key = rekey.key(batch.keys[at], shard_stem(address), batch.index + at)
         sizes = out_sizes(batch, at, template.selection, address, key)
         changed.out_lengths[row] = out_length(sizes, template.form)
         changed.marks[row] |= RENAMED
         changed.keys[row] = hash_key(key)
-    still = _candidates(changed)
-    if still:
-        row = still[0][0]
-        raise DataError(
-            f"--rekey gives sample {int(samples.places[row])} a key that another sample has",
-            code="duplicate-key",
-            shard=addresses[int(samples.shards[row])],
-            hint="use a --rekey FORMAT with {shard} and {index}; shards of one name need {key} too",
-        )
+    _check_new_keys(changed, inputs, template, frozenset(rows), rekey)
     return changed
+
+
+def _check_new_keys(
+    samples: Samples, inputs: Sequence[Input], template: SurveyTask, renamed: frozenset[int], rekey: Rekey
+) -> None:
+    def keys(rows: list[int]) -> Iterator[tuple[int, bytes]]:
+        for row, address, batch, at in _read_again(samples, inputs, template, rows):
+            key = batch.keys[at]
+            yield row, rekey.key(key, shard_stem(address), batch.index + at) if row in renamed else key
+
+    for row, first in _repeats(samples, keys, True):
+        _, key = next(keys([row]))
+        raise _error(
+            samples,
+            inputs,
+            key,
+            row,
+            first,
+            "use a --rekey FORMAT with {shard} and {index}; shards of one name need {key} too",
+        )

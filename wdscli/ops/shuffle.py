@@ -9,12 +9,16 @@ from functools import partial
 
 from wdscli.ops.plan import shuffled
 from wdscli.ops.reorder import ReorderPlan, ReorderReport, Request, make_plan, run_plan, shaping_options
+from wdscli.ops.scratch import Scratch
 from wdscli.progress import QUIET, Progress
 
 
-def plan_shuffle(request: Request, seed: int = 0, *, progress: Progress = QUIET) -> ReorderPlan:
-    """What :func:`shuffle` would do. Reads headers or indexes, writes nothing."""
-    return make_plan(request, partial(shuffled, seed=seed), progress=progress)
+def plan_shuffle(
+    request: Request, seed: int = 0, scratch: Scratch | None = None, *, progress: Progress = QUIET
+) -> ReorderPlan:
+    """What :func:`shuffle` would do. Reads headers or indexes, and writes nothing but copies of what can be read only
+    once to ``scratch``; without it such inputs are refused."""
+    return make_plan(request, partial(shuffled, seed=seed), scratch, progress=progress)
 
 
 def shuffle(request: Request, seed: int = 0, *, progress: Progress = QUIET) -> ReorderReport:
@@ -32,5 +36,6 @@ def shuffle(request: Request, seed: int = 0, *, progress: Progress = QUIET) -> R
     >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/out.tar")]
     (5, ['n2', 'n1', 'n3', 'n0', 'n4'])
     """
-    planned = plan_shuffle(request, seed, progress=progress)
-    return run_plan(planned, "shuffle", seed=seed, options=shaping_options(request), progress=progress)
+    with Scratch(request.tmp) as scratch:
+        planned = plan_shuffle(request, seed, scratch, progress=progress)
+        return run_plan(planned, "shuffle", seed=seed, options=shaping_options(request), progress=progress)

@@ -17,12 +17,13 @@ from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.salvage import salvaged_batches
+from wdscli.ops.scratch import Input, refused, spool
 from wdscli.samples import Ignored, SampleBatch
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.reading import iter_selected
 from wdscli.shards.find import batches
-from wdscli.storage import Source, open_source
+from wdscli.storage import Source
 from wdscli.tar import Form, build_header, padded
 from wdscli.tar.header import BLOCK
 
@@ -34,22 +35,29 @@ hash_key = xxh3_64_intdigest
 
 
 class SurveyTask(NamedTuple):
-    """One input shard and what is wanted of it. ``rekey`` gives all samples new keys."""
+    """One input shard and what is wanted of it. ``rekey`` gives all samples new keys; ``spool`` is where an input that
+    can be read only once is copied to."""
 
-    address: str
+    input: Input
     form: Form
     selection: Selection
     rekey: Rekey | None = None
     use_index: bool = True
     on_error: OnError = "stop"
+    spool: str = ""
+
+    @property
+    def address(self) -> str:
+        """The shard as the user named it."""
+        return self.input.address
 
 
 class Survey(NamedTuple):
     """Columns with one entry a selected sample: its place in the shard (counted before selection), the run's first byte
     and length, the length it will have in the output, its mark (0: copy the run as it stands) and the XXH3-64 of its
-    (new) key. ``samples`` counts all samples of the shard; ``members`` and ``payload_bytes`` those to be written."""
+    (new) key. ``members`` and ``payload_bytes`` count those to be written. ``copy`` is the path of the shard's copy, if
+    it had to be copied."""
 
-    samples: int
     places: array[int]
     starts: array[int]
     lengths: array[int]
@@ -62,11 +70,12 @@ class Survey(NamedTuple):
     ignored: dict[str, int]
     dropped: dict[str, int]
     warnings: list[str]
+    copy: str = ""
 
 
 def new_survey() -> Survey:
     return Survey(
-        0, array("Q"), array("Q"), array("Q"), array("Q"), bytearray(), array("Q"), 0, 0, 0, {}, {}, []
+        array("Q"), array("Q"), array("Q"), array("Q"), bytearray(), array("Q"), 0, 0, 0, {}, {}, []
     )
 
 
@@ -74,17 +83,32 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
     """Read one shard's headers. Raises InputError, DataError."""
     found, ignored = new_survey(), Ignored()
     state = state or task.selection.new_state(task.on_error)
-    samples = members = payload_bytes = 0
-    with open_source(task.address) as source:
+    members = payload_bytes = 0
+    task = _at_any_place(task, found.warnings)
+    with task.input.open() as source:
         size = source.size or 0
         for batch, rows in _selected(task, source, state, ignored, found.dropped, found.warnings):
-            samples = batch.index + len(batch.keys)
             counts = _add(found, task, batch, rows)
             members += counts[0]
             payload_bytes += counts[1]
     return found._replace(
-        samples=samples, members=members, payload_bytes=payload_bytes, size_bytes=size, ignored=ignored.counts
+        members=members,
+        payload_bytes=payload_bytes,
+        size_bytes=size,
+        ignored=ignored.counts,
+        copy=task.input.copy,
     )
+
+
+def _at_any_place(task: SurveyTask, warnings: list[str]) -> SurveyTask:
+    """The task with an input that can be read at any place: the one it has, or a copy."""
+    with task.input.open() as source:
+        if source.seekable:
+            return task
+        if not task.spool:
+            raise refused(task.address)
+        spool(source, task.spool, cut=_warner(warnings) if task.on_error == "skip" else None)
+    return task._replace(input=Input(task.address, task.spool))
 
 
 def _selected(
@@ -106,8 +130,9 @@ def _selected(
         yield from iter_selected(source, task.selection, state, form=task.form, ignored=ignored)
         return
     trivial = task.selection.is_trivial
+    use_index = task.use_index and not task.input.copy
     for batch in batches(
-        task.address, source, form=task.form, use_index=task.use_index, ignored=ignored, warn=warnings.append
+        task.address, source, form=task.form, use_index=use_index, ignored=ignored, warn=warnings.append
     ):
         yield batch, None if trivial else task.selection.apply(batch, source.name, state)
         if state.done:
@@ -220,7 +245,7 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
     """Some samples of a shard, by their places in rising order, each as a batch and a row of it."""
     wanted = iter(places)
     place = next(wanted, None)
-    with open_source(task.address) as source:
+    with task.input.open() as source:
         for batch in _all(task, source):
             while place is not None and place < batch.index + len(batch.keys):
                 yield batch, place - batch.index
@@ -233,4 +258,5 @@ def _all(task: SurveyTask, source: Source) -> Iterator[SampleBatch]:
     """All samples of a shard, as :func:`survey` saw them."""
     if task.on_error == "skip":
         return keep_safe(salvaged_batches(source, lambda _: None, {}, form=task.form), {})
-    return batches(task.address, source, form=task.form, use_index=task.use_index)
+    use_index = task.use_index and not task.input.copy
+    return batches(task.address, source, form=task.form, use_index=use_index)

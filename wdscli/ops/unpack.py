@@ -18,11 +18,9 @@ from typing import NamedTuple
 
 from wdscli.errors import DataError, OutputError, OutputExistsError
 from wdscli.model import to_bytes, to_text
-from wdscli.ops.gather import pieces_of
 from wdscli.ops.keyset import KeySet
-from wdscli.ops.picking import Page, Payload, Picker
+from wdscli.ops.picking import Page, Picker
 
-LARGE = 1 << 20
 TEXT_FIELDS = frozenset(
     {
         "caption",
@@ -53,7 +51,7 @@ class Part(NamedTuple):
 
     field: bytes
     size: int
-    pieces: Callable[[], Iterator[Payload]]
+    pieces: Callable[[], Iterator[bytes]]
 
     def whole(self) -> bytes:
         """The payload in one piece."""
@@ -83,14 +81,11 @@ def picked(picker: Picker) -> Iterator[Picked]:
             yield Picked(page.source.name, batch.index + row, batch.keys[row], batch.start(row), parts)
 
 
-def _way_to(page: Page, member: int) -> Callable[[], Iterator[Payload]]:
-    size = page.batch.sizes[member]
-    if page.source.seekable and size > LARGE:
-        return lambda: pieces_of(page.source, page.batch.offsets[member], size)
-    return lambda: iter((page.payload(member),))
+def _way_to(page: Page, member: int) -> Callable[[], Iterator[bytes]]:
+    return lambda: page.pieces(member)
 
 
-def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[Payload]:
+def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[bytes]:
     """The payloads of one field, one after the other with nothing between. Samples without it are counted in the
     picker's ``dropped`` as ``no-such-field``. With ``key``, that sample's alone; DataError when no sample has it."""
     wanted = None if key is None else to_bytes(key)

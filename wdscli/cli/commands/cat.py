@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -126,10 +126,27 @@ def _check(
         raise UsageError("--base64 needs --to-jsonl")
     if to_dir is not None and output.output != "-":
         raise UsageError("--to-dir and -o exclude each other", hint="choose one of them")
-    if others and (duplicates != DuplicateOptions() or output.dry_run):
-        raise UsageError(
-            f"{others[0]} goes with no --on-duplicate, --rekey and --dry-run", hint="these are for a tar"
-        )
+    if others:
+        _check_tar_options(others[0], output, duplicates)
+
+
+def _check_tar_options(instead: str, output: StreamOptions, duplicates: DuplicateOptions) -> None:
+    """Options that only a tar has a use for."""
+    plain = StreamOptions(output=output.output, force=output.force, fsync=output.fsync)
+    given = [
+        "--" + name.replace("_", "-")
+        for name, value, default in zip(output._fields, output, plain)
+        if value != default
+    ]
+    given += [
+        "--" + name.replace("_", "-")
+        for name, value in zip(duplicates._fields, duplicates)
+        if value not in (None, "error")
+    ]
+    if instead == "--to-dir" and output.fsync:
+        given.append("--fsync")
+    if given:
+        raise UsageError(f"{instead} goes with no {given[0]}", hint=f"{given[0]} is for a tar")
 
 
 def _picker(request: Request, progress: Progress, *, writes_names: bool) -> Picker:
@@ -146,15 +163,20 @@ def _picker(request: Request, progress: Progress, *, writes_names: bool) -> Pick
     return picker
 
 
-def _put(out: Out, request: Request, pieces: Iterable[bytes | memoryview]) -> None:
+def _put(out: Out, request: Request, inputs: Sequence[str], pieces: Iterable[bytes]) -> None:
     """Bytes to standard output or to a file that gets its name at the end."""
     if request.output == "-":
         for piece in pieces:
-            out.write(bytes(piece))
+            out.write(piece)
         out.flush()
         return
-    from wdscli.storage import open_sink
+    from wdscli.storage import open_sink, same_file
 
+    for address in inputs:
+        if same_file(address, request.output):
+            raise UsageError(
+                f"{address} is an input and would be an output too", hint="give the output another name"
+            )
     with open_sink(request.output, force=request.settings.force, fsync=request.settings.fsync) as sink:
         for piece in pieces:
             sink.write(piece)
@@ -164,7 +186,7 @@ def _stream_field(out: Out, request: Request, progress: Progress, field: str, ke
     from wdscli.ops.unpack import payloads
 
     picker = _picker(request, progress, writes_names=False)
-    _put(out, request, payloads(picker, field, key))
+    _put(out, request, picker.set.addresses, payloads(picker, field, key))
     progress.finish()
     _tell_losses(out, picker)
 
@@ -173,7 +195,7 @@ def _stream_json(out: Out, request: Request, progress: Progress, base64: bool) -
     from wdscli.ops.unpack import json_lines
 
     picker = _picker(request, progress, writes_names=False)
-    _put(out, request, json_lines(picker, base64=base64))
+    _put(out, request, picker.set.addresses, json_lines(picker, base64=base64))
     progress.finish()
     _tell_losses(out, picker)
 

@@ -32,6 +32,15 @@ def shuffle(
         typer.Option("--seed", metavar="N", help="Another seed, another order.", rich_help_panel="Order"),
     ] = 0,
     cuts: CutOptions,
+    tmp: Annotated[
+        str | None,
+        typer.Option(
+            "--tmp",
+            metavar="DIR",
+            help="Where inputs that can be read only once are copied to meanwhile. Default: TMPDIR.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     selection: SelectionOptions,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
@@ -43,6 +52,8 @@ def shuffle(
     The same input, options and seed give the same bytes, whatever -j says and on whatever machine. Without a
     cut a shard holds at most 1 GB.
 
+    An input that can be read only once (-, pipe:CMD, a compressed shard) is first copied to a scratch folder.
+
     Examples:
 
         wds shuffle 'train-{000000..000009}.tar' -o 'mixed-%06d.tar' --seed 7
@@ -50,15 +61,17 @@ def shuffle(
         wds shuffle shards/ -o 'mixed-%06d.tar' --max-count 10000 --on-duplicate rekey
     """
     from wdscli.ops.reorder import run_plan, shaping_options
+    from wdscli.ops.scratch import Scratch
     from wdscli.ops.shuffle import plan_shuffle
 
     out = Out(common, json=json.json)
     progress = out.progress()
     request = reorder_request(shards, output, cuts, selection, duplicates, errors)
-    planned = plan_shuffle(request, seed, progress=progress)
-    out.note(f"strategy {planned.strategy}: all inputs can be read at any place")
-    if output.dry_run:
-        print_plan(out, planned)
-        return
-    report = run_plan(planned, "shuffle", seed=seed, options=shaping_options(request), progress=progress)
+    with Scratch(tmp) as scratch:
+        planned = plan_shuffle(request, seed, scratch, progress=progress)
+        out.note(f"strategy {planned.strategy}: {planned.reason}")
+        if output.dry_run:
+            print_plan(out, planned)
+            return
+        report = run_plan(planned, "shuffle", seed=seed, options=shaping_options(request), progress=progress)
     print_report(out, report, "shuffled", planned.oversized)
