@@ -183,6 +183,38 @@ def test_what_follows_the_name_is_part_of_the_header() -> None:
     assert scanned(archive(unchecked, b"12345")).error == ("not-a-tar", 0, None)
 
 
+def test_bytes_that_keep_the_sum_do_not_pass() -> None:
+    block = build_header(b"a.txt", 5, Form(mtime=1))
+    for at, other in (
+        (100, b"0000464"),
+        (108, b"0000000"),
+        (136, b"00000000010"),
+        (257, b"utsar"),
+        (263, b"00"),
+    ):
+        changed = patched(block, at, other)
+        data = archive(block, b"12345", changed, b"12345", changed, b"12345", block, b"12345")
+        flag = 0 if changed == block else FOREIGN
+        assert [row.flag for row in check(data, Form(mtime=1)).rows] == [0, flag, flag, 0]
+
+
+def test_no_name_is_not_canonical() -> None:
+    data = archive(*[part for name in (b"a", b"", b"", b"b") for part in (build_header(name, 5), b"12345")])
+    assert [row.flag for row in check(data, Form()).rows] == [0, FOREIGN, FOREIGN, 0]
+
+
+def test_what_follows_a_split_name_is_part_of_the_header() -> None:
+    block = build_header(b"p" * 60 + b"/" + b"q" * 60, 5)
+    dirty, split_early = patched(block, 80, b"dirt"), build_header(b"x/" * 60 + b"y", 5)
+    split_early = patched(
+        patched(split_early, 0, b"x/y" + bytes(97)), 345, (b"x/" * 59)[:-1].ljust(155, b"\0")
+    )
+    short = patched(patched(block, 0, b"q.txt" + bytes(95)), 345, b"p" + bytes(154))
+    for odd in (dirty, split_early, short):
+        data = archive(*[part for one in (block, odd, odd, block, odd) for part in (one, b"12345")])
+        assert [row.flag for row in check(data, Form()).rows] == [0, FOREIGN, FOREIGN, 0, FOREIGN]
+
+
 def test_a_foreign_member_does_not_make_the_next_one_foreign() -> None:
     ours, theirs = build_header(b"a.txt", 5), build_header(b"a.txt", 5, Form(mtime=1))
     odd = patched(theirs, 0, b"b")
@@ -261,3 +293,23 @@ def test_harmless_by_records(records: list[tuple[bytes, bytes]], wrong: int) -> 
         return
     found = parse_pax(data)
     assert not any(key in (b"path", b"size") or key.startswith(b"GNU.sparse.") for key in found)
+
+
+@pytest.mark.parametrize(
+    ("data", "harmless"),
+    [
+        (b"12 mtime=15\n", True),
+        (b"12 mtime=1.5", False),
+        (b"12 mtime=1\n5", False),
+        (b"13 mtime=15\n", False),
+        (b"12 mtime=15\n12 atime=15\n", True),
+        (b"12 mtime=15\n11 atime=15\n", False),
+        (b"12 mtime=15\n\0", False),
+        (b"11 path=ab\n", False),
+        (b"9 size=1\n", False),
+        (b"12 sizes=15\n", True),
+        (b"", False),
+    ],
+)
+def test_harmless(data: bytes, harmless: bool) -> None:
+    assert is_harmless(data) is harmless

@@ -289,6 +289,22 @@ def test_global_records() -> None:
     ]  # fmt: skip
 
 
+def test_global_records_hold_for_every_member_behind_them() -> None:
+    theirs = patched(build_header(b"c", 0), 265, b"me")
+    timed = x((b"mtime", b"1.5")) + theirs
+    warm = [theirs, theirs, timed, timed]
+    for records in ([(b"size", b"3")], [(b"path", b"all")], [(b"GNU.sparse.major", b"1")]):
+        name, size = (b"all", 0) if records[0][0] == b"path" else (b"c", 3 if records[0][0] == b"size" else 0)
+        kind = SPARSE if records[0][0].startswith(b"GNU") else REGULAR
+        many = [part for block in (theirs, theirs, timed, timed, A) for part in (block, b"abc"[:size])]
+        rows, error = scanned(archive(*warm, x(*records, typeflag=b"g"), *many))
+        assert error is None
+        names = [name] * 4 + [b"a" if name == b"c" else name]
+        assert [(row.name, row.size, row.flag & KIND_MASK) for row in rows[4:]] == [
+            (n, size, kind) for n in names
+        ]
+
+
 def test_globals_are_kept_for_who_asks() -> None:
     scanner = Scanner()
     data = archive(x((b"mtime", b"7"), (b"VENDOR.k", b"v"), typeflag=b"g") + build_header(b"a", 0))
