@@ -371,3 +371,12 @@ def test_the_man_page_names_every_code_with_its_severity() -> None:
     assert [line for line in page.splitlines() if line.startswith(".It Sy")] == [
         f".It Sy {code} Pq {kind.severity}" for code, kind in told.items()
     ]
+
+
+def test_compressed_shards(wds: Any, tmp_path: Path) -> None:
+    packed = gzip.compress(good_tar(), compresslevel=0)
+    assert wds(write(tmp_path, packed, "x.tar.gz")).summary["samples"] == 3
+    ran = wds(write(tmp_path, packed[:3000], "x.tar.gz"))
+    assert (ran.codes, ran.code) == ({"truncated"}, 1)
+    ran = wds(write(tmp_path, flipped(packed, len(packed) - 6), "x.tar.gz"))
+    assert (ran.codes, ran.code) == ({"corrupt"}, 1)
