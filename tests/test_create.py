@@ -249,3 +249,43 @@ def test_jobs_below_one(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UsageError, match="--jobs"):
         create([str(tmp_path / "a.txt")], str(tmp_path / "o.tar"), CreateOptions(jobs=0))
+
+
+def test_payloads_at_addresses_and_a_set_at_one(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    large = os.urandom(LARGE)
+    memory.pipe("/wds-create/small", b"s" * 600)
+    memory.pipe("/wds-create/large", large)
+    recipe = tmp_path / "recipe"
+    recipe.write_text("a.txt memory://wds-create/small\na.bin memory://wds-create/large\n")
+    out = "memory://wds-create/out-%06d.tar"
+    try:
+        report = create([], out, CreateOptions(from_list=str(recipe), jobs=1))
+        data = memory.cat("/wds-create/out-000000.tar")
+        assert data[512 : 512 + LARGE] == large
+        assert b"s" * 600 in data
+        assert len(data) == report.size_bytes
+        assert memory.exists("/wds-create/out-manifest.json")
+        with Scratch() as scratch:
+            plan = plan_create([], out, CreateOptions(from_list=str(recipe), jobs=1, force=True), scratch)
+            memory.pipe("/wds-create/small", b"s" * 601)
+            with pytest.raises(DataError, match="memory://wds-create/small grew"):
+                run_create(plan)
+    finally:
+        memory.rm("/wds-create", recursive=True)
+
+
+def test_few_bytes_beside_the_largest_shard_start_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wdscli.ops import create as module
+
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("x")
+
+    def never(jobs: int) -> None:
+        raise AssertionError(jobs)
+
+    monkeypatch.setattr(module, "make_executor", never)
+    create([str(tmp_path)], str(tmp_path / "o-%06d.tar"), CreateOptions(cuts=Cuts(max_count=1)))

@@ -34,7 +34,7 @@ from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.storage import is_local
 
-_WORTH_PROCESSES_BYTES = 64_000_000
+_WORTH_PROCESSES_BYTES = 400_000_000
 _WORTH_PROCESSES_MEMBERS = 30_000
 
 
@@ -351,10 +351,13 @@ def _worthwhile_jobs(plan: CreatePlan) -> int:
         raise UsageError(f"--jobs must be at least 1, not {asked}")
     if plan.output.pattern.is_stream:
         return 1
-    small = report.size_bytes < _WORTH_PROCESSES_BYTES and report.members < _WORTH_PROCESSES_MEMBERS
-    if asked is None and small:
+    shards = report.shards
+    # What other processes can take off the largest shard's task is all that there is to win.
+    spare_bytes = report.size_bytes - max(shard.size_bytes for shard in shards)
+    spare_members = report.members - max(shard.members for shard in shards)
+    if asked is None and spare_bytes < _WORTH_PROCESSES_BYTES and spare_members < _WORTH_PROCESSES_MEMBERS:
         return 1
-    return min(asked or default_jobs(), len(report.shards))
+    return min(asked or default_jobs(), len(shards))
 
 
 def _shaping(options: CreateOptions) -> dict[str, Any]:
