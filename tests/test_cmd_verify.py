@@ -373,6 +373,12 @@ def test_the_man_page_names_every_code_with_its_severity() -> None:
     ]
 
 
+def test_names_that_are_not_utf8(wds: Any, tmp_path: Path) -> None:
+    address = write(tmp_path, tar_bytes((b"\xff.jpg", b"")))
+    assert wds(address).findings[0]["member"] == "\udcff.jpg"
+    assert "\ufffd.jpg" in wds(address, json=False).text
+
+
 def test_compressed_shards(wds: Any, tmp_path: Path) -> None:
     packed = gzip.compress(good_tar(), compresslevel=0)
     assert wds(write(tmp_path, packed, "x.tar.gz")).summary["samples"] == 3

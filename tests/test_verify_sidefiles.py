@@ -147,6 +147,21 @@ def test_a_broken_manifest_is_a_finding(tmp_path: Path) -> None:
     ]
 
 
+def test_a_manifest_of_another_tool_is_no_finding(tmp_path: Path) -> None:
+    write(tmp_path, good_tar())
+    (tmp_path / "manifest.json").write_text('{"name": "app"}')
+    assert verify([str(tmp_path / "x.tar")]).findings == ()
+    (tmp_path / "manifest.json").write_text('{"__kind__": "wids-shard-index-v1", "shardlist": [')
+    assert codes(verify([str(tmp_path / "x.tar")])) == {"manifest-mismatch"}
+
+
+def test_fields_of_one_set_are_not_required_of_another(tmp_path: Path) -> None:
+    make_set(tmp_path)
+    loose = write(tmp_path, tar_bytes((b"z.txt", b"1")), "loose.tar")
+    assert codes(verify([str(tmp_path)])) == {"mixed-fields"}
+    assert codes(verify([loose])) == set()
+
+
 def test_checksums_find_what_headers_do_not_show(tmp_path: Path) -> None:
     shards = make_set(tmp_path)
     path = Path(shards[1])

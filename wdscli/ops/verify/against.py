@@ -18,7 +18,7 @@ from wdscli.model import ShardInfo, to_bytes
 from wdscli.ops.verify.findings import Ledger
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, read_manifest
 from wdscli.shards.manifest import Manifest
-from wdscli.storage import base_name, folder_of, is_local, list_folder
+from wdscli.storage import base_name, folder_of, is_local, list_folder, read_all
 
 
 class Listing(NamedTuple):
@@ -77,7 +77,7 @@ def _beside(folder: str, names: set[str], ledgers: list[Ledger], limit: int) -> 
         try:
             manifest = read_manifest(folder + name)
         except DataError as error:
-            if any(shard.startswith(_prefix(name)) for shard in names):
+            if _is_meant_for(folder + name, names):
                 ledger.add("manifest-mismatch", error.message)
         except WdsError as error:
             ledger.add("unreadable", error.message)
@@ -90,6 +90,14 @@ def _beside(folder: str, names: set[str], ledgers: list[Ledger], limit: int) -> 
                     ledger.add("manifest-mismatch", f"it lists {shard.name}, which is not there")
         ledgers.append(ledger)
     return found
+
+
+def _is_meant_for(manifest: str, names: set[str]) -> bool:
+    """Whether a file that cannot be read as a manifest was one for these shards; many a tool has a manifest.json."""
+    prefix = _prefix(base_name(manifest))
+    if prefix:
+        return any(name.startswith(prefix) for name in names)
+    return b'"shardlist"' in read_all(manifest)
 
 
 def _listed(found: Found, addresses: Sequence[str]) -> dict[str, Listing]:
