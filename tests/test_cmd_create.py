@@ -704,6 +704,16 @@ def test_from_json_lines(create: Create, tmp_path: Path) -> None:
     ]
 
 
+def test_json_lines_may_leave_columns_out(
+    create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "t.jsonl"
+    table.write_text('{"id": "a", "x": "1"}\n{"id": "b", "y": "2"}\n')
+    out = create("--from-table", table, "--key", "id", "--field", "x=x", "--field", "y=y", "--json")
+    assert read(out / "o-000000.tar") == [("a.x", b"1"), ("b.y", b"2")]
+    assert json.loads(capsys.readouterr().out)["skipped"] == {"no-value": 2}
+
+
 def test_from_parquet(create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "t.parquet"
     table.write_bytes(b"PAR1")
@@ -726,6 +736,8 @@ def test_from_parquet(create: Create, tmp_path: Path, capsys: pytest.CaptureFixt
         ("id,a\n,1\n", ["--key", "id", "--field", "txt=a"], 3, "row 1"),
         ("id,a\nx,1,2\n", ["--key", "id", "--field", "txt=a"], 3, "line 2"),
         ("id,a\nx,1\n", ["--key", "no", "--field", "txt=a"], 2, '"no"'),
+        ("id,a\nx,1\n", ["--key", "id", "--field", "txt=no"], 2, '"no"'),
+        ("id,a\nx,1\n", ["--rekey", "{no}", "--field", "txt=a"], 3, "no"),
         ("id,a\nx,1\n", ["--key", "id", "--field", "txt"], 2, "EXT=COLUMN"),
         ("id,a\nx,1\n", ["--key", "id"], 2, "--field"),
         ("id,a\nx,1\n", ["--field", "txt=a"], 2, "--key"),

@@ -65,6 +65,8 @@ def read_table(
     """Add the samples of a table. Raises UsageError for a column that is not there, InputError, and DataError
     with the row's number for a row that cannot be used."""
     layout = _layout(options)
+    unseen = set(layout.used)
+    last: Mapping[str, Any] = {}
     for number, row in enumerate(read_rows(options.address)):
         try:
             _add(layout, number, row, rule, files, scratch, skipped)
@@ -73,8 +75,18 @@ def read_table(
         except WdsError as error:
             error.message = f"{options.address}, row {number + 1}: {error.message}"
             raise
+        if unseen:
+            unseen -= row.keys()
+        last = row
         if number % _SHOW_EVERY == 0:
             progress.advance(_SHOW_EVERY)
+    if unseen and last:
+        # A row of JSON Lines may leave a column out; none that has it is a mistake in the options.
+        raise _no_column(min(unseen), last)
+
+
+def _no_column(name: str, row: Mapping[str, Any]) -> UsageError:
+    return UsageError(f'there is no column "{name}"', hint=f"there are {', '.join(row)}")
 
 
 def _layout(options: TableOptions) -> _Layout:
@@ -132,12 +144,9 @@ def _add(
     scratch: Scratch,
     skipped: Skipped,
 ) -> None:
-    missing = sorted(layout.used - row.keys())
-    if missing:
-        raise UsageError(f'there is no column "{missing[0]}"', hint=f"there are {', '.join(row)}")
     raw = to_bytes(_key_text(layout, number, row))
     for field in layout.fields:
-        value = row[field.column]
+        value = row.get(field.column)
         if value is None:
             skipped.add("no-value", raw + b"." + field.name)
             continue
@@ -155,6 +164,8 @@ def _add(
 
 def _key_text(layout: _Layout, number: int, row: Mapping[str, Any]) -> str:
     if layout.key is not None:
+        if layout.key not in row:
+            raise _no_column(layout.key, row)
         value = row[layout.key]
         if value is None:
             raise DataError(f'no key in column "{layout.key}"', code="bad-table")
