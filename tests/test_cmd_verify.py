@@ -233,6 +233,7 @@ def test_unreadable_shards_exit_4_and_do_not_hide_others(wds: Any, tmp_path: Pat
     bad = write(tmp_path, b"no tar")
     ran = wds(str(tmp_path / "missing.tar"), bad)
     assert ran.codes == {"unreadable", "not-a-tar"}
+    assert all(finding["hint"] for finding in ran.findings)
     assert ran.code == 4
     assert wds(f"pipe:cat {write(tmp_path, good_tar(), 'g.tar')}; exit 3").code == 4
 
@@ -386,3 +387,13 @@ def test_compressed_shards(wds: Any, tmp_path: Path) -> None:
     assert (ran.codes, ran.code) == ({"truncated"}, 1)
     ran = wds(write(tmp_path, flipped(packed, len(packed) - 6), "x.tar.gz"))
     assert (ran.codes, ran.code) == ({"corrupt"}, 1)
+
+
+def test_a_clean_set_is_checked_without_numpy(tmp_path: Path) -> None:
+    make_set(tmp_path)
+    program = (
+        "import sys; from wdscli.cli.main import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or bool({'numpy', 'rich', 'fsspec', 'PIL'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", program, "verify", str(tmp_path), "--checksums"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -59,7 +59,11 @@ KINDS: dict[str, Kind] = {
     "bad-header": Kind("error", "a header's field cannot be read", _COPY_AGAIN),
     "bad-extended-header": Kind("error", "a pax or GNU extended header cannot be read", _COPY_AGAIN),
     "corrupt": Kind("error", "a compressed shard cannot be decompressed", _COPY_AGAIN),
-    "unreadable": Kind("error", "the shard cannot be opened or read", None),
+    "unreadable": Kind(
+        "error",
+        "the shard cannot be opened or read",
+        "see whether the address is right and may be read, and try again",
+    ),
     # samples
     "interleaved-key": Kind(
         "error",
