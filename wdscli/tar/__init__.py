@@ -21,7 +21,7 @@ from wdscli.tar.header import (
     build_header,
     padded,
 )
-from wdscli.tar.reader import ByteSource, Window, members, scan
+from wdscli.tar.reader import ByteSource, BytesSource, Window, members, scan
 from wdscli.tar.scan import Scanner
 from wdscli.tar.writer import ByteSink, TarWriter, padding
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ByteSink",
     "ByteSource",
+    "BytesSource",
     "CANONICAL",
     "Columns",
     "DIRECTORY",

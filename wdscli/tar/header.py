@@ -56,7 +56,11 @@ CANONICAL = Form()
 
 
 def padded(size: int) -> int:
-    """``size`` rounded up to whole blocks."""
+    """``size`` rounded up to whole blocks.
+
+    >>> padded(0), padded(1), padded(512)
+    (0, 512, 512)
+    """
     return (size + 511) & -512
 
 
@@ -108,7 +112,10 @@ def split_long_name(name: bytes) -> tuple[bytes, bytes] | None:
 def build_header(name: bytes, size: int, form: Form = CANONICAL) -> bytes:
     """The canonical header blocks of a regular member: one block, or an extended header, its data and one block.
 
-    The caller has made sure that the name is safe (section 5 of the design); any bytes without NUL are accepted.
+    The caller has made sure that the name is safe (relative, no ``..``); any bytes without NUL are accepted.
+
+    >>> len(build_header(b"a.txt", 5)), len(build_header(b"n" * 101, 5))
+    (512, 1536)
     """
     fits = size < 1 << 33
     if len(name) <= 100 and fits:

@@ -47,6 +47,26 @@ class ByteSource(Protocol):
     def read_some(self, offset: int, length: int) -> bytes: ...
 
 
+class BytesSource:
+    """Bytes that are in memory already, as a source.
+
+    >>> BytesSource(b"abcdef").read_at(2, 3)
+    b'cde'
+    """
+
+    seekable = True
+
+    def __init__(self, data: bytes, name: str = "memory") -> None:
+        self.name = name
+        self.size = len(data)
+        self._data = data
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return self._data[offset : offset + length]
+
+    read_some = read_at
+
+
 class Window:
     """The members whose headers lie in one buffer, and their payloads.
 
@@ -94,6 +114,11 @@ def scan(
     With ``payloads`` the windows are made for calling :meth:`Window.payload` on every row. ``form`` is the canonical
     form against which FOREIGN is flagged. Raises DataError (after the members that came before the trouble) and
     whatever the source raises.
+
+    >>> from wdscli.tar import END_OF_ARCHIVE, build_header
+    >>> source = BytesSource(build_header(b"a.txt", 5) + b"hello".ljust(512, b"\\0") + END_OF_ARCHIVE)
+    >>> [(window.columns.names[0], window.payload(0)) for window in scan(source, payloads=True)]
+    [(b'a.txt', b'hello')]
     """
     return walk(source, new_scanner(source, form, first), payloads=payloads, chunk=chunk)
 
@@ -181,7 +206,12 @@ def _filled(source: ByteSource, buffer: bytes, base: int, wanted: int, chunk: in
 
 
 def members(source: ByteSource) -> Iterator[Member]:
-    """The members of ``source`` as records, one at a time."""
+    """The members of ``source`` as records, one at a time. Raises what :func:`scan` raises.
+
+    >>> from wdscli.tar import END_OF_ARCHIVE, build_header
+    >>> list(members(BytesSource(build_header(b"a.txt", 0) + END_OF_ARCHIVE)))
+    [Member(name='a.txt', kind='regular', start=0, offset=512, size=0)]
+    """
     for window in scan(source):
         for row in range(len(window.columns.names)):
             yield window.columns.member(row)

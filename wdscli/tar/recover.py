@@ -34,6 +34,10 @@ def next_header(source: ByteSource, offset: int, *, first: int = 0) -> int | Non
 
     A header has the right checksum and the magic of POSIX or GNU; one without magic (Unix v7) must be plausible
     in every other field. A source that is not seekable has been read to somewhere behind that byte.
+
+    >>> from wdscli.tar import BytesSource, build_header
+    >>> next_header(BytesSource(bytes(1024) + build_header(b"a.txt", 5)), 100)
+    1024
     """
     found, _, _ = _find(source, offset, first)
     return found
@@ -88,6 +92,14 @@ def scan_salvaging(
     members: one whose payload is cut, and one whose extended header is damaged, because its name or size was there (it
     is reported too). An archive that is cut ends there. Errors of the source other than DataError are raised; so is
     ``truncated`` by :meth:`Window.payload`, for a stream with ``payloads``.
+
+    >>> from wdscli.tar import END_OF_ARCHIVE, BytesSource, build_header
+    >>> damaged = build_header(b"a", 0) + b"?" * 512 + build_header(b"c", 0) + END_OF_ARCHIVE
+    >>> errors: list[DataError] = []
+    >>> [name for window in scan_salvaging(BytesSource(damaged), errors.append) for name in window.columns.names]
+    [b'a', b'c']
+    >>> [(error.code, error.offset) for error in errors]
+    [('bad-checksum', 512)]
     """
     source = source if source.seekable else _Held(source)
     scanner: Scanner | None = new_scanner(source, form)

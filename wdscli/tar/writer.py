@@ -24,7 +24,11 @@ class ByteSink(Protocol):
 
 
 def padding(size: int) -> bytes:
-    """The zeros between a payload of ``size`` bytes and the next block."""
+    """The zeros between a payload of ``size`` bytes and the next block.
+
+    >>> len(padding(500)), padding(512)
+    (12, b'')
+    """
     return _PADDING[size & 511]
 
 
