@@ -108,6 +108,8 @@ def shuffled(samples: Samples, seed: int) -> I64:
     import numpy
 
     ranks: U64 = numpy.empty(samples.total, dtype=numpy.uint64)
+    if not samples.total:
+        return ranks.astype(numpy.int64)
     bounds = numpy.flatnonzero(numpy.diff(samples.shards, prepend=numpy.uint32(0xFFFFFFFF)))
     ends = [*bounds[1:].tolist(), samples.total]
     for first, end in zip(bounds.tolist(), ends, strict=True):

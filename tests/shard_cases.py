@@ -1,0 +1,214 @@
+"""Sets made by other hands than ours, and what is in a tar by other eyes: for the tests of cat and shuffle."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import random
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from wdscli.shards.find import find_index, scan_index
+from wdscli.storage import open_source
+
+Members = list[tuple[str, bytes]]
+Kept = tuple[str, tuple[tuple[str, bytes], ...]]
+
+
+class Ran:
+    """What one run of a command did."""
+
+    def __init__(self, code: int, out: bytes, err: bytes) -> None:
+        self.code = code
+        self.out = out
+        self.err = err.decode("utf-8", "replace")
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def wds(*args: object, stdin: bytes | None = None, **more: Any) -> Ran:
+    """The command, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "wdscli", *map(str, args)],
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        timeout=120,
+        **more,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def sample(key: str, number: int, sizes: Sequence[int] = (10, 700)) -> Members:
+    """One sample: a cls, and as many jpg-like fields as there are sizes."""
+    rng = random.Random(f"{key}/{number}")
+    names = ["jpg", "seg.png", "npy", "txt"]
+    return [(f"{key}.cls", b"%d" % number)] + [
+        (f"{key}.{name}", rng.randbytes(size)) for name, size in zip(names, sizes)
+    ]
+
+
+def numbered(count: int, prefix: str = "n", sizes: Sequence[int] = (10, 700)) -> list[Members]:
+    """Samples ``n000``, ``n001``, ..."""
+    return [sample(f"{prefix}{number:03d}", number, sizes) for number in range(count)]
+
+
+def tar_of(
+    members: Iterable[tuple[str, bytes]], *, format: int = tarfile.USTAR_FORMAT, **fields: Any
+) -> bytes:
+    """A tar by Python's tarfile. ``fields`` are set on every member."""
+    out = io.BytesIO()
+    with tarfile.open(
+        fileobj=out, mode="w", format=format, encoding="utf-8", errors="surrogateescape"
+    ) as tar:
+        for name, payload in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(payload)
+            for field, value in fields.items():
+                setattr(info, field, value)
+            tar.addfile(info, io.BytesIO(payload))
+    return out.getvalue()
+
+
+def write_shards(folder: Path, shards: Sequence[Sequence[Members]], **how: Any) -> list[str]:
+    """``in-0.tar``, ``in-1.tar``, ... below ``folder``."""
+    folder.mkdir(exist_ok=True)
+    names = []
+    for number, samples in enumerate(shards):
+        path = folder / f"in-{number}.tar"
+        path.write_bytes(tar_of([member for one in samples for member in one], **how))
+        names.append(str(path))
+    return names
+
+
+def members_of(path: str | Path | bytes) -> Members:
+    """The regular members of a tar, as Python's tarfile reads them."""
+    data = path if isinstance(path, bytes) else Path(path).read_bytes()
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+        return [(info.name, tar.extractfile(info).read()) for info in tar if info.isreg()]  # type: ignore[union-attr]
+
+
+def split(name: str) -> tuple[str, str]:
+    """Key and field."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, field = base.partition(".")
+    return folder + slash + stem, field
+
+
+def samples_of(path: str | Path | bytes) -> list[Kept]:
+    """(key, ((field, payload), ...)) of each sample of a tar."""
+    found: list[tuple[str, list[tuple[str, bytes]]]] = []
+    for name, payload in members_of(path):
+        key, field = split(name)
+        if not found or found[-1][0] != key:
+            found.append((key, []))
+        found[-1][1].append((field, payload))
+    return [(key, tuple(fields)) for key, fields in found]
+
+
+def keys_of(*paths: str | Path | bytes) -> list[str]:
+    """The keys of some tars, in order."""
+    return [key for path in paths for key, _ in samples_of(path)]
+
+
+def outputs(folder: Path, pattern: str = "out-*.tar") -> list[Path]:
+    """Shards of an output, in order."""
+    return sorted(folder.glob(pattern))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, hidden ones too."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def by_gnu_tar(folder: Path, members: Sequence[tuple[str, bytes]], *options: str) -> bytes:
+    """The canonical archive of these members, as GNU tar writes it (section 4 of the design)."""
+    files = folder / "gnu"
+    files.mkdir()
+    for name, payload in members:
+        path = files / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(payload)
+    names = folder / "gnu.list"
+    names.write_bytes(b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name, _ in members))
+    plain = "--format=ustar --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=0644 -b 1".split()
+    done = subprocess.run(
+        ["tar", "-C", str(files), *plain, *options, "--null", "--no-recursion", "-T", str(names), "-cf", "-"],
+        capture_output=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def mix(x: int) -> int:
+    """Section 3 of the design, from its text."""
+    m = 2**64
+    x = (x + 0x9E3779B97F4A7C15) % m
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % m
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % m
+    return x ^ (x >> 31)
+
+
+def shuffled_by_the_book(shards: Sequence[Sequence[Any]], seed: int) -> list[Any]:
+    """All samples of shards in the order of section 3."""
+    places = [(s, i) for s, shard in enumerate(shards) for i in range(len(shard))]
+    places.sort(key=lambda at: (mix(mix(mix(seed) ^ at[0]) ^ at[1]), at[0], at[1]))
+    return [shards[s][i] for s, i in places]
+
+
+def assert_true_set(folder: Path, prefix: str = "out", *, checksum: str = "xxh3_128") -> dict[str, Any]:
+    """The manifest beside some shards says what is there, and every index is believed and equal to a scan."""
+    (manifest_path,) = folder.glob(f"{prefix}*manifest.json")
+    manifest: dict[str, Any] = json.loads(manifest_path.read_bytes())
+    shards = sorted(folder.glob(f"{prefix}*.tar"))
+    assert sorted(one["url"] for one in manifest["shardlist"]) == [path.name for path in shards]
+    for one in manifest["shardlist"]:
+        path = folder / one["url"]
+        data = path.read_bytes()
+        assert (one["nsamples"], one["filesize"]) == (len(samples_of(data)), len(data))
+        if checksum == "sha256":
+            said = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout
+            assert said.split()[0] == hashlib.sha256(data).hexdigest()
+            assert one["checksum"] == "sha256:" + said.split()[0]
+        elif checksum == "xxh3_128":
+            assert one["checksum"] == "xxh3_128:" + xxhash.xxh3_128_hexdigest(data)
+        else:
+            assert not one.get("checksum")
+        assert_true_index(path)
+    return manifest
+
+
+def assert_true_index(path: Path) -> None:
+    """The index of a shard is believed, and says what a scan says."""
+    complaints: list[str] = []
+    with open_source(str(path)) as source:
+        index = find_index(str(path), source, complaints.append)
+        assert index is not None, complaints
+        assert scan_index(source, index.form)[0].digest() == index.digest
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Names of temporary files."""
+    return [path.name for path in folder.rglob("*") if path.name.endswith(".tmp")]
+
+
+@contextlib.contextmanager
+def no_new_files(folder: Path) -> Any:
+    """Nothing is added, removed or changed below a folder."""
+    before = content(folder)
+    yield
+    assert content(folder) == before
