@@ -142,11 +142,26 @@ class TestMaking:
         assert manifest.shards[0].checksum is not None
         assert manifest.shards[0].index
 
+    def test_classes_outlive_force_unless_the_shards_are_others(self, run: Run, tmp_path: Path) -> None:
+        from wdscli.shards import OutputSet
+
+        output = OutputSet(str(tmp_path / "t-%06d.tar"))
+        with output.settings.open(output.address(0)) as made:
+            made.write(b"a", [(b"cls", b"1")])
+            output.finish([made.commit()], operation="create", classes=["cat", "dog"])
+        assert run(tmp_path, "--force").code == 0
+        manifest = read_manifest(str(tmp_path / "t-manifest.json"))
+        assert (manifest.classes, manifest.made["operation"]) == (("cat", "dog"), "create")
+        shard(tmp_path / "t-000000.tar", ["z.cls"])
+        assert run(tmp_path, "--force").code == 0
+        manifest = read_manifest(str(tmp_path / "t-manifest.json"))
+        assert (manifest.classes, manifest.made["operation"]) == (None, "index")
+
     def test_a_payload_that_changed_contradicts_the_manifest(self, run: Run, folder: Path) -> None:
         run("set")
         data = bytearray((folder / "train-000000.tar").read_bytes())
-        at = data.index(b"a.jpg", 2000)
-        data[data.index(b"a.cls", 512 if at else 0)] ^= 1
+        assert data[1536:1541] == b"a.cls"
+        data[1536] ^= 1
         status = (folder / "train-manifest.json").stat()
         (folder / "train-000000.tar").write_bytes(data)
         os.utime(folder / "train-000000.tar", ns=(status.st_mtime_ns + 10**9,) * 2)
@@ -186,7 +201,11 @@ class TestOptions:
         assert run("set", "-o", "m.json").code == 4
         assert Path("m.json").read_text() == "{}"
         run("set/train-000000.tar", "-o", "one.json")
-        assert "other shards" in run("set", "-o", "one.json").err
+        done = run("set", "-o", "one.json")
+        assert done.code == 4
+        assert "other shards" in done.err
+        assert "--no-manifest" in done.err
+        assert MADE[1] not in tree(folder), "nothing is done before it is refused"
         assert run("set", "-o", "m.json", "--force").code == 0
 
     def test_no_manifest(self, run: Run, folder: Path) -> None:

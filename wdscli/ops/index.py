@@ -91,6 +91,8 @@ def index(
     _check_inputs(shards.addresses)
     new_digest(checksum)
     plan = SetPlan(shards, manifest, with_manifest and not dialects)
+    if not force:
+        plan.check()
     makers = [make_dialect(name, plan.place) for name in dict.fromkeys(dialects)]
     tasks = [
         IndexTask(

@@ -57,6 +57,21 @@ class SetPlan:
         except DataError:
             return None
 
+    def lists_these(self) -> bool:
+        """Whether the manifest that is there lists these shards, in this order."""
+        names = [self.name(address) for address in self._addresses]
+        return self.old is not None and [shard.name for shard in self.old.shards] == names
+
+    def check(self) -> None:
+        """Raise OutputExistsError when something else lies where the manifest goes."""
+        address = self.manifest
+        if address and not is_stream(address) and exists(address) and not self.lists_these():
+            what = "is no manifest" if self.old is None else "is the manifest of other shards"
+            raise OutputExistsError(
+                f"{address} is there and {what}",
+                hint="choose another name with -o, leave it alone with --no-manifest, or replace it with --force",
+            )
+
     def name(self, address: str) -> str:
         """The name of a shard in the manifest."""
         return name_from(self.place.folder, address)
@@ -79,52 +94,45 @@ class SetPlan:
 def write_manifest(
     plan: SetPlan, shards: tuple[ShardInfo, ...], force: bool, dry_run: bool
 ) -> tuple[Manifest, Side]:
-    address, old = plan.manifest or "", plan.old
-    made = Manifest(plan.place.prefix, shards, {"operation": "index", "options": {}, "inputs": []})
-    if is_stream(address):
-        if not dry_run:
-            _write(address, made, force)
-        return made, Side(address, "made", "there was none")
-    if not exists(address):
+    """Write the manifest unless the one that is there says the same, or complete it. Raises DataError when it says
+    something else and ``force`` is not given."""
+    address = plan.manifest or ""
+    old = plan.old if plan.lists_these() else None
+    if old is not None and dry_run:
+        shards = tuple(replace(shard, checksum=told.checksum) for shard, told in zip(shards, old.shards))
+    difference = _first_difference(address, old, shards) if old is not None else None
+    if difference is not None and not force:
+        raise difference
+    if old is None or difference is not None:
+        made = Manifest(plan.place.prefix, shards, {"operation": "index", "options": {}, "inputs": []})
+    else:
+        # How the set was made is for the manifest to remember; only what the shards show is new.
+        made = replace(old, shards=shards)
+    if made == old and not force:
+        return made, Side(address, "kept")
+    reason = "it lacked facts"
+    if is_stream(address) or not exists(address):
         reason = "there was none"
     elif force:
         reason = "forced"
-    else:
-        _refuse_another(address, old, shards)
-        assert old is not None
-        # How the set was made is for the manifest to remember; only what the shards show is new.
-        if dry_run:
-            shards = tuple(replace(s, checksum=o.checksum) for s, o in zip(shards, old.shards))
-        made = replace(old, shards=shards)
-        if made == old:
-            return old, Side(address, "kept")
-        reason = "it lacked facts"
     if not dry_run:
-        _write(address, made, force=True)
+        with open_sink(address, force=force or old is not None) as sink:
+            sink.write(made.to_json().encode("ascii"))
     return made, Side(address, "made", reason)
 
 
-def _write(address: str, manifest: Manifest, force: bool) -> None:
-    with open_sink(address, force=force) as sink:
-        sink.write(manifest.to_json().encode("ascii"))
-
-
-def _refuse_another(address: str, old: Manifest | None, shards: Sequence[ShardInfo]) -> None:
-    """Raise unless the manifest that is there speaks of these shards, and tells the truth where it says something."""
-    if old is None or [shard.name for shard in old.shards] != [shard.name for shard in shards]:
-        what = "is no manifest" if old is None else "is the manifest of other shards"
-        raise OutputExistsError(
-            f"{address} is there and {what}", hint="choose another name with -o, or replace it with --force"
-        )
+def _first_difference(address: str, old: Manifest, shards: Sequence[ShardInfo]) -> DataError | None:
+    """The error for the first shard of which the manifest says what is not so."""
     for told, shard in zip(old.shards, shards):
         difference = _difference(told, shard)
         if difference:
-            raise DataError(
+            return DataError(
                 f"{address} is not true any more: {difference}",
                 code="manifest-mismatch",
                 shard=shard.name,
                 hint="if the shard is right and the manifest is not, make it anew with --force",
             )
+    return None
 
 
 def _difference(told: ShardInfo, shard: ShardInfo) -> str | None:
