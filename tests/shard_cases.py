@@ -145,7 +145,7 @@ def by_gnu_tar(folder: Path, members: Sequence[tuple[str, bytes]], *options: str
         path.write_bytes(payload)
     names = folder / "gnu.list"
     names.write_bytes(b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name, _ in members))
-    plain = "--format=ustar --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=0644 -b 1".split()
+    plain = ["--format=ustar", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=0644", "-b", "1"]
     done = subprocess.run(
         ["tar", "-C", str(files), *plain, *options, "--null", "--no-recursion", "-T", str(names), "-cf", "-"],
         capture_output=True,
