@@ -24,6 +24,7 @@ from wdscli.tar.scan import Scanner
 
 #: A checksum as any tar writes it: digits, perhaps blanks before them, ended by NUL, blank or both.
 _CHECKSUM = re.compile(rb" {0,5}[0-7]{1,7}[\0 ]")
+_CHECKSUM_END = re.compile(rb"[\0 ]")
 _EXTENDED = (b"x", b"X", b"L", b"K")
 _EXTENDED_NAMES = (b"PaxHeader", b"././@LongLink")
 _LAST_CODES = frozenset(("truncated", "no-end-of-archive"))
@@ -48,8 +49,10 @@ def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int,
     base = first + (offset - first + BLOCK - 1) // BLOCK * BLOCK
     while True:
         buffer = source.read_at(base, CHUNK)
-        for at in range(0, len(buffer) - BLOCK + 1, BLOCK):
-            if _CHECKSUM.match(buffer, at + 148) and is_plausible(buffer[at : at + BLOCK]):
+        # Most blocks are told by two bytes: a name has a first one, a checksum ends with NUL or a blank.
+        for match in _CHECKSUM_END.finditer(buffer[155::BLOCK]):
+            at = match.start() * BLOCK
+            if buffer[at] and _CHECKSUM.match(buffer, at + 148) and is_plausible(buffer[at : at + BLOCK]):
                 return base + at, base, buffer
         if len(buffer) < CHUNK:
             return None, base, buffer
@@ -58,7 +61,7 @@ def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int,
 
 def is_plausible(block: bytes) -> bool:
     """Whether a block can only be a header."""
-    if not checksum_is_right(block):
+    if len(block) < BLOCK or not checksum_is_right(block):
         return False
     try:
         header = parse_block(block)
@@ -126,7 +129,8 @@ def _resume(source: ByteSource, scanner: Scanner, error: DataError) -> tuple[Sca
     """A scanner at the next header behind ``error``, and whether what it finds first has lost its extended header."""
     first, offset, orphan = scanner.first, scanner.position, False
     if scanner.ended and error.offset is not None:
-        offset = first + (error.offset - first) // BLOCK * BLOCK
+        # The first byte that is not zero: that of a header, if a header is there.
+        offset = error.offset
     elif error.code != "data-after-end":
         orphan = _is_extended(source.read_at(offset, BLOCK))
         offset += BLOCK
