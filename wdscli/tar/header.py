@@ -101,8 +101,6 @@ def split_long_name(name: bytes) -> tuple[bytes, bytes] | None:
     POSIX: the prefix has at most 155 bytes and the name at most 100, neither empty, with one slash left out between
     them. Where several slashes would do, GNU tar takes the last one within the first 156 bytes.
     """
-    if len(name) > 256:
-        return None
     slash = name.rfind(b"/", 0, min(156, len(name) - 1))
     if slash <= 0 or len(name) - slash - 1 > 100 or len(name) == slash + 1:
         return None
