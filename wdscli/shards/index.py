@@ -110,22 +110,22 @@ class IndexBuilder:
         keys, firsts = batch.keys, batch.firsts
         if begins is None:
             begins = list(map(batch.starts.__getitem__, firsts[:-1]))
-        self.key_ends.extend(islice(accumulate(map(len, keys), initial=len(self.keys)), 1, None))
+        self.key_ends.fromlist(list(accumulate(map(len, keys), initial=len(self.keys)))[1:])
         self.keys += b"".join(keys)
-        self.starts.extend(begins)
+        self.starts.fromlist(begins)
         offsets, sizes = batch.offsets, batch.sizes
-        self.lengths.extend(
+        self.lengths.fromlist(
             [
                 (offsets[end - 1] + sizes[end - 1] + 511 & -512) - begin
                 for end, begin in zip(islice(firsts, 1, None), begins)
             ]
         )
         shift = len(self.member_fields)
-        self.member_ends.extend([end + shift for end in islice(firsts, 1, None)])
+        self.member_ends.fromlist([end + shift for end in islice(firsts, 1, None)])
         self.marks += bytes(batch.marks)
         self._add_fields(batch)
-        self.member_offsets.extend(offsets)
-        self.member_sizes.extend(sizes)
+        self.member_offsets.fromlist(offsets)
+        self.member_sizes.fromlist(sizes)
 
     def _add_fields(self, batch: SampleBatch) -> None:
         """Nearly always all samples of a batch have the fields of its first, in its order: whole columns at a time."""
@@ -138,11 +138,17 @@ class IndexBuilder:
                 self._counts[number] += count
                 self._bytes[number] += sum(sizes[place::width])
             return
+        known, counts, totals = self._field_ids, self._counts, self._bytes
+        numbers = []
         for field, size in zip(fields, sizes):
-            number = self._field_id(field)
-            self.member_fields.append(number)
-            self._counts[number] += 1
-            self._bytes[number] += size
+            try:
+                number = known[field]
+            except KeyError:
+                number = self._field_id(field)
+            numbers.append(number)
+            counts[number] += 1
+            totals[number] += size
+        self.member_fields.fromlist(numbers)
 
     def _field_id(self, field: bytes) -> int:
         """The number of a field's name; a new one for a name not seen before."""
