@@ -51,7 +51,7 @@ def wds(*args: object, stdin: bytes | None = None, **more: Any) -> Ran:
 
 def sample(key: str, number: int, sizes: Sequence[int] = (10, 700)) -> Members:
     """One sample: a cls, and as many jpg-like fields as there are sizes."""
-    rng = random.Random(f"{key}/{number}")
+    rng = random.Random(f"{key!a}/{number}")
     names = ["jpg", "seg.png", "npy", "txt"]
     return [(f"{key}.cls", b"%d" % number)] + [
         (f"{key}.{name}", rng.randbytes(size)) for name, size in zip(names, sizes)
@@ -145,7 +145,16 @@ def by_gnu_tar(folder: Path, members: Sequence[tuple[str, bytes]], *options: str
         path.write_bytes(payload)
     names = folder / "gnu.list"
     names.write_bytes(b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name, _ in members))
-    plain = ["--format=ustar", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=0644", "-b", "1"]
+    plain = [
+        "--format=ustar",
+        "--mtime=@0",
+        "--owner=0",
+        "--group=0",
+        "--numeric-owner",
+        "--mode=0644",
+        "-b",
+        "1",
+    ]
     done = subprocess.run(
         ["tar", "-C", str(files), *plain, *options, "--null", "--no-recursion", "-T", str(names), "-cf", "-"],
         capture_output=True,

@@ -129,7 +129,7 @@ class TestOrder:
         assert ran.objects[0]["dropped"] == {"keys": 21}
 
 
-GOLDEN = ["177ce87758cb4cef", "a4fe5e296331478b", "152824d8688479af"]
+GOLDEN = ["d090d32a33eb82aa", "30668350dfaac238", "0bc3df6db2a21984"]
 GOLDEN_KEYS = ["a008", "c006", "a005", "a003", "a002", "a010", "c001", "b000"]
 
 
