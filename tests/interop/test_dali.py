@@ -106,6 +106,8 @@ def test_blanks_are_flagged_and_refused_by_the_index(tmp_path):
     assert flagged(shards, "dali") == {"dali-blank"}
     with pytest.raises(DataError, match="white space"):
         index(shards, dialects=["dali"])
+    # Without an index it loads.
+    assert read(shards, ["cls"], 1) == [[b"1"]]
     # What wds2idx makes of it: an index that DALI cannot read.
     place = tmp_path / "theirs.idx"
     subprocess.run(
