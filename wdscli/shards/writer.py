@@ -73,7 +73,7 @@ class ShardWriter:
         payloads are bytes and may be changed once this returns.
 
         Raises UsageError for names that are unsafe or would not read back and for payloads that are no bytes, DataError
-        for a key that is in this shard already. The sample is then not written, and the writer can go on.
+        for a key that is in the shard of the sample before. The sample is then not written, and the writer can go on.
         """
         if isinstance(sample, Sample):
             text, fields = sample.key, sample.fields

@@ -63,7 +63,7 @@ def _line(shard: ShardPlace, batch: SampleBatch, row: int) -> bytes:
                 shard=shard.address,
                 offset=batch.starts[at],
                 member=to_text(name),
-                hint="give the samples new keys: wds cat --rekey '{shard}-{index:09d}' ... -o OUT",
+                hint="give the samples new keys: wds cat --rekey '{shard}-{index:09d}' SHARDS -o all.tar",
             )
         parts.append(b"%b %d %d %b" % (field, batch.offsets[at], batch.sizes[at], name))
     return b" ".join(parts) + b"\n"

@@ -139,7 +139,7 @@ class _Database:
                 code="duplicate-key",
                 shard=shard.address,
                 offset=row[3],
-                hint="give the samples new keys: wds cat --rekey '{shard}-{index:09d}' ... -o OUT",
+                hint="give the samples new keys: wds cat --rekey '{shard}-{index:09d}' SHARDS -o all.tar",
             ) from None
 
     def pieces(self) -> Iterator[bytes]:
