@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_text
 from wdscli.ops.keyset import KeySet
+from wdscli.ops.padding import clear_padding
 from wdscli.ops.picking import Page, Picker
 from wdscli.ops.plan import END_BYTES
 from wdscli.ops.rekey import DEFAULT, Rekey, shard_stem
@@ -211,7 +212,10 @@ class _Copier:
         batch = page.batch if (first, end) == (0, len(page.batch.keys)) else page.batch.part(first, end)
         start, stop = batch.start(0), batch.end(len(batch.keys) - 1)
         shift = self._shard.position - start
+        member = 0
         for view in _pieces(page.source, start, stop, self._buffer):
+            at = self._shard.position - shift
+            member = clear_padding(view, at, batch.offsets, batch.sizes, member)
             self._shard.write_blocks(view)
             self._shard.flush()
         if shift:
@@ -238,20 +242,20 @@ def _run_bytes(starts: list[int], offsets: list[int], sizes: list[int]) -> int:
     return sum(offsets) - sum(starts) + sum([size + 511 & -512 for size in sizes])
 
 
-def _pieces(source: Source, start: int, stop: int, buffer: memoryview) -> Iterator[memoryview | bytes]:
-    """A range of a source, piece by piece; local files by way of one buffer."""
+def _pieces(source: Source, start: int, stop: int, buffer: memoryview) -> Iterator[memoryview]:
+    """A range of a source, piece by piece, by way of one buffer."""
     while start < stop:
         length = min(len(buffer), stop - start)
         if source.fd is None:
             data = source.read_at(start, length)
-            yield data
             done = len(data)
+            buffer[:done] = data
         else:
             try:
                 done = os.preadv(source.fd, [buffer[:length]], start)
             except OSError as error:
                 raise InputError(f"cannot read {source.name}: {error.strerror}") from error
-            yield buffer[:done]
         if not done:
             raise cut_short(source.name, start)
+        yield buffer[:done]
         start += done

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from wdscli.errors import DataError, InputError
 from wdscli.model import ShardInfo
+from wdscli.ops.padding import clear_padding
 from wdscli.ops.plan import Samples
 from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.runs import Globals, members_of_run, pieces_of
@@ -167,6 +168,7 @@ class _Gatherer:
         batch = self._checked(view, base)
         marks = [self.marks[row] for row in self.rows]
         if self.is_plain and not any(marks) and not any(batch.flags):
+            clear_padding(view, base, batch.offsets, batch.sizes)
             self.shard.write_run(view, batch)
         else:
             self._rewrite(view, base, batch)
