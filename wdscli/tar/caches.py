@@ -44,6 +44,27 @@ class Tail:
         self.plain = not (self.prefix or self.old or self.canonical)
 
 
+class _PlainSizes(dict[bytes, tuple[int, int]]):
+    """Size fields written canonically: the size, and the field's byte sum. A field that is met for the first time is
+    taken in at once, because in an archive of large members most sizes are new. KeyError for one that is written
+    otherwise."""
+
+    __slots__ = ()
+
+    def __missing__(self, field: bytes) -> tuple[int, int]:
+        try:
+            size = int(field[:11], 8)
+        except ValueError:
+            raise KeyError from None
+        if size < 0 or field != b"%011o\0" % size:
+            raise KeyError
+        if len(self) > LIMIT:
+            self.clear()
+        # adler32's low half is one more than the sum, here and for the name.
+        found = self[field] = size, (adler32(field) & 0xFFFF) - 1
+        return found
+
+
 class Caches:
     """The fields that one scan has met. ``plain_*`` are fields written canonically: size field to size and byte sum,
     checksum field to what name and size must add up to, plus one. The others are any writer's: checksum field to the
@@ -52,7 +73,7 @@ class Caches:
     __slots__ = ("_plain_sum", "checks", "plain_checks", "plain_sizes", "sizes", "tails")
 
     def __init__(self, form: Form) -> None:
-        self.plain_sizes: dict[bytes, tuple[int, int]] = {}
+        self.plain_sizes = _PlainSizes()
         self.plain_checks: dict[bytes, int] = {}
         self.checks: dict[bytes, int] = {}
         self.sizes: dict[bytes, int] = {}
@@ -61,22 +82,16 @@ class Caches:
 
     def learn_plain(self, size_field: bytes, check: bytes) -> bool:
         """Take in two fields; False when they are not written canonically."""
-        if len(self.plain_sizes) > LIMIT or len(self.plain_checks) > LIMIT:
-            self.plain_sizes.clear()
+        if len(self.plain_checks) > LIMIT:
             self.plain_checks.clear()
         try:
-            if size_field not in self.plain_sizes:
-                size = int(size_field[:11], 8)
-                if size < 0 or size_field != b"%011o\0" % size:
-                    return False
-                # adler32's low half is one more than the sum, here and for the name.
-                self.plain_sizes[size_field] = size, (adler32(size_field) & 0xFFFF) - 1
+            _ = self.plain_sizes[size_field]
             if check not in self.plain_checks:
                 stored = int(check[:6], 8)
                 if stored < 0 or check != b"%06o\0 " % stored:
                     return False
                 self.plain_checks[check] = stored - self._plain_sum + 1
-        except ValueError:
+        except (KeyError, ValueError):
             return False
         return True
 

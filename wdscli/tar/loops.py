@@ -22,7 +22,7 @@ from wdscli.tar.columns import new_columns
 from wdscli.tar.extensions import Extensions, is_harmless
 from wdscli.tar.header import BLOCK, CANONICAL_MIDDLE, CANONICAL_TAIL, FIELDS, FOREIGN, GLOBAL, Form
 
-HOP = 1 << 11
+HOP = 1 << 12
 """Bytes read at each header when payloads are passed over: room for a header with a pax header before it, or for two
 small members."""
 

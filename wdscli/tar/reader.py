@@ -17,7 +17,7 @@ from wdscli.tar.columns import Columns, cut
 from wdscli.tar.header import CANONICAL, Form, padded
 from wdscli.tar.scan import Scanner
 
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 FIRST_CHUNK = 1 << 16
 JUMP_CHUNK = 1 << 12
 HOP_MEMBERS = 1 << 10

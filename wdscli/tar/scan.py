@@ -59,6 +59,11 @@ class Scanner(Loops):
         """How many bytes from ``position`` on the next buffer must hold for the scanner to go on."""
         self._last = new_columns()
 
+    @property
+    def is_at_member(self) -> bool:
+        """Whether a member may begin at ``position``: nothing of it, and nothing of the end, has been seen yet."""
+        return not self.ended and self._zero_at is None and self.extensions.start is None
+
     def take(self, seen: int | None = None) -> Columns:
         """The members found since the last call. With ``seen``, the bytes of the archive that are known to be there, a
         member that reaches beyond them is kept back until it is known to be whole."""
