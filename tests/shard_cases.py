@@ -18,6 +18,7 @@ import xxhash
 
 from wdscli.shards.find import find_index, scan_index
 from wdscli.storage import open_source
+from wdscli.tar import END_OF_ARCHIVE, build_header, padding
 
 Members = list[tuple[str, bytes]]
 Kept = tuple[str, tuple[tuple[str, bytes], ...]]
@@ -63,10 +64,24 @@ def numbered(count: int, prefix: str = "n", sizes: Sequence[int] = (10, 700)) ->
     return [sample(f"{prefix}{number:03d}", number, sizes) for number in range(count)]
 
 
-def tar_of(
+def tar_of(members: Iterable[tuple[str, bytes]], **how: Any) -> bytes:
+    """A canonical tar, or one by Python's tarfile when anything is said of how."""
+    if how:
+        return foreign_tar(members, **how)
+    parts = []
+    for name, payload in members:
+        parts += [
+            build_header(name.encode("utf-8", "surrogateescape"), len(payload)),
+            payload,
+            padding(len(payload)),
+        ]
+    return b"".join(parts) + END_OF_ARCHIVE
+
+
+def foreign_tar(
     members: Iterable[tuple[str, bytes]], *, format: int = tarfile.USTAR_FORMAT, **fields: Any
 ) -> bytes:
-    """A tar by Python's tarfile. ``fields`` are set on every member."""
+    """A tar by Python's tarfile, whose headers are never canonical. ``fields`` are set on every member."""
     out = io.BytesIO()
     with tarfile.open(
         fileobj=out, mode="w", format=format, encoding="utf-8", errors="surrogateescape"

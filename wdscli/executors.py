@@ -72,6 +72,8 @@ def _processes(jobs: int) -> Executor:
     class Processes(ProcessPoolExecutor):
         """A pool that does not wait for its workers when the block is left by an exception."""
 
+        ends_its_workers = True
+
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             # Workers are started here, and inherit the mask: Ctrl-C must not reach one that is not ready for it.
             ensure_running()
@@ -114,9 +116,12 @@ def _stop(workers: Iterable[Any]) -> None:
 def _hang_up(pool: Any) -> None:
     """Close our copies of the workers' ends of the pipes, so that the pool's threads see that nobody is there: a worker
     may have ended in the middle of a message, or left one unread."""
-    for queue, end in (("_result_queue", "_writer"), ("_call_queue", "_reader")):
-        with suppress(OSError, AttributeError):
-            getattr(getattr(pool, queue), end).close()
+    with suppress(OSError, AttributeError):
+        pool._result_queue._writer.close()
+    with suppress(OSError, AttributeError):
+        # Newer Pythons do this one themselves, at the same time.
+        if not hasattr(pool._call_queue, "_terminate_broken"):
+            pool._call_queue._reader.close()
 
 
 class _Stopped(BaseException):
@@ -129,7 +134,9 @@ def _prepare_worker() -> None:
     from multiprocessing import parent_process
     from threading import Thread
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A handler, where SIG_IGN would be handed on to the commands that a worker starts: these end by Ctrl-C as they should.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _end_worker)
     parent = parent_process()
     if parent is not None:
@@ -191,8 +198,10 @@ def run_tasks(
         while flying:
             yield _result(flying.popleft())
     finally:
-        for future in flying:
-            future.cancel()
+        # A pool that breaks chokes on futures that were cancelled, and ours is ended with its block.
+        if not getattr(executor, "ends_its_workers", False):
+            for future in flying:
+                future.cancel()
 
 
 def _submitted(executor: Executor, function: Callable[[Task], Result], task: Task) -> Future[Result]:

@@ -186,7 +186,7 @@ class _Gatherer:
         except DataError:
             raise self._first_changed(view) from None
         columns = scanner.take()
-        if scanner.position != base + len(view):
+        if scanner.position != base + len(view) or not scanner.is_at_member:
             raise self._first_changed(view)
         batch = group_columns(columns, self.task.address)
         begins = [begin + base for begin in self.begins]
@@ -255,9 +255,14 @@ class _Gatherer:
                 scanner.feed(view[begin:end], begin)
             except DataError:
                 return self._changed(row)
-            if scanner.position != end:
+            if scanner.position != end or not scanner.is_at_member or not self._is_planned(row, scanner):
                 return self._changed(row)
         return self._changed(self.rows[0])
+
+    def _is_planned(self, row: int, scanner: Scanner) -> bool:
+        """Whether what a scanner found is one sample, of the key that was planned."""
+        keys = group_columns(scanner.take(), self.task.address).keys
+        return len(keys) == 1 and (bool(self.marks[row] & RENAMED) or hash_key(keys[0]) == self.keys[row])
 
     def _changed(self, row: int) -> DataError:
         return DataError(

@@ -22,7 +22,7 @@ from wdscli.ops.gather import GatherTask, gather
 from wdscli.ops.plan import Cuts, Plan, Samples, cut, gather_samples, oversized
 from wdscli.ops.rekey import DEFAULT, Rekey
 from wdscli.ops.repeats import renamed, repeated_error, repeated_rows, without
-from wdscli.ops.scratch import Input, Scratch, is_read_once, refused
+from wdscli.ops.scratch import Input, Scratch, is_ours_alone, is_read_once, refused
 from wdscli.ops.survey import Survey, SurveyTask, new_survey, survey
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
@@ -211,7 +211,7 @@ def _surveys(
     progress.start("reading headers", len(tasks), "shards")
     found: list[Survey] = []
     # What only this process can read, no worker can.
-    alone = any(map(is_read_once, addresses)) or not all(task.selection.is_trivial for task in tasks)
+    alone = any(map(is_ours_alone, addresses)) or not all(task.selection.is_trivial for task in tasks)
     workers = 1 if alone else _useful_jobs(jobs, len(tasks), _bytes_of(addresses))
     if workers == 1:
         for task in tasks:

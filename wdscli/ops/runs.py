@@ -34,7 +34,7 @@ def members_of_run(
         if stuck or len(data) < length or scanner.ended:
             break
     columns = scanner.take()
-    if scanner.position != end or scanner.ended or not columns.names:
+    if scanner.position != end or not scanner.is_at_member or not columns.names:
         raise DataError("a run does not end where it should", code="changed", shard=source.name, offset=start)
     return columns
 

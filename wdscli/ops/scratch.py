@@ -65,8 +65,13 @@ class Scratch:
 
 
 def is_read_once(address: str) -> bool:
-    """Whether an address can be read only once and only by this process: ``-``, commands, named pipes, ``<(...)``."""
-    return is_stream(address) or (is_local(address) and is_device(local_path(address)))
+    """Whether an address can be read only once, as far as can be told without opening it."""
+    return is_stream(address) or is_ours_alone(address)
+
+
+def is_ours_alone(address: str) -> bool:
+    """Whether no other process can read an address: standard input, ``<(...)``; a named pipe has one reader too."""
+    return address == "-" or (is_local(address) and is_device(local_path(address)))
 
 
 def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None = None) -> None:
