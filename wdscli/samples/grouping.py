@@ -1,15 +1,7 @@
-"""Members to samples: the key rule and the grouping of adjacent members.
+"""Adjacent members with one key to samples, a window of columns at a time.
 
-What it is: webdataset's rule that a sample is a run of adjacent members with one key, over the columns that
-``wdscli.tar`` gives. How: members are grouped a window at a time into :class:`SampleBatch`, plain lists again,
-because a record per sample would cost as much as parsing its headers; :func:`iter_samples` makes records for those
-who want one at a time. A sample that goes on in the next window is carried over, so the batches do not show where
-buffers ended.
-
-The key rule (webdataset's ``base_plus_ext``): the key is the folder and the file name up to its first dot, the field is
-what follows that dot. Not part of any sample, and counted: folders, names without a dot, AppleDouble ``._x``, and
-what is named ``__x__`` or lies in a folder of such a name.
-
+How: members are grouped into :class:`~wdscli.samples.batch.SampleBatch`; a sample that goes on in the next window is
+carried over, so that the batches do not show where buffers ended. Members that belong to no sample are counted.
 It must not know where bytes come from, nor what a shard set is.
 """
 
@@ -17,145 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
 
-from wdscli.errors import DataError, UsageError
-from wdscli.model import Sample, to_bytes, to_text
-from wdscli.tar import (
-    CANONICAL,
-    DIRECTORY,
-    KIND_MASK,
-    KIND_NAMES,
-    REGULAR,
-    ByteSource,
-    Columns,
-    Form,
-    padded,
-    scan,
-)
+from wdscli.errors import DataError
+from wdscli.model import to_bytes, to_text
+from wdscli.samples.batch import RAGGED, Ignored, SampleBatch, new_batch
+from wdscli.samples.keys import split_name, why_ignored
+from wdscli.tar import CANONICAL, DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, ByteSource, Columns, Form, scan
 from wdscli.tar.reader import CHUNK, Window
 
-RAGGED = 0b100000
-"""Flag of a sample between whose members others lie (folders, names without a dot): it cannot be copied as one run."""
 NEVER = 1 << 62
 """Length of the prefix before the first sample: no name is long enough to go on with it."""
-
-
-def split_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """Key and field of a member's name, or None when it belongs to no sample.
-
-    >>> split_name(b"n01/img7.seg.png")
-    (b'n01/img7', b'seg.png')
-    >>> split_name(b"README") is None, split_name(b"a/._img7.jpg") is None
-    (True, True)
-    """
-    slash = name.rfind(b"/") + 1
-    dot = name.find(b".", slash)
-    if dot <= slash or dot + 1 == len(name):
-        return None
-    if name.startswith(b"__") and is_dunder(name):
-        return None
-    return name[:dot], name[dot + 1 :]
-
-
-def is_dunder(name: bytes) -> bool:
-    """Whether webdataset passes over this name: its first part is ``__x__`` (``re.match(r"__[^/]*__($|/)", name)``)."""
-    head = name.partition(b"/")[0]
-    return len(head) >= 4 and head.startswith(b"__") and head.endswith(b"__")
-
-
-def check_name(key: bytes, field: bytes) -> None:
-    """Raise UsageError unless ``key.field`` is a name that is safe and reads back as this key and this field.
-
-    Names are relative, have no ``..``, no NUL and no leading slash (section 5 of the design).
-    """
-    name = key + b"." + field
-    if b"\0" in name or name.startswith(b"/") or b".." in name.split(b"/"):
-        raise UsageError(f'unsafe name "{to_text(name)}": names are relative, without ".." and NUL')
-    if split_name(name) != (key, field):
-        raise UsageError(
-            f'key "{to_text(key)}" and field "{to_text(field)}" do not read back as such',
-            hint="the last part of a key has no dot, and a field has no slash",
-        )
-
-
-def why_ignored(name: bytes, kind: int) -> str:
-    """The reason for which a member is part of no sample: ``directory``, ``appledouble``, ``dunder`` or
-    ``no-field``."""
-    if kind == DIRECTORY:
-        return "directory"
-    base = name[name.rfind(b"/") + 1 :]
-    if base.startswith(b"._"):
-        return "appledouble"
-    if is_dunder(name):
-        return "dunder"
-    return "no-field"
-
-
-class SampleBatch(NamedTuple):
-    """Whole samples as columns. Sample ``i`` has the members ``firsts[i]`` to ``firsts[i + 1]`` (``firsts`` is one
-    longer than ``keys``); per member: field, byte of the first header block, byte of the payload, payload bytes,
-    flags of ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample
-    ``i`` is a run of canonical members that may be copied as it stands, else FOREIGN, GLOBAL and RAGGED."""
-
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
-    keys: list[bytes]
-    firsts: list[int]
-    fields: list[bytes]
-    starts: list[int]
-    offsets: list[int]
-    sizes: list[int]
-    flags: list[int]
-    marks: list[int]
-
-    def numbers(self) -> tuple[list[int], list[int], list[int], list[int]]:
-        """The columns that have one number a member."""
-        return self.starts, self.offsets, self.sizes, self.flags
-
-    def start(self, row: int) -> int:
-        """The byte at which sample ``row`` begins."""
-        return self.starts[self.firsts[row]]
-
-    def end(self, row: int) -> int:
-        """The byte after sample ``row``, padding included."""
-        last = self.firsts[row + 1] - 1
-        return self.offsets[last] + padded(self.sizes[last])
-
-    def part(self, first: int, end: int) -> SampleBatch:
-        """The samples from ``first`` up to ``end`` as a batch of their own."""
-        low, high = self.firsts[first], self.firsts[end]
-        return SampleBatch(
-            self.index + first,
-            self.keys[first:end],
-            [at - low for at in self.firsts[first : end + 1]],
-            self.fields[low:high],
-            self.starts[low:high],
-            self.offsets[low:high],
-            self.sizes[low:high],
-            self.flags[low:high],
-            self.marks[first:end],
-        )
-
-    def sizes_by_field(self, row: int) -> dict[str, int]:
-        """Field to payload bytes of one sample."""
-        first, end = self.firsts[row], self.firsts[row + 1]
-        return {to_text(self.fields[at]): self.sizes[at] for at in range(first, end)}
-
-
-def new_batch(index: int = 0) -> SampleBatch:
-    return SampleBatch(index, [], [0], [], [], [], [], [], [])
-
-
-class Ignored:
-    """Counts of members that are part of no sample, by reason."""
-
-    __slots__ = ("counts",)
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-
-    def add(self, reason: str, count: int = 1) -> None:
-        self.counts[reason] = self.counts.get(reason, 0) + count
 
 
 class Grouper:
@@ -335,6 +198,13 @@ def _row_with_twins(batch: SampleBatch) -> int | None:
     return None
 
 
+def _mark(flags: list[int]) -> int:
+    mark = 0
+    for flag in flags:
+        mark |= flag
+    return mark
+
+
 def _opened(batch: SampleBatch, rows: int) -> SampleBatch:
     """The first ``rows`` samples of a closed batch, open again, as :meth:`Grouper.finish` wants it."""
     part = batch.part(0, rows)
@@ -347,13 +217,6 @@ def _opened(batch: SampleBatch, rows: int) -> SampleBatch:
 def _from_row(columns: Columns, row: int) -> Columns:
     names, starts, offsets, sizes, flags = columns
     return Columns(names[row:], starts[row:], offsets[row:], sizes[row:], flags[row:])
-
-
-def _mark(flags: list[int]) -> int:
-    mark = 0
-    for flag in flags:
-        mark |= flag
-    return mark
 
 
 def iter_batches(
@@ -397,96 +260,6 @@ def _is_behind(error: DataError, key: bytes) -> bool:
         return True
     parts = None if error.member is None else split_name(to_bytes(error.member))
     return parts is not None and parts[0] != key
-
-
-def iter_samples(source: ByteSource, *, fields: frozenset[str] | None = None) -> Iterator[Sample]:
-    """The samples of one archive with their payloads, as records. ``fields`` limits which payloads are read; samples
-    that have none of them are passed over.
-
-    Raises DataError for a damaged archive, for links, devices and sparse members and for a field that comes twice.
-    """
-    reading = _Reading(source.name, fields)
-    for window in scan(source, payloads=True):
-        yield from reading.window(window)
-    if reading.payloads:
-        yield Sample(to_text(reading.key), reading.payloads, source.name, reading.index)
-
-
-class _Reading:
-    """The sample that is being read, between windows.
-
-    ``texts`` holds the names of fields that are known to be good (no slash, not empty), decoded, or None for those that
-    are not wanted. A name whose part after the first dot is among them needs no further look at the key rule.
-    """
-
-    def __init__(self, shard: str, fields: frozenset[str] | None) -> None:
-        self.shard = shard
-        self.fields = fields
-        self.index = -1
-        self.key = b""
-        self.payloads: dict[str, bytes] = {}
-        self.texts: dict[bytes, str | None] = {}
-        self._prefix = b"\0"
-        self._grouper = Grouper(shard)
-
-    def window(self, window: Window) -> Iterator[Sample]:
-        """The samples that end in this window."""
-        buffer, base = window.buffer, window.base
-        names, starts, offsets, sizes, flags = window.columns
-        end, shard, texts = base + len(buffer), self.shard, self.texts
-        prefix, payloads = self._prefix, self.payloads
-        length = len(prefix)
-        regular = not any(flags) or not any(flag & KIND_MASK for flag in flags)
-        row = -1
-        for name, offset, size in zip(names, offsets, sizes, strict=True):
-            row += 1
-            try:
-                if name.startswith(prefix) and regular:
-                    field = texts[name[length:]]
-                else:
-                    key, _, raw = name.partition(b".")
-                    field = texts[raw]
-                    if not regular or key[-1] == 47 or key[0] == 95:
-                        raise KeyError
-                    if payloads:
-                        yield Sample(self.key.decode("utf-8", "surrogateescape"), payloads, shard, self.index)
-                        payloads = {}
-                    self.index += 1
-                    self.key = key
-                    prefix = key + b"."
-                    length = len(prefix)
-            except (KeyError, IndexError):
-                parts = split_name(name) if not flags[row] & KIND_MASK else None
-                if parts is None:
-                    self._grouper.ignore(name, flags[row] & KIND_MASK, starts[row])
-                    continue
-                field = self._learn(parts[1])
-                if parts[0] != self.key or self.index < 0:
-                    if payloads:
-                        yield Sample(to_text(self.key), payloads, shard, self.index)
-                        payloads = {}
-                    self.index += 1
-                    self.key = parts[0]
-                    prefix = self.key + b"."
-                    length = len(prefix)
-            if field is None:
-                continue
-            if field in payloads:
-                raise duplicate_field(shard, starts[row], name)
-            stop = offset + size
-            payloads[field] = buffer[offset - base : stop - base] if stop <= end else window.payload(row)
-        self._prefix, self.payloads = prefix, payloads
-
-    def _learn(self, raw: bytes) -> str | None:
-        """Decode a field's name once; None when it is not wanted."""
-        text = to_text(raw)
-        wanted = text if self.fields is None or text in self.fields else None
-        if len(self.texts) < _KNOWN_FIELDS:
-            self.texts[raw] = wanted
-        return wanted
-
-
-_KNOWN_FIELDS = 1 << 12
 
 
 def duplicate_field(shard: str, offset: int, name: bytes) -> DataError:

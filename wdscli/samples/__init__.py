@@ -1,0 +1,25 @@
+"""Members to samples: the key rule, the grouping of adjacent members, samples with their payloads.
+
+It must not know where bytes come from, nor what a shard set is.
+"""
+
+from wdscli.samples.batch import RAGGED, Ignored, SampleBatch, new_batch
+from wdscli.samples.grouping import Grouper, duplicate_field, group_columns, iter_batches
+from wdscli.samples.keys import check_name, is_dunder, split_name, why_ignored
+from wdscli.samples.reading import iter_samples
+
+__all__ = [
+    "Grouper",
+    "Ignored",
+    "RAGGED",
+    "SampleBatch",
+    "check_name",
+    "duplicate_field",
+    "group_columns",
+    "is_dunder",
+    "iter_batches",
+    "iter_samples",
+    "new_batch",
+    "split_name",
+    "why_ignored",
+]
