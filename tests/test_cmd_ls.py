@@ -443,6 +443,22 @@ def test_skip_goes_on_and_says_so(run: Run, cut: str, view: list[str]) -> None:
         assert b"broken shards\t1" in done.out
 
 
+@pytest.mark.parametrize("address", ["hurt.tar", "pipe:cat hurt.tar"])
+def test_skip_lists_what_is_whole_behind_the_damage(folder: Path, run: Run, address: str) -> None:
+    write(folder / "hurt.tar", [(f"s{number}", {"cls": b"1", "jpg": b"22"}) for number in range(5)])
+    data = bytearray((folder / "hurt.tar").read_bytes())
+    data[2 * 2048 + 1024 + 3] ^= 1  # in the name of s2.jpg
+    (folder / "hurt.tar").write_bytes(data)
+    listed = run("--on-error", "skip", address)
+    assert [row[0] for row in listed.rows] == ["s0", "s1", "s3", "s4"]
+    assert "at byte 5120" in listed.err
+    members = [row[0] for row in run("--members", "--on-error", "skip", address).rows]
+    assert members == [
+        f"s{n}.{field}" for n in range(5) for field in ("cls", "jpg") if (n, field) != (2, "jpg")
+    ]
+    assert b"left out damaged\t1" in run("--summary", "--on-error", "skip", address).out
+
+
 def test_skip_passes_over_what_where_cannot_decode(folder: Path, run: Run) -> None:
     write(folder / "odd.tar", [("a", {"json": b"{"}), ("b", {"json": b'{"n": 1}'})])
     assert "a.json" in run("--where", "json.n == 1", "odd.tar", code=3).err

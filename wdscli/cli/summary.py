@@ -82,7 +82,7 @@ def _plain_facts(summary: Summary) -> list[tuple[str, Cell]]:
     facts += [(f"ignored {reason}", count) for reason, count in sorted(summary.report.ignored.items())]
     facts += [(f"left out {reason}", count) for reason, count in sorted(summary.report.dropped.items())]
     if summary.report.broken:
-        facts.append(("broken shards", len(summary.report.broken)))
+        facts.append(("broken shards", _broken_shards(summary)))
     return facts
 
 
@@ -104,8 +104,13 @@ def _human_facts(summary: Summary) -> list[tuple[str, str]]:
     if summary.report.dropped:
         facts.append(("left out", f"samples: {counts(summary.report.dropped)}"))
     if summary.report.broken:
-        facts.append(("broken", f"{len(summary.report.broken)} shards, listed up to the damage"))
+        facts.append(("broken", f"{_broken_shards(summary)} shards; what is whole in them is counted"))
     return facts
+
+
+def _broken_shards(summary: Summary) -> int:
+    """A shard may be broken in several places."""
+    return len({error.shard for error in summary.report.broken})
 
 
 def _keys_text(repeated: int) -> str:

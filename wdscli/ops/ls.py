@@ -21,7 +21,7 @@ from wdscli.samples import Ignored, SampleBatch
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError
 from wdscli.storage import Source, is_local, open_source
-from wdscli.tar import Columns, padded, scan
+from wdscli.tar import Columns, Window, padded, scan
 
 _Item = TypeVar("_Item")
 
@@ -75,8 +75,9 @@ def ls(
     progress: Progress = QUIET,
 ) -> Listing:
     """The listing of the shards at ``addresses`` (as :func:`wdscli.shards.open_set` takes them); nothing is
-    read before it is iterated. With ``on_error="skip"`` what a broken shard holds before the damage is listed
-    and the next one follows; else the DataError comes after it. Raises UsageError, InputError, DataError.
+    read before it is iterated. With ``on_error="skip"`` what can be told to be whole in a broken shard is
+    listed, and samples beside damage are counted as ``damaged``; else the DataError comes after what is
+    before it. Raises UsageError, InputError, DataError.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -107,6 +108,7 @@ class Listing:
         self._state = selection.new_state(on_error)
         self._ignored = Ignored()
         self._broken: list[DataError] = []
+        self._damaged: dict[str, int] = {}
         self._read = 0
 
     def samples(self) -> Iterator[Page]:
@@ -119,7 +121,7 @@ class Listing:
         named by key and field."""
         for source in self._sources():
             if self.selection.is_trivial:
-                for window in self._guarded(scan(source)):
+                for window in self._windows(source):
                     yield MemberPage(source.name, window.columns)
             else:
                 for page in self._pages(source):
@@ -147,7 +149,7 @@ class Listing:
         return LsReport(
             self._read,
             state.kept,
-            dict(state.dropped),
+            dict(sorted({**state.dropped, **self._damaged}.items())),
             dict(self._ignored.counts),
             self._broken,
             self.selection.remarks(state),
@@ -172,10 +174,26 @@ class Listing:
             self._state,
             lenient=True,
             ignored=self._ignored,
-            batches=self._indexed(source),
+            batches=self._sound(source) if self._salvages(source) else self._indexed(source),
         )
         for batch, rows in self._guarded(found):
             yield _project(source.name, batch, rows, self.selection)
+
+    def _salvages(self, source: Source) -> bool:
+        """Whether to go on behind damage. A stream whose payloads decide cannot be looked through twice."""
+        return self._on_error == "skip" and (source.seekable or not self.selection.needs_payload)
+
+    def _sound(self, source: Source) -> Iterable[SampleBatch]:
+        from wdscli.ops.salvage import salvaged_batches
+
+        return salvaged_batches(source, self._tell, self._damaged, ignored=self._ignored)
+
+    def _windows(self, source: Source) -> Iterable[Window]:
+        if self._on_error == "stop":
+            return scan(source)
+        from wdscli.tar.recover import scan_salvaging
+
+        return scan_salvaging(source, self._tell)
 
     def _indexed(self, source: Source) -> Iterable[SampleBatch] | None:
         """The samples from the index, where that saves requests."""
@@ -197,8 +215,11 @@ class Listing:
         except DataError as error:
             if self._on_error == "stop":
                 raise
-            self._broken.append(error)
-            self._progress.warn(f"{error}; what comes before it is listed")
+            self._tell(error)
+
+    def _tell(self, error: DataError) -> None:
+        self._broken.append(error)
+        self._progress.warn(str(error))
 
 
 def _project(shard: str, batch: SampleBatch, rows: list[int], selection: Selection) -> Page:
