@@ -134,7 +134,7 @@ def _prepare_worker() -> None:
     from multiprocessing import parent_process
     from threading import Thread
 
-    # A handler, where SIG_IGN would be handed on to the commands that a worker starts: these end by Ctrl-C as they should.
+    # A handler, where SIG_IGN would be handed on to the commands that a worker starts: Ctrl-C ends these.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _end_worker)
