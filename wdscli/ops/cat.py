@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from wdscli.errors import DataError, InputError, UsageError
+from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.model import to_text
 from wdscli.ops.keyset import KeySet
 from wdscli.ops.padding import clear_padding
@@ -24,13 +25,15 @@ from wdscli.ops.rekey import DEFAULT, Rekey, shard_stem
 from wdscli.ops.reorder import OnDuplicate, Request, shaping_options
 from wdscli.ops.repeats import HINT
 from wdscli.ops.runs import cut_short
+from wdscli.ops.scratch import is_read_once
 from wdscli.ops.survey import out_length, out_sizes
 from wdscli.progress import QUIET, Progress
+from wdscli.samples import iter_batches
 from wdscli.shards.inputs import fingerprint_of
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet
 from wdscli.shards.shardfile import ShardFile
-from wdscli.storage import Source
+from wdscli.storage import Source, open_source
 from wdscli.tar import Form
 
 BUFFER = 1 << 18
@@ -145,13 +148,29 @@ class _Keys:
         return rekey.key(page.batch.keys[row], shard_stem(page.source.name), page.batch.index + row)
 
     def _error(self, page: Page, row: int, key: bytes) -> DataError:
+        first = None if self._all is not None else self._first_place(key)
+        before = "" if first is None else f" (first: sample {first[1]} of {first[0]})"
         return DataError(
-            f'key "{to_text(key)}" a second time',
+            f'key "{to_text(key)}" a second time{before}',
             code="duplicate-key",
             shard=page.source.name,
             offset=page.batch.start(row),
             hint=HINT,
         )
+
+    def _first_place(self, key: bytes) -> tuple[str, int] | None:
+        """Shard and place of the first sample of a key, where all that was read can be read again."""
+        if not self._picker.selection.is_trivial:
+            return None
+        with suppress(WdsError):
+            for address in self._picker.set.addresses:
+                if is_read_once(address):
+                    return None
+                with open_source(address) as source:
+                    for batch in iter_batches(source, lenient=True):
+                        if key in batch.keys:
+                            return address, batch.index + batch.keys.index(key)
+        return None
 
 
 class _Copier:

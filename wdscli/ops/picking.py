@@ -31,6 +31,8 @@ from wdscli.tar.columns import cut
 
 HELD_BYTES = 1 << 22
 """Payloads of a stream that are held in memory; what is more waits in a file."""
+SCRATCH_BYTES = 1 << 24
+"""From here on a scratch file is not added to, so that it can go once its samples are done with."""
 
 
 class Page(NamedTuple):
@@ -188,9 +190,10 @@ class _Held:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._payloads: dict[int, bytes] = {}
-        self._stored: dict[int, tuple[int, int]] = {}
+        self._stored: dict[int, tuple[IO[bytes], int, int]] = {}
         self._held_bytes = 0
         self._file: IO[bytes] | None = None
+        self._full: list[IO[bytes]] = []
         self._end = 0
         self.batch: SampleBatch | None = None
 
@@ -222,7 +225,7 @@ class _Held:
         if self._file is None:
             from tempfile import TemporaryFile
 
-            self._file = TemporaryFile(prefix="wds-", buffering=0)  # noqa: SIM115  (closed in _drop_file)
+            self._file = TemporaryFile(prefix="wds-", buffering=0)  # noqa: SIM115  (closed in __exit__)
         begin = self._end
         try:
             for piece in pieces:
@@ -232,7 +235,7 @@ class _Held:
             raise OutputError(
                 f"cannot write a scratch file: {error.strerror}", hint="set TMPDIR to a folder with room"
             ) from error
-        self._stored[offset] = begin, self._end - begin
+        self._stored[offset] = self._file, begin, self._end - begin
 
     def pieces(self, member: int) -> Iterator[bytes]:
         """The payload of one member of the current batch, piece by piece."""
@@ -241,11 +244,10 @@ class _Held:
         if offset not in self._stored:
             yield self._payloads[offset]
             return
-        assert self._file is not None
-        at, size = self._stored[offset]
+        file, at, size = self._stored[offset]
         end = at + size
         while at < end:
-            data = os.pread(self._file.fileno(), min(PIECE, end - at), at)
+            data = os.pread(file.fileno(), min(PIECE, end - at), at)
             if not data:
                 raise OutputError("a scratch file lost its end", hint="set TMPDIR to a folder with room")
             yield data
@@ -273,15 +275,28 @@ class _Held:
             self._payloads = {offset: data for offset, data in self._payloads.items() if offset >= end}
             self._stored = {offset: place for offset, place in self._stored.items() if offset >= end}
             self._held_bytes = sum(map(len, self._payloads.values()))
-        if self._file is not None and not self._stored:
-            os.ftruncate(self._file.fileno(), 0)
-            os.lseek(self._file.fileno(), 0, os.SEEK_SET)
+        if self._file is not None:
+            self._clear_files(self._file)
+
+    def _clear_files(self, current: IO[bytes]) -> None:
+        """Let go of scratch files that hold nothing any longer, and begin another where one grows: the last sample of a
+        window goes on in the next, so that there is always something to keep."""
+        used = {id(file) for file, _, _ in self._stored.values()}
+        for file in [file for file in self._full if id(file) not in used]:
+            self._full.remove(file)
+            file.close()
+        if id(current) not in used:
+            os.ftruncate(current.fileno(), 0)
+            os.lseek(current.fileno(), 0, os.SEEK_SET)
             self._end = 0
+        elif self._end >= SCRATCH_BYTES:
+            self._full.append(current)
+            self._file, self._end = None, 0
 
     def __enter__(self) -> _Held:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        for file in [*self._full, self._file]:
+            if file is not None:
+                file.close()
