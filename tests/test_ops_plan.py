@@ -64,11 +64,12 @@ class TestOrder:
 
     def test_ties_are_settled_by_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def same(seed: int, shard: int, count: int, first: int = 0) -> Any:
-            return numpy.full(count, 9, dtype=numpy.uint64)
+            return numpy.arange(count, dtype=numpy.uint64) % numpy.uint64(3)
 
         monkeypatch.setattr("wdscli.ops.plan.rank_array", same)
-        samples = samples_of(list(range(40)), list(range(30)))
-        assert order_of(samples, 3) == [(s, p) for s, count in ((0, 40), (1, 30)) for p in range(count)]
+        samples = samples_of(list(range(400)), list(range(300)))
+        places = [(s, p) for s, count in ((0, 400), (1, 300)) for p in range(count)]
+        assert order_of(samples, 3) == sorted(places, key=lambda at: (at[1] % 3, *at))
 
     def test_seeds_differ(self) -> None:
         samples = samples_of(list(range(30)))

@@ -27,11 +27,8 @@ def members_of_run(
         scanner.extensions.put_globals(globals_before)
     while scanner.position < end:
         at, wanted = scanner.position, scanner.wanted
-        length = min(max(4096, wanted), end - at)
-        data = source.read_at(at, length)
-        scanner.feed(data, at)
-        stuck = scanner.position == at and scanner.wanted == wanted
-        if stuck or len(data) < length or scanner.ended:
+        scanner.feed(source.read_at(at, min(max(4096, wanted), end - at)), at)
+        if scanner.position == at and scanner.wanted == wanted:
             break
     columns = scanner.take()
     if scanner.position != end or not scanner.is_at_member or not columns.names:
