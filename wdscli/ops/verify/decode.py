@@ -9,6 +9,8 @@ It must not know where payloads come from. Nothing here unpickles.
 
 from __future__ import annotations
 
+from typing import Any
+
 import re
 from collections.abc import Callable
 from functools import cache
@@ -108,7 +110,8 @@ def _npy(payload: bytes) -> object:
     import numpy
 
     stream = io.BytesIO(payload)
-    value = numpy.lib.format.read_array(stream, allow_pickle=False)
+    read_array: Any = numpy.lib.format.read_array
+    value = read_array(stream, allow_pickle=False)
     if stream.read(1):
         raise ValueError("bytes follow the array")
     return value
