@@ -9,12 +9,11 @@ It must not know where payloads come from. Nothing here unpickles.
 
 from __future__ import annotations
 
-from typing import Any
-
 import re
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 from wdscli.errors import UsageError
 from wdscli.model import to_text
