@@ -122,6 +122,26 @@ class TestTar:
             assert ran.out == tar_of(sample("a", 1))
             assert "passed over 2 members" in ran.err
 
+    @pytest.mark.parametrize("options", [[], ["--keys", "n00[0-6]"], ["--drop", "cls"]], ids=" ".join)
+    def test_members_of_no_sample_between_samples(
+        self, good: Command, tmp_path: Path, options: list[str]
+    ) -> None:
+        """Some samples touch, some do not."""
+        members = []
+        for number, one in enumerate(numbered(9)):
+            members += [("README", b"r" * 600)] * (number % 3 == 0) + one
+        path = tmp_path / "x.tar"
+        path.write_bytes(tar_of(members))
+        wanted = [
+            (name, data)
+            for name, data in members
+            if name != "README"
+            and (not options or options[0] == "--drop" or name < "n007")
+            and (not options or options[0] == "--keys" or not name.endswith(".cls"))
+        ]
+        assert good(path, *options).out == tar_of(wanted)
+        assert good(f"pipe:cat {path}", *options).out == tar_of(wanted)
+
     def test_gnu_tar_lists_it(self, shards: list[str]) -> None:
         script = f"{sys.executable} -m wdscli cat {' '.join(shards)} | tar tf -"
         listed = subprocess.run(

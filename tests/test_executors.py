@@ -63,6 +63,21 @@ def linger(path: str) -> int:
     return 0
 
 
+class Slow:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __del__(self) -> None:
+        Path(self.path).write_text(str(os.getpid()))
+        time.sleep(60)
+
+
+def finalizes(path: str) -> None:
+    slow = Slow(path)
+    del slow
+    linger(path)
+
+
 def chatter(size: int) -> bytes:
     return bytes(size)
 
@@ -232,13 +247,26 @@ class TestGivingUp:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(executors, "PATIENCE_SECONDS", 0.3)
-        name = str(tmp_path / "deaf")
+        name, begun = str(tmp_path / "deaf"), time.monotonic()
         with pytest.raises(RuntimeError), make_executor(2) as executor:
             executor.submit(deaf, name)
             while not _has_text(name):
                 time.sleep(0.01)
             raise RuntimeError
         assert not _is_alive(int(Path(name).read_text()))
+        assert time.monotonic() - begun < 30
+
+    def test_in_a_finalizer(self, tmp_path: Path, capfd: Any) -> None:
+        """Where Python would pass over the order to end, and say so on standard error."""
+        begun = time.monotonic()
+        name = str(tmp_path / "a")
+        with pytest.raises(RuntimeError), make_executor(2) as executor:
+            executor.submit(finalizes, name)
+            _wait_for(lambda: _has_text(name))
+            raise RuntimeError
+        assert time.monotonic() - begun < executors.PATIENCE_SECONDS
+        assert Path(name + ".left").exists()
+        assert capfd.readouterr().err == ""
 
     def test_in_the_middle_of_large_messages(self) -> None:
         with pytest.raises(RuntimeError), make_executor(2) as executor:

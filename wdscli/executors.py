@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -138,6 +139,8 @@ def _prepare_worker() -> None:
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _end_worker)
+    signal.signal(signal.SIGALRM, _end_worker)
+    sys.unraisablehook = _raise_again
     parent = parent_process()
     if parent is not None:
         Thread(target=_follow, args=(parent,), daemon=True).start()
@@ -151,6 +154,14 @@ def _end_worker(*_: Any) -> None:
     os._exit(1)
 
 
+def _raise_again(args: Any) -> None:
+    """Python passes over an exception that comes in a finalizer: the order to end must not be lost there."""
+    if issubclass(args.exc_type, _Stopped):
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+    else:
+        sys.__unraisablehook__(args)
+
+
 def _follow(parent: Any) -> None:
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -162,16 +173,17 @@ _busy = False
 def _in_worker(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """One task in a worker."""
     global _busy
-    try:
-        _busy = True
-        result = function(*args, **kwargs)
-        _busy = False
-        return result
-    except _Stopped:
-        os._exit(1)
-    except Exception:
-        _busy = False
-        raise
+    with suppress(_Stopped):
+        try:
+            _busy = True
+            result = function(*args, **kwargs)
+            _busy = False
+            return result
+        except Exception:
+            _busy = False
+            raise
+    # Only now the frames of the task are gone, and with them what they had open.
+    os._exit(1)
 
 
 def run_tasks(

@@ -105,7 +105,9 @@ class LocalSink(Sink):
         try:
             if self._folder:
                 os.makedirs(self._folder, exist_ok=True)
-            self._temporary, self.fd = _create_temporary(self._folder, base)
+            # The name first: an interrupt may come before the descriptor is ours, and the file must go then too.
+            self._temporary = _temporary_path(self._folder, base)
+            self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except (OSError, ValueError) as error:
             raise _failed(name, error) from error
 
@@ -162,10 +164,9 @@ class LocalSink(Sink):
             os.unlink(self._temporary)
 
 
-def _create_temporary(folder: str, name: str) -> tuple[str, int]:
+def _temporary_path(folder: str, name: str) -> str:
     short = name if len(os.fsencode(name)) <= _MAX_NAME_BYTES else name[: _MAX_NAME_BYTES // 4]
-    path = os.path.join(folder, f".{short}.{os.urandom(6).hex()}.tmp")
-    return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    return os.path.join(folder, f".{short}.{os.urandom(6).hex()}.tmp")
 
 
 def write_all(descriptor: int, data: Data) -> None:
