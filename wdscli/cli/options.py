@@ -239,6 +239,16 @@ Jobs = Annotated[
 ]
 
 
+Preserve = Annotated[
+    bool,
+    typer.Option(
+        "--preserve",
+        help="Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+
+
 class OutputOptions(NamedTuple):
     """Where shards are written, and how."""
 

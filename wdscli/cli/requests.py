@@ -46,6 +46,8 @@ def reorder_request(
     selection: SelectionOptions,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
+    *,
+    preserve: bool = False,
 ) -> Request:
     """What the reordering engine is asked for."""
     return Request(
@@ -57,6 +59,7 @@ def reorder_request(
         on_error=errors.on_error,
         on_duplicate=duplicates.on_duplicate,
         rekey=duplicates.rekey,
+        preserve=preserve,
         jobs=getattr(output, "jobs", 1),
         selection_text=selection_text(selection),
     )

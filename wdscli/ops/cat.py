@@ -21,20 +21,22 @@ from wdscli.ops.keyset import KeySet
 from wdscli.ops.padding import clear_padding
 from wdscli.ops.picking import Page, Picker
 from wdscli.ops.plan import END_BYTES
+from wdscli.ops.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.ops.rekey import DEFAULT, Rekey, shard_stem
 from wdscli.ops.reorder import OnDuplicate, Request, shaping_options
 from wdscli.ops.repeats import HINT
-from wdscli.ops.runs import cut_short
+from wdscli.ops.runs import Globals, cut_short
 from wdscli.ops.scratch import is_read_once
 from wdscli.ops.survey import out_length, out_sizes
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import iter_batches
+from wdscli.samples import SampleBatch, iter_batches
+from wdscli.selection import Selection
 from wdscli.shards.inputs import fingerprint_of
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet
 from wdscli.shards.shardfile import ShardFile
 from wdscli.storage import Source, open_source
-from wdscli.tar import Form
+from wdscli.tar import GLOBAL
 
 BUFFER = 1 << 18
 LARGE = 1 << 20
@@ -67,11 +69,14 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/all.tar")]
     (5, ['n0', 'n1', 'n2', 'n3', 'n4'])
     """
+    if request.preserve:
+        check_preserve(request.selection, request.rekey, request.on_duplicate)
     picker = Picker(
         request.inputs,
         request.selection,
         on_error=request.on_error,
         form=request.settings.form,
+        copies_streams=request.preserve,
         progress=progress,
     )
     output = OutputSet(request.output, request.settings)
@@ -81,7 +86,7 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     progress.start("copying", len(picker.set.addresses), "shards")
     keys = _Keys(request.on_duplicate, request.rekey, picker)
     if dry_run:
-        return _measure(picker, keys, request.settings.form)
+        return _measure(picker, keys, request)
     output.begin(picker.set.addresses)
     with request.settings.open(output.address(0)) as shard:
         copier = _Copier(request, shard)
@@ -97,7 +102,7 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     )
 
 
-def _measure(picker: Picker, keys: _Keys, form: Form) -> CatReport:
+def _measure(picker: Picker, keys: _Keys, request: Request) -> CatReport:
     """What a dry run would write. Headers alone decide, but where ``--where`` looks into payloads."""
     samples = members = size = 0
     for page in picker.pages():
@@ -105,7 +110,10 @@ def _measure(picker: Picker, keys: _Keys, form: Form) -> CatReport:
             sizes = out_sizes(page.batch, row, picker.selection, page.source.name, key)
             samples += 1
             members += len(sizes)
-            size += out_length(sizes, form)
+            if request.preserve:
+                size += kept_length(_kept(page, row, request.selection, {}))
+            else:
+                size += out_length(sizes, request.settings.form)
     return CatReport(
         samples, members, picker.bytes_in, size + END_BYTES, picker.dropped, picker.ignored, None
     )
@@ -173,11 +181,24 @@ class _Keys:
         return None
 
 
+def _kept(page: Page, row: int, selection: Selection, known: dict[str, Globals]) -> Iterator[Kept]:
+    """The members of one sample with their own headers. ``known`` remembers the global headers of the current input."""
+    before = None
+    if page.batch.marks[row] & GLOBAL:
+        if page.source.name not in known:
+            known.clear()
+            known[page.source.name] = Globals(page.source)
+        before = known[page.source.name].before(page.batch.start(row))
+    return kept_members(page.source, page.batch, row, selection, before)
+
+
 class _Copier:
     """Samples of pages into one shard."""
 
     def __init__(self, request: Request, shard: ShardFile) -> None:
         self._shard = shard
+        self._preserve = request.preserve
+        self._globals: dict[str, Globals] = {}
         self._selection = request.selection
         self._is_plain = not request.selection.changes_members
         self._buffer = memoryview(bytearray(BUFFER))
@@ -198,7 +219,7 @@ class _Copier:
         """Stretches (first, end) of ``chosen`` that lie side by side and are canonical; (at, at) for one sample that is
         not, or gets another key."""
         batch = page.batch
-        marks, keys = batch.marks, batch.keys
+        marks, keys = self._marks(batch), batch.keys
         if len(chosen) == len(keys) and not any(marks) and all(key is keys[row] for row, key in chosen):
             length = _run_bytes(batch.starts, batch.offsets, batch.sizes)
             if batch.end(len(keys) - 1) - batch.start(0) == length:
@@ -213,15 +234,21 @@ class _Copier:
                 continue
             first = at
             at += 1
-            while at < len(chosen) and self._continues(page, chosen[at - 1][0], *chosen[at]):
+            while at < len(chosen) and self._continues(page, marks, chosen[at - 1][0], *chosen[at]):
                 at += 1
             yield first, at
 
-    def _continues(self, page: Page, before: int, row: int, key: bytes) -> bool:
+    def _marks(self, batch: SampleBatch) -> list[int]:
+        """What keeps samples from being copied as they stand; headers that are to be kept do not."""
+        if not self._preserve:
+            return batch.marks
+        return [kept_mark(mark, self._selection) for mark in batch.marks]
+
+    def _continues(self, page: Page, marks: list[int], before: int, row: int, key: bytes) -> bool:
         batch = page.batch
         return (
             row == before + 1
-            and not batch.marks[row]
+            and not marks[row]
             and key is batch.keys[row]
             and batch.end(before) == batch.start(row)
         )
@@ -234,7 +261,8 @@ class _Copier:
         member = 0
         for view in _pieces(page.source, start, stop, self._buffer):
             at = self._shard.position - shift
-            member = clear_padding(view, at, batch.offsets, batch.sizes, member)
+            if not self._preserve:
+                member = clear_padding(view, at, batch.offsets, batch.sizes, member)
             self._shard.write_blocks(view)
             self._shard.flush()
         if shift:
@@ -246,6 +274,9 @@ class _Copier:
     def _write(self, page: Page, row: int, key: bytes) -> None:
         """One sample member by member."""
         batch, source = page.batch, page.source
+        if self._preserve:
+            self._shard.write_kept(key, _kept(page, row, self._selection, self._globals))
+            return
         first = batch.firsts[row]
         plan = self._selection.plan_of(batch, row, source.name)
         if batch.end(row) - batch.start(row) > LARGE:

@@ -18,6 +18,7 @@ from wdscli.errors import DataError, InputError
 from wdscli.model import ShardInfo
 from wdscli.ops.padding import clear_padding
 from wdscli.ops.plan import Samples
+from wdscli.ops.preserve import APART, kept_members
 from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.runs import Globals, members_of_run, pieces_of
 from wdscli.ops.scratch import Input
@@ -30,6 +31,7 @@ from wdscli.storage import Source
 from wdscli.tar import FOREIGN, GLOBAL, Columns, Scanner
 from wdscli.tar.columns import new_columns
 
+ALONE = GLOBAL | APART
 BUFFER = 1 << 19
 OPEN_SOURCES = 64
 
@@ -43,6 +45,7 @@ class GatherTask(NamedTuple):
     samples: Samples
     selection: Selection
     rekey: Rekey | None = None
+    preserve: bool = False
 
 
 def gather(task: GatherTask) -> ShardInfo:
@@ -111,11 +114,11 @@ class _Gatherer:
         rows, begins = self.rows, self.begins
         pieces = zip(self.shards, self.starts, self.lengths, self.marks, strict=True)
         for row, (shard, begin, length, mark) in enumerate(pieces):
-            if self.filled + length > BUFFER or mark & GLOBAL:
+            if self.filled + length > BUFFER or mark & ALONE:
                 self._read(number, start, end, at)
                 self._flush()
                 number, start, end, at = -1, 0, 0, 0
-                if length > BUFFER or mark & GLOBAL:
+                if length > BUFFER or mark & ALONE:
                     self._copy_alone(row)
                     continue
             if shard == number and begin == end:
@@ -167,7 +170,9 @@ class _Gatherer:
         base = self.shard.position
         batch = self._checked(view, base)
         marks = [self.marks[row] for row in self.rows]
-        if self.is_plain and not any(marks) and not any(batch.flags):
+        if self.task.preserve:
+            self.shard.write_run(view, batch)
+        elif self.is_plain and not any(marks) and not any(batch.flags):
             clear_padding(view, base, batch.offsets, batch.sizes)
             self.shard.write_run(view, batch)
         else:
@@ -240,6 +245,9 @@ class _Gatherer:
         key = batch.keys[0]
         if not self.marks[row] & RENAMED and hash_key(key) != self.keys[row]:
             raise self._changed(row)
+        if self.task.preserve:
+            self.shard.write_kept(key, kept_members(source, batch, 0, self.task.selection, known))
+            return
         members = [
             (field, batch.sizes[at], pieces_of(source, batch.offsets[at], batch.sizes[at]))
             for at, field in self.task.selection.plan_of(batch, 0, source.name)

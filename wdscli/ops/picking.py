@@ -17,6 +17,7 @@ from wdscli.errors import DataError, OutputError, UsageError
 from wdscli.model import to_text
 from wdscli.ops.runs import PIECE, pieces_of
 from wdscli.ops.salvage import salvaged_batches
+from wdscli.ops.scratch import Input, Scratch, spool
 from wdscli.ops.survey import check_keys, keep_safe
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Grouper, Ignored, SampleBatch
@@ -54,7 +55,8 @@ class Picker:
     """Walks inputs. After :meth:`pages` is exhausted its counts are final.
 
     ``dropped`` counts samples left out, by reason; ``ignored`` members of no sample; ``troubles`` are the errors that
-    ``on_error="skip"`` passed over. With ``writes_names`` an unsafe name is an error.
+    ``on_error="skip"`` passed over. With ``writes_names`` an unsafe name is an error. With ``copies_streams`` an input
+    that can be read only once is copied to a scratch folder first, so that every page's source is seekable.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Picker:
         on_error: OnError = "stop",
         form: Form = CANONICAL,
         writes_names: bool = True,
+        copies_streams: bool = False,
         progress: Progress = QUIET,
     ) -> None:
         self.set = open_set(inputs)
@@ -76,6 +79,7 @@ class Picker:
         self.bytes_in = 0
         self._on_error = on_error
         self._writes_names = writes_names
+        self._copies_streams = copies_streams
         self._form = form
         self._progress = progress
         self._ignored = Ignored()
@@ -104,11 +108,23 @@ class Picker:
             if self.state.done:
                 break
             with open_source(address) as source:
-                yield from self._seekable(source) if source.seekable else self._stream(source)
+                yield from self._pages(source)
                 self.bytes_in += source.size or 0
             self._progress.advance(1)
         for remark in self.selection.remarks(self.state):
             self._progress.warn(remark)
+
+    def _pages(self, source: Source) -> Iterator[Page]:
+        if source.seekable:
+            yield from self._seekable(source)
+        elif self._copies_streams:
+            with Scratch() as scratch:
+                copy = Input(source.name, scratch.place(0))
+                spool(source, copy.copy, cut=self._trouble if self._on_error == "skip" else None)
+                with copy.open() as again:
+                    yield from self._seekable(again)
+        else:
+            yield from self._stream(source)
 
     def _seekable(self, source: Source) -> Iterator[Page]:
         batches = None

@@ -20,6 +20,7 @@ from wdscli.executors import default_jobs, make_executor, run_tasks
 from wdscli.model import ShardInfo
 from wdscli.ops.gather import GatherTask, gather
 from wdscli.ops.plan import Cuts, Plan, Samples, cut, gather_samples, oversized
+from wdscli.ops.preserve import check_preserve
 from wdscli.ops.rekey import DEFAULT, Rekey
 from wdscli.ops.repeats import renamed, repeated_error, repeated_rows, without
 from wdscli.ops.scratch import Input, Scratch, is_ours_alone, is_read_once, refused
@@ -55,6 +56,8 @@ class Request(NamedTuple):
     on_error: OnError = "stop"
     on_duplicate: OnDuplicate = "error"
     rekey: str | None = None
+    preserve: bool = False
+    """Keep the headers of members as they are."""
     jobs: int | None = None
     use_index: bool = True
     tmp: str | None = None
@@ -132,6 +135,8 @@ def make_plan(
 
     Raises UsageError, InputError, DataError, OutputError.
     """
+    if request.preserve:
+        check_preserve(request.selection, request.rekey, request.on_duplicate)
     shards = open_set(request.inputs)
     if request.selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
@@ -147,6 +152,7 @@ def make_plan(
         rekey if request.on_duplicate != "rekey" else None,
         request.use_index,
         request.on_error,
+        request.preserve,
     )
     tasks = _survey_tasks(shards.addresses, template, scratch)
     surveys = _surveys(tasks, state, request.jobs, progress)
@@ -332,6 +338,7 @@ def _tasks(planned: ReorderPlan) -> Iterator[GatherTask]:
             samples,
             Selection(field_rule=planned.request.selection.field_rule),
             planned.rekey,
+            planned.request.preserve,
         )
 
 
@@ -353,6 +360,7 @@ def shaping_options(request: Request) -> dict[str, Any]:
         "shards": request.cuts.shards,
         "on_duplicate": None if request.on_duplicate == "error" else request.on_duplicate,
         "rekey": request.rekey,
+        "preserve": request.preserve or None,
         "mtime": request.settings.form.mtime or None,
         "long_names": None if request.settings.form.long_names == "pax" else request.settings.form.long_names,
         **(request.selection_text or {}),

@@ -15,7 +15,9 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
+from wdscli.ops.preserve import kept_length, kept_mark, kept_members
 from wdscli.ops.rekey import Rekey, shard_stem
+from wdscli.ops.runs import Globals
 from wdscli.ops.salvage import salvaged_batches
 from wdscli.ops.scratch import Input, refused, spool
 from wdscli.samples import Ignored, SampleBatch
@@ -24,7 +26,7 @@ from wdscli.selection.choice import OnError
 from wdscli.selection.reading import iter_selected
 from wdscli.shards.find import batches
 from wdscli.storage import Source
-from wdscli.tar import Form, build_header, padded
+from wdscli.tar import GLOBAL, Form, build_header, padded
 from wdscli.tar.header import BLOCK
 
 RENAMED = 0b1000000
@@ -44,6 +46,7 @@ class SurveyTask(NamedTuple):
     rekey: Rekey | None = None
     use_index: bool = True
     on_error: OnError = "stop"
+    preserve: bool = False
     spool: str = ""
 
     @property
@@ -144,6 +147,8 @@ def _add(found: Survey, task: SurveyTask, batch: SampleBatch, rows: list[int] | 
     check_keys(batch, task.address)
     if rows is None and task.rekey is None and not any(batch.marks):
         return _add_plain(found, batch)
+    if task.preserve:
+        return _add_kept(found, task, batch, rows)
     members = payload_bytes = 0
     stem = shard_stem(task.address)
     for row in range(len(batch.keys)) if rows is None else rows:
@@ -177,6 +182,29 @@ def _add_plain(found: Survey, batch: SampleBatch) -> tuple[int, int]:
     found.marks.extend(bytes(len(starts)))
     found.keys.extend(map(hash_key, batch.keys))
     return len(batch.fields), sum(sizes)
+
+
+def _add_kept(found: Survey, task: SurveyTask, batch: SampleBatch, rows: list[int] | None) -> tuple[int, int]:
+    """Samples whose headers stay as they are."""
+    members = payload_bytes = 0
+    with task.input.open() as source:
+        before = Globals(source) if any(mark & GLOBAL for mark in batch.marks) else None
+        for row in range(len(batch.keys)) if rows is None else rows:
+            start, end, mark = batch.start(row), batch.end(row), kept_mark(batch.marks[row], task.selection)
+            length = end - start
+            if mark:
+                known = before.before(start) if before is not None and mark & GLOBAL else None
+                length = kept_length(kept_members(source, batch, row, task.selection, known))
+            found.places.append(batch.index + row)
+            found.starts.append(start)
+            found.lengths.append(end - start)
+            found.out_lengths.append(length)
+            found.marks.append(mark)
+            found.keys.append(hash_key(batch.keys[row]))
+            sizes = out_sizes(batch, row, task.selection, task.address, batch.keys[row])
+            members += len(sizes)
+            payload_bytes += sum(size for _, size in sizes)
+    return members, payload_bytes
 
 
 def check_keys(batch: SampleBatch, shard: str) -> None:

@@ -15,16 +15,17 @@ from types import TracebackType
 
 from wdscli.errors import DataError
 from wdscli.model import ShardInfo, to_text
-from wdscli.samples import SampleBatch
+from wdscli.samples import SampleBatch, new_batch
 from wdscli.shards.checksum import Digest, new_digest, written
 from wdscli.shards.index import FOLDER, SUFFIX, IndexBuilder
 from wdscli.storage import Sink, base_name, is_local, is_stream, open_sink, remove, sibling
 from wdscli.storage.addresses import local_path
 from wdscli.storage.opening import is_device
-from wdscli.tar import CANONICAL, Form, TarWriter, padding
+from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
 from wdscli.tar.template import header_maker
 
 Payload = bytes | bytearray | memoryview
+Kept = tuple[bytes, bytes, int, Iterable[bytes]]
 _JOINED = 1 << 15
 """A sample of fewer bytes goes on as one piece."""
 
@@ -150,6 +151,26 @@ class ShardFile:
             offsets.append(offset)
             sizes.append(size)
         self.index.add_sample(key, start, names, offsets, sizes)
+
+    def write_kept(self, key: bytes, members: Iterable[Kept]) -> None:
+        """One sample with headers of its own: (field, header blocks, payload bytes, pieces of the payload)."""
+        tar, start = self._tar, self._tar.position
+        batch = new_batch()
+        for field, header, size, pieces in members:
+            batch.starts.append(tar.position)
+            tar.raw(header)
+            batch.offsets.append(tar.position)
+            for piece in pieces:
+                tar.raw(piece)
+            tar.raw(padding(size))
+            batch.fields.append(field)
+            batch.sizes.append(size)
+        if not batch.fields:
+            raise DataError("a sample without members", code="changed", member=to_text(key), offset=start)
+        batch.keys.append(key)
+        batch.firsts.append(len(batch.fields))
+        batch.marks.append(FOREIGN)
+        self.index.add_batch(batch)
 
     def write_blocks(self, data: Payload) -> None:
         """Part of samples that are announced by :meth:`announce` once they are through."""

@@ -13,6 +13,7 @@ from wdscli.cli.options import (
     CutOptions,
     DuplicateOptions,
     ErrorOptions,
+    Preserve,
     SelectionOptions,
     Shards,
     StreamOptions,
@@ -36,6 +37,7 @@ def cat(
     *,
     shards: Shards,
     output: StreamOptions,
+    preserve: Preserve = False,
     field: Annotated[
         str | None,
         typer.Option(
@@ -91,10 +93,10 @@ def cat(
         wds cat --to-jsonl shards/ | jq .fields.json.caption
         wds cat --to-dir unpacked shards/
     """
-    _check(field, key, to_dir, to_jsonl, base64, output, duplicates)
+    _check(field, key, to_dir, to_jsonl, base64, output, duplicates, preserve)
     out = Out(common)
     progress = out.progress()
-    request = reorder_request(shards, output, CutOptions(), selection, duplicates, errors)
+    request = reorder_request(shards, output, CutOptions(), selection, duplicates, errors, preserve=preserve)
     if field is not None:
         _stream_field(out, request, progress, field, key)
     elif to_jsonl:
@@ -113,6 +115,7 @@ def _check(
     base64: bool,
     output: StreamOptions,
     duplicates: DuplicateOptions,
+    preserve: bool,
 ) -> None:
     """Options that exclude or need each other."""
     others = [
@@ -127,10 +130,12 @@ def _check(
     if to_dir is not None and output.output != "-":
         raise UsageError("--to-dir and -o exclude each other", hint="choose one of them")
     if others:
-        _check_tar_options(others[0], output, duplicates)
+        _check_tar_options(others[0], output, duplicates, preserve)
 
 
-def _check_tar_options(instead: str, output: StreamOptions, duplicates: DuplicateOptions) -> None:
+def _check_tar_options(
+    instead: str, output: StreamOptions, duplicates: DuplicateOptions, preserve: bool
+) -> None:
     """Options that only a tar has a use for."""
     plain = StreamOptions(output=output.output, force=output.force, fsync=output.fsync)
     given = [
@@ -145,6 +150,8 @@ def _check_tar_options(instead: str, output: StreamOptions, duplicates: Duplicat
     ]
     if instead == "--to-dir" and output.fsync:
         given.append("--fsync")
+    if preserve:
+        given.append("--preserve")
     if given:
         raise UsageError(f"{instead} goes with no {given[0]}", hint=f"{given[0]} is for a tar")
 

@@ -14,6 +14,7 @@ from wdscli.cli.options import (
     ErrorOptions,
     JsonOptions,
     OutputOptions,
+    Preserve,
     SelectionOptions,
     Shards,
     grouped,
@@ -32,6 +33,7 @@ def shuffle(
         typer.Option("--seed", metavar="N", help="Another seed, another order.", rich_help_panel="Order"),
     ] = 0,
     cuts: CutOptions,
+    preserve: Preserve = False,
     tmp: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +68,7 @@ def shuffle(
 
     out = Out(common, json=json.json)
     progress = out.progress()
-    request = reorder_request(shards, output, cuts, selection, duplicates, errors)
+    request = reorder_request(shards, output, cuts, selection, duplicates, errors, preserve=preserve)
     with Scratch(tmp) as scratch:
         planned = plan_shuffle(request, seed, scratch, progress=progress)
         out.note(f"strategy {planned.strategy}: {planned.reason}")
