@@ -11,7 +11,7 @@ import pytest
 
 from wdscli.tar import END_OF_ARCHIVE, build_header, padding
 
-# The child says what it used; a fork of this big process would count this one's memory as its own.
+# The child says what it used.
 _MEASURE = """
 import resource, sys
 from wdscli.cli.main import main
@@ -23,9 +23,9 @@ sys.stderr.write(f"\\n{code} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 def resident_bytes(*args: object, stdin: Path | None = None) -> int:
     """The most memory one command had, its output thrown away."""
     with open(stdin or os.devnull, "rb") as given:
-        # posix_spawn by way of sh: what is resident between fork and exec would be counted.
+        # A child of sh, not of this process: what was resident before exec would be counted.
         done = subprocess.run(
-            ["sh", "-c", 'exec "$@"', "sh", sys.executable, "-c", _MEASURE, *map(str, args)],
+            ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", _MEASURE, *map(str, args)],
             stdin=given,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
