@@ -25,8 +25,8 @@ from typing import NamedTuple
 BIN = Path(sys.executable).parent
 # A program that is installed has its modules compiled; a checkout must be allowed to keep what it compiles.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-COUNTS = {"tiny": 200_000, "text": 100_000, "images": 10_000}
-QUICK = {"tiny": 20_000, "text": 10_000, "images": 1_000}
+COUNTS = {"tiny": 200_000, "text": 200_000, "images": 20_000}
+QUICK = {"tiny": 20_000, "text": 20_000, "images": 2_000}
 SHARDS = 4
 
 

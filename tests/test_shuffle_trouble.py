@@ -465,6 +465,15 @@ class TestInterrupts:
         assert "interrupted" in error
         assert "Traceback" not in error
 
+    def test_what_a_scheduler_ends_is_tidied_up_too(self, started: Any, tmp_path: Path) -> None:
+        wait_until(lambda: list((tmp_path / "t").glob("*/3.tar")))
+        children = descendants(started.pid)
+        started.terminate()
+        error = self.end(started, children, tmp_path)
+        assert started.returncode == 143
+        assert error.splitlines()[-1] == "terminated"
+        assert "Traceback" not in error
+
     @pytest.mark.parametrize("delay", [0.0, 0.15, 0.3, 0.6])
     def test_ctrl_c_while_writing(self, tmp_path: Path, delay: float) -> None:
         """At several moments, the start of the workers among them."""

@@ -122,6 +122,9 @@ def wds(
     """Make, look at, check and reorder WebDataset shard sets."""
 
 
+TERMINATED = 143
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; whatever goes wrong has been said on standard error."""
     args = sys.argv[1:] if argv is None else argv
@@ -160,6 +163,9 @@ def _explain(error: BaseException, *, debug: bool) -> int:
     """Say what went wrong; the exit code it means."""
     if isinstance(error, typer.Exit):
         return _flushed(error.exit_code)
+    if isinstance(error, SystemExit) and error.code == TERMINATED:
+        output.say("terminated")
+        return TERMINATED
     if isinstance(error, SystemExit):
         return _flushed(error.code if isinstance(error.code, int) else 0 if error.code is None else 1)
     if isinstance(error, BrokenPipeError) and output.reader_is_gone():
