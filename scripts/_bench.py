@@ -204,12 +204,17 @@ def timed(side: str, folder: Path) -> float:
 
 
 def measure(row: Row, folder: Path, rounds: int) -> tuple[float, float, float]:
-    """Median of peer's time over ours, and the least and the greatest. One round to warm up is not counted."""
+    """Median of peer's time over ours, and the least and the greatest.
+
+    One round to warm up is not counted. Who goes first changes with every round, because memory that was just let go
+    is had back sooner than other memory.
+    """
     ratios = []
     for number in range(rounds + 1):
-        ours, theirs = timed(row.ours, folder), timed(row.theirs, folder)
+        sides = [row.ours, row.theirs] if number % 2 else [row.theirs, row.ours]
+        seconds = {side: timed(side, folder) for side in sides}
         if number:
-            ratios.append(theirs / ours)
+            ratios.append(seconds[row.theirs] / seconds[row.ours])
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
@@ -273,7 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the data, for a first look")
     parser.add_argument("--dir", help="where to put data; default /dev/shm if it has room")
-    parser.add_argument("--rounds", type=int, default=5, help="counted rounds of each row")
+    parser.add_argument("--rounds", type=int, default=4, help="counted rounds of each row")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     options = parser.parse_args()
     counts = QUICK if options.quick else COUNTS
