@@ -241,14 +241,15 @@ def _start(words: list[str]) -> float:
 def peak_memory(path: Path) -> float:
     """Resident MB of a process that reads a shard as a stream, above none."""
     program = (
-        "import resource, sys\nfrom wdscli.shards import ShardReader\n"
+        # VmHWM and not ru_maxrss, which also remembers the process that this one was forked from.
+        "from wdscli.shards import ShardReader\n"
         "n = sum(1 for _ in ShardReader('-'))\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
     with open(path, "rb") as stream:
         command = [sys.executable, "-c", program]
         answer = subprocess.run(command, stdin=stream, capture_output=True, check=True, text=True)
-    return float(answer.stdout)
+    return float(answer.stdout) / 1024
 
 
 def cell(value: float | None, target: float | None) -> str:
