@@ -54,11 +54,14 @@ def _tidy_when_terminated() -> None:
 
 def _leave(code: int) -> None:
     """Leave with ``code``. Standard output has been flushed."""
-    if not _WANT_TIDYING.isdisjoint(sys.modules):
-        sys.exit(code)
     import atexit
     import os
 
+    executors = sys.modules.get("wdscli.executors")
+    if executors is not None and executors.is_stuck():
+        os._exit(code)
+    if not _WANT_TIDYING.isdisjoint(sys.modules):
+        sys.exit(code)
     atexit._run_exitfuncs()
     os._exit(code)
 

@@ -82,12 +82,32 @@ def _processes(jobs: int) -> Executor:
                 return super().submit(_in_worker, fn, *args, **kwargs)
 
         def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-            if kind is not None:
-                _stop(dict(getattr(self, "_processes", None) or {}).values())
-                _hang_up(self)
-            self.shutdown(wait=True, cancel_futures=kind is not None)
+            if kind is None:
+                self.shutdown(wait=True)
+                return
+            manager = getattr(self, "_executor_manager_thread", None)
+            _stop(dict(getattr(self, "_processes", None) or {}).values())
+            _hang_up(self)
+            self.shutdown(wait=False, cancel_futures=True)
+            if manager is not None:
+                # Its workers are gone, so it has nothing to wait for; a Python that forgets this must not hold us.
+                manager.join(PATIENCE_SECONDS)
+                _note_stuck(manager)
 
     return Processes(jobs, mp_context=get_context("spawn"), initializer=_prepare_worker)
+
+
+def is_stuck() -> bool:
+    """Whether a pool whose workers are gone did not end: leaving Python in the usual way would wait for it forever."""
+    return _stuck
+
+
+_stuck = False
+
+
+def _note_stuck(manager: Any) -> None:
+    global _stuck
+    _stuck = _stuck or manager.is_alive()
 
 
 @contextmanager
