@@ -89,7 +89,7 @@ def gather_samples(surveys: Sequence[Survey]) -> Samples:
     shards: NDArray[numpy.uint32] = numpy.repeat(numpy.arange(len(surveys), dtype=numpy.uint32), counts)
 
     def joined(name: str, kind: type) -> NDArray[numpy.uint64]:
-        columns = [numpy.frombuffer(getattr(found, name), dtype=kind) for found in surveys]
+        columns: list[U64] = [numpy.frombuffer(getattr(found, name), dtype=kind) for found in surveys]
         return numpy.concatenate(columns) if columns else numpy.empty(0, dtype=kind)
 
     return Samples(

@@ -13,10 +13,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.model import to_text
 from wdscli.ops.ls import Listing, LsReport, Page, ShardRow
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 MAX_VALUES = 1 << 13
 """So many different sizes of a field are kept apart."""
@@ -209,7 +213,7 @@ class _Keys:
             return len(twice)
         import numpy
 
-        digests = numpy.frombuffer(self._digests, dtype=numpy.uint64)
+        digests: NDArray[numpy.uint64] = numpy.frombuffer(self._digests, dtype=numpy.uint64)
         digests.sort()
         same = digests[1:] == digests[:-1]
         # A run of equal digests counts once, at its start.

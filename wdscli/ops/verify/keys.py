@@ -122,7 +122,7 @@ class KeyColumns:
             return self.digests.tobytes()
         import numpy
 
-        digests = numpy.frombuffer(self.digests, dtype=numpy.uint64)
+        digests: NDArray[numpy.uint64] = numpy.frombuffer(self.digests, dtype=numpy.uint64)
         keep: NDArray[numpy.bool_] = numpy.ones(len(digests), dtype=bool)
         keep[repeats.interleaved] = False
         keep[repeats.duplicate] = False
@@ -136,7 +136,7 @@ def has_repeats(digests: array[int]) -> bool:
         return len(set(digests)) < len(digests)
     import numpy
 
-    ordered = numpy.sort(numpy.frombuffer(digests, dtype=numpy.uint64))
+    ordered: NDArray[numpy.uint64] = numpy.sort(numpy.frombuffer(digests, dtype=numpy.uint64))
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
@@ -154,7 +154,7 @@ def _classified(digests: array[int], masks: array[int], folded: array[int]) -> R
     import numpy
 
     count = len(digests)
-    exact = numpy.frombuffer(digests, dtype=numpy.uint64)
+    exact: NDArray[numpy.uint64] = numpy.frombuffer(digests, dtype=numpy.uint64)
     kinds: NDArray[numpy.uint8] = numpy.zeros(count, dtype=numpy.uint8)
     firsts: NDArray[numpy.int64] = numpy.arange(count, dtype=numpy.int64)
     order, places = _runs(exact)
@@ -218,8 +218,8 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acros
 def _repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Across]]:
     import numpy
 
-    ends = numpy.cumsum([len(part) // 8 for part in packed])
-    digests = numpy.frombuffer(b"".join(packed), dtype=numpy.uint64)
+    ends: NDArray[numpy.int64] = numpy.cumsum([len(part) // 8 for part in packed])
+    digests: NDArray[numpy.uint64] = numpy.frombuffer(b"".join(packed), dtype=numpy.uint64)
     packed.clear()
     ordered = numpy.sort(digests)
     repeated = numpy.unique(ordered[1:][ordered[1:] == ordered[:-1]])
