@@ -55,8 +55,8 @@ def die(number: int) -> int:
 
 def linger(path: str) -> int:
     """Writes its process, then waits; a file beside it says that the way out was walked."""
-    Path(path).write_text(str(os.getpid()))
     try:
+        Path(path).write_text(str(os.getpid()))
         time.sleep(60)
     finally:
         Path(path + ".left").touch()
