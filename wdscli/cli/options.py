@@ -296,7 +296,7 @@ class DuplicateOptions(NamedTuple):
         Literal["error", "skip", "rekey"],
         typer.Option(
             "--on-duplicate",
-            help="A key seen before: stop, leave the sample out, or give every sample a new key.",
+            help="A key seen before: stop, leave the sample out, or give it a new key.",
             rich_help_panel=_ERRORS,
         ),
     ] = "error"
@@ -305,7 +305,7 @@ class DuplicateOptions(NamedTuple):
         typer.Option(
             "--rekey",
             metavar="FORMAT",
-            help="New keys, such as '{shard}-{index:09d}'.",
+            help="New keys for all samples, such as '{shard}-{index:09d}'; with --on-duplicate rekey, for repeated ones.",
             rich_help_panel=_ERRORS,
         ),
     ] = None
