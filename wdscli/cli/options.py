@@ -305,7 +305,8 @@ class DuplicateOptions(NamedTuple):
         typer.Option(
             "--rekey",
             metavar="FORMAT",
-            help="New keys for all samples, such as '{shard}-{index:09d}'; with --on-duplicate rekey, for repeated ones.",
+            help="New keys, such as '{shard}-{index:09d}': for all samples, or with --on-duplicate rekey "
+            "for repeated ones.",
             rich_help_panel=_ERRORS,
         ),
     ] = None
