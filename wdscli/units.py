@@ -87,14 +87,6 @@ def human_size(size_bytes: float) -> str:
     return human_number(size_bytes, spaced=True, whole=" ") + "B"
 
 
-def human_rate(bytes_per_second: float) -> str:
-    """
-    >>> human_rate(812_000_000)
-    '812 MB/s'
-    """
-    return human_size(bytes_per_second) + "/s"
-
-
 def human_number(number: float, *, spaced: bool = False, whole: str = "") -> str:
     """A count in thousands: ``12.3k``. Below a thousand it stays whole, followed by ``whole``.
 

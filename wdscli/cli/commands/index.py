@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from wdscli.cli.made import plural
 from wdscli.cli.options import CommonOptions, JsonOptions, Shards, grouped
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
@@ -130,10 +131,6 @@ def _summary(report: IndexReport, dry: bool) -> str:
     size = human_size(sum(shard.size_bytes for shard in report.shards))
     made = "to be made" if dry else "made"
     return (
-        f"{_plural(len(report.shards), 'shard')}, {_plural(samples, 'sample')}, {size}: "
-        f"{_plural(report.made, 'file')} {made}, {report.kept} kept"
+        f"{plural(len(report.shards), 'shard')}, {plural(samples, 'sample')}, {size}: "
+        f"{plural(report.made, 'file')} {made}, {report.kept} kept"
     )
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"

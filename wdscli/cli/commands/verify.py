@@ -5,6 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
+from wdscli.cli.made import plural
 from wdscli.cli.options import CommonOptions, JsonOptions, OutputOptions, Shards, grouped
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
@@ -185,7 +186,7 @@ def _print_repair(out: Out, report: RepairReport, *, dry_run: bool) -> None:
     else:
         _print_left_out(out, report)
     would = "would save" if dry_run else "saved"
-    out.summary(f"{would} {_plural(report.samples, 'sample')}; left out: {left_out or 'nothing'}")
+    out.summary(f"{would} {plural(report.samples, 'sample')}; left out: {left_out or 'nothing'}")
 
 
 def exit_code(report: VerifyReport, strict: bool) -> int:
@@ -219,7 +220,7 @@ def _print_text(out: Out, report: VerifyReport) -> None:
     """Findings under their kind: a heading, a line each, what to do."""
     for code, findings in _by_code(report.findings, report.counts).items():
         count = report.counts[code]
-        out.line(f"{code}: {_plural(count, kind_of(code).severity)}")
+        out.line(f"{code}: {plural(count, kind_of(code).severity)}")
         _print_lines(out, findings, count)
         for hint in dict.fromkeys(finding.hint for finding in findings if finding.hint):
             out.line(f"  hint: {hint}")
@@ -256,15 +257,11 @@ def _place(finding: Finding) -> str:
 
 def _summary(report: VerifyReport) -> str:
     found = [
-        _plural(count, word)
+        plural(count, word)
         for count, word in ((report.errors, "error"), (report.warnings, "warning"))
         if count
     ]
     return (
-        f"{_plural(report.shards, 'shard')}, {_plural(report.samples, 'sample')}, {human_size(report.size_bytes)}: "
+        f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}, {human_size(report.size_bytes)}: "
         + (", ".join(found) or "nothing wrong")
     )
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"

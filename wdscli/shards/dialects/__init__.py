@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import NamedTuple, Protocol
 
-from wdscli.errors import UsageError
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_text
 from wdscli.shards.index import Index
 
 DIALECTS = ("dali", "energon", "webshart", "wids")
@@ -59,3 +60,13 @@ def make_dialect(name: str, place: SetPlace) -> Dialect:
         raise UsageError(f"unknown dialect {name!r}", hint="choose of " + ", ".join(DIALECTS))
     dialect: Dialect = import_module(f"wdscli.shards.dialects.{name}").Dialect(place)
     return dialect
+
+
+def utf8_name(shard: ShardPlace, name: bytes, start: int, why: str) -> str:
+    """A name as text. DataError, saying ``why``, for one that is not UTF-8; ``start`` is its member's first byte."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise DataError(
+            why, code="unsafe-name", shard=shard.address, offset=start, member=to_text(name)
+        ) from None

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import DataError
-from wdscli.model import to_text
-from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile
+from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile, utf8_name
 from wdscli.shards.index import Index
 from wdscli.storage import base_name, exists, sibling
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 _AT_ONCE = 4096
+_NOT_UTF8 = "energon takes UTF-8 names only"
 _PIECE = 1 << 20
 _TABLES = """
 CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -110,7 +110,7 @@ class _Database:
         for first in range(0, index.samples, _AT_ONCE):
             batch = index.batch(first, first + _AT_ONCE)
             begins = [batch.start(row) for row in range(len(batch.keys))]
-            keys = [_utf8(shard, key, begin) for key, begin in zip(batch.keys, begins)]
+            keys = [utf8_name(shard, key, begin, _NOT_UTF8) for key, begin in zip(batch.keys, begins)]
             for row, (key, begin) in enumerate(zip(keys, begins)):
                 self._add_sample(shard, (number, key, first + row, begin, ends[first + row] - begin))
             self._connection.executemany(
@@ -119,7 +119,7 @@ class _Database:
                     (
                         number,
                         first + row,
-                        _utf8(shard, batch.fields[at], begins[row]),
+                        utf8_name(shard, batch.fields[at], begins[row], _NOT_UTF8),
                         batch.offsets[at],
                         batch.sizes[at],
                     )
@@ -150,16 +150,3 @@ class _Database:
         with self._file, open(self._file.name, "rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
-
-
-def _utf8(shard: ShardPlace, name: bytes, start: int) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        raise DataError(
-            "energon takes UTF-8 names only",
-            code="unsafe-name",
-            shard=shard.address,
-            offset=start,
-            member=to_text(name),
-        ) from None

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from wdscli.errors import DataError
-from wdscli.model import to_text
-from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile
+from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile, utf8_name
 from wdscli.shards.index import Index
 from wdscli.storage import base_name, sibling
 
 _AT_ONCE = 4096
+_NOT_UTF8 = "a name that is not UTF-8 has no place in JSON"
 
 
 class Dialect:
@@ -44,23 +43,10 @@ def _document(shard: ShardPlace, index: Index) -> Iterator[bytes]:
         lines = []
         for row, key in enumerate(batch.keys):
             for at in range(batch.firsts[row], batch.firsts[row + 1]):
-                name = _utf8(shard, key + b"." + batch.fields[at], batch.starts[at])
+                name = utf8_name(shard, key + b"." + batch.fields[at], batch.starts[at], _NOT_UTF8)
                 lines.append(
                     f'{between}    {json.dumps(name)}: {{"offset": {batch.offsets[at]}, "length": {batch.sizes[at]}}}'
                 )
                 between = ",\n"
         yield "".join(lines).encode()
     yield b"\n  }\n}\n"
-
-
-def _utf8(shard: ShardPlace, name: bytes, start: int) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        raise DataError(
-            "a name that is not UTF-8 has no place in JSON",
-            code="unsafe-name",
-            shard=shard.address,
-            offset=start,
-            member=to_text(name),
-        ) from None
