@@ -258,8 +258,8 @@ class TestCuts:
         planned = plan_shuffle(Request(names, f"{folder}/out-%06d.tar", cuts=Cuts(max_size=limit)))
         shuffle(Request(names, f"{folder}/out-%06d.tar", cuts=Cuts(max_size=limit), jobs=1))
         shards = [samples_of(path) for path in outputs(folder)]
-        assert planned.sizes == [path.stat().st_size for path in outputs(folder)]
-        assert planned.counts == list(map(len, shards))
+        assert [shard.size for shard in planned.planned] == [path.stat().st_size for path in outputs(folder)]
+        assert [shard.samples for shard in planned.planned] == list(map(len, shards))
         for number, path in enumerate(outputs(folder)):
             size = path.stat().st_size
             assert size <= limit or len(shards[number]) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections import Counter
 from itertools import pairwise, permutations
 from typing import Any
@@ -15,21 +14,22 @@ from hypothesis import strategies as st
 from shard_cases import mix, shuffled_by_the_book
 
 from wdscli.errors import UsageError
-from wdscli.ops.plan import END_BYTES, Cuts, Plan, Samples, cut, gather_samples, oversized, shuffled
-from wdscli.ops.survey import Survey, new_survey
+from wdscli.ops.plan import END_BYTES, Cuts, cut, measure, oversized, shuffled
+from wdscli.ops.rows import Ordered, Samples, row_type
+from wdscli.ops.survey import Survey, gather_samples
 
 
 def survey_of(places: list[int], length: int = 1024) -> Survey:
     """A shard of which these samples are selected."""
-    count = len(places)
-    return new_survey()._replace(
-        places=array("Q", places),
-        starts=array("Q", [place * length for place in places]),
-        lengths=array("Q", [length] * count),
-        out_lengths=array("Q", [length] * count),
-        marks=bytearray(count),
-        keys=array("Q", range(count)),
-    )
+    rows = numpy.zeros(len(places), dtype=row_type())
+    rows["place"] = places
+    rows["start"] = [place * length for place in places]
+    rows["length"] = rows["out"] = length
+    rows["key"] = range(len(places))
+    rows["members"] = 2
+    survey = Survey()
+    survey.rows = rows
+    return survey
 
 
 def samples_of(*shards: list[int]) -> Samples:
@@ -112,13 +112,29 @@ def array_of(lengths: list[int]) -> Any:
     return numpy.array(lengths, dtype=numpy.uint64)
 
 
+def cuts_of(lengths: list[int], cuts: Cuts, block: int = 4) -> list[int]:
+    """The cuts, the same whatever the size of the blocks in which lengths come."""
+    found = [
+        cut((array_of(lengths[at : at + size]) for at in range(0, len(lengths), size)), len(lengths), cuts)
+        for size in (1, block, len(lengths) + 1)
+    ]
+    assert found[0] == found[1] == found[2]
+    return found[0]
+
+
+def ordered_of(lengths: list[int]) -> Ordered:
+    rows = numpy.zeros(len(lengths), dtype=row_type())
+    rows["out"] = lengths
+    return Ordered(Samples(rows))
+
+
 blocks = st.integers(2, 40).map(lambda count: 512 * count)
 
 
 class TestCut:
     @given(st.lists(blocks, min_size=1, max_size=60), st.integers(1024, 60_000))
     def test_no_shard_exceeds_the_size_and_each_takes_what_fits(self, lengths: list[int], limit: int) -> None:
-        ends = cut(array_of(lengths), Cuts(max_size=limit))
+        ends = cuts_of(lengths, Cuts(max_size=limit))
         assert ends[-1] == len(lengths)
         for (first, end), size in zip(pairwise([0, *ends]), sizes_of(lengths, ends), strict=True):
             assert end > first
@@ -128,12 +144,12 @@ class TestCut:
 
     def test_the_last_byte_counts(self) -> None:
         lengths = [1024, 1024, 1024]
-        assert cut(array_of(lengths), Cuts(max_size=2048 + END_BYTES)) == [2, 3]
-        assert cut(array_of(lengths), Cuts(max_size=2048 + END_BYTES - 1)) == [1, 2, 3]
+        assert cuts_of(lengths, Cuts(max_size=2048 + END_BYTES)) == [2, 3]
+        assert cuts_of(lengths, Cuts(max_size=2048 + END_BYTES - 1)) == [1, 2, 3]
 
     @given(st.lists(blocks, max_size=60), st.integers(1, 70))
     def test_counts(self, lengths: list[int], limit: int) -> None:
-        ends = cut(array_of(lengths), Cuts(max_count=limit))
+        ends = cuts_of(lengths, Cuts(max_count=limit))
         counts = [end - first for first, end in pairwise([0, *ends])]
         assert counts == [limit] * (len(lengths) // limit) + [len(lengths) % limit] * (
             len(lengths) % limit > 0
@@ -141,7 +157,7 @@ class TestCut:
 
     @given(st.lists(blocks, max_size=60), st.integers(1, 70))
     def test_a_number_of_shards(self, lengths: list[int], wanted: int) -> None:
-        ends = cut(array_of(lengths), Cuts(shards=wanted))
+        ends = cuts_of(lengths, Cuts(shards=wanted))
         counts = [end - first for first, end in pairwise([0, *ends])]
         assert len(counts) == wanted
         assert sum(counts) == len(lengths)
@@ -149,14 +165,14 @@ class TestCut:
 
     def test_both_limits(self) -> None:
         lengths = [1024] * 4 + [4096] * 3
-        assert cut(array_of(lengths), Cuts(max_count=3, max_size=4096 + 1024 + END_BYTES)) == [3, 5, 6, 7]
+        assert cuts_of(lengths, Cuts(max_count=3, max_size=4096 + 1024 + END_BYTES)) == [3, 5, 6, 7]
 
     def test_sums_beyond_32_bits(self) -> None:
         lengths = [3 << 30] * 9
-        assert cut(array_of(lengths), Cuts(max_size=(6 << 30) + END_BYTES)) == [2, 4, 6, 8, 9]
+        assert cuts_of(lengths, Cuts(max_size=(6 << 30) + END_BYTES)) == [2, 4, 6, 8, 9]
 
     def test_oversized_samples_are_counted(self) -> None:
-        lengths = array_of([1024, 5120, 1024, 8192])
+        lengths = ordered_of([1024, 5120, 1024, 8192])
         assert oversized(lengths, Cuts(max_size=1024 + END_BYTES)) == 2
         assert oversized(lengths, Cuts(max_count=1)) == 0
 
@@ -190,9 +206,15 @@ class TestPlan:
         samples = samples_of(list(range(4)), list(range(3)))
         rows = list(range(7))
         random.Random(1).shuffle(rows)
-        plan = Plan(samples.take(numpy.array(rows)), [3, 3, 7])
-        assert plan.sizes() == [3 * 1024 + END_BYTES, END_BYTES, 4 * 1024 + END_BYTES]
-        assert [shard.total for shard in plan.shards()] == [3, 0, 4]
-        assert [int(n) for shard in plan.shards() for n in shard.starts] == [
+        ordered = Ordered(samples, numpy.array(rows))
+        bounds = [0, 3, 3, 7]
+        assert measure(ordered, bounds) == [
+            (3 * 1024 + END_BYTES, 6),
+            (END_BYTES, 0),
+            (4 * 1024 + END_BYTES, 8),
+        ]
+        shards = [ordered.part(first, end) for first, end in pairwise(bounds)]
+        assert [shard.total for shard in shards] == [3, 0, 4]
+        assert [int(n) for shard in shards for n in shard.starts] == [
             int(samples.starts[row]) for row in rows
         ]

@@ -283,7 +283,7 @@ class TestChangesMeanwhile:
         planned = plan_shuffle(asked)
         change(Path(names[1]))
         with pytest.raises(WdsError) as caught:
-            run_plan(planned, "shuffle", options={})
+            run_plan(planned)
         assert_nothing_made(folder)
         assert names[1] in str(caught.value)
         return caught.value

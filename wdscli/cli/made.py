@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wdscli.units import human_size
 
@@ -18,44 +18,49 @@ def plural(count: int, word: str) -> str:
 
 def print_plan(out: Out, planned: ReorderPlan) -> None:
     """A line per shard that would be written (name, samples, bytes), and the totals."""
-    rows = list(
-        zip(
-            map(planned.output.address, range(len(planned.counts))),
-            planned.counts,
-            planned.sizes,
-            strict=True,
-        )
-    )
+    rows = [(shard.address, shard.samples, shard.size) for shard in planned.planned]
     if out.json:
         for name, samples, size in rows:
             out.object({"shard": name, "samples": samples, "bytes": size})
     else:
         out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
-    total = f"{plural(planned.samples, 'sample')} in {plural(len(rows), 'shard')}, {human_size(sum(planned.sizes))}"
+    total = f"{plural(planned.samples, 'sample')} in {plural(len(rows), 'shard')}, {human_size(planned.size_bytes)}"
     out.summary(f"would write {total} ({planned.strategy}: {planned.reason})")
     _tell_losses(out, planned.dropped, planned.ignored, planned.oversized)
 
 
 def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0) -> None:
     """What was read and written; with JSON one object."""
-    manifest = report.manifest
     if out.json:
+        whole: dict[str, Any] = {}
+        if report.parts == ("",):
+            whole["fingerprint"] = report.manifest.fingerprint
+        else:
+            whole["parts"] = {
+                name: {
+                    "samples": manifest.samples,
+                    "shards": len(manifest.shards),
+                    "bytes": manifest.size_bytes,
+                    "fingerprint": manifest.fingerprint,
+                }
+                for name, manifest in zip(report.parts, report.manifests, strict=True)
+            }
         out.object(
             {
                 "operation": report.operation,
                 "samples_in": report.samples_in,
                 "samples": report.samples,
                 "members": report.members,
-                "shards": len(manifest.shards),
+                "shards": report.shards,
                 "bytes_in": report.bytes_in,
                 "bytes": report.bytes_out,
                 "dropped": report.dropped,
                 "ignored": report.ignored,
                 "strategy": report.strategy,
-                "fingerprint": manifest.fingerprint,
+                **whole,
             }
         )
-    shards = plural(len(manifest.shards), "shard")
+    shards = plural(report.shards, "shard")
     out.summary(f"{done} {plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}")
     _tell_losses(out, report.dropped, report.ignored, oversized)
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from wdscli.errors import DataError, InputError
 from wdscli.model import ShardInfo
 from wdscli.ops.padding import clear_padding
-from wdscli.ops.plan import Samples
 from wdscli.ops.preserve import APART, kept_members
 from wdscli.ops.rekey import Rekey, shard_stem
+from wdscli.ops.rows import Samples
 from wdscli.ops.runs import Globals, members_of_run, pieces_of
 from wdscli.ops.scratch import Input
 from wdscli.ops.survey import RENAMED, hash_key
@@ -37,11 +37,11 @@ OPEN_SOURCES = 64
 
 
 class GatherTask(NamedTuple):
-    """One output shard: its address and settings, the inputs, and the samples in order."""
+    """One output shard: its address and settings, the inputs it needs by their numbers, and the samples in order."""
 
     address: str
     settings: ShardSettings
-    inputs: tuple[Input, ...]
+    inputs: dict[int, Input]
     samples: Samples
     selection: Selection
     rekey: Rekey | None = None
@@ -58,7 +58,7 @@ def gather(task: GatherTask) -> ShardInfo:
 class Inputs:
     """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time."""
 
-    def __init__(self, inputs: tuple[Input, ...]) -> None:
+    def __init__(self, inputs: dict[int, Input]) -> None:
         self._inputs = inputs
         self._open: dict[int, Source] = {}
         self._globals: dict[int, Globals] = {}

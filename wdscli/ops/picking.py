@@ -276,7 +276,7 @@ class _Held:
         at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
         if batch.sizes[at] > MAX_LOOKED_INTO:
             raise DataError(
-                f"--where does not decode more than {MAX_LOOKED_INTO} bytes, here {batch.sizes[at]}",
+                f"a payload of more than {MAX_LOOKED_INTO} bytes is not decoded, here {batch.sizes[at]}",
                 code="undecodable",
                 shard=self._source.name,
                 offset=batch.starts[at],

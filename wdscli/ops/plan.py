@@ -1,17 +1,17 @@
 """A plan: for each output shard, which runs of which input shards it is made of.
 
-What it is: columns of all selected samples in input order (:class:`Samples`), an order over them, cuts through that
-order, and :class:`Plan`, from which the tasks are made. How: everything is an array; ten million samples are ordered
-and cut in seconds. It must not read or write anything.
+What it is: the shuffled order over the samples of a set, and the cuts through any order. How: everything is an array;
+ten million samples are ordered and cut in seconds. It must not read or write anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wdscli.errors import UsageError
-from wdscli.ops.survey import Survey
+from wdscli.ops.rows import Ordered, Samples
 from wdscli.ordering import rank_array
 from wdscli.tar import END_OF_ARCHIVE
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_SIZE = 1_000_000_000
 END_BYTES = len(END_OF_ARCHIVE)
+BLOCK = 1 << 18
+"""Samples looked at together."""
 
 
 class Cuts(NamedTuple):
@@ -60,49 +62,6 @@ class Cuts(NamedTuple):
         return self._replace(shards=wanted)
 
 
-class Samples(NamedTuple):
-    """All selected samples in input order, as arrays of one length."""
-
-    shards: NDArray[numpy.uint32]
-    places: U64
-    starts: U64
-    lengths: U64
-    out_lengths: U64
-    marks: NDArray[numpy.uint8]
-    keys: U64
-
-    @property
-    def total(self) -> int:
-        """How many there are."""
-        return len(self.places)
-
-    def take(self, rows: I64) -> Samples:
-        """Some samples, in the order of ``rows``."""
-        return Samples(*[column[rows] for column in self])
-
-
-def gather_samples(surveys: Sequence[Survey]) -> Samples:
-    """The columns of all input shards, one after the other."""
-    import numpy
-
-    counts = [len(found.places) for found in surveys]
-    shards: NDArray[numpy.uint32] = numpy.repeat(numpy.arange(len(surveys), dtype=numpy.uint32), counts)
-
-    def joined(name: str, kind: type) -> NDArray[numpy.uint64]:
-        columns: list[U64] = [numpy.frombuffer(getattr(found, name), dtype=kind) for found in surveys]
-        return numpy.concatenate(columns) if columns else numpy.empty(0, dtype=kind)
-
-    return Samples(
-        shards,
-        joined("places", numpy.uint64),
-        joined("starts", numpy.uint64),
-        joined("lengths", numpy.uint64),
-        joined("out_lengths", numpy.uint64),
-        joined("marks", numpy.uint8).astype(numpy.uint8),
-        joined("keys", numpy.uint64),
-    )
-
-
 def shuffled(samples: Samples, seed: int) -> I64:
     """The rows in shuffled order: by (rank, shard, place), as section 3 of the design pins it."""
     import numpy
@@ -120,47 +79,70 @@ def shuffled(samples: Samples, seed: int) -> I64:
     return numpy.argsort(ranks, kind="stable").astype(numpy.int64)
 
 
-def cut(lengths: U64, cuts: Cuts) -> list[int]:
-    """The ends (exclusive) of the shards in a sequence of samples of these output lengths."""
-    count = len(lengths)
+def cut(blocks: Iterable[U64], total: int, cuts: Cuts) -> list[int]:
+    """The ends (exclusive) of the shards in a sequence of ``total`` samples, whose output lengths come in blocks."""
     if cuts.shards is not None:
-        return [count * (number + 1) // cuts.shards for number in range(cuts.shards)]
-    import numpy
-
-    totals = numpy.concatenate(([0], numpy.cumsum(lengths, dtype=numpy.int64)))
-    ends: list[int] = []
-    first = 0
-    while first < count:
-        end = count if cuts.max_count is None else min(count, first + cuts.max_count)
-        if cuts.max_size is not None:
-            room = int(totals[first]) + cuts.max_size - END_BYTES
-            end = min(end, int(numpy.searchsorted(totals, room, side="right")) - 1)
-        end = max(end, first + 1)
-        ends.append(end)
-        first = end
-    return ends
+        return [total * (number + 1) // cuts.shards for number in range(cuts.shards)]
+    cutter = _Cutter(cuts)
+    for block in blocks:
+        cutter.feed(block)
+    return cutter.finish()
 
 
-class Plan(NamedTuple):
-    """Samples in output order and the ends of the shards among them."""
+class _Cutter:
+    """Fills one shard after the other, as far as it has room."""
 
-    samples: Samples
-    ends: list[int]
+    def __init__(self, cuts: Cuts) -> None:
+        self._count = cuts.max_count or 1 << 62
+        self._room = (cuts.max_size or 1 << 62) - END_BYTES
+        self._ends: list[int] = []
+        self._first = self._at = self._used = 0
 
-    def shards(self) -> Iterator[Samples]:
-        """The samples of each output shard."""
-        first = 0
-        for end in self.ends:
-            yield Samples(*[column[first:end] for column in self.samples])
-            first = end
+    def feed(self, lengths: U64) -> None:
+        """The next samples."""
+        import numpy
 
-    def sizes(self) -> list[int]:
-        """Bytes of each output shard."""
-        return [int(shard.out_lengths.sum()) + END_BYTES for shard in self.shards()]
+        totals = numpy.cumsum(lengths, dtype=numpy.int64)
+        at = before = 0
+        while at < len(totals):
+            fits = int(numpy.searchsorted(totals, before + self._room - self._used, side="right"))
+            end = min(at + self._count - (self._at - self._first), fits)
+            if end <= at and self._at > self._first:
+                self._close()
+                continue
+            # A sample that is larger than a shard may be has one of its own.
+            end = max(end, at + 1)
+            self._at += end - at
+            self._used += int(totals[end - 1]) - before
+            at, before = end, int(totals[end - 1])
+
+    def _close(self) -> None:
+        self._ends.append(self._at)
+        self._first, self._used = self._at, 0
+
+    def finish(self) -> list[int]:
+        """The ends of all shards."""
+        if self._at > self._first:
+            self._close()
+        return self._ends
 
 
-def oversized(lengths: U64, cuts: Cuts) -> int:
+def measure(ordered: Ordered, bounds: Sequence[int]) -> list[tuple[int, int]]:
+    """(bytes, members) of each shard between two bounds, the end of archive included."""
+    found = []
+    for first, end in pairwise(bounds):
+        size, members = END_BYTES, 0
+        for at in range(first, end, BLOCK):
+            some = ordered.part(at, min(at + BLOCK, end))
+            size += int(some.out_lengths.sum())
+            members += int(some.members.sum())
+        found.append((size, members))
+    return found
+
+
+def oversized(ordered: Ordered, cuts: Cuts) -> int:
     """How many samples are larger than ``max_size`` on their own."""
     if cuts.max_size is None:
         return 0
-    return int((lengths.astype("int64") + END_BYTES > cuts.max_size).sum())
+    room = max(0, cuts.max_size - END_BYTES)
+    return sum(int((some.out_lengths > room).sum()) for some in ordered.blocks())

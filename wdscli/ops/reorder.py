@@ -1,30 +1,33 @@
-"""The engine behind ``shuffle``: survey, order, cut, gather.
+"""The engine behind ``split``, ``merge``, ``shuffle`` and ``sort``: survey, order, cut, run.
 
 What it is: :func:`make_plan`, which works on metadata alone, and :func:`run_plan`, which makes one task an output
 shard. How: each input shard is surveyed once (in parallel when nothing is counted across shards), repeated keys are
-found over all of them, the order and the cut come from ``plan.py``, the bytes from ``gather.py``. At the end the
-samples, members and bytes that were written are compared with those that were planned. It must not know why samples
-are reordered.
+found over all of them, an :class:`~wdscli.ops.orders.Order` arranges the samples, ``plan.py`` cuts, and the bytes come
+from ``gather.py``. At the end the samples, members and bytes that were written are compared with those that were
+planned. It must not know why samples are reordered.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from wdscli.errors import EngineError, UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
 from wdscli.model import ShardInfo
 from wdscli.ops.gather import GatherTask, gather
-from wdscli.ops.plan import Cuts, Plan, Samples, cut, gather_samples, oversized
+from wdscli.ops.orders import Order, Part, Pool
+from wdscli.ops.outputs import FIELD, Outputs
+from wdscli.ops.plan import Cuts, cut, measure, oversized
 from wdscli.ops.preserve import check_preserve
 from wdscli.ops.rekey import DEFAULT, Rekey
-from wdscli.ops.repeats import renamed, repeated_error, repeated_rows, without
+from wdscli.ops.repeats import renamed, repeated_error, repeated_rows
+from wdscli.ops.rows import Ordered
 from wdscli.ops.scratch import Input, Scratch, is_ours_alone, is_read_once, refused
-from wdscli.ops.survey import Survey, SurveyTask, new_survey, survey
+from wdscli.ops.survey import Survey, SurveyTask, gather_samples, survey
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
@@ -34,11 +37,8 @@ from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 
-if TYPE_CHECKING:
-    from wdscli.ops.plan import I64
-
 OnDuplicate = Literal["error", "skip", "rekey"]
-Order = Callable[[Samples], "I64"]
+Strategy = Literal["auto", "gather", "spill"]
 
 HEADERS_WORTH = 16 << 20
 SMALL_BYTES = 64 << 20
@@ -66,19 +66,47 @@ class Request(NamedTuple):
     """The selection as it was asked for, to be told in the manifest."""
 
 
+class PlannedShard(NamedTuple):
+    """One shard to be made: samples ``first`` to ``end`` of the output order. ``part`` counts from 0, and ``number``
+    the shard in its part; ``size`` is in bytes."""
+
+    address: str
+    part: int
+    number: int
+    first: int
+    end: int
+    size: int
+    members: int
+
+    @property
+    def samples(self) -> int:
+        return self.end - self.first
+
+
+class PlannedPart(NamedTuple):
+    """One set to be made; its name is empty where there is no ``{part}``."""
+
+    name: str
+    output: OutputSet
+
+
 @dataclass(frozen=True, slots=True)
 class ReorderPlan:
-    """What would be done: ``plan`` (samples in output order and cuts) and the counts on the way to it.
+    """What would be done: the samples in output order, the shards they go to, and the counts on the way.
 
     ``dropped`` counts samples of the inputs that are not written, by reason; ``ignored`` members that belong to no
     sample, by reason; ``oversized`` samples larger than the limit for a shard, which get one of their own.
     """
 
     request: Request
+    operation: str
+    seed: int | None
+    options: Mapping[str, Any]
     shards: ShardSet
     inputs: tuple[Input, ...]
-    output: OutputSet
-    plan: Plan
+    parts: tuple[PlannedPart, ...]
+    planned: tuple[PlannedShard, ...]
+    ordered: Ordered
     rekey: Rekey | None
     samples_in: int
     bytes_in: int
@@ -98,22 +126,18 @@ class ReorderPlan:
     @property
     def samples(self) -> int:
         """Samples to be written."""
-        return self.plan.samples.total
+        return self.ordered.total
 
     @property
-    def counts(self) -> list[int]:
-        """Samples of each output shard."""
-        return [end - first for first, end in pairwise([0, *self.plan.ends])]
-
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes of each output shard."""
-        return self.plan.sizes()
+    def size_bytes(self) -> int:
+        """Bytes to be written, all shards together."""
+        return sum(shard.size for shard in self.planned)
 
 
 @dataclass(frozen=True, slots=True)
 class ReorderReport:
-    """What was done. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifest`` describes what was written."""
+    """What was done. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe what was written, one a
+    part."""
 
     operation: str
     samples_in: int
@@ -124,7 +148,18 @@ class ReorderReport:
     dropped: dict[str, int]
     ignored: dict[str, int]
     strategy: str
-    manifest: Manifest
+    parts: tuple[str, ...]
+    manifests: tuple[Manifest, ...]
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of an output that has no parts."""
+        return self.manifests[0]
+
+    @property
+    def shards(self) -> int:
+        """Shards written."""
+        return sum(len(manifest.shards) for manifest in self.manifests)
 
 
 def make_plan(
@@ -137,12 +172,12 @@ def make_plan(
     """
     if request.preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
-    shards = open_set(request.inputs)
+    shards, sets = open_sets(request.inputs)
     if request.selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-    output = OutputSet(request.output, request.settings)
-    output.check(shards.addresses)
-    cuts = _cuts(request.cuts, output)
+    outputs = Outputs(request.output, request.settings)
+    outputs.check(None, shards.addresses)
+    cuts = outputs.cuts(request.cuts)
     rekey = Rekey.parse(request.rekey) if request.rekey is not None else None
     state = request.selection.new_state(request.on_error)
     template = SurveyTask(
@@ -153,42 +188,94 @@ def make_plan(
         request.use_index,
         request.on_error,
         request.preserve,
+        extract=order.extract,
     )
     tasks = _survey_tasks(shards.addresses, template, scratch)
     surveys = _surveys(tasks, state, request.jobs, progress)
     inputs = tuple(map(Input, shards.addresses, [found.copy for found in surveys]))
     for message in [*_warnings(surveys), *request.selection.remarks(state)]:
         progress.warn(message)
-    samples = gather_samples(surveys)
     dropped = sum_counts([state.dropped, *(found.dropped for found in surveys)])
-    samples, rekey = _without_repeats(samples, inputs, template, request.on_duplicate, rekey, dropped)
-    written = samples.total
-    samples = samples.take(order(samples))
+    pool = _pool(surveys, sets, order)
+    samples_in = pool.samples.total + sum(dropped.values())
+    pool, rekey = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
+    arranged = order.arrange(pool)
+    for reason, count in arranged.dropped.items():
+        dropped[reason] = dropped.get(reason, 0) + count
+    ordered = Ordered(pool.samples, arranged.order)
+    parts, planned = _planned(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
     return ReorderPlan(
         request=request,
+        operation=order.operation,
+        seed=order.seed,
+        options={**order.options(), **shaping_options(request)},
         shards=shards,
         inputs=inputs,
-        output=output,
-        plan=Plan(samples, cut(samples.out_lengths, cuts)),
+        parts=parts,
+        planned=planned,
+        ordered=ordered,
         rekey=rekey,
-        samples_in=written + sum(dropped.values()),
+        samples_in=samples_in,
         bytes_in=sum(found.size_bytes for found in surveys),
         dropped=dict(sorted(dropped.items())),
         ignored=sum_counts([found.ignored for found in surveys]),
-        oversized=oversized(samples.out_lengths, cuts),
+        oversized=oversized(ordered, cuts),
     )
 
 
-def _cuts(cuts: Cuts, output: OutputSet) -> Cuts:
-    """The cuts that go with the output's pattern: a single file is one shard."""
-    if output.pattern.single:
-        if cuts != Cuts() and cuts.shards != 1:
-            raise UsageError(
-                f"{output.pattern.text} is one shard and cannot be cut",
-                hint="name the shards: -o out-%06d.tar",
-            )
-        return Cuts(shards=1)
-    return cuts.checked(output.pattern.count)
+def open_sets(inputs: Sequence[str]) -> tuple[ShardSet, list[int]]:
+    """The shards of all inputs, and for each shard the number of the input that named it."""
+    each = [len(open_set([text]).addresses) for text in inputs] if len(inputs) > 1 else []
+    shards = open_set(inputs)
+    if not each:
+        return shards, [0] * len(shards.addresses)
+    return shards, [number for number, count in enumerate(each) for _ in range(count)]
+
+
+def _pool(surveys: Sequence[Survey], sets: Sequence[int], order: Order) -> Pool:
+    values = None
+    if order.extract is not None:
+        values = [value for found in surveys for value in found.values or ()]
+    return Pool(gather_samples(surveys), values, sets)
+
+
+def _planned(
+    outputs: Outputs,
+    parts: Sequence[Part] | None,
+    ordered: Ordered,
+    cuts: Cuts,
+    inputs: Sequence[str],
+    operation: str,
+) -> tuple[tuple[PlannedPart, ...], tuple[PlannedShard, ...]]:
+    """The sets and shards to be made. Raises UsageError when the output's name does not fit the parts, and
+    OutputExistsError."""
+    if outputs.has_parts and parts is None:
+        raise UsageError(
+            f"{FIELD} in {outputs.text} stands for a part, and this {operation} makes none",
+            hint="wds split --ratio, --by or --by-map make parts",
+        )
+    if parts is not None and not outputs.has_parts:
+        raise UsageError(f"{outputs.text} names one set, and there are parts", hint=f"-o '{FIELD}-%06d.tar'")
+    made: list[PlannedPart] = []
+    shards: list[PlannedShard] = []
+    begin = 0
+    for number, part in enumerate(parts if parts is not None else [Part("", ordered.total)]):
+        made.append(PlannedPart(part.name, outputs.set_of(part.name or "part")))
+        blocks = (
+            ordered.part(at, min(at + (1 << 18), begin + part.samples)).out_lengths
+            for at in range(begin, begin + part.samples, 1 << 18)
+        )
+        ends = [begin + end for end in cut(blocks, part.samples, cuts)]
+        sizes = measure(ordered, [begin, *ends])
+        for at, ((first, end), (size, members)) in enumerate(
+            zip(pairwise([begin, *ends]), sizes, strict=True)
+        ):
+            address = made[-1].output.address(at)
+            shards.append(PlannedShard(address, number, at, first, end, size, members))
+        begin += part.samples
+    for part_made in made if outputs.has_parts else ():
+        part_made.output.check(inputs)
+    return tuple(made), tuple(shards)
 
 
 def _survey_tasks(
@@ -221,7 +308,7 @@ def _surveys(
     workers = 1 if alone else _useful_jobs(jobs, len(tasks), _bytes_of(addresses))
     if workers == 1:
         for task in tasks:
-            found.append(new_survey() if state.done else survey(task, state))
+            found.append(Survey() if state.done else survey(task, state))
             progress.advance(1)
     else:
         with make_executor(workers) as executor:
@@ -256,24 +343,25 @@ def _warnings(surveys: Sequence[Survey]) -> list[str]:
 
 
 def _without_repeats(
-    samples: Samples,
+    pool: Pool,
     inputs: Sequence[Input],
     template: SurveyTask,
     on_duplicate: OnDuplicate,
     rekey: Rekey | None,
     dropped: dict[str, int],
-) -> tuple[Samples, Rekey | None]:
+) -> tuple[Pool, Rekey | None]:
     """The samples without repeated keys, by the policy; and the format by which workers make new keys."""
+    samples = pool.samples
     pairs = repeated_rows(samples, inputs, template, first_only=on_duplicate == "error")
     if not pairs:
-        return samples, rekey
+        return pool, rekey
     rows = [row for row, _ in pairs]
     if on_duplicate == "skip":
         dropped["duplicate-key"] = len(rows)
-        return without(samples, rows), rekey
+        return pool.without(rows), rekey
     if on_duplicate == "rekey":
         rekey = rekey or Rekey(DEFAULT)
-        return renamed(samples, inputs, template, rows, rekey), rekey
+        return pool._replace(samples=renamed(samples, inputs, template, rows, rekey)), rekey
     raise repeated_error(samples, inputs, template, pairs[0])
 
 
@@ -286,68 +374,88 @@ def sum_counts(parts: Sequence[dict[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def run_plan(
-    planned: ReorderPlan,
-    operation: str,
-    *,
-    seed: int | None = None,
-    options: dict[str, Any],
-    progress: Progress = QUIET,
-) -> ReorderReport:
-    """Make the shards, then the manifest. Raises what a task raises; shards that are whole stay, without a manifest."""
-    planned.output.begin(planned.shards.addresses)
-    total = sum(planned.sizes)
-    progress.start("writing", total, "bytes")
+def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
+    """Make the shards, then the manifests. Raises what a task raises; shards that are whole stay, without a
+    manifest."""
+    for part in plan.parts:
+        part.output.begin(plan.shards.addresses)
+    written = _run_tasks(plan, progress)
+    _compare(plan, written)
+    return finish_plan(plan, written)
+
+
+def _run_tasks(plan: ReorderPlan, progress: Progress) -> list[ShardInfo]:
+    progress.start("writing", plan.size_bytes, "bytes")
     written: list[ShardInfo] = []
-    jobs = (
-        1
-        if planned.output.pattern.is_stream
-        else _useful_jobs(planned.request.jobs, len(planned.plan.ends), total)
-    )
+    jobs = _useful_jobs(plan.request.jobs, len(plan.planned), plan.size_bytes)
+    if any(part.output.pattern.is_stream for part in plan.parts):
+        jobs = 1
     with make_executor(jobs) as executor:
-        for info in run_tasks(executor, gather, _tasks(planned), window=2 * jobs):
+        for info in run_tasks(executor, gather, gather_tasks(plan), window=2 * jobs):
             written.append(info)
             progress.advance(info.size_bytes)
             progress.note(f"{info.name}: {info.samples} samples, {info.size_bytes} bytes")
     progress.finish()
-    _compare(planned, written)
-    manifest = planned.output.finish(
-        written, operation=operation, options=options, seed=seed, inputs=[fingerprint_of(planned.shards)]
-    )
-    return ReorderReport(
-        operation=operation,
-        samples_in=planned.samples_in,
-        samples=manifest.samples,
-        members=manifest.members,
-        bytes_in=planned.bytes_in,
-        bytes_out=manifest.size_bytes,
-        dropped=planned.dropped,
-        ignored=planned.ignored,
-        strategy=planned.strategy,
-        manifest=manifest,
+    return written
+
+
+def gather_tasks(plan: ReorderPlan) -> Iterator[GatherTask]:
+    """One task a shard."""
+    for shard in plan.planned:
+        yield gather_task(plan, shard)
+
+
+def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
+    """What makes one shard: its own samples, and the inputs that these lie in."""
+    import numpy
+
+    samples = plan.ordered.part(shard.first, shard.end)
+    return GatherTask(
+        shard.address,
+        plan.request.settings,
+        {number: plan.inputs[number] for number in numpy.unique(samples.shards).tolist()},
+        samples,
+        Selection(field_rule=plan.request.selection.field_rule),
+        plan.rekey,
+        plan.request.preserve,
     )
 
 
-def _tasks(planned: ReorderPlan) -> Iterator[GatherTask]:
-    """One task a shard. Each gets all inputs, and only its own samples."""
-    for number, samples in enumerate(planned.plan.shards()):
-        yield GatherTask(
-            planned.output.address(number),
-            planned.request.settings,
-            planned.inputs,
-            samples,
-            Selection(field_rule=planned.request.selection.field_rule),
-            planned.rekey,
-            planned.request.preserve,
+def finish_plan(plan: ReorderPlan, written: Sequence[ShardInfo]) -> ReorderReport:
+    """Write the manifests. ``written`` has what each task returned, in the order of ``plan.planned``."""
+    fingerprints = [fingerprint_of(plan.shards)]
+    manifests = []
+    for number, part in enumerate(plan.parts):
+        infos = [info for info, shard in zip(written, plan.planned, strict=True) if shard.part == number]
+        manifests.append(
+            part.output.finish(
+                infos, operation=plan.operation, options=plan.options, seed=plan.seed, inputs=fingerprints
+            )
         )
+    return ReorderReport(
+        operation=plan.operation,
+        samples_in=plan.samples_in,
+        samples=sum(manifest.samples for manifest in manifests),
+        members=sum(manifest.members for manifest in manifests),
+        bytes_in=plan.bytes_in,
+        bytes_out=sum(manifest.size_bytes for manifest in manifests),
+        dropped=plan.dropped,
+        ignored=plan.ignored,
+        strategy=plan.strategy,
+        parts=tuple(part.name for part in plan.parts),
+        manifests=tuple(manifests),
+    )
 
 
-def _compare(planned: ReorderPlan, written: Sequence[ShardInfo]) -> None:
-    """What was written must be what was planned, shard by shard: samples and bytes."""
-    for info, count, size in zip(written, planned.counts, planned.sizes, strict=True):
-        if (info.samples, info.size_bytes) != (count, size):
+def _compare(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
+    """What was written must be what was planned, shard by shard: samples, members and bytes."""
+    for info, shard in zip(written, plan.planned, strict=True):
+        found = (info.samples, info.members, info.size_bytes)
+        wanted = (shard.samples, shard.members, shard.size)
+        if found != wanted:
             raise EngineError(
-                f"{info.name} has {info.samples} samples in {info.size_bytes} bytes, planned were {count} in {size}",
+                f"{info.name} has {found[0]} samples, {found[1]} members, {found[2]} bytes; "
+                f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}",
                 hint="this is a mistake in wdscli; please report it",
             )
 

@@ -1,7 +1,7 @@
 """Keys that come twice: found over all inputs, and dealt with.
 
-What it is: :func:`repeated_rows`, which finds the samples whose key an earlier sample has, and :func:`without` and
-:func:`renamed`, which leave them out or give them new keys. How: equal XXH3-64 make candidates, found by one sort; only
+What it is: :func:`repeated_rows`, which finds the samples whose key an earlier sample has, and :func:`renamed`,
+which gives them new keys. How: equal XXH3-64 make candidates, found by one sort; only
 their keys are read again and compared, so that a collision of hashes is never taken for a repeated key. It must not
 know of orders or cuts.
 """
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
-from wdscli.ops.plan import Samples
 from wdscli.ops.rekey import Rekey, shard_stem
+from wdscli.ops.rows import Samples
 from wdscli.ops.scratch import Input
 from wdscli.ops.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
 from wdscli.samples import SampleBatch
@@ -138,20 +138,11 @@ def _error(
     )
 
 
-def without(samples: Samples, rows: Sequence[int]) -> Samples:
-    """All samples but these."""
-    import numpy
-
-    return Samples(*[numpy.delete(column, rows) for column in samples])
-
-
 def renamed(
     samples: Samples, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int], rekey: Rekey
 ) -> Samples:
     """The same samples, these with new keys. Raises DataError when a new key is taken."""
-    changed = samples._replace(
-        out_lengths=samples.out_lengths.copy(), marks=samples.marks.copy(), keys=samples.keys.copy()
-    )
+    changed = Samples(samples.rows.copy())
     for row, address, batch, at in _read_again(samples, inputs, template, rows):
         key = rekey.key(batch.keys[at], shard_stem(address), batch.index + at)
         sizes = out_sizes(batch, at, template.selection, address, key)

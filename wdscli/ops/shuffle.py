@@ -5,10 +5,8 @@ The order is pinned in section 3 of the design (:mod:`wdscli.ordering`); the eng
 
 from __future__ import annotations
 
-from functools import partial
-
-from wdscli.ops.plan import shuffled
-from wdscli.ops.reorder import ReorderPlan, ReorderReport, Request, make_plan, run_plan, shaping_options
+from wdscli.ops.orders import ShuffledOrder
+from wdscli.ops.reorder import ReorderPlan, ReorderReport, Request, make_plan, run_plan
 from wdscli.ops.scratch import Scratch
 from wdscli.progress import QUIET, Progress
 
@@ -18,7 +16,7 @@ def plan_shuffle(
 ) -> ReorderPlan:
     """What :func:`shuffle` would do. Reads headers or indexes, and writes nothing but copies of what can be read only
     once to ``scratch``; without it such inputs are refused."""
-    return make_plan(request, partial(shuffled, seed=seed), scratch, progress=progress)
+    return make_plan(request, ShuffledOrder(seed), scratch, progress=progress)
 
 
 def shuffle(request: Request, seed: int = 0, *, progress: Progress = QUIET) -> ReorderReport:
@@ -38,4 +36,4 @@ def shuffle(request: Request, seed: int = 0, *, progress: Progress = QUIET) -> R
     """
     with Scratch(request.tmp) as scratch:
         planned = plan_shuffle(request, seed, scratch, progress=progress)
-        return run_plan(planned, "shuffle", seed=seed, options=shaping_options(request), progress=progress)
+        return run_plan(planned, progress=progress)

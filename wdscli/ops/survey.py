@@ -1,15 +1,17 @@
 """What a plan needs to know of one input shard: where its selected samples lie and how long each will be.
 
-What it is: a task, :func:`survey`, that reads headers (or the index) of one shard and gives packed columns, some forty
-bytes a sample. How: keys are not kept, only their XXH3-64, from which repeated keys are found over all shards and the
-few candidates compared by name (:func:`samples_at`). It must not know orders, cuts or outputs.
+What it is: a task, :func:`survey`, that reads headers (or the index) of one shard and gives one packed row a sample.
+How: keys are not kept, only their XXH3-64, from which repeated keys are found over all shards and the few candidates
+compared by name (:func:`samples_at`). What else an order wants to know of a sample, an :class:`Extract` takes from it
+here, where its bytes are at hand. It must not know orders, cuts or outputs.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from xxhash import xxh3_64_intdigest
 
@@ -17,17 +19,21 @@ from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.ops.preserve import kept_length, kept_mark, kept_members
 from wdscli.ops.rekey import Rekey, shard_stem
+from wdscli.ops.rows import Samples, row_type
 from wdscli.ops.runs import Globals
 from wdscli.ops.salvage import salvaged_batches
 from wdscli.ops.scratch import Input, refused, spool
 from wdscli.samples import Ignored, SampleBatch
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
-from wdscli.selection.reading import iter_selected
+from wdscli.selection.reading import Payloads, iter_selected
 from wdscli.shards.find import batches
 from wdscli.storage import Source
 from wdscli.tar import GLOBAL, Form, build_header, padded
 from wdscli.tar.header import BLOCK
+
+if TYPE_CHECKING:
+    from wdscli.ops.rows import Rows
 
 RENAMED = 0b1000000
 """Mark of a sample that gets a new key."""
@@ -36,9 +42,26 @@ hash_key = xxh3_64_intdigest
 """What a survey keeps of a key."""
 
 
+PayloadOf = Callable[[int, bytes], bytes]
+
+
+class Extract(Protocol):
+    """What an order wants to know of each sample beyond its place. Picklable: surveys run in other processes."""
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        """The fields (as the inputs name them) whose payloads :meth:`values` may ask for."""
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+    ) -> list[bytes]:
+        """One value a row of ``batch``. ``shard`` is the input's address; ``payload_of(row, field)`` gives a payload of
+        the batch. Raises DataError that names shard, byte and member."""
+
+
 class SurveyTask(NamedTuple):
     """One input shard and what is wanted of it. ``rekey`` gives all samples new keys; ``spool`` is where an input that
-    can be read only once is copied to."""
+    can be read only once is copied to; ``extract`` takes a value of each selected sample."""
 
     input: Input
     form: Form
@@ -48,6 +71,7 @@ class SurveyTask(NamedTuple):
     on_error: OnError = "stop"
     preserve: bool = False
     spool: str = ""
+    extract: Extract | None = None
 
     @property
     def address(self) -> str:
@@ -55,52 +79,106 @@ class SurveyTask(NamedTuple):
         return self.input.address
 
 
-class Survey(NamedTuple):
-    """Columns with one entry a selected sample: its place in the shard (counted before selection), the run's first byte
-    and length, the length it will have in the output, its mark (0: copy the run as it stands) and the XXH3-64 of its
-    (new) key. ``members`` and ``payload_bytes`` count those to be written. ``copy`` is the path of the shard's copy, if
-    it had to be copied."""
+class Survey:
+    """What one input shard holds. ``rows`` are its selected samples (see :func:`~wdscli.ops.rows.row_type`; ``shard``
+    is not set), ``values`` what an :class:`Extract` took of each, None without one. ``copy`` is the path of the shard's
+    copy, if it had to be copied. ``dropped`` counts samples, ``ignored`` members, by reason."""
 
-    places: array[int]
-    starts: array[int]
-    lengths: array[int]
-    out_lengths: array[int]
-    marks: bytearray
-    keys: array[int]
-    members: int
-    payload_bytes: int
-    size_bytes: int
-    ignored: dict[str, int]
-    dropped: dict[str, int]
-    warnings: list[str]
-    copy: str = ""
+    __slots__ = ("copy", "dropped", "ignored", "rows", "size_bytes", "values", "warnings")
+
+    def __init__(self) -> None:
+        import numpy
+
+        self.rows: Rows = numpy.empty(0, dtype=row_type())
+        self.values: list[bytes] | None = None
+        self.size_bytes = 0
+        self.ignored: dict[str, int] = {}
+        self.dropped: dict[str, int] = {}
+        self.warnings: list[str] = []
+        self.copy = ""
+
+    def let_go(self) -> None:
+        """Hold the rows no longer: they have been copied."""
+        self.rows = self.rows[:0].copy()
 
 
-def new_survey() -> Survey:
-    return Survey(
-        array("Q"), array("Q"), array("Q"), array("Q"), bytearray(), array("Q"), 0, 0, 0, {}, {}, []
-    )
+class _Columns:
+    """Rows while they are found: Python's own arrays, which grow cheaply."""
+
+    def __init__(self) -> None:
+        self.places = array("I")
+        self.starts = array("Q")
+        self.lengths = array("Q")
+        self.out_lengths = array("Q")
+        self.members = array("I")
+        self.marks = bytearray()
+        self.keys = array("Q")
+
+    def add(self, batch: SampleBatch, row: int, length: int, members: int, mark: int, key: int) -> None:
+        """One sample of a batch: the bytes and members it will have, its mark and the hash of its (new) key."""
+        start = batch.start(row)
+        self.places.append(batch.index + row)
+        self.starts.append(start)
+        self.lengths.append(batch.end(row) - start)
+        self.out_lengths.append(length)
+        self.members.append(members)
+        self.marks.append(mark)
+        self.keys.append(key)
+
+    def rows(self) -> Rows:
+        import numpy
+
+        rows: Rows = numpy.zeros(len(self.places), dtype=row_type())
+        rows["place"], rows["start"], rows["length"] = self.places, self.starts, self.lengths
+        rows["out"], rows["members"], rows["key"] = self.out_lengths, self.members, self.keys
+        rows["mark"] = numpy.frombuffer(self.marks, dtype=numpy.uint8)
+        return rows
 
 
 def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
     """Read one shard's headers. Raises InputError, DataError."""
-    found, ignored = new_survey(), Ignored()
+    found, columns, ignored = Survey(), _Columns(), Ignored()
     state = state or task.selection.new_state(task.on_error)
-    members = payload_bytes = 0
     task = _at_any_place(task, found.warnings)
+    extract, values = task.extract, []
     with task.input.open() as source:
-        size = source.size or 0
-        for batch, rows in _selected(task, source, state, ignored, found.dropped, found.warnings):
-            counts = _add(found, task, batch, rows)
-            members += counts[0]
-            payload_bytes += counts[1]
-    return found._replace(
-        members=members,
-        payload_bytes=payload_bytes,
-        size_bytes=size,
-        ignored=ignored.counts,
-        copy=task.input.copy,
-    )
+        found.size_bytes = source.size or 0
+        payloads = _payloads(task, source)
+        for batch, rows in _selected(task, source, state, ignored, found, payloads):
+            _add(columns, task, batch, rows)
+            if extract is not None:
+                payloads.batch = batch
+                chosen = range(len(batch.keys)) if rows is None else rows
+                values += extract.values(batch, chosen, task.address, payloads.of)
+    found.rows = columns.rows()
+    found.values = None if extract is None else values
+    found.ignored = ignored.counts
+    found.copy = task.input.copy
+    return found
+
+
+def _payloads(task: SurveyTask, source: Source) -> Payloads:
+    """Where the selection and the extract get payloads from."""
+    wanted = task.selection.payload_fields
+    if task.extract is not None:
+        wanted |= task.extract.payload_fields
+    return Payloads(source, wanted)
+
+
+def gather_samples(surveys: Sequence[Survey]) -> Samples:
+    """The rows of all input shards, one after the other. The surveys' own rows are let go of on the way, so that no
+    more than one shard is held twice."""
+    import numpy
+
+    rows: Rows = numpy.empty(sum(len(found.rows) for found in surveys), dtype=row_type())
+    at = 0
+    for number, found in enumerate(surveys):
+        end = at + len(found.rows)
+        rows[at:end] = found.rows
+        rows["shard"][at:end] = number
+        found.let_go()
+        at = end
+    return Samples(rows)
 
 
 def _at_any_place(task: SurveyTask, warnings: list[str]) -> SurveyTask:
@@ -119,55 +197,59 @@ def _selected(
     source: Source,
     state: SelectionState,
     ignored: Ignored,
-    dropped: dict[str, int],
-    warnings: list[str],
-) -> Iterator[tuple[SampleBatch, list[int] | None]]:
-    """Batches with the rows that are selected, None for all."""
+    found: Survey,
+    payloads: Payloads,
+) -> Iterator[tuple[SampleBatch, Sequence[int] | None]]:
+    """Batches with the rows that are selected, None for all. ``payloads`` knows those of the batch."""
+    form, selection = task.form, task.selection
     if task.on_error == "skip":
-        sound = salvaged_batches(source, _warner(warnings), dropped, form=task.form, ignored=ignored)
-        yield from iter_selected(
-            source, task.selection, state, form=task.form, batches=keep_safe(sound, dropped)
-        )
+        sound = salvaged_batches(source, _warner(found.warnings), found.dropped, form=form, ignored=ignored)
+        safe = keep_safe(sound, found.dropped)
+        yield from iter_selected(source, selection, state, form=form, batches=safe, payloads=payloads)
         return
-    if task.selection.needs_payload:
-        yield from iter_selected(source, task.selection, state, form=task.form, ignored=ignored)
+    if payloads.fields and source.fd is None:
+        # A request for each payload would cost more than reading all that lies between them.
+        yield from iter_selected(source, selection, state, form=form, ignored=ignored, payloads=payloads)
         return
-    trivial = task.selection.is_trivial
-    use_index = task.use_index and not task.input.copy
-    for batch in batches(
-        task.address, source, form=task.form, use_index=use_index, ignored=ignored, warn=warnings.append
-    ):
-        yield batch, None if trivial else task.selection.apply(batch, source.name, state)
+    known = batches(
+        task.address,
+        source,
+        form=form,
+        use_index=task.use_index and not task.input.copy,
+        ignored=ignored,
+        warn=found.warnings.append,
+    )
+    if payloads.fields:
+        yield from iter_selected(source, selection, state, form=form, batches=known, payloads=payloads)
+        return
+    trivial = selection.is_trivial
+    for batch in known:
+        yield batch, None if trivial else selection.apply(batch, source.name, state)
         if state.done:
             return
 
 
-def _add(found: Survey, task: SurveyTask, batch: SampleBatch, rows: list[int] | None) -> tuple[int, int]:
-    """Add one batch; returns members and payload bytes that will be written."""
+def _add(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence[int] | None) -> None:
+    """Add one batch."""
     check_keys(batch, task.address)
-    if rows is None and task.rekey is None and not any(batch.marks):
-        return _add_plain(found, batch)
+    everything = rows is None or len(rows) == len(batch.keys)
+    if everything and task.rekey is None and not task.selection.changes_members and not any(batch.marks):
+        _add_plain(columns, batch)
+        return
+    chosen = range(len(batch.keys)) if rows is None else rows
     if task.preserve:
-        return _add_kept(found, task, batch, rows)
-    members = payload_bytes = 0
+        _add_kept(columns, task, batch, chosen)
+        return
     stem = shard_stem(task.address)
-    for row in range(len(batch.keys)) if rows is None else rows:
+    for row in chosen:
         key = batch.keys[row]
         new = key if task.rekey is None else task.rekey.key(key, stem, batch.index + row)
         sizes = out_sizes(batch, row, task.selection, task.address, new)
-        found.places.append(batch.index + row)
-        start = batch.start(row)
-        found.starts.append(start)
-        found.lengths.append(batch.end(row) - start)
-        found.out_lengths.append(out_length(sizes, task.form))
-        found.marks.append(batch.marks[row] | (RENAMED if task.rekey is not None else 0))
-        found.keys.append(hash_key(new))
-        members += len(sizes)
-        payload_bytes += sum(size for _, size in sizes)
-    return members, payload_bytes
+        mark = batch.marks[row] | (RENAMED if task.rekey is not None else 0)
+        columns.add(batch, row, out_length(sizes, task.form), len(sizes), mark, hash_key(new))
 
 
-def _add_plain(found: Survey, batch: SampleBatch) -> tuple[int, int]:
+def _add_plain(columns: _Columns, batch: SampleBatch) -> None:
     """All samples of a canonical batch, as they stand."""
     firsts, offsets, sizes = batch.firsts, batch.offsets, batch.sizes
     starts = [batch.starts[first] for first in firsts[:-1]]
@@ -175,36 +257,27 @@ def _add_plain(found: Survey, batch: SampleBatch) -> tuple[int, int]:
         (offsets[last - 1] + sizes[last - 1] + 511 & -512) - start
         for last, start in zip(firsts[1:], starts, strict=True)
     ]
-    found.places.extend(range(batch.index, batch.index + len(starts)))
-    found.starts.extend(starts)
-    found.lengths.extend(lengths)
-    found.out_lengths.extend(lengths)
-    found.marks.extend(bytes(len(starts)))
-    found.keys.extend(map(hash_key, batch.keys))
-    return len(batch.fields), sum(sizes)
+    columns.places.extend(range(batch.index, batch.index + len(starts)))
+    columns.starts.extend(starts)
+    columns.lengths.extend(lengths)
+    columns.out_lengths.extend(lengths)
+    columns.members.extend([end - first for first, end in pairwise(firsts)])
+    columns.marks.extend(bytes(len(starts)))
+    columns.keys.extend(map(hash_key, batch.keys))
 
 
-def _add_kept(found: Survey, task: SurveyTask, batch: SampleBatch, rows: list[int] | None) -> tuple[int, int]:
+def _add_kept(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence[int]) -> None:
     """Samples whose headers stay as they are."""
-    members = payload_bytes = 0
     with task.input.open() as source:
         before = Globals(source) if any(mark & GLOBAL for mark in batch.marks) else None
-        for row in range(len(batch.keys)) if rows is None else rows:
+        for row in rows:
             start, end, mark = batch.start(row), batch.end(row), kept_mark(batch.marks[row], task.selection)
             length = end - start
             if mark:
                 known = before.before(start) if before is not None and mark & GLOBAL else None
                 length = kept_length(kept_members(source, batch, row, task.selection, known))
-            found.places.append(batch.index + row)
-            found.starts.append(start)
-            found.lengths.append(end - start)
-            found.out_lengths.append(length)
-            found.marks.append(mark)
-            found.keys.append(hash_key(batch.keys[row]))
-            sizes = out_sizes(batch, row, task.selection, task.address, batch.keys[row])
-            members += len(sizes)
-            payload_bytes += sum(size for _, size in sizes)
-    return members, payload_bytes
+            members = len(task.selection.plan_of(batch, row, task.address))
+            columns.add(batch, row, length, members, mark, hash_key(batch.keys[row]))
 
 
 def check_keys(batch: SampleBatch, shard: str) -> None:

@@ -29,19 +29,21 @@ def iter_selected(
     lenient: bool = False,
     ignored: Ignored | None = None,
     batches: Iterable[SampleBatch] | None = None,
+    payloads: Payloads | None = None,
 ) -> Iterator[tuple[SampleBatch, list[int]]]:
     """The batches of one archive that have selected samples, each with the rows of these; the rest as
     ``iter_batches``.
 
     ``batches`` gives the samples when they are known already, from an index; ``source`` must then be
-    seekable. Stops reading once no further sample can be selected.
+    seekable. ``payloads`` is given by a caller that wants payloads of each batch too. Stops reading once no further
+    sample can be selected.
     """
     if state.done:
         return
-    if selection.needs_payload and batches is None:
-        yield from _looked_into(source, selection, state, form, lenient, ignored)
+    payloads = payloads or Payloads(source, selection.payload_fields)
+    if payloads.fields and batches is None:
+        yield from _looked_into(source, selection, state, form, lenient, ignored, payloads)
         return
-    payloads = _Payloads(source, selection.payload_fields)
     for batch in batches or iter_batches(source, form=form, lenient=lenient, ignored=ignored):
         payloads.batch = batch
         rows = selection.apply(batch, source.name, state, payloads.of)
@@ -58,11 +60,11 @@ def _looked_into(
     form: Form,
     lenient: bool,
     ignored: Ignored | None,
+    payloads: Payloads,
 ) -> Iterator[tuple[SampleBatch, list[int]]]:
     grouper = Grouper(source.name, lenient=lenient)
     if ignored is not None:
         grouper.ignored = ignored
-    payloads = _Payloads(source, selection.payload_fields)
     for window in scan(source, form=form, payloads=True):
         payloads.see(window)
         payloads.batch = batch = grouper.add(window)
@@ -78,13 +80,13 @@ def _looked_into(
         yield batch, rows
 
 
-class _Payloads:
-    """The payloads of the current batch."""
+class Payloads:
+    """The payloads of the current batch, of some ``fields``."""
 
     def __init__(self, source: ByteSource, fields: frozenset[bytes]) -> None:
         self.batch: SampleBatch | None = None
         self._source = source
-        self._fields = fields
+        self.fields = fields
         self._suffixes = tuple(b"." + field for field in fields)
         self._window: Window | None = None
         self._kept: dict[int, bytes] = {}
@@ -98,7 +100,7 @@ class _Payloads:
         for row, name in enumerate(columns.names):
             if name.endswith(self._suffixes) and columns.sizes[row] <= MAX_LOOKED_INTO:
                 parts = split_name(name)
-                if parts is not None and parts[1] in self._fields:
+                if parts is not None and parts[1] in self.fields:
                     self._kept[columns.offsets[row]] = window.payload(row)
 
     def forget(self) -> None:
@@ -117,7 +119,7 @@ class _Payloads:
         at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
         offset, size = batch.offsets[at], batch.sizes[at]
         if size > MAX_LOOKED_INTO:
-            message = f"--where does not decode more than {MAX_LOOKED_INTO} bytes, here {size}"
+            message = f"a payload of more than {MAX_LOOKED_INTO} bytes is not decoded, here {size}"
             raise self._error(row, at, message, "undecodable")
         if offset in self._kept:
             return self._kept[offset]

@@ -62,7 +62,7 @@ def shuffle(
         wds shuffle shards/ -o 'mixed-{0000..0127}.tar'
         wds shuffle shards/ -o 'mixed-%06d.tar' --max-count 10000 --on-duplicate rekey
     """
-    from wdscli.ops.reorder import run_plan, shaping_options
+    from wdscli.ops.reorder import run_plan
     from wdscli.ops.scratch import Scratch
     from wdscli.ops.shuffle import plan_shuffle
 
@@ -75,5 +75,5 @@ def shuffle(
         if output.dry_run:
             print_plan(out, planned)
             return
-        report = run_plan(planned, "shuffle", seed=seed, options=shaping_options(request), progress=progress)
+        report = run_plan(planned, progress=progress)
     print_report(out, report, "shuffled", planned.oversized)

@@ -1,0 +1,138 @@
+"""The rows of a plan: one packed record a sample, in memory, in scratch files and in plan files alike.
+
+What it is: :func:`row_type`, the record; :class:`Samples`, rows with their columns by name; :class:`Ordered`, rows in
+output order. It must not know where rows come from or what is done with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    U8: TypeAlias = NDArray[numpy.uint8]
+    U32: TypeAlias = NDArray[numpy.uint32]
+    U64: TypeAlias = NDArray[numpy.uint64]
+    I64: TypeAlias = NDArray[numpy.int64]
+    Rows: TypeAlias = NDArray[numpy.void]
+
+
+def row_type() -> numpy.dtype[numpy.void]:
+    """How one sample of a plan is packed, in memory, in scratch files and in plan files: 45 little-endian bytes.
+
+    ``key`` is the XXH3-64 of its (new) key; ``start`` and ``length`` are the run's place in its input shard in bytes,
+    ``out`` the bytes it takes in the output; ``shard`` and ``place`` say where it comes from (both from 0, the place
+    counted before selection); ``members`` how many it will have, and ``mark`` what keeps it from being copied as it
+    stands (0: nothing).
+    """
+    import numpy
+
+    return numpy.dtype(  # type: ignore[return-value,unused-ignore]
+        [
+            ("key", "<u8"),
+            ("start", "<u8"),
+            ("length", "<u8"),
+            ("out", "<u8"),
+            ("shard", "<u4"),
+            ("place", "<u4"),
+            ("members", "<u4"),
+            ("mark", "u1"),
+        ]
+    )
+
+
+class Samples:
+    """Samples of a plan, one row each (:func:`row_type`). The columns are views: what is set in them is set in the
+    rows."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return len(self.rows)
+
+    @property
+    def shards(self) -> U32:
+        return self.rows["shard"]
+
+    @property
+    def places(self) -> U32:
+        return self.rows["place"]
+
+    @property
+    def starts(self) -> U64:
+        return self.rows["start"]
+
+    @property
+    def lengths(self) -> U64:
+        return self.rows["length"]
+
+    @property
+    def out_lengths(self) -> U64:
+        return self.rows["out"]
+
+    @property
+    def members(self) -> U32:
+        return self.rows["members"]
+
+    @property
+    def marks(self) -> U8:
+        return self.rows["mark"]
+
+    @property
+    def keys(self) -> U64:
+        return self.rows["key"]
+
+    def take(self, rows: I64 | list[int]) -> Samples:
+        """Some samples, in the order of ``rows``; a copy."""
+        return Samples(self.rows[rows])
+
+    def part(self, first: int, end: int) -> Samples:
+        """Samples ``first`` to ``end``; a view."""
+        return Samples(self.rows[first:end])
+
+    def without(self, rows: Sequence[int]) -> Samples:
+        """All samples but these."""
+        import numpy
+
+        return Samples(numpy.delete(self.rows, rows))
+
+
+class Ordered:
+    """The samples of a plan in output order: rows in any order, and the order over them.
+
+    ``order`` is None when the rows lie in output order already.
+    """
+
+    __slots__ = ("order", "samples")
+
+    def __init__(self, samples: Samples, order: I64 | None = None) -> None:
+        self.samples = samples
+        self.order = order
+
+    @property
+    def total(self) -> int:
+        return self.samples.total if self.order is None else len(self.order)
+
+    def part(self, first: int, end: int) -> Samples:
+        """Samples ``first`` to ``end`` of the output."""
+        if self.order is None:
+            return self.samples.part(first, end)
+        return self.samples.take(self.order[first:end])
+
+    def blocks(self, size: int = 1 << 18) -> Iterator[Samples]:
+        """All samples in output order, some at a time."""
+        for first in range(0, self.total, size):
+            yield self.part(first, min(first + size, self.total))
+
+    def out_lengths(self) -> U64:
+        """The column ``out`` in output order."""
+        lengths = self.samples.out_lengths
+        return lengths if self.order is None else lengths[self.order]
