@@ -33,7 +33,8 @@ from wdscli.cli.main import main
 from wdscli.errors import DataError, EngineError, UsageError, WdsError
 from wdscli.ops import reorder, repeats, survey
 from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request, run_plan
+from wdscli.ops.reorder import Request
+from wdscli.ops.running import run_plan
 from wdscli.ops.shuffle import plan_shuffle, shuffle
 from wdscli.samples import iter_batches
 from wdscli.shards.index import IndexBuilder

@@ -8,7 +8,8 @@ from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.cli.output import Out
-    from wdscli.ops.reorder import ReorderPlan, ReorderReport
+    from wdscli.ops.reorder import ReorderPlan
+    from wdscli.ops.running import ReorderReport
 
 
 def plural(count: int, word: str) -> str:

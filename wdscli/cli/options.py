@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _SELECT = "Selection"
 _CUTS = "Cuts"
 _OUTPUT = "Output"
+_ENGINE = "Engine"
 _ERRORS = "Trouble"
 _COMMON = "Common"
 
@@ -261,6 +262,38 @@ class OutputOptions(NamedTuple):
     long_names: LongNames = "pax"
     dry_run: DryRun = False
     jobs: Jobs = None
+
+
+class EngineOptions(NamedTuple):
+    """How samples are brought into another order."""
+
+    strategy: Annotated[
+        Literal["auto", "gather", "spill"],
+        typer.Option(
+            "--strategy",
+            help="Copy samples straight from the inputs, or by way of a scratch folder. The bytes are the same.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "auto"
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            parser=parse_size,
+            help="At most SIZE bytes of memory, all processes together: 500MB, 1GiB.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    tmp: Annotated[
+        str | None,
+        typer.Option(
+            "--tmp",
+            metavar="DIR",
+            help="The scratch folder's place. Default: TMPDIR.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
 
 
 class StreamOptions(NamedTuple):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from wdscli.cli.options import (
         CutOptions,
         DuplicateOptions,
+        EngineOptions,
         ErrorOptions,
         OutputOptions,
         SelectionOptions,
@@ -47,6 +48,7 @@ def reorder_request(
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     *,
+    engine: EngineOptions | None = None,
     preserve: bool = False,
 ) -> Request:
     """What the reordering engine is asked for."""
@@ -62,4 +64,5 @@ def reorder_request(
         preserve=preserve,
         jobs=getattr(output, "jobs", 1),
         selection_text=selection_text(selection),
+        **({} if engine is None else engine._asdict()),
     )

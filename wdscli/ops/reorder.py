@@ -1,24 +1,21 @@
-"""The engine behind ``split``, ``merge``, ``shuffle`` and ``sort``: survey, order, cut, run.
+"""The engine behind ``split``, ``merge``, ``shuffle`` and ``sort``, first half: survey, order, cut.
 
-What it is: :func:`make_plan`, which works on metadata alone, and :func:`run_plan`, which makes one task an output
-shard. How: each input shard is surveyed once (in parallel when nothing is counted across shards), repeated keys are
-found over all of them, an :class:`~wdscli.ops.orders.Order` arranges the samples, ``plan.py`` cuts, and the bytes come
-from ``gather.py``. At the end the samples, members and bytes that were written are compared with those that were
-planned. It must not know why samples are reordered.
+What it is: :func:`make_plan`, which works on metadata alone (``running.py`` then runs the plan). How: each input shard
+is surveyed once (in parallel when nothing is counted across shards), repeated keys are found over all of them, an
+:class:`~wdscli.ops.orders.Order` arranges the samples, and ``plan.py`` cuts. It must not know why samples are
+reordered.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from wdscli.errors import EngineError, UsageError
+from wdscli.errors import UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
-from wdscli.model import ShardInfo
-from wdscli.ops.gather import GatherTask, gather
 from wdscli.ops.orders import Order, Part, Pool
 from wdscli.ops.outputs import FIELD, Outputs
 from wdscli.ops.plan import Cuts, cut, measure, oversized
@@ -31,8 +28,7 @@ from wdscli.ops.survey import Survey, SurveyTask, gather_samples, survey
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
-from wdscli.shards.inputs import ShardSet, fingerprint_of, open_set
-from wdscli.shards.manifest import Manifest
+from wdscli.shards.inputs import ShardSet, open_set
 from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
@@ -64,6 +60,15 @@ class Request(NamedTuple):
     """Where inputs that can be read only once are copied to; None for TMPDIR."""
     selection_text: Mapping[str, Any] | None = None
     """The selection as it was asked for, to be told in the manifest."""
+    strategy: Strategy = "auto"
+    memory: int | None = None
+    """Bytes that all processes together may have resident; None for what the machine has to spare."""
+    engine: str | None = None
+    """Where tasks run: ``dask://HOST:PORT`` or another engine's URL; None for this machine, with ``jobs``."""
+    post: str | None = None
+    """A shell command to run for each shard once it has its name; ``{}`` in it is the shard."""
+    resume: bool = False
+    """Keep the shards that an earlier run of the same plan has made."""
 
 
 class PlannedShard(NamedTuple):
@@ -132,34 +137,6 @@ class ReorderPlan:
     def size_bytes(self) -> int:
         """Bytes to be written, all shards together."""
         return sum(shard.size for shard in self.planned)
-
-
-@dataclass(frozen=True, slots=True)
-class ReorderReport:
-    """What was done. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe what was written, one a
-    part."""
-
-    operation: str
-    samples_in: int
-    samples: int
-    members: int
-    bytes_in: int
-    bytes_out: int
-    dropped: dict[str, int]
-    ignored: dict[str, int]
-    strategy: str
-    parts: tuple[str, ...]
-    manifests: tuple[Manifest, ...]
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of an output that has no parts."""
-        return self.manifests[0]
-
-    @property
-    def shards(self) -> int:
-        """Shards written."""
-        return sum(len(manifest.shards) for manifest in self.manifests)
 
 
 def make_plan(
@@ -305,7 +282,7 @@ def _surveys(
     found: list[Survey] = []
     # What only this process can read, no worker can.
     alone = any(map(is_ours_alone, addresses)) or not all(task.selection.is_trivial for task in tasks)
-    workers = 1 if alone else _useful_jobs(jobs, len(tasks), _bytes_of(addresses))
+    workers = 1 if alone else useful_jobs(jobs, len(tasks), _bytes_of(addresses))
     if workers == 1:
         for task in tasks:
             found.append(Survey() if state.done else survey(task, state))
@@ -330,7 +307,7 @@ def _bytes_of(addresses: Sequence[str]) -> int:
     return total
 
 
-def _useful_jobs(jobs: int | None, tasks: int, size_bytes: int) -> int:
+def useful_jobs(jobs: int | None, tasks: int, size_bytes: int) -> int:
     """How many processes pay for their start: none for little work, never more than there are tasks."""
     wanted = default_jobs() if jobs is None else jobs
     if jobs is None and size_bytes < SMALL_BYTES:
@@ -372,92 +349,6 @@ def sum_counts(parts: Sequence[dict[str, int]]) -> dict[str, int]:
         for reason, count in part.items():
             total[reason] = total.get(reason, 0) + count
     return dict(sorted(total.items()))
-
-
-def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
-    """Make the shards, then the manifests. Raises what a task raises; shards that are whole stay, without a
-    manifest."""
-    for part in plan.parts:
-        part.output.begin(plan.shards.addresses)
-    written = _run_tasks(plan, progress)
-    _compare(plan, written)
-    return finish_plan(plan, written)
-
-
-def _run_tasks(plan: ReorderPlan, progress: Progress) -> list[ShardInfo]:
-    progress.start("writing", plan.size_bytes, "bytes")
-    written: list[ShardInfo] = []
-    jobs = _useful_jobs(plan.request.jobs, len(plan.planned), plan.size_bytes)
-    if any(part.output.pattern.is_stream for part in plan.parts):
-        jobs = 1
-    with make_executor(jobs) as executor:
-        for info in run_tasks(executor, gather, gather_tasks(plan), window=2 * jobs):
-            written.append(info)
-            progress.advance(info.size_bytes)
-            progress.note(f"{info.name}: {info.samples} samples, {info.size_bytes} bytes")
-    progress.finish()
-    return written
-
-
-def gather_tasks(plan: ReorderPlan) -> Iterator[GatherTask]:
-    """One task a shard."""
-    for shard in plan.planned:
-        yield gather_task(plan, shard)
-
-
-def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
-    """What makes one shard: its own samples, and the inputs that these lie in."""
-    import numpy
-
-    samples = plan.ordered.part(shard.first, shard.end)
-    return GatherTask(
-        shard.address,
-        plan.request.settings,
-        {number: plan.inputs[number] for number in numpy.unique(samples.shards).tolist()},
-        samples,
-        Selection(field_rule=plan.request.selection.field_rule),
-        plan.rekey,
-        plan.request.preserve,
-    )
-
-
-def finish_plan(plan: ReorderPlan, written: Sequence[ShardInfo]) -> ReorderReport:
-    """Write the manifests. ``written`` has what each task returned, in the order of ``plan.planned``."""
-    fingerprints = [fingerprint_of(plan.shards)]
-    manifests = []
-    for number, part in enumerate(plan.parts):
-        infos = [info for info, shard in zip(written, plan.planned, strict=True) if shard.part == number]
-        manifests.append(
-            part.output.finish(
-                infos, operation=plan.operation, options=plan.options, seed=plan.seed, inputs=fingerprints
-            )
-        )
-    return ReorderReport(
-        operation=plan.operation,
-        samples_in=plan.samples_in,
-        samples=sum(manifest.samples for manifest in manifests),
-        members=sum(manifest.members for manifest in manifests),
-        bytes_in=plan.bytes_in,
-        bytes_out=sum(manifest.size_bytes for manifest in manifests),
-        dropped=plan.dropped,
-        ignored=plan.ignored,
-        strategy=plan.strategy,
-        parts=tuple(part.name for part in plan.parts),
-        manifests=tuple(manifests),
-    )
-
-
-def _compare(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
-    """What was written must be what was planned, shard by shard: samples, members and bytes."""
-    for info, shard in zip(written, plan.planned, strict=True):
-        found = (info.samples, info.members, info.size_bytes)
-        wanted = (shard.samples, shard.members, shard.size)
-        if found != wanted:
-            raise EngineError(
-                f"{info.name} has {found[0]} samples, {found[1]} members, {found[2]} bytes; "
-                f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}",
-                hint="this is a mistake in wdscli; please report it",
-            )
 
 
 def shaping_options(request: Request) -> dict[str, Any]:

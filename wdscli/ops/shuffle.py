@@ -6,7 +6,8 @@ The order is pinned in section 3 of the design (:mod:`wdscli.ordering`); the eng
 from __future__ import annotations
 
 from wdscli.ops.orders import ShuffledOrder
-from wdscli.ops.reorder import ReorderPlan, ReorderReport, Request, make_plan, run_plan
+from wdscli.ops.reorder import ReorderPlan, Request, make_plan
+from wdscli.ops.running import ReorderReport, reorder
 from wdscli.ops.scratch import Scratch
 from wdscli.progress import QUIET, Progress
 
@@ -34,6 +35,4 @@ def shuffle(request: Request, seed: int = 0, *, progress: Progress = QUIET) -> R
     >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/out.tar")]
     (5, ['n2', 'n1', 'n3', 'n0', 'n4'])
     """
-    with Scratch(request.tmp) as scratch:
-        planned = plan_shuffle(request, seed, scratch, progress=progress)
-        return run_plan(planned, progress=progress)
+    return reorder(request, ShuffledOrder(seed), progress=progress)

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from wdscli.cli.made import print_plan, print_report
 from wdscli.cli.options import (
     CommonOptions,
     CutOptions,
     DuplicateOptions,
+    EngineOptions,
     ErrorOptions,
     JsonOptions,
     OutputOptions,
@@ -20,6 +20,7 @@ from wdscli.cli.options import (
     grouped,
 )
 from wdscli.cli.output import Out
+from wdscli.cli.reordering import reorder
 from wdscli.cli.requests import reorder_request
 
 
@@ -33,16 +34,8 @@ def shuffle(
         typer.Option("--seed", metavar="N", help="Another seed, another order.", rich_help_panel="Order"),
     ] = 0,
     cuts: CutOptions,
+    engine: EngineOptions,
     preserve: Preserve = False,
-    tmp: Annotated[
-        str | None,
-        typer.Option(
-            "--tmp",
-            metavar="DIR",
-            help="Where inputs that can be read only once are copied to meanwhile. Default: TMPDIR.",
-            rich_help_panel="Output",
-        ),
-    ] = None,
     selection: SelectionOptions,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
@@ -62,18 +55,10 @@ def shuffle(
         wds shuffle shards/ -o 'mixed-{0000..0127}.tar'
         wds shuffle shards/ -o 'mixed-%06d.tar' --max-count 10000 --on-duplicate rekey
     """
-    from wdscli.ops.reorder import run_plan
-    from wdscli.ops.scratch import Scratch
-    from wdscli.ops.shuffle import plan_shuffle
+    from wdscli.ops.orders import ShuffledOrder
 
     out = Out(common, json=json.json)
-    progress = out.progress()
-    request = reorder_request(shards, output, cuts, selection, duplicates, errors, preserve=preserve)
-    with Scratch(tmp) as scratch:
-        planned = plan_shuffle(request, seed, scratch, progress=progress)
-        out.note(f"strategy {planned.strategy}: {planned.reason}")
-        if output.dry_run:
-            print_plan(out, planned)
-            return
-        report = run_plan(planned, progress=progress)
-    print_report(out, report, "shuffled", planned.oversized)
+    request = reorder_request(
+        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
+    )
+    reorder(out, request, ShuffledOrder(seed), "shuffled", dry_run=output.dry_run)
