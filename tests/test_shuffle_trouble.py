@@ -31,7 +31,7 @@ from shard_cases import (
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, EngineError, UsageError, WdsError
-from wdscli.ops import reorder, repeats, survey
+from wdscli.ops import repeats, running, survey
 from wdscli.ops.plan import Cuts
 from wdscli.ops.reorder import Request
 from wdscli.ops.running import run_plan
@@ -513,12 +513,12 @@ class TestInterrupts:
         assert "Traceback" not in error
 
 
-@pytest.mark.parametrize("wrong", [{"samples": 99}, {"size_bytes": 512}], ids=["samples", "bytes"])
+@pytest.mark.parametrize("wrong", [{"samples": 99}, {"members": 99}, {"size_bytes": 512}], ids=["samples", "members", "bytes"])
 def test_what_was_written_is_compared_with_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, int]
 ) -> None:
-    original = reorder.gather
-    monkeypatch.setattr(reorder, "gather", lambda task: replace(original(task), **wrong))
+    original = running.gather
+    monkeypatch.setattr(running, "gather", lambda task: replace(original(task), **wrong))
     names = write_shards(tmp_path / "in", [numbered(5)])
     with pytest.raises(EngineError, match="planned were"):
         shuffle(request(names, tmp_path))
