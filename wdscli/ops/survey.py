@@ -215,7 +215,8 @@ def _selected(
         task.address,
         source,
         form=form,
-        use_index=task.use_index and not task.input.copy,
+        # An index does not say where the headers of a sample's later members begin.
+        use_index=task.use_index and not task.input.copy and not task.preserve,
         ignored=ignored,
         warn=found.warnings.append,
     )
