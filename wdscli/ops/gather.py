@@ -22,6 +22,7 @@ from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.rows import Samples
 from wdscli.ops.runs import Globals, members_of_run, pieces_of
 from wdscli.ops.scratch import Input
+from wdscli.ops.spilled import SPILLED, Reading, Spilled
 from wdscli.ops.survey import RENAMED, hash_key
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
@@ -37,7 +38,8 @@ OPEN_SOURCES = 64
 
 
 class GatherTask(NamedTuple):
-    """One output shard: its address and settings, the inputs it needs by their numbers, and the samples in order."""
+    """One output shard: its address and settings, the inputs it needs by their numbers, and the samples in order.
+    ``spilled`` says where they lie meanwhile, when a first pass has brought them nearer."""
 
     address: str
     settings: ShardSettings
@@ -46,25 +48,30 @@ class GatherTask(NamedTuple):
     selection: Selection
     rekey: Rekey | None = None
     preserve: bool = False
+    spilled: Spilled | None = None
 
 
 def gather(task: GatherTask) -> ShardInfo:
     """Make one shard. Raises DataError when an input is no longer what was planned; leaves nothing on any error."""
-    with Inputs(task.inputs) as inputs, task.settings.open(task.address) as shard:
+    with Inputs(task.inputs, task.spilled) as inputs, task.settings.open(task.address) as shard:
         _Gatherer(task, inputs, shard).run()
         return shard.commit()
 
 
 class Inputs:
-    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time."""
+    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. Under the number
+    :data:`~wdscli.ops.spilled.SPILLED` is what a first pass has written."""
 
-    def __init__(self, inputs: dict[int, Input]) -> None:
+    def __init__(self, inputs: dict[int, Input], spilled: Spilled | None = None) -> None:
         self._inputs = inputs
+        self._spilled = spilled
         self._open: dict[int, Source] = {}
         self._globals: dict[int, Globals] = {}
 
     def __getitem__(self, number: int) -> Source:
         source = self._open.get(number)
+        if source is None and number == SPILLED and self._spilled is not None:
+            source = self._open[number] = self._spilled.open()
         if source is None:
             if len(self._open) >= OPEN_SOURCES:
                 self._open.pop(next(iter(self._open))).close()
@@ -106,14 +113,22 @@ class _Gatherer:
         self.lengths: list[int] = samples.lengths.tolist()
         self.marks: list[int] = samples.marks.tolist()
         self.keys: list[int] = samples.keys.tolist()
+        # Where the bytes are read: in the inputs, which messages speak of in any case, or in what was spilled.
+        self.reading = Reading(task.spilled, samples)
+        self.files, self.begin_at = self.reading.places(self.shards, self.starts)
 
     def run(self) -> None:
         """All samples, in order."""
         at = self.filled
         number, start, end = -1, 0, 0
         rows, begins = self.rows, self.begins
-        pieces = zip(self.shards, self.starts, self.lengths, self.marks, strict=True)
+        bucket = self.reading.next_bucket
+        pieces = zip(self.files, self.begin_at, self.lengths, self.marks, strict=True)
         for row, (shard, begin, length, mark) in enumerate(pieces):
+            if row == bucket:
+                self._read(number, start, end, at)
+                number, start, end, at = -1, 0, 0, self.filled
+                bucket = self.reading.enter(row, self.inputs[SPILLED])
             if self.filled + length > BUFFER or mark & ALONE:
                 self._read(number, start, end, at)
                 self._flush()
@@ -231,11 +246,10 @@ class _Gatherer:
 
     def _copy_alone(self, row: int) -> None:
         """One sample that is larger than the buffer, or to which a pax global header applies."""
-        number = self.shards[row]
-        source = self.inputs[number]
-        start, end = self.starts[row], self.starts[row] + self.lengths[row]
+        source = self.inputs[self.files[row]]
+        start, end = self.begin_at[row], self.begin_at[row] + self.lengths[row]
         try:
-            known = self.inputs.globals_before(number, start) if self.marks[row] & GLOBAL else None
+            known = self.inputs.globals_before(self.files[row], start) if self.marks[row] & GLOBAL else None
             columns = members_of_run(source, start, end, known)
         except DataError:
             raise self._changed(row) from None
@@ -248,9 +262,10 @@ class _Gatherer:
         if self.task.preserve:
             self.shard.write_kept(key, kept_members(source, batch, 0, self.task.selection, known))
             return
+        shard = self.task.inputs[self.shards[row]].address
         members = [
             (field, batch.sizes[at], pieces_of(source, batch.offsets[at], batch.sizes[at]))
-            for at, field in self.task.selection.plan_of(batch, 0, source.name)
+            for at, field in self.task.selection.plan_of(batch, 0, shard)
         ]
         self.shard.write_pieces(self._key(row, key), members)
 
