@@ -33,6 +33,7 @@ class Listing(NamedTuple):
 
 COMMANDS = {
     "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
+    "merge": Listing("Make and change", "Write several sets as one, in input order or interleaved."),
     "shuffle": Listing("Make and change", "Write all samples in an order that only the seed decides."),
     "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),
     "ls": Listing("Look and check", "List what is in shards: samples, members, shards or a summary."),
