@@ -59,6 +59,13 @@ def rank_array(seed: int, shard: int, count: int, first: int = 0) -> NDArray[num
 
     x: NDArray[numpy.uint64] = numpy.arange(first, first + count, dtype=numpy.uint64)
     x ^= numpy.uint64(shard_state(seed, shard))
+    return mix_array(x)
+
+
+def mix_array(x: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
+    """:func:`mix` of each number, in place."""
+    import numpy
+
     x += numpy.uint64(_STEP)
     x ^= x >> numpy.uint64(30)
     x *= numpy.uint64(_FIRST)

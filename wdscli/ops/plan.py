@@ -29,12 +29,14 @@ BLOCK = 1 << 18
 
 
 class Cuts(NamedTuple):
-    """Where shards end. With none of the three given, a shard holds at most 1 GB; ``shards`` makes that many, whose
-    counts differ by at most one. Sizes are real tar bytes, end of archive included."""
+    """Where shards end. With none of the first three given, a shard holds at most 1 GB; ``shards`` makes that many,
+    whose counts differ by at most one. ``divisible_by`` makes their number a multiple of itself, whatever the cut. Sizes
+    are real tar bytes, end of archive included."""
 
     max_count: int | None = None
     max_size: int | None = None
     shards: int | None = None
+    divisible_by: int | None = None
 
     def checked(self, fixed: int | None) -> Cuts:
         """The cuts together with an output pattern that names exactly ``fixed`` shards. Raises UsageError."""
@@ -54,9 +56,17 @@ class Cuts(NamedTuple):
             (wanted, "--shards"),
             (self.max_count, "--max-count"),
             (self.max_size, "--max-size"),
+            (self.divisible_by, "--divisible-by"),
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
+        if fixed is not None and fixed % (self.divisible_by or 1):
+            raise UsageError(
+                f"the output names {fixed} shards, which is no multiple of {self.divisible_by}",
+                hint="name another number of shards, or any number: -o out-%06d.tar",
+            )
+        if wanted is not None:
+            wanted = multiple(wanted, self.divisible_by)
         if wanted is None and self.max_count is None and self.max_size is None:
             return self._replace(max_size=DEFAULT_MAX_SIZE)
         return self._replace(shards=wanted)
@@ -79,14 +89,92 @@ def shuffled(samples: Samples, seed: int) -> I64:
     return numpy.argsort(ranks, kind="stable").astype(numpy.int64)
 
 
+def multiple(count: int, of: int | None) -> int:
+    """The least multiple that is at least ``count``.
+
+    >>> multiple(9, 8), multiple(16, 8), multiple(9, None)
+    (16, 16, 9)
+    """
+    return count if of is None else -(-count // of) * of
+
+
 def cut(blocks: Iterable[U64], total: int, cuts: Cuts) -> list[int]:
-    """The ends (exclusive) of the shards in a sequence of ``total`` samples, whose output lengths come in blocks."""
+    """The ends (exclusive) of the shards in a sequence of ``total`` samples, whose output lengths come in blocks.
+    Raises UsageError when there are fewer samples than shards that must each have one."""
+    if cuts.divisible_by is not None:
+        return _cut_to_multiple(blocks, total, cuts, cuts.divisible_by)
     if cuts.shards is not None:
-        return [total * (number + 1) // cuts.shards for number in range(cuts.shards)]
+        return evenly(total, cuts.shards)
     cutter = _Cutter(cuts)
     for block in blocks:
         cutter.feed(block)
     return cutter.finish()
+
+
+def evenly(total: int, shards: int) -> list[int]:
+    """The ends of shards whose counts differ by at most one."""
+    return [total * (number + 1) // shards for number in range(shards)]
+
+
+def _cut_to_multiple(blocks: Iterable[U64], total: int, cuts: Cuts, of: int) -> list[int]:
+    """The least multiple of shards that the cuts need, balanced by count as far as the limits let; none for no
+    samples."""
+    if not total:
+        return []
+    kept = list(blocks)
+    limits = cuts._replace(divisible_by=None)
+    shards = multiple(cuts.shards or len(cut(kept, total, limits)), of)
+    if total < shards:
+        raise UsageError(
+            f"{total} samples do not fill {shards} shards, and --divisible-by leaves no shard empty",
+            hint="a smaller --divisible-by or --shards, or a larger --max-count or --max-size",
+        )
+    ends = evenly(total, shards)
+    if cuts.shards is not None or _fits(kept, ends, limits):
+        return ends
+    return _divided(cut(kept, total, _tightest(kept, total, limits, shards)), shards)
+
+
+def _fits(blocks: Sequence[U64], ends: Sequence[int], limits: Cuts) -> bool:
+    """Whether no shard is above its limits; a sample may be, in a shard of its own."""
+    import numpy
+
+    bounds = numpy.array([0, *ends], dtype=numpy.int64)
+    counts = numpy.diff(bounds)
+    if limits.max_count is not None and int(counts.max()) > limits.max_count:
+        return False
+    if limits.max_size is None:
+        return True
+    totals = numpy.concatenate([numpy.zeros(1, dtype=numpy.uint64), *blocks]).cumsum(dtype=numpy.int64)
+    sizes = numpy.diff(totals[bounds]) + END_BYTES
+    return not bool(((sizes > limits.max_size) & (counts > 1)).any())
+
+
+def _tightest(blocks: Sequence[U64], total: int, limits: Cuts, shards: int) -> Cuts:
+    """The limits with the smallest count with which so many shards are enough."""
+    low, high = -(-total // shards), limits.max_count or total
+    while low < high:
+        middle = (low + high) // 2
+        if len(cut(blocks, total, limits._replace(max_count=middle))) <= shards:
+            high = middle
+        else:
+            low = middle + 1
+    return limits._replace(max_count=low)
+
+
+def _divided(ends: list[int], shards: int) -> list[int]:
+    """So many shards: the fullest are halved, the first of several first, as long as there are too few. ``ends`` has
+    at least so many samples."""
+    from heapq import heapify, heappop, heappush
+
+    heap = [(first - end, first, end) for first, end in pairwise([0, *ends])]
+    heapify(heap)
+    while len(heap) < shards:
+        _, first, end = heappop(heap)
+        middle = (first + end + 1) // 2
+        heappush(heap, (first - middle, first, middle))
+        heappush(heap, (middle - end, middle, end))
+    return sorted(end for _, _, end in heap)
 
 
 class _Cutter:

@@ -24,6 +24,7 @@ from wdscli.ops.rekey import DEFAULT, Rekey
 from wdscli.ops.repeats import renamed, repeated_error, repeated_rows
 from wdscli.ops.rows import Ordered
 from wdscli.ops.scratch import Input, Scratch, is_ours_alone, is_read_once, refused
+from wdscli.ops.strategy import Strategy, choose
 from wdscli.ops.survey import Survey, SurveyTask, gather_samples, survey
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
@@ -34,7 +35,6 @@ from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 
 OnDuplicate = Literal["error", "skip", "rekey"]
-Strategy = Literal["auto", "gather", "spill"]
 
 HEADERS_WORTH = 16 << 20
 SMALL_BYTES = 64 << 20
@@ -119,14 +119,8 @@ class ReorderPlan:
     ignored: dict[str, int]
     oversized: int
     strategy: str = "gather"
-
-    @property
-    def reason(self) -> str:
-        """Why this strategy."""
-        copies = sum(1 for one in self.inputs if one.copy)
-        if not copies:
-            return "all inputs can be read at any place"
-        return f"{copies} of {len(self.inputs)} inputs copied first, because they can be read only once"
+    reason: str = "as the plan says"
+    """Why this strategy."""
 
     @property
     def samples(self) -> int:
@@ -181,6 +175,7 @@ def make_plan(
         dropped[reason] = dropped.get(reason, 0) + count
     ordered = Ordered(pool.samples, arranged.order)
     parts, planned = _planned(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
+    choice = choose(request.strategy, inputs, ordered, request.tmp)
     return ReorderPlan(
         request=request,
         operation=order.operation,
@@ -197,6 +192,8 @@ def make_plan(
         dropped=dict(sorted(dropped.items())),
         ignored=sum_counts([found.ignored for found in surveys]),
         oversized=oversized(ordered, cuts),
+        strategy=choice.strategy,
+        reason=choice.reason,
     )
 
 
@@ -357,6 +354,7 @@ def shaping_options(request: Request) -> dict[str, Any]:
         "max_count": request.cuts.max_count,
         "max_size": request.cuts.max_size,
         "shards": request.cuts.shards,
+        "divisible_by": request.cuts.divisible_by,
         "on_duplicate": None if request.on_duplicate == "error" else request.on_duplicate,
         "rekey": request.rekey,
         "preserve": request.preserve or None,
