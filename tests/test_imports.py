@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -77,3 +78,18 @@ def test_reading_and_writing_shards_loads_neither_the_command_nor_torch() -> Non
 
 def test_workers_that_are_spawned_load_no_command_line() -> None:
     assert "typer" not in loaded("import wdscli.__main__")
+
+
+def test_numpy_starts_no_threads_under_the_command() -> None:
+    """Threads for linear algebra cost each process a tenth of a second of processor time."""
+    program = (
+        "import os, sys\n"
+        "from wdscli import __main__\n"
+        "sys.argv = ['wds', '--help']\n"
+        "__main__._run()\n"
+        "import numpy\n"
+        "print(len(os.listdir('/proc/self/task')), file=sys.stderr)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.stderr.split()[-1] == "1"

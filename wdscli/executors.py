@@ -237,22 +237,22 @@ def run_tasks(
 
 
 def _submitted(executor: Executor, function: Callable[[Task], Result], task: Task) -> Future[Result]:
-    from concurrent.futures.process import BrokenProcessPool
+    from concurrent.futures import BrokenExecutor
 
     try:
         return executor.submit(function, task)
-    except BrokenProcessPool:
+    except BrokenExecutor:
         raise _lost_worker() from None
 
 
 def _result(future: Future[Result]) -> Result:
-    from concurrent.futures.process import BrokenProcessPool
+    from concurrent.futures import BrokenExecutor
 
     try:
         return future.result()
     except (WdsError, BrokenPipeError):
         raise
-    except BrokenProcessPool:
+    except BrokenExecutor:
         raise _lost_worker() from None
     except MemoryError as error:
         raise EngineError("a task ran out of memory", hint="try fewer at a time with -j") from error

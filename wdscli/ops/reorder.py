@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -31,6 +32,7 @@ from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet, open_set
 from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.shards.shardfile import index_address
 from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 
@@ -279,7 +281,9 @@ def _surveys(
     found: list[Survey] = []
     # What only this process can read, no worker can.
     alone = any(map(is_ours_alone, addresses)) or not all(task.selection.is_trivial for task in tasks)
-    workers = 1 if alone else useful_jobs(jobs, len(tasks), _bytes_of(addresses))
+    size = _bytes_of(tasks)
+    alone = alone or (size < SMALL_BYTES and all(map(_has_index, tasks)))
+    workers = 1 if alone else useful_jobs(jobs, len(tasks), size)
     if workers == 1:
         for task in tasks:
             found.append(Survey() if state.done else survey(task, state))
@@ -293,15 +297,26 @@ def _surveys(
     return found
 
 
-def _bytes_of(addresses: Sequence[str]) -> int:
-    """The bytes of local inputs, a cheap guess at how much there is to do; remote ones count as much."""
+def _bytes_of(tasks: Sequence[SurveyTask]) -> int:
+    """The bytes of local inputs, or of their indexes, a cheap guess at how much there is to do; remote ones count as
+    much."""
     total = 0
-    for address in addresses:
-        try:
-            total += os.stat(local_path(address)).st_size if is_local(address) else HEADERS_WORTH
-        except OSError:
+    for task in tasks:
+        if not is_local(task.address):
+            total += HEADERS_WORTH
             continue
+        address = index_address(task.address) if _has_index(task) else task.address
+        with suppress(OSError):
+            total += os.stat(local_path(address)).st_size
     return total
+
+
+def _has_index(task: SurveyTask) -> bool:
+    """Whether a local shard's index is all that a survey has to read, as far as can be told without opening it."""
+    reads_payloads = task.extract is not None and bool(task.extract.payload_fields)
+    if reads_payloads or not task.use_index or task.on_error == "skip" or not is_local(task.address):
+        return False
+    return os.path.exists(local_path(index_address(task.address)))
 
 
 def useful_jobs(jobs: int | None, tasks: int, size_bytes: int) -> int:
