@@ -42,7 +42,14 @@ hash_key = xxh3_64_intdigest
 """What a survey keeps of a key."""
 
 
-PayloadOf = Callable[[int, bytes], bytes]
+class PayloadOf(Protocol):
+    """The payloads of a batch."""
+
+    def __call__(self, row: int, field: bytes) -> bytes:
+        """One that is small enough to be held whole."""
+
+    def pieces(self, row: int, field: bytes) -> Iterator[bytes]:
+        """One of any size."""
 
 
 class Extract(Protocol):
@@ -149,7 +156,7 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
             if extract is not None:
                 payloads.batch = batch
                 chosen = range(len(batch.keys)) if rows is None else rows
-                values += extract.values(batch, chosen, task.address, payloads.of)
+                values += extract.values(batch, chosen, task.address, payloads)
     found.rows = columns.rows()
     found.values = None if extract is None else values
     found.ignored = ignored.counts

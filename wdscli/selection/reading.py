@@ -18,6 +18,7 @@ from wdscli.tar import CANONICAL, ByteSource, Form, Window, scan
 MAX_LOOKED_INTO = 1 << 26
 """A payload above this many bytes is not decoded: memory is bounded by options, never by what a shard
 holds."""
+PIECE = 1 << 20
 
 
 def iter_selected(
@@ -111,12 +112,37 @@ class Payloads:
             end = batch.end(len(batch.keys) - 1)
             self._kept = {offset: data for offset, data in self._kept.items() if offset >= end}
 
+    def __call__(self, row: int, field: bytes) -> bytes:
+        """As :meth:`of`."""
+        return self.of(row, field)
+
+    def pieces(self, row: int, field: bytes) -> Iterator[bytes]:
+        """The payload of one member of the current batch, of any size, in pieces; the source must be seekable. Raises
+        DataError when it is cut short."""
+        at = self._at(row, field)
+        assert self.batch is not None
+        offset = self.batch.offsets[at]
+        end = offset + self.batch.sizes[at]
+        while offset < end:
+            data = self._source.read_at(offset, min(PIECE, end - offset))
+            if not data:
+                raise self._error(
+                    row, at, f"archive ends {end - offset} bytes before the payload", "truncated"
+                )
+            offset += len(data)
+            yield data
+
+    def _at(self, row: int, field: bytes) -> int:
+        batch = self.batch
+        assert batch is not None
+        return batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
+
     def of(self, row: int, field: bytes) -> bytes:
         """The payload of one member of the current batch. Raises DataError when it is too large or cut
         short."""
         batch, window = self.batch, self._window
         assert batch is not None
-        at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
+        at = self._at(row, field)
         offset, size = batch.offsets[at], batch.sizes[at]
         if size > MAX_LOOKED_INTO:
             message = f"a payload of more than {MAX_LOOKED_INTO} bytes is not decoded, here {size}"

@@ -1,0 +1,162 @@
+"""Sets taken in turn, by shares: which sample of which set comes next.
+
+What it is: :class:`Shares`, the whole numbers that stand for the weights, and :func:`interleaved`, the order. How:
+sample j (from 0) of a set with weight w has the time (j + 1/2) / w. Samples come by rising time, those of one time by
+the number of their set. After N samples each set has given its share of N, off by at most 1/2 + (sets - 2) * share / 2:
+less than one sample for two or three sets, and for any number with equal weights. The time of a sample depends on
+nothing but its set and its place there, so that any number of samples can be ordered in any number of pieces.
+
+All arithmetic is exact. It must not know what samples are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil, floor, gcd, lcm
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from wdscli.errors import UsageError
+
+if TYPE_CHECKING:
+    from wdscli.ops.rows import I64, U32, U64
+
+Stop = Literal["first", "all", "repeat"]
+
+LARGEST = 1 << 31
+"""Whole numbers above this would not leave the arithmetic below exact."""
+MOST = 1 << 32
+"""More samples than this are not laid out."""
+_NUMBER = re.compile(r"\d{1,12}(\.\d{0,12})?|\.\d{1,12}|\d{1,12}/\d{1,12}", re.ASCII)
+
+
+class Shares(NamedTuple):
+    """Weights as whole numbers without a common divisor, one a set."""
+
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def equal(cls, sets: int) -> Shares:
+        """One sample of each set in turn."""
+        return cls((1,) * sets)
+
+    @classmethod
+    def parse(cls, text: str) -> Shares:
+        """From ``0.7,0.3``, ``7,3`` or ``1/3,2/3``. Raises UsageError.
+
+        >>> Shares.parse("0.7,0.3")
+        Shares(numbers=(7, 3))
+        """
+        weights = [_weight(word.strip(), text) for word in text.split(",")]
+        scale = lcm(*(weight.denominator for weight in weights))
+        whole = [int(weight * scale) for weight in weights]
+        divisor = gcd(*whole)
+        numbers = tuple(number // divisor for number in whole)
+        if max(numbers) > LARGEST:
+            raise UsageError(
+                f'the weights in "{text}" are too fine to be exact', hint="give them with fewer digits"
+            )
+        return cls(numbers)
+
+
+def _weight(word: str, text: str) -> Fraction:
+    try:
+        weight = Fraction(word) if _NUMBER.fullmatch(word) else None
+    except ZeroDivisionError:
+        weight = None
+    if weight is None:
+        raise UsageError(f'"{word}" in --weights {text} is not a weight', hint="--weights 0.7,0.3")
+    if not weight:
+        raise UsageError(f"a weight of 0 in --weights {text}", hint="leave the set out instead")
+    return weight
+
+
+class Interleaved(NamedTuple):
+    """The order: places in the sequence of all samples, set after set. ``rounds`` says which time over a set is gone
+    through, from 0; None when each sample comes once. ``left`` counts samples that do not come at all."""
+
+    order: I64
+    rounds: U32 | None
+    left: int
+
+
+def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> Interleaved:
+    """The order in which sets of so many samples are gone through.
+
+    ``first`` stops where a set should give a sample and has none left; ``all`` goes on with the others until all are
+    used up; ``repeat`` begins the shorter ones again until the longest, by its share, has given its last. Raises
+    UsageError when that would be more than :data:`MOST` samples.
+    """
+    import numpy
+
+    taken = _taken(counts, shares, stop)
+    if sum(taken) > MOST:
+        short = min((count, number) for number, count in enumerate(counts) if count)
+        raise UsageError(
+            f"--stop repeat would write {sum(taken)} samples, since input {short[1] + 1} has only {short[0]}",
+            hint="give it less weight, or --stop all",
+        )
+    turns: list[I64] = [numpy.arange(take, dtype=numpy.int64) for take in taken]
+    order = _by_time(turns, shares)
+    begins: I64 = numpy.repeat(numpy.cumsum([0, *counts])[:-1], taken)
+    left = sum(max(0, count - take) for count, take in zip(counts, taken, strict=True))
+    if all(take <= count for take, count in zip(taken, counts, strict=True)):
+        return Interleaved((begins + numpy.concatenate(turns))[order], None, left)
+    rounds, places = numpy.divmod(numpy.concatenate(turns), numpy.repeat(numpy.maximum(counts, 1), taken))
+    return Interleaved((begins + places)[order], rounds[order].astype(numpy.uint32), left)
+
+
+def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
+    """How many samples each set gives, repeated ones included."""
+    if stop == "all":
+        return list(counts)
+    # Where it ends: at the turn that a set has no sample for, or with the last sample of the set that ends last.
+    step = 1 if stop == "first" else -1
+    ends = [
+        (Fraction(2 * count + step, share), number)
+        for number, (count, share) in enumerate(zip(counts, shares.numbers, strict=True))
+        if count or stop == "first"
+    ]
+    if not ends:
+        return [0] * len(counts)
+    time, last = min(ends) if stop == "first" else max(ends)
+    return [
+        _before(time * share, number < last or (stop == "repeat" and number == last)) if count else 0
+        for number, (count, share) in enumerate(zip(counts, shares.numbers, strict=True))
+    ]
+
+
+def _before(end: Fraction, inclusive: bool) -> int:
+    """How many of the odd numbers 1, 3, 5, ... are below ``end``, or not above it."""
+    half = (end - 1) / 2
+    return max(0, floor(half) + 1 if inclusive else ceil(half))
+
+
+def _by_time(turns: Sequence[I64], shares: Shares) -> I64:
+    """The places of all samples, set after set, by rising time; sets that are equal in time stay in their order."""
+    import numpy
+
+    times = [time_of(turn, share) for turn, share in zip(turns, shares.numbers, strict=True)]
+    whole = numpy.concatenate([one for one, _ in times])
+    parts = numpy.concatenate([one for _, one in times])
+    if not parts.any():
+        return numpy.argsort(whole, kind="stable")
+    return numpy.lexsort((parts, whole))
+
+
+def time_of(turns: I64, share: int) -> tuple[U64, U64]:
+    """(2j + 1) / share for each j, as a whole number and 64 binary places of the rest.
+
+    Shares are at most 2^31, so two times that differ do so by at least 2^-62: cutting the rest off neither makes
+    different times equal nor exchanges them.
+    """
+    import numpy
+
+    odd = turns.astype(numpy.uint64) * numpy.uint64(2) + numpy.uint64(1)
+    if share == 1:
+        return odd, numpy.zeros(len(odd), dtype=numpy.uint64)
+    divisor, shift = numpy.uint64(share), numpy.uint64(32)
+    whole, rest = numpy.divmod(odd, divisor)
+    upper, rest = numpy.divmod(rest << shift, divisor)
+    return whole, (upper << shift) | ((rest << shift) // divisor)
