@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
+from wdscli.ops.memory import limits_for
 from wdscli.ops.orders import Order, Part, Pool
 from wdscli.ops.outputs import FIELD, Outputs
 from wdscli.ops.plan import Cuts, cut, measure, oversized
@@ -164,7 +165,10 @@ def make_plan(
         extract=order.extract,
     )
     tasks = _survey_tasks(shards.addresses, template, scratch)
-    surveys = _surveys(tasks, state, request.jobs, progress)
+    limits = limits_for(request.memory, request.jobs)
+    if limits.warning:
+        progress.warn(limits.warning)
+    surveys = _surveys(tasks, state, request.jobs, limits.jobs, progress)
     inputs = tuple(map(Input, shards.addresses, [found.copy for found in surveys]))
     for message in [*_warnings(surveys), *request.selection.remarks(state)]:
         progress.warn(message)
@@ -272,6 +276,7 @@ def _surveys(
     tasks: Sequence[SurveyTask],
     state: SelectionState,
     jobs: int | None,
+    most: int,
     progress: Progress,
 ) -> list[Survey]:
     """One survey a shard. In this process when samples are counted across shards, or when there is little to do. A

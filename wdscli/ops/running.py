@@ -10,18 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from wdscli.errors import EngineError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
 from wdscli.ops.gather import GatherTask, gather
+from wdscli.ops.memory import Limits, limits_for
 from wdscli.ops.orders import Order
 from wdscli.ops.reorder import PlannedShard, ReorderPlan, Request, make_plan, useful_jobs
 from wdscli.ops.scratch import Scratch
+from wdscli.ops.spill import spill
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection
 from wdscli.shards.inputs import fingerprint_of
 from wdscli.shards.manifest import Manifest
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +75,40 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
 
 
 def _run_tasks(plan: ReorderPlan, progress: Progress) -> list[ShardInfo]:
-    progress.start("writing", plan.size_bytes, "bytes")
     written: list[ShardInfo] = []
-    jobs = useful_jobs(plan.request.jobs, len(plan.planned), plan.size_bytes)
-    if any(part.output.pattern.is_stream for part in plan.parts):
-        jobs = 1
-    with make_executor(jobs) as executor:
-        for info in run_tasks(executor, gather, gather_tasks(plan), window=2 * jobs):
+    limits = limits_for(plan.request.memory, plan.request.jobs)
+    is_stream = any(part.output.pattern.is_stream for part in plan.parts)
+    # The tasks of a first pass are others; an output that is one stream is written by this process.
+    tasks = len(plan.planned) if plan.strategy == "gather" else limits.jobs
+    jobs = min(limits.jobs, useful_jobs(plan.request.jobs, tasks, plan.size_bytes))
+    with Scratch(plan.request.tmp) as scratch, make_executor(1 if is_stream else jobs) as executor:
+        tasks_of_shards = gather_tasks(plan, plan.planned, executor, scratch, limits, progress)
+        progress.start("writing", plan.size_bytes, "bytes")
+        for info in run_tasks(executor, gather, tasks_of_shards, window=2 * jobs):
             written.append(info)
             progress.advance(info.size_bytes)
             progress.note(f"{info.name}: {info.samples} samples, {info.size_bytes} bytes")
-    progress.finish()
+        progress.finish()
     return written
 
 
-def gather_tasks(plan: ReorderPlan) -> Iterator[GatherTask]:
-    """One task a shard."""
-    for shard in plan.planned:
-        yield gather_task(plan, shard)
+def gather_tasks(
+    plan: ReorderPlan,
+    shards: Sequence[PlannedShard],
+    executor: Executor,
+    scratch: Scratch,
+    limits: Limits,
+    progress: Progress,
+) -> Iterator[GatherTask]:
+    """One task for each of ``shards``, some of those that are planned. When samples are spilled, that has been done
+    when this returns; ``scratch`` and the executor must live until the tasks have run."""
+    if plan.strategy != "spill":
+        return (gather_task(plan, shard) for shard in shards)
+    places = spill(plan, shards, executor, scratch, limits, progress)
+    return (
+        gather_task(plan, shard)._replace(spilled=spilled)
+        for shard, spilled in zip(shards, places, strict=True)
+    )
 
 
 def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
@@ -97,7 +119,10 @@ def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
     return GatherTask(
         shard.address,
         plan.request.settings,
-        {number: plan.inputs[number] for number in numpy.unique(samples.shards).tolist()},
+        {
+            number: plan.inputs[number]
+            for number in numpy.flatnonzero(numpy.bincount(samples.shards)).tolist()
+        },
         samples,
         Selection(field_rule=plan.request.selection.field_rule),
         plan.rekey,

@@ -1,9 +1,9 @@
-"""Inputs that can be read only once, copied so that they can be read at any place.
+"""Scratch space: a folder of our own, gone when its block is left; and inputs that are copied there.
 
-What it is: :class:`Input`, an address and the copy that stands in for it, and :class:`Scratch`, the folder of such
-copies. How: standard input, a command's output, a named pipe and a compressed shard are written once, as plain tars,
-into a temporary folder that is gone when the block is left, however it is left. Whoever reads a copy is told the
-original's name, so that messages speak of what the user named. It must not know what the bytes are for.
+What it is: :class:`Scratch`, the folder, on this machine or on an object store; and :class:`Input`, an address and the
+copy that may stand in for it. How: standard input, a command's output, a named pipe and a compressed shard can be read
+only once, so they are written once, as plain tars, into the folder. Whoever reads a copy is told the original's name,
+so that messages speak of what the user named. It must not know what the bytes are for.
 """
 
 from __future__ import annotations
@@ -15,8 +15,18 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
 
-from wdscli.errors import DataError, OutputError, UsageError
-from wdscli.storage import Source, is_local, is_stream, local_path, open_source
+from wdscli.errors import DataError, OutputError, UsageError, WdsError
+from wdscli.ops.spilled import Scattered
+from wdscli.storage import (
+    Source,
+    is_local,
+    is_stream,
+    list_folder,
+    local_path,
+    open_sink,
+    open_source,
+    remove,
+)
 from wdscli.storage.opening import is_device
 
 PIECE = 1 << 20
@@ -29,6 +39,11 @@ class Input(NamedTuple):
     address: str
     copy: str = ""
 
+    @property
+    def is_near(self) -> bool:
+        """Whether the bytes are on this machine."""
+        return is_local(self.copy or self.address)
+
     def open(self) -> Source:
         """The bytes, under the name that the user gave. Raises InputError."""
         if not self.copy:
@@ -39,18 +54,75 @@ class Input(NamedTuple):
 
 
 class Scratch:
-    """A temporary folder below ``parent`` (default: TMPDIR), made when the first copy is. A context manager."""
+    """A temporary folder below ``parent`` (an address; default: TMPDIR), made when something is put there, removed with
+    all that is in it when the block is left. A context manager."""
 
     def __init__(self, parent: str | None = None) -> None:
         if parent is None:
             from tempfile import gettempdir
 
             parent = gettempdir()
-        self.folder = os.path.join(os.path.abspath(parent), f"wds-{os.urandom(8).hex()}")
+        if is_stream(parent):
+            raise UsageError(f"{parent} is no folder", hint="--tmp DIR, or a URL")
+        self.parent = parent
+        self.is_local = is_local(parent)
+        base = os.path.abspath(local_path(parent)) if self.is_local else parent.rstrip("/")
+        self.folder = f"{base.rstrip('/')}/wds-{os.urandom(8).hex()}"
+        self._files = 0
+        self._near: Scratch | None = None
 
     def place(self, number: int) -> str:
         """Where the copy of input ``number`` belongs."""
-        return os.path.join(self.folder, f"{number}.tar")
+        return f"{self.folder}/{number}.tar"
+
+    def space(self) -> Scattered:
+        """A new space for samples that are spilled. Raises OutputError."""
+        if not self.is_local:
+            self._files += 1
+            return Scattered(f"{self.folder}/spill-{self._files}", False)
+        return Scattered(self.new_file("spill"), True)
+
+    def new_file(self, name: str) -> str:
+        """The path of a new, empty file of this machine; in TMPDIR when the scratch folder is elsewhere. Raises
+        OutputError."""
+        if not self.is_local:
+            self._near = self._near or Scratch()
+            return self._near.new_file(name)
+        self._files += 1
+        path = f"{self.folder}/{name}-{self._files}"
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(self.folder, 0o700)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror}", hint=HINT) from error
+        return path
+
+    def free_bytes(self) -> int | None:
+        """How much room there is, None where nobody can tell. Raises OutputError when the folder is not there."""
+        if not self.is_local:
+            return None
+        from shutil import disk_usage
+
+        folder = os.path.dirname(self.folder)
+        try:
+            return disk_usage(folder).free
+        except OSError as error:
+            raise OutputError(f"cannot use {folder} as scratch space: {error.strerror}", hint=HINT) from error
+
+    def close(self) -> None:
+        """Remove it. Never raises: what is left over does no harm."""
+        if self._near is not None:
+            self._near.close()
+        if self.is_local:
+            if os.path.isdir(self.folder):
+                from shutil import rmtree
+
+                rmtree(self.folder, ignore_errors=True)
+            return
+        with suppress(WdsError):
+            for name in list_folder(self.folder):
+                remove(f"{self.folder}/{name}")
 
     def __enter__(self) -> Scratch:
         return self
@@ -58,10 +130,7 @@ class Scratch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.path.isdir(self.folder):
-            from shutil import rmtree
-
-            rmtree(self.folder, ignore_errors=True)
+        self.close()
 
 
 def is_read_once(address: str) -> bool:
@@ -77,6 +146,13 @@ def is_ours_alone(address: str) -> bool:
 def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None = None) -> None:
     """Copy a source that has not been read yet to a new file. With ``cut``, a compressed stream that breaks off is
     reported there and what came before it is kept. Raises InputError, DataError, OutputError."""
+    if not is_local(path):
+        with open_sink(path) as sink:
+            offset = 0
+            while data := _next(source, offset, cut):
+                offset += len(data)
+                sink.write(data)
+        return
     try:
         with suppress(FileExistsError):
             os.mkdir(os.path.dirname(path), 0o700)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.storage import Source, open_source
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import U64, Samples
+    from wdscli.ops.rows import I64, U64, Samples
 
-SPILLED = -2
-"""The number under which a task has the spilled bytes among its inputs."""
+SPILLED = 1 << 32
+"""The number under which a task has the spilled bytes among its inputs; no shard has it."""
 ELSEWHERE = (1 << 64) - 1
 """The place of a sample that was not spilled: it is read from its input."""
 OBJECT_BITS = 44
@@ -106,7 +106,7 @@ def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
     order = numpy.argsort(places)
     begins = places[order]
     ends = begins + lengths[order]
-    apart = numpy.flatnonzero(begins[1:] > ends[:-1] + numpy.uint64(_GAP)) + 1
+    apart: I64 = numpy.flatnonzero(begins[1:] > ends[:-1] + numpy.uint64(_GAP)) + 1
     firsts = numpy.concatenate(([0], apart))
     lasts = numpy.concatenate((apart, [len(begins)])) - 1
     return list(zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True))

@@ -1,0 +1,206 @@
+"""The ``spill`` strategy: two passes through scratch space, each of which reads long stretches.
+
+What it is: :func:`spill`, the first pass, and the tasks of the second, which are those of ``gather`` with other places
+to read from. How: the output is divided into buckets, the input into chunks. The first pass writes each chunk anew with
+its samples in the order of their buckets; the second makes the output bucket by bucket, and finds all samples of a
+bucket in one stretch a chunk. A bucket is small enough for the page cache, so that on a local disc both passes copy
+ranges. Where each sample comes to lie is computed beforehand from lengths alone, so that a chunk needs no index, no
+header is walked and a task that runs twice writes the same bytes to the same place.
+
+A sample to which a pax global header applies is not spilled: it cannot be read without what stands before it.
+
+It must not know the order that samples are brought in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from wdscli.errors import OutputError
+from wdscli.executors import run_tasks
+from wdscli.ops.memory import Limits
+from wdscli.ops.scatter import ScatterTask, scatter
+from wdscli.ops.scratch import HINT, Scratch
+from wdscli.ops.spilled import ELSEWHERE, LARGE, OBJECT_BITS, Scattered, Spilled
+from wdscli.tar import GLOBAL
+from wdscli.units import human_size
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from typing import TypeAlias
+
+    import numpy
+    from numpy.typing import NDArray
+
+    from wdscli.ops.reorder import PlannedShard, ReorderPlan
+    from wdscli.ops.rows import I64, U64, Ordered, Samples
+    from wdscli.progress import Progress
+
+    Mask: TypeAlias = NDArray[numpy.bool_]
+
+MOST_ROWS = 1 << 17
+"""At most so many samples in a chunk: their rows travel with its task."""
+BUCKET_ROWS = 1 << 19
+"""At most so many samples in a bucket."""
+ROW_BYTES = 256
+"""What a sample of a chunk costs the task besides its bytes."""
+WORTH_LOADING = 8 << 20
+ALIGNED = 1 << 16
+"""Chunks in one file begin at multiples of this, so that no two tasks write to one page."""
+SMALL = 64 << 10
+"""Samples of fewer bytes on average are cheaper to load and write together than to copy one by one."""
+
+
+class Sizes(NamedTuple):
+    """How much is a chunk and a bucket, in bytes and samples, and whether a chunk is loaded into memory."""
+
+    chunk: int
+    chunk_rows: int
+    bucket: int
+    loaded: bool
+
+
+def spill(
+    plan: ReorderPlan,
+    shards: Sequence[PlannedShard],
+    executor: Executor,
+    scratch: Scratch,
+    limits: Limits,
+    progress: Progress,
+) -> Iterator[Spilled]:
+    """Write the samples of ``shards``, some of the planned, to ``scratch``. Gives for each shard, in order, where its
+    samples lie. Raises InputError, DataError, OutputError (nothing is written when there is no room)."""
+    total = sum(_bytes_of(plan.ordered, shard.first, shard.end) for shard in shards)
+    check_room(scratch, total)
+    space = scratch.space()
+    layout = _Layout(plan.ordered, shards, sizes_for(plan, space, limits, total))
+    progress.start("spilling", total, "bytes")
+    for written in run_tasks(executor, scatter, layout.tasks(plan, space), window=2 * limits.jobs):
+        progress.advance(written)
+    progress.finish()
+    return (layout.spilled(space, shard) for shard in shards)
+
+
+def check_room(scratch: Scratch, needed: int) -> None:
+    """Raise OutputError when scratch space is known to be too small."""
+    free = scratch.free_bytes()
+    if free is not None and free < needed:
+        raise OutputError(
+            f"spilling needs {human_size(needed)} of scratch space, {scratch.parent} has {human_size(free)} free",
+            hint=f"{HINT}; --strategy gather needs none",
+        )
+
+
+def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -> Sizes:
+    """What is read from far away is loaded, and so are small samples; large ones of this machine are copied from file
+    to file, by way of the page cache."""
+    small = total < SMALL * max(1, plan.samples) and limits.task >= WORTH_LOADING
+    loaded = small or not space.is_local or not all(one.is_near for one in plan.inputs)
+    return Sizes(
+        chunk=limits.task if loaded else limits.cache,
+        chunk_rows=max(1 << 12, min(limits.task // ROW_BYTES, MOST_ROWS)),
+        bucket=limits.cache if space.is_local else limits.task,
+        loaded=loaded,
+    )
+
+
+def _bytes_of(ordered: Ordered, first: int, end: int) -> int:
+    return sum(
+        int(ordered.part(at, min(at + MOST_ROWS, end)).lengths.sum()) for at in range(first, end, MOST_ROWS)
+    )
+
+
+class _Layout:
+    """Where every sample comes to lie. ``_places`` has a number for each sample of the output order."""
+
+    def __init__(self, ordered: Ordered, shards: Sequence[PlannedShard], sizes: Sizes) -> None:
+        import numpy
+
+        self._ordered = ordered
+        self._sizes = sizes
+        self._firsts = numpy.asarray([shard.first for shard in shards], dtype=numpy.int64)
+        self._ends = numpy.asarray([shard.end for shard in shards], dtype=numpy.int64)
+        self._bounds: I64 = numpy.asarray(list(self._bucket_bounds()), dtype=numpy.int64)
+        self._places: U64 = numpy.full(ordered.total, ELSEWHERE, dtype=numpy.uint64)
+
+    def _bucket_bounds(self) -> Iterator[int]:
+        """Where buckets begin in the output order. A sample belongs to the bucket in which its first byte lies."""
+        import numpy
+
+        for first in range(0, self._ordered.total, BUCKET_ROWS):
+            lengths = self._ordered.part(first, min(first + BUCKET_ROWS, self._ordered.total)).lengths
+            bucket = (numpy.cumsum(lengths) - lengths) // numpy.uint64(self._sizes.bucket)
+            yield first
+            yield from (numpy.flatnonzero(numpy.diff(bucket)) + (1 + first)).tolist()
+
+    def tasks(self, plan: ReorderPlan, space: Scattered) -> Iterator[ScatterTask]:
+        """The tasks of the first pass; when all have been taken, all places are known."""
+        import numpy
+
+        at = 0
+        for number, (positions, samples) in enumerate(self._chunks()):
+            buckets = numpy.searchsorted(self._bounds, positions, side="right")
+            order = numpy.argsort(buckets, kind="stable")
+            begin = at if space.is_local else number << OBJECT_BITS
+            ends = numpy.cumsum(samples.lengths[order])
+            self._places[positions[order]] = ends - samples.lengths[order] + numpy.uint64(begin)
+            at += int(ends[-1]) + ALIGNED - 1 & -ALIGNED
+            yield ScatterTask(
+                space.chunk(number),
+                begin if space.is_local else -1,
+                {
+                    shard: plan.inputs[shard]
+                    for shard in numpy.flatnonzero(numpy.bincount(samples.shards)).tolist()
+                },
+                samples,
+                order,
+                self._sizes.loaded,
+            )
+
+    def _chunks(self) -> Iterator[tuple[I64, Samples]]:
+        """Samples that are spilled together, in input order: their places in the output order, and they themselves."""
+        import numpy
+
+        for block, samples in self._in_input_order():
+            wanted = self._is_wanted(block) & (samples.marks & GLOBAL == 0)
+            if not wanted.all():
+                block, samples = block[wanted], samples.take(numpy.flatnonzero(wanted))
+            lengths = samples.lengths
+            # A large sample does not lie in memory, even where its chunk does.
+            counted = numpy.where(lengths > LARGE, 0, lengths) if self._sizes.loaded else lengths
+            chunk = (numpy.cumsum(counted) - counted) // numpy.uint64(self._sizes.chunk)
+            bounds = (numpy.flatnonzero(numpy.diff(chunk)) + 1).tolist()
+            for first, end in pairwise([0, *bounds, len(block)]):
+                if end > first:
+                    yield block[first:end], samples.part(first, end)
+
+    def _in_input_order(self) -> Iterator[tuple[I64, Samples]]:
+        """All samples in the order in which the inputs hold them, each with its place in the output order."""
+        import numpy
+
+        ordered = self._ordered
+        by_input = None if ordered.order is None else numpy.argsort(ordered.order, kind="stable")
+        for first in range(0, ordered.total, self._sizes.chunk_rows):
+            end = min(first + self._sizes.chunk_rows, ordered.total)
+            if ordered.order is None or by_input is None:
+                yield numpy.arange(first, end), ordered.part(first, end)
+            else:
+                block = by_input[first:end]
+                yield block, ordered.samples.take(ordered.order[block])
+
+    def _is_wanted(self, positions: I64) -> Mask:
+        """Which samples belong to a shard that is to be made."""
+        import numpy
+
+        if not len(self._firsts):
+            return numpy.zeros(len(positions), dtype=bool)
+        at = numpy.searchsorted(self._firsts, positions, side="right") - 1
+        wanted: Mask = (at >= 0) & (positions < self._ends[at])
+        return wanted
+
+    def spilled(self, space: Scattered, shard: PlannedShard) -> Spilled:
+        """What the task that makes ``shard`` is told."""
+        bounds = self._bounds[(self._bounds > shard.first) & (self._bounds < shard.end)] - shard.first
+        return Spilled(space, self._places[shard.first : shard.end], tuple(bounds.tolist()))
