@@ -80,12 +80,13 @@ class Manifest:
             "__kind__": KIND,
             "wids_version": 1,
             "name": self.name,
-            "shardlist": [_plain_shard(shard) for shard in self.shards],
+            "shardlist": [plain_shard(shard) for shard in self.shards],
             "wdscli": ours,
         }
 
 
-def _plain_shard(shard: ShardInfo) -> dict[str, Any]:
+def plain_shard(shard: ShardInfo) -> dict[str, Any]:
+    """A shard as a manifest has it; :func:`parse_shard` is the inverse."""
     plain: dict[str, Any] = {
         "url": shard.name,
         "nsamples": shard.samples,
@@ -139,7 +140,7 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
             raise ValueError("no shardlist")
         ours = document.get("wdscli") or {}
         has_index = bool(ours.get("index"))
-        shards = tuple(_parse_shard(entry, has_index) for entry in document["shardlist"])
+        shards = tuple(parse_shard(entry, has_index) for entry in document["shardlist"])
         classes = ours.get("classes")
         return Manifest(
             name=str(document.get("name", "")),
@@ -159,7 +160,7 @@ def _why(error: Exception) -> str:
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _parse_shard(entry: Mapping[str, Any], has_index: bool) -> ShardInfo:
+def parse_shard(entry: Mapping[str, Any], has_index: bool) -> ShardInfo:
     """Facts that a plain wids document does not tell are -1, empty or None."""
     url, checksum = entry["url"], entry.get("checksum")
     if not isinstance(url, str) or not url or not isinstance(checksum, (str, type(None))):

@@ -17,8 +17,9 @@ from wdscli.errors import OutputExistsError, UsageError
 from wdscli.model import ShardInfo
 from wdscli.shards.checksum import new_digest
 from wdscli.shards.inputs import MANIFEST_SUFFIX
+from wdscli.shards.leftovers import receipt_address
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.shardfile import ShardFile, index_address
+from wdscli.shards.shardfile import ShardFile, Witness, index_address
 from wdscli.storage import OutputPattern, base_name, exists, folder_of, is_local, open_sink, remove
 from wdscli.storage.addresses import local_path
 from wdscli.tar import CANONICAL, Form
@@ -32,6 +33,7 @@ class ShardSettings(NamedTuple):
     with_index: bool = True
     force: bool = False
     fsync: bool = False
+    witness: Witness | None = None
 
     def open(self, address: str) -> ShardFile:
         """A shard to fill at ``address``."""
@@ -56,9 +58,9 @@ class OutputSet:
         """Where the manifest will lie; None for ``-`` and commands."""
         return None if self.pattern.is_stream else self.pattern.prefix_address(MANIFEST_SUFFIX)
 
-    def check(self, inputs: Iterable[str] = ()) -> None:
+    def check(self, inputs: Iterable[str] = (), *, may_exist: bool = False) -> None:
         """Raise OutputExistsError when a shard or a manifest of this name is there and may not be replaced, UsageError
-        when an output is also an input. Writes nothing."""
+        when an output is also an input. Writes nothing. ``may_exist`` is for who goes on with what is there."""
         if self.pattern.is_stream:
             return
         self._replaced = self.pattern.existing()
@@ -69,11 +71,15 @@ class OutputSet:
                 raise UsageError(
                     f"{address} is an input and would be an output too", hint="give the output another name"
                 )
-        if there and not self.settings.force:
+        if there and not self.settings.force and not may_exist:
             more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
-            raise OutputExistsError(
-                f"output exists: {there[0]}{more}", hint="choose another name, or replace it with --force"
-            )
+            raise OutputExistsError(f"output exists: {there[0]}{more}", hint=self._way_out())
+
+    def _way_out(self) -> str:
+        """What helps when a set is there: a run that ended early has left receipts and no manifest."""
+        if any(exists(receipt_address(address)) for address in self._replaced):
+            return "an unfinished run has left it: go on with --resume, or replace it with --force"
+        return "choose another name, or replace it with --force"
 
     def begin(self, inputs: Iterable[str] = ()) -> None:
         """:meth:`check`, then take away the manifest of a set that is replaced."""
@@ -88,7 +94,16 @@ class OutputSet:
     def _manifest(self) -> str:
         return self.pattern.prefix_address(MANIFEST_SUFFIX)
 
-    def finish(
+    def finish(self, shards: Sequence[ShardInfo], **made: Any) -> Manifest:
+        """Write :meth:`manifest_of` the shards and remove what is left of a replaced set."""
+        manifest = self.manifest_of(shards, **made)
+        if not self.pattern.is_stream:
+            with open_sink(self._manifest(), force=self.settings.force, fsync=self.settings.fsync) as sink:
+                sink.write(manifest.to_json().encode("ascii"))
+            self._remove_leftovers(len(shards))
+        return manifest
+
+    def manifest_of(
         self,
         shards: Sequence[ShardInfo],
         *,
@@ -98,8 +113,8 @@ class OutputSet:
         inputs: Sequence[str | None] = (),
         classes: Sequence[str] | None = None,
     ) -> Manifest:
-        """Write the manifest and remove what is left of a replaced set. ``options`` are those that shape the result,
-        ``inputs`` the fingerprints of the input sets (None for one that has no manifest)."""
+        """The manifest of these shards. ``options`` are those that shape the result, ``inputs`` the fingerprints of the
+        input sets (None for one that has no manifest)."""
         made: dict[str, Any] = {
             "operation": operation,
             "options": dict(options or {}),
@@ -107,17 +122,12 @@ class OutputSet:
         }
         if seed is not None:
             made["seed"] = seed
-        manifest = Manifest(
+        return Manifest(
             name=self._name(),
             shards=tuple(map(self._named, range(len(shards)), shards)),
             made=made,
             classes=None if classes is None else tuple(classes),
         )
-        if not self.pattern.is_stream:
-            with open_sink(self._manifest(), force=self.settings.force, fsync=self.settings.fsync) as sink:
-                sink.write(manifest.to_json().encode("ascii"))
-            self._remove_leftovers(len(shards))
-        return manifest
 
     def _name(self) -> str:
         if self.pattern.is_stream:

@@ -10,7 +10,7 @@ It must not know of sets, cuts or commands.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 from wdscli.errors import DataError
@@ -26,6 +26,8 @@ from wdscli.tar.template import header_maker
 
 Payload = bytes | bytearray | memoryview
 Kept = tuple[bytes, bytes, int, Iterable[bytes]]
+Witness = Callable[[str, ShardInfo, bytes], None]
+"""Called with a shard's address, its facts and its index when it is whole and has not got its name yet."""
 _JOINED = 1 << 15
 """A sample of fewer bytes goes on as one piece."""
 
@@ -57,8 +59,8 @@ class ShardFile:
     """Writes one shard to ``address``. Call :meth:`commit` at the end; as a context manager it leaves nothing behind
     when the block is left before that.
 
-    ``with_index`` writes the ``.wdx`` beside it (never for ``-``, ``pipe:`` and devices). Raises OutputError,
-    OutputExistsError.
+    ``with_index`` writes the ``.wdx`` beside it (never for ``-``, ``pipe:`` and devices; ``witness`` is not called
+    there either). Raises OutputError, OutputExistsError.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardFile(str(folder / "a.tar")) as shard:
@@ -77,12 +79,14 @@ class ShardFile:
         with_index: bool = True,
         force: bool = False,
         fsync: bool = False,
+        witness: Witness | None = None,
     ) -> None:
         self.address = address
         self.form = form
         self._checksum = checksum
         self._force = force
         self._fsync = fsync
+        self._witness = witness
         self._has_place = not goes_nowhere(address)
         self._with_index = with_index and self._has_place
         digest = new_digest(checksum)
@@ -188,12 +192,21 @@ class ShardFile:
         """End the archive, give the shard its name, then write its index."""
         self._tar.close()
         size = self._tar.position
+        info = self._info(size)
+        index = self._index_bytes(size) if self._with_index else b""
+        if self._witness is not None and self._has_place:
+            self._witness(self.address, info, index)
         if self._force and self._has_place:
             # The index of the shard that is replaced: it would be noticed as stale, but nobody should have to.
             remove(index_address(self.address))
         self._sink.commit()
         if self._with_index:
-            self._write_index(size)
+            # The index of a shard that was deleted by hand may be there; the shard itself was checked.
+            with open_sink(index_address(self.address), force=True, fsync=self._fsync) as sink:
+                sink.write(index)
+        return info
+
+    def _info(self, size: int) -> ShardInfo:
         return ShardInfo(
             name=base_name(self.address),
             samples=self.index.samples,
@@ -205,13 +218,10 @@ class ShardFile:
             index=self._with_index,
         )
 
-    def _write_index(self, size: int) -> None:
-        data = self.index.to_bytes(
+    def _index_bytes(self, size: int) -> bytes:
+        return self.index.to_bytes(
             shard=base_name(self.address), size=size, form=self.form, ignored=self.ignored
         )
-        # The index of a shard that was deleted by hand may be there; the shard itself was checked.
-        with open_sink(index_address(self.address), force=True, fsync=self._fsync) as sink:
-            sink.write(data)
 
     def discard(self) -> None:
         """Leave nothing behind; a no-op after :meth:`commit`."""

@@ -25,16 +25,18 @@ class Source:
     ``name`` is the address as it was given. ``size`` is the number of bytes, or None as long as a stream has
     not ended. ``seekable`` says whether offsets may jump and go back; where it is False they only rise and
     what lies between is passed over. ``fd`` is a plain local file's descriptor, for ``os.preadv`` and
-    ``os.copy_file_range``, else None.
+    ``os.copy_file_range``, else None. ``version`` is a text that changes when other bytes come under the same address
+    (a time of change, an ETag), empty where nobody knows.
     """
 
-    __slots__ = ("fd", "name", "seekable", "size")
+    __slots__ = ("fd", "name", "seekable", "size", "version")
 
     def __init__(self, name: str, *, size: int | None, seekable: bool, fd: int | None = None) -> None:
         self.name = name
         self.size = size
         self.seekable = seekable
         self.fd = fd
+        self.version = ""
 
     def read_at(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset``, fewer only at the end.

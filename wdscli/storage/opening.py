@@ -51,7 +51,9 @@ def open_source(address: str, *, decompress: bool = True) -> Source:
 def _open_local(address: str) -> Source:
     descriptor, status = open_descriptor(address, local_path(address))
     if stat.S_ISREG(status.st_mode):
-        return LocalSource(address, descriptor, status.st_size)
+        source = LocalSource(address, descriptor, status.st_size)
+        source.version = f"mtime:{status.st_mtime_ns}"
+        return source
     from wdscli.storage.streams import DescriptorReader, StreamSource
 
     return StreamSource(address, DescriptorReader(address, descriptor, owned=True))

@@ -110,7 +110,18 @@ def open_remote(address: str) -> Source:
         raise
     except Exception as error:
         raise input_error(address, error) from error
-    return RemoteSource(address, int(about["size"]), _range_reader(fs, path))
+    source = RemoteSource(address, int(about["size"]), _range_reader(fs, path))
+    source.version = _version(about)
+    return source
+
+
+_VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
+
+
+def _version(about: dict[str, Any]) -> str:
+    """What a backend says that tells one content from another, by whichever of its names."""
+    found = next((name for name in _VERSIONS if about.get(name)), None)
+    return "" if found is None else f"{found.lower()}:{about[found]}"
 
 
 def _range_reader(fs: Any, path: str) -> Callable[[int, int], bytes]:

@@ -35,7 +35,9 @@ def open_web(address: str, fs: Any, url: str) -> Source:
         _close(fs, answer)
         raise
     _close(fs, answer)
-    return RemoteSource(address, total, lambda start, end: _sync(fs, _range, fs, url, start, end), head)
+    source = RemoteSource(address, total, lambda start, end: _sync(fs, _range, fs, url, start, end), head)
+    source.version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+    return source
 
 
 class _AnswerReader:
