@@ -16,7 +16,7 @@ import pytest
 
 from wdscli import executors
 from wdscli.errors import DataError, EngineError, OutputExistsError, UsageError, WdsError
-from wdscli.executors import default_jobs, make_executor, run_tasks
+from wdscli.executors import default_jobs, local, make_executor, run_tasks
 
 
 def double(number: int) -> int:
@@ -246,7 +246,7 @@ class TestGivingUp:
     def test_one_that_does_not_listen_is_killed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(executors, "PATIENCE_SECONDS", 0.3)
+        monkeypatch.setattr(local, "PATIENCE_SECONDS", 0.3)
         name, begun = str(tmp_path / "deaf"), time.monotonic()
         with pytest.raises(RuntimeError), make_executor(2) as executor:
             executor.submit(deaf, name)
@@ -264,7 +264,7 @@ class TestGivingUp:
             executor.submit(finalizes, name)
             _wait_for(lambda: _has_text(name))
             raise RuntimeError
-        assert time.monotonic() - begun < executors.PATIENCE_SECONDS
+        assert time.monotonic() - begun < local.PATIENCE_SECONDS
         assert Path(name + ".left").exists()
         assert capfd.readouterr().err == ""
 

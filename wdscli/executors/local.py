@@ -1,11 +1,11 @@
-"""Where tasks run: in this process, or in processes of this machine. Each is a ``concurrent.futures.Executor``.
+"""Tasks in this process, or in processes of this machine.
 
-What it is: two factories and one loop. How: processes are spawned, never forked, so that a task sees nothing of its
-parent but its arguments, which is what lets the same task run on another machine. A bounded window of tasks is in
-flight, and results come out in the order of the tasks, so that the number of jobs cannot show in any output. When the
-work is given up, by an error or by Ctrl-C, the workers are told to end at once; each discards what it was writing.
+What it is: :func:`local_executor`. How: processes are spawned, never forked, so that a task sees nothing of its parent
+but its arguments, which is what lets the same task run on another machine. When the work is given up, by an error or by
+Ctrl-C, the workers are told to end at once; each discards what it was writing. How far a task has come is told in
+memory that the processes share (:mod:`wdscli.executors.ticks`).
 
-It must not know what a task does. Tasks are top-level functions of one picklable argument.
+It must not know what a task does.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from wdscli.errors import EngineError, UsageError, WdsError
+from wdscli.executors.ticks import told
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
-
 PATIENCE_SECONDS = 5.0
 """How long a worker that was told to end may take to clean up."""
+SLOTS = 1024
+"""At most so many tasks in flight: each has a counter of its own."""
 
 
 def default_jobs() -> int:
@@ -37,14 +36,8 @@ def default_jobs() -> int:
     return os.cpu_count() or 1
 
 
-def make_executor(jobs: int | None = None) -> Executor:
-    """An executor for ``jobs`` tasks at a time (None: one a processor); with 1 job tasks run in this process.
-
-    The caller shuts it down (``with``).
-    """
-    jobs = default_jobs() if jobs is None else jobs
-    if jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, not {jobs}")
+def local_executor(jobs: int) -> Executor:
+    """An executor for ``jobs`` tasks at a time; with 1 job tasks run in this process, when they are submitted."""
     return _serial() if jobs == 1 else _processes(jobs)
 
 
@@ -53,6 +46,9 @@ def _serial() -> Executor:
 
     class SerialExecutor(Executor):
         """Runs each task when it is submitted."""
+
+        runs_here = True
+        workers = 1
 
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             future: Future[Any] = Future()
@@ -70,10 +66,16 @@ def _processes(jobs: int) -> Executor:
     from multiprocessing import get_context
     from multiprocessing.resource_tracker import ensure_running
 
+    context = get_context("spawn")
+
     class Processes(ProcessPoolExecutor):
         """A pool that does not wait for its workers when the block is left by an exception."""
 
         ends_its_workers = True
+
+        def __init__(self, counters: Any) -> None:
+            self.workers, self.counters = jobs, counters
+            super().__init__(jobs, mp_context=context, initializer=_prepare_worker, initargs=(counters,))
 
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             # Workers are started here, and inherit the mask: Ctrl-C must not reach one that is not ready for it.
@@ -94,7 +96,7 @@ def _processes(jobs: int) -> Executor:
                 manager.join(PATIENCE_SECONDS)
                 _note_stuck(manager)
 
-    return Processes(jobs, mp_context=get_context("spawn"), initializer=_prepare_worker)
+    return Processes(context.RawArray("Q", SLOTS))
 
 
 def is_stuck() -> bool:
@@ -149,11 +151,26 @@ class _Stopped(BaseException):
     """Raised in a worker that was told to end, so that whatever it has open is discarded on the way out."""
 
 
-def _prepare_worker() -> None:
+_counters: Any = None
+
+
+def counted(slot: int, function: Callable[[Any], Any], task: Any) -> Any:
+    """``function(task)`` in a worker, which counts how far it has come in memory that the parent looks at."""
+
+    def count(amount: int) -> None:
+        _counters[slot] += amount
+
+    return told(count, function, task)
+
+
+def _prepare_worker(counters: Any) -> None:
     """Ctrl-C reaches every process of the terminal's group; the parent alone answers it and ends the others. A parent
     that dies without a word takes its workers with it."""
     from multiprocessing import parent_process
     from threading import Thread
+
+    global _counters
+    _counters = counters
 
     # A handler, where SIG_IGN would be handed on to the commands that a worker starts: Ctrl-C ends these.
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -204,67 +221,3 @@ def _in_worker(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             raise
     # Only now the frames of the task are gone, and with them what they had open.
     os._exit(1)
-
-
-def run_tasks(
-    executor: Executor,
-    function: Callable[[Task], Result],
-    tasks: Iterable[Task],
-    *,
-    window: int | None = None,
-) -> Iterator[Result]:
-    """``function`` over ``tasks``, results in the order of the tasks, at most ``window`` tasks in flight.
-
-    The first failure (in order) is raised and what is not yet running is cancelled: a WdsError and a BrokenPipeError as
-    they are, anything else as EngineError.
-    """
-    from collections import deque
-
-    window = window or 2 * default_jobs() + 2
-    flying: deque[Future[Result]] = deque()
-    try:
-        for task in tasks:
-            flying.append(_submitted(executor, function, task))
-            if len(flying) >= window or flying[0].done():
-                yield _result(flying.popleft())
-        while flying:
-            yield _result(flying.popleft())
-    finally:
-        # A pool that breaks chokes on futures that were cancelled, and ours is ended with its block.
-        if not getattr(executor, "ends_its_workers", False):
-            for future in flying:
-                future.cancel()
-
-
-def _submitted(executor: Executor, function: Callable[[Task], Result], task: Task) -> Future[Result]:
-    from concurrent.futures import BrokenExecutor
-
-    try:
-        return executor.submit(function, task)
-    except BrokenExecutor:
-        raise _lost_worker() from None
-
-
-def _result(future: Future[Result]) -> Result:
-    from concurrent.futures import BrokenExecutor
-
-    try:
-        return future.result()
-    except (WdsError, BrokenPipeError):
-        raise
-    except BrokenExecutor:
-        raise _lost_worker() from None
-    except MemoryError as error:
-        raise EngineError("a task ran out of memory", hint="try fewer at a time with -j") from error
-    except Exception as error:
-        raise EngineError(
-            f"a task failed: {type(error).__name__}: {error}",
-            hint="this is a mistake in wdscli; the same command with --debug shows where",
-        ) from error
-
-
-def _lost_worker() -> EngineError:
-    return EngineError(
-        "a worker process ended abruptly",
-        hint="it may have been killed for memory: try fewer with -j, or -j 1",
-    )

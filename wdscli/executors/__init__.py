@@ -1,0 +1,39 @@
+"""Where tasks run: in this process, in processes of this machine, or on an engine that others run. Each is a
+``concurrent.futures.Executor``.
+
+What it is: one factory, :func:`make_executor`, and one loop, :func:`run_tasks`. How: a bounded window of tasks is in
+flight, and results come out in the order of the tasks, so that neither jobs nor engine can show in any output. Engines
+are found by name (:mod:`wdscli.executors.engines`).
+
+It must not know what a task does. Tasks are top-level functions of one picklable argument; they may be run twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wdscli.errors import UsageError
+from wdscli.executors.local import default_jobs, is_stuck, local_executor
+from wdscli.executors.tasks import run_tasks, workers_of
+from wdscli.executors.ticks import tick_of_task
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+__all__ = ["default_jobs", "is_stuck", "make_executor", "run_tasks", "tick_of_task", "workers_of"]
+
+
+def make_executor(jobs: int | None = None, engine: str | None = None) -> Executor:
+    """An executor for ``jobs`` tasks at a time (None: one a processor); with 1 job tasks run in this process. With
+    ``engine``, a URL, tasks run there, as many at a time as it has room for.
+
+    The caller shuts it down (``with``). Raises UsageError, and EngineError for an engine that cannot be reached.
+    """
+    if engine is not None:
+        from wdscli.executors.engines import open_engine
+
+        return open_engine(engine)
+    jobs = default_jobs() if jobs is None else jobs
+    if jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, not {jobs}")
+    return local_executor(jobs)

@@ -1,0 +1,163 @@
+"""The loop: tasks in, results out in the same order, a bounded window of them in flight.
+
+What it is: :func:`run_tasks`, for any executor. How: the window follows the executor's size. While the oldest task is
+waited for, those that tell how far they have come are listened to: a task in this process calls us itself, one in
+another process adds to a counter of its own in shared memory, one on another machine is told of when it is done. It
+must not know what a task does, nor where it runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from wdscli.errors import EngineError, WdsError
+from wdscli.executors.local import SLOTS, counted, default_jobs
+from wdscli.executors.ticks import Tick, told
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+POLL_SECONDS = 0.2
+
+
+def workers_of(executor: Executor) -> int:
+    """How many tasks an executor runs at a time, as far as it says: ``workers``, or as Python's own pools say it."""
+    return getattr(executor, "workers", 0) or getattr(executor, "_max_workers", 0) or default_jobs()
+
+
+def run_tasks(
+    executor: Executor,
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    *,
+    window: int | None = None,
+    advance: Tick | None = None,
+    amount: Callable[[Result], int] | None = None,
+) -> Iterator[Result]:
+    """``function`` over ``tasks``, results in the order of the tasks, at most ``window`` tasks in flight (None: what
+    keeps the executor busy).
+
+    ``advance`` is called with the units that tasks do, while they do them where that can be known
+    (:func:`~wdscli.executors.ticks.tick_of_task`); ``amount`` says of a result how many it was in all.
+
+    The first failure (in order) is raised and what is not yet running is cancelled: a WdsError and a BrokenPipeError as
+    they are, anything else as EngineError.
+    """
+    flying: deque[Future[Result]] = deque()
+    meter = _Meter(executor, advance, amount)
+    try:
+        for task in tasks:
+            flying.append(_submitted(executor, *meter.call(function, task)))
+            limit = window or 2 * workers_of(executor) + 2
+            while len(flying) >= min(limit, SLOTS) or (flying and flying[0].done()):
+                yield meter.take(_result(executor, flying.popleft(), meter))
+        while flying:
+            yield meter.take(_result(executor, flying.popleft(), meter))
+    finally:
+        # A pool that breaks chokes on futures that were cancelled, and ours is ended with its block.
+        if not getattr(executor, "ends_its_workers", False):
+            for future in flying:
+                future.cancel()
+
+
+class _Meter:
+    """Adds up what the tasks in flight tell of themselves. ``told`` has what was passed on of each, oldest first."""
+
+    def __init__(self, executor: Executor, advance: Tick | None, amount: Callable[[Any], int] | None) -> None:
+        self._advance = advance
+        self._amount = amount
+        self._here = bool(getattr(executor, "runs_here", False))
+        self.counters = getattr(executor, "counters", None) if advance is not None else None
+        self._told: deque[int] = deque()
+        self._next = 0
+
+    def call(self, function: Callable[[Any], Any], task: Any) -> tuple[Any, ...]:
+        """What is to be submitted for the next task."""
+        slot = self._next % SLOTS
+        self._next += 1
+        self._told.append(0)
+        if self._advance is None:
+            return function, task
+        if self._here:
+            return told, self._hear, function, task
+        if self.counters is None:
+            return function, task
+        self.counters[slot] = 0
+        return counted, slot, function, task
+
+    def _hear(self, amount: int) -> None:
+        """The task that was submitted last runs in this process, and goes on."""
+        assert self._advance is not None
+        self._told[-1] += amount
+        self._advance(amount)
+
+    def poll(self) -> None:
+        """Pass on what tasks in other processes have done since."""
+        first = self._next - len(self._told)
+        for at, before in enumerate(self._told):
+            new = self.counters[(first + at) % SLOTS] - before
+            if new > 0 and self._advance is not None:
+                self._told[at] = before + new
+                self._advance(new)
+
+    def take(self, result: Result) -> Result:
+        """The oldest task is done: pass on what it has not told."""
+        before = self._told.popleft()
+        if self._advance is not None and self._amount is not None:
+            self._advance(max(0, self._amount(result) - before))
+        return result
+
+
+def _submitted(executor: Executor, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        return executor.submit(function, *args)
+    except BrokenProcessPool:
+        raise _lost_worker() from None
+
+
+def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result:
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        if meter.counters is not None:
+            _listen(future, meter)
+        return future.result()
+    except (WdsError, BrokenPipeError):
+        raise
+    except BrokenProcessPool:
+        raise _lost_worker() from None
+    except Exception as error:
+        explain = getattr(executor, "explain", task_failed)
+        raise explain(error) from error
+
+
+def _listen(future: Future[Any], meter: _Meter) -> None:
+    """Wait for a task, and hear how far all in flight have come meanwhile."""
+    from concurrent.futures import wait
+
+    while not wait([future], POLL_SECONDS).done:
+        meter.poll()
+
+
+def task_failed(error: Exception) -> EngineError:
+    """What a task raised that no task should."""
+    if isinstance(error, MemoryError):
+        return EngineError("a task ran out of memory", hint="try fewer at a time with -j")
+    return EngineError(
+        f"a task failed: {type(error).__name__}: {error}",
+        hint="this is a mistake in wdscli; the same command with --debug shows where",
+    )
+
+
+def _lost_worker() -> EngineError:
+    return EngineError(
+        "a worker process ended abruptly",
+        hint="it may have been killed for memory: try fewer with -j, or -j 1",
+    )
