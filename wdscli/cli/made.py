@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.units import human_size
 
@@ -10,6 +11,18 @@ if TYPE_CHECKING:
     from wdscli.cli.output import Out
     from wdscli.ops.reorder import ReorderPlan
     from wdscli.ops.running import ReorderReport
+
+PARTS_TOLD = 20
+"""So many parts are told one by one; more only with ``-v``."""
+
+
+class PartTotals(NamedTuple):
+    """What one part of an output holds."""
+
+    part: str
+    samples: int
+    shards: int
+    bytes: int
 
 
 def plural(count: int, word: str) -> str:
@@ -20,13 +33,19 @@ def plural(count: int, word: str) -> str:
 def print_plan(out: Out, planned: ReorderPlan) -> None:
     """A line per shard that would be written (name, samples, bytes), and the totals."""
     rows = [(shard.address, shard.samples, shard.size) for shard in planned.planned]
+    parts = _planned_parts(planned)
     if out.json:
-        for name, samples, size in rows:
-            out.object({"shard": name, "samples": samples, "bytes": size})
+        for shard, (name, samples, size) in zip(planned.planned, rows, strict=True):
+            part = {"part": planned.parts[shard.part].name} if parts else {}
+            out.object({"shard": name, "samples": samples, "bytes": size, **part})
+        for totals in parts:
+            out.object(totals._asdict())
     else:
         out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
     total = f"{plural(planned.samples, 'sample')} in {plural(len(rows), 'shard')}, {human_size(planned.size_bytes)}"
     out.summary(f"would write {total} ({planned.strategy}: {planned.reason})")
+    _tell_parts(out, parts)
+    _tell_empty(out, sum(1 for shard in planned.planned if not shard.samples))
     _tell_losses(out, planned.dropped, planned.ignored, planned.oversized)
 
 
@@ -63,7 +82,38 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
         )
     shards = plural(report.shards, "shard")
     out.summary(f"{done} {plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}")
+    if report.parts != ("",):
+        written = zip(report.parts, report.manifests, strict=True)
+        _tell_parts(out, [PartTotals(name, m.samples, len(m.shards), m.size_bytes) for name, m in written])
+    _tell_empty(out, sum(1 for one in report.manifests for shard in one.shards if not shard.samples))
     _tell_losses(out, report.dropped, report.ignored, oversized)
+
+
+def _planned_parts(planned: ReorderPlan) -> list[PartTotals]:
+    """What each part would hold; none for an output that has no parts."""
+    names = [part.name for part in planned.parts]
+    if names == [""]:
+        return []
+    totals = [[0, 0, 0] for _ in names]
+    for shard in planned.planned:
+        of_part = totals[shard.part]
+        of_part[0] += shard.samples
+        of_part[1] += 1
+        of_part[2] += shard.size
+    return [PartTotals(name, *of_part) for name, of_part in zip(names, totals, strict=True)]
+
+
+def _tell_parts(out: Out, parts: Sequence[PartTotals]) -> None:
+    told = parts if out.talk.verbose else parts[:PARTS_TOLD]
+    for name, samples, shards, size in told:
+        out.summary(f"  {name}: {plural(samples, 'sample')} in {plural(shards, 'shard')}, {human_size(size)}")
+    if len(told) < len(parts):
+        out.summary(f"  and {plural(len(parts) - len(told), 'more part')}")
+
+
+def _tell_empty(out: Out, shards: int) -> None:
+    if shards:
+        out.warn(f"{plural(shards, 'shard')} without samples: fewer samples than shards")
 
 
 def _tell_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int], oversized: int) -> None:

@@ -152,29 +152,50 @@ class SelectionOptions(NamedTuple):
         return Selection.parse(**self._asdict())
 
 
+MaxCount = Annotated[
+    int | None,
+    typer.Option(
+        "--max-count", metavar="N", min=1, help="At most N samples in a shard.", rich_help_panel=_CUTS
+    ),
+]
+MaxSize = Annotated[
+    int | None,
+    typer.Option(
+        "--max-size",
+        metavar="SIZE",
+        parser=parse_size,
+        help="At most SIZE bytes of tar in a shard: 500MB, 1GiB, 2e9.",
+        rich_help_panel=_CUTS,
+    ),
+]
+ShardCount = Annotated[
+    int | None,
+    typer.Option("--shards", metavar="N", min=1, help="N shards of about equal size.", rich_help_panel=_CUTS),
+]
+
+
 class CutOptions(NamedTuple):
     """Where one output shard ends and the next begins."""
 
-    max_count: Annotated[
+    max_count: MaxCount = None
+    max_size: MaxSize = None
+    shard_count: ShardCount = None
+
+
+class PlannedCutOptions(NamedTuple):
+    """The same, and more, where all samples are known before any is written."""
+
+    max_count: MaxCount = None
+    max_size: MaxSize = None
+    shard_count: ShardCount = None
+    divisible_by: Annotated[
         int | None,
         typer.Option(
-            "--max-count", metavar="N", min=1, help="At most N samples in a shard.", rich_help_panel=_CUTS
-        ),
-    ] = None
-    max_size: Annotated[
-        int | None,
-        typer.Option(
-            "--max-size",
-            metavar="SIZE",
-            parser=parse_size,
-            help="At most SIZE bytes of tar in a shard: 500MB, 1GiB, 2e9.",
+            "--divisible-by",
+            metavar="WORLD",
+            min=1,
+            help="As many more shards as make their number a multiple of WORLD; none of them is empty.",
             rich_help_panel=_CUTS,
-        ),
-    ] = None
-    shard_count: Annotated[
-        int | None,
-        typer.Option(
-            "--shards", metavar="N", min=1, help="N shards of about equal size.", rich_help_panel=_CUTS
         ),
     ] = None
 

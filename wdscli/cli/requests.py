@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         EngineOptions,
         ErrorOptions,
         OutputOptions,
+        PlannedCutOptions,
         SelectionOptions,
         StreamOptions,
     )
@@ -43,7 +44,7 @@ def selection_text(selection: SelectionOptions) -> dict[str, Any]:
 def reorder_request(
     shards: Sequence[str],
     output: OutputOptions | StreamOptions,
-    cuts: CutOptions,
+    cuts: CutOptions | PlannedCutOptions,
     selection: SelectionOptions,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
