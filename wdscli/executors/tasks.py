@@ -98,9 +98,9 @@ class _Meter:
 
     def poll(self) -> None:
         """Pass on what tasks in other processes have done since."""
-        first = self._next - len(self._told)
+        first, counters = self._next - len(self._told), self.counters or ()
         for at, before in enumerate(self._told):
-            new = self.counters[(first + at) % SLOTS] - before
+            new = counters[(first + at) % SLOTS] - before
             if new > 0 and self._advance is not None:
                 self._told[at] = before + new
                 self._advance(new)

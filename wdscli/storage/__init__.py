@@ -5,7 +5,16 @@ package is the only importer of fsspec, s3fs and braceexpand, and imports them, 
 when an address needs them.
 """
 
-from wdscli.storage.addresses import base_name, is_local, is_stream, local_path, same_file, scheme, sibling
+from wdscli.storage.addresses import (
+    base_name,
+    is_local,
+    is_stream,
+    local_path,
+    relative_to,
+    same_file,
+    scheme,
+    sibling,
+)
 from wdscli.storage.ends import Sink, Source
 from wdscli.storage.expand import expand
 from wdscli.storage.opening import (
@@ -34,6 +43,7 @@ __all__ = [
     "open_sink",
     "open_source",
     "read_all",
+    "relative_to",
     "remove",
     "same_file",
     "scheme",

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from wdscli.errors import UsageError
 
@@ -41,7 +44,25 @@ def is_stream(address: str) -> bool:
 def local_path(address: str) -> str:
     """The path of a local address."""
     match = _SCHEME.match(address)
-    return address[match.end() :] if match else address
+    path = address[match.end() :] if match else address
+    folder = _folder.get()
+    return os.path.join(folder, path) if folder and path else path
+
+
+_folder: ContextVar[str] = ContextVar("folder", default="")
+
+
+@contextmanager
+def relative_to(folder: str) -> Iterator[None]:
+    """In the block relative paths begin at ``folder``, not at the current folder; addresses stay as they were typed.
+
+    For tasks that run elsewhere, maybe some in one process: a current folder is the whole process's.
+    """
+    before = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(before)
 
 
 def split_folder(address: str) -> tuple[str, str]:

@@ -1,0 +1,93 @@
+"""Tasks on a Dask cluster.
+
+What it is: :func:`connect`, the engine ``dask``. How: ``Client.get_executor`` is a ``concurrent.futures.Executor``
+already; here it gets a size, and lets go of the cluster when it is shut down. Tasks are not pure in Dask's sense: each
+is run, whatever a cluster may remember. We never use Dask's own shuffle, which promises no order. It must not know what
+a task does.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from wdscli.errors import UsageError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+CONNECT_SECONDS = 10
+LEAVE_SECONDS = 2
+LOOK_SECONDS = 5
+"""How long a cluster is taken to have the size that it had."""
+
+
+def connect(url: str) -> Executor:
+    """The cluster of ``dask://HOST:PORT``, or of the scheduler that wrote the file of ``dask:///PATH``."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise UsageError("Dask needs an extra", hint="pip install 'wdscli[dask]'") from None
+    place = url.partition("://")[2]
+    if not place:
+        raise UsageError(f"{url} names no scheduler", hint="dask://HOST:PORT, or dask:///path/scheduler.json")
+    _quiet()
+    if place.startswith("/"):
+        client = Client(scheduler_file=place, timeout=CONNECT_SECONDS, set_as_default=False)
+    else:
+        address = place if "://" in place else f"tcp://{place}"
+        _knock(address)
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    return DaskExecutor(client)
+
+
+class DaskExecutor(Executor):
+    """The executor of a client, which is closed with it. ``workers`` is the number of the cluster's threads, 0 while
+    it has none."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._inner: Executor = client.get_executor(pure=False)
+        self._size, self._due = 0, 0.0
+
+    @property
+    def workers(self) -> int:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + LOOK_SECONDS
+            with suppress(Exception):
+                if self._client.status == "running":
+                    self._size = sum(self._client.nthreads().values())
+        return self._size
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        with warnings.catch_warnings():
+            # A task of a shard of a million samples is large, and must be.
+            warnings.simplefilter("ignore", UserWarning)
+            return self._inner.submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        with suppress(Exception):
+            if self._client.status == "running":
+                self._inner.shutdown(wait)
+        with suppress(Exception):
+            self._client.close(LEAVE_SECONDS)
+
+
+def _knock(address: str) -> None:
+    """Dask knocks for as long as its timeout says where nobody is; a refusal is an answer. Raises OSError."""
+    import socket
+
+    host, _, port = address.partition("://")[2].rpartition(":")
+    if address.startswith(("tcp://", "tls://")) and host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+
+
+def _quiet() -> None:
+    """What Dask logs of lost connections, we say in one error."""
+    import logging
+
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)

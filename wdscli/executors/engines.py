@@ -1,0 +1,128 @@
+"""Engines that run tasks on other machines, found by name.
+
+What it is: :func:`open_engine`, from a URL to an executor. How: the URL's scheme is the engine's name among the entry
+points of the group ``wdscli.executors``; what stands there is called with the URL and gives a
+``concurrent.futures.Executor``. Here that executor is wrapped, so that a task finds the same relative paths and the
+same wdscli where it runs, and so that its own failures can be told from the engine's. It must not know any engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from typing import Any
+
+from wdscli import __version__
+from wdscli.errors import EngineError, UsageError, WdsError
+from wdscli.executors.local import default_jobs
+from wdscli.executors.tasks import task_failed
+from wdscli.storage import relative_to
+
+GROUP = "wdscli.executors"
+INSTALL = "pip install 'wdscli[{}]'"
+
+
+def engine_name(url: str) -> str:
+    """The engine of a URL.
+
+    >>> engine_name("dask://10.0.0.7:8786")
+    'dask'
+    """
+    return url.partition("://")[0]
+
+
+def known_engines() -> list[str]:
+    """The names of the engines that are installed."""
+    from importlib.metadata import entry_points
+
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def find_engine(url: str) -> Callable[[str], Executor]:
+    """What makes the executor of a URL. Raises UsageError for an engine that is not there."""
+    from importlib.metadata import entry_points
+
+    name = engine_name(url)
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            factory: Callable[[str], Executor] = point.load()
+            return factory
+    known = ", ".join(f"{one}://" for one in known_engines()) or "none"
+    raise UsageError(f'no engine "{name}"', hint=f"there is: {known}; others come with packages of their own")
+
+
+def open_engine(url: str) -> Executor:
+    """An executor whose tasks run where ``url`` says. Raises UsageError, EngineError."""
+    factory = find_engine(url)
+    try:
+        return Engine(url, factory(url))
+    except WdsError:
+        raise
+    except Exception as error:
+        raise _unreachable(url, error) from error
+
+
+class Engine(Executor):
+    """An engine's executor, whose errors are ours. ``workers`` says how many tasks it runs at a time."""
+
+    def __init__(self, url: str, inner: Executor) -> None:
+        self.url = url
+        self._inner = inner
+        self._folder = os.getcwd()
+
+    @property
+    def workers(self) -> int:
+        inner: Any = self._inner
+        return getattr(inner, "workers", 0) or getattr(inner, "_max_workers", 0) or default_jobs()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        try:
+            return self._inner.submit(run_elsewhere, __version__, self._folder, fn, *args, **kwargs)
+        except WdsError:
+            raise
+        except Exception as error:
+            raise self.explain(error) from error
+
+    def explain(self, error: Exception) -> EngineError:
+        """The error of an engine that lost a task: what tasks raise themselves has been made ours before."""
+        what = _first_line(str(error)) or "the task was cancelled"
+        return EngineError(
+            f"the engine {self.url} failed: {type(error).__name__}: {what}",
+            hint="see what its scheduler and workers say; the workers need the same wdscli and the same paths",
+        )
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        # What is done is done, whatever an engine says on leaving.
+        with suppress(Exception):
+            self._inner.shutdown(wait, cancel_futures=cancel_futures)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.shutdown(wait=kind is None, cancel_futures=kind is not None)
+
+
+def run_elsewhere(version: str, folder: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """One task on a worker; ``folder`` is where relative paths begin."""
+    if version != __version__:
+        raise EngineError(
+            f"a worker has wdscli {__version__}, this is {version}", hint="install one version everywhere"
+        )
+    try:
+        with relative_to(folder):
+            return function(*args, **kwargs)
+    except WdsError:
+        raise
+    except Exception as error:
+        raise task_failed(error) from error
+
+
+def _unreachable(url: str, error: Exception) -> EngineError:
+    return EngineError(
+        f"cannot reach {url}: {_first_line(str(error)) or type(error).__name__}",
+        hint="is its scheduler running, and is this its address?",
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
