@@ -133,9 +133,11 @@ def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
 def finish_plan(plan: ReorderPlan, written: Sequence[ShardInfo]) -> ReorderReport:
     """Write the manifests. ``written`` has what each task returned, in the order of ``plan.planned``."""
     fingerprints = [fingerprint_of(plan.shards)]
+    of_parts: list[list[ShardInfo]] = [[] for _ in plan.parts]
+    for info, shard in zip(written, plan.planned, strict=True):
+        of_parts[shard.part].append(info)
     manifests = []
-    for number, part in enumerate(plan.parts):
-        infos = [info for info, shard in zip(written, plan.planned, strict=True) if shard.part == number]
+    for part, infos in zip(plan.parts, of_parts, strict=True):
         manifests.append(
             part.output.finish(
                 infos, operation=plan.operation, options=plan.options, seed=plan.seed, inputs=fingerprints
