@@ -1,0 +1,552 @@
+"""``wds sort``: every order against sorted() and sort(1), stability, what is missing, what is wrong, every option."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from shard_cases import (
+    Members,
+    Ran,
+    assert_true_set,
+    by_gnu_tar,
+    content,
+    keys_of,
+    members_of,
+    no_new_files,
+    numbered,
+    outputs,
+    samples_of,
+    wds,
+    write_shards,
+)
+
+from wdscli.cli.main import main
+from wdscli.errors import DataError, UsageError
+from wdscli.ops.reorder import Request
+from wdscli.ops.sort import plan_sort, sort
+from wdscli.ops.sort_keys import MAX_VALUE, sort_key
+
+Command = Callable[..., Ran]
+GOOD = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.fixture
+def run(capfdbinary: Any) -> Command:
+    """The command in this process."""
+
+    def call(*args: object) -> Ran:
+        capfdbinary.readouterr()
+        code = main(["sort", *map(str, args)])
+        captured = capfdbinary.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def good(run: Command) -> Command:
+    """The command, which succeeds."""
+
+    def call(*args: object) -> Ran:
+        ran = run(*args)
+        assert ran.code == 0, ran.err
+        return ran
+
+    return call
+
+
+def one(key: str, **fields: object) -> Members:
+    """A sample; what is not bytes is written as JSON. ``seg_png`` is the field seg.png."""
+    return [
+        (f"{key}.{name.replace('_', '.')}", value if isinstance(value, bytes) else json.dumps(value).encode())
+        for name, value in fields.items()
+    ]
+
+
+def spread(folder: Path, samples: Sequence[Members], shards: int = 3) -> list[str]:
+    """Samples in their order over some shards, of which one is empty."""
+    each = -(-len(samples) // shards)
+    parts: list[Sequence[Members]] = [samples[at : at + each] for at in range(0, len(samples), each)]
+    return write_shards(folder, [*parts[:1], [], *parts[1:]])
+
+
+@pytest.fixture
+def by(good: Command, tmp_path: Path) -> Callable[..., list[str]]:
+    """The keys of samples in the order that some options give, one letter each, in a row."""
+
+    def call(samples: Sequence[Members], *options: object) -> str:
+        names = spread(tmp_path / "in", samples)
+        good(*names, "-o", tmp_path / "out.tar", "--force", *options)
+        return " ".join(keys_of(tmp_path / "out.tar"))
+
+    return call
+
+
+By = Callable[..., str]
+
+SIZES = [
+    one("a", json={"width": 640, "name": "x10", "box": [5, 1]}, cls=b"3"),
+    one("b", json={"width": 32, "name": "x9", "box": [5]}, cls=b"20"),
+    one("c", json={"width": 640, "name": "X9", "box": [4, 9]}, cls=b"1"),
+    one("d", json={"width": 1e3, "name": "", "box": []}, cls=b"3"),
+    one("e", json={"width": -1.5, "name": "x09", "box": [40]}, cls=b"-4"),
+]
+
+
+class TestByKey:
+    @GOOD
+    @given(st.permutations([f"k{n}" for n in (1, 2, 3, 9, 10, 11, 100)] + ["Z/a", "a/Z", "é", "k", "k-1"]))
+    def test_as_sorted_would(self, tmp_path_factory: Any, keys: list[str]) -> None:
+        folder = tmp_path_factory.mktemp("keys")
+        names = spread(folder / "in", [one(key, cls=b"1") for key in keys])
+        report = sort(Request(names, f"{folder}/out.tar"))
+        assert report.samples == len(keys)
+        assert keys_of(folder / "out.tar") == sorted(keys, key=str.encode)
+
+    def test_as_sort_would(self, good: Command, tmp_path: Path) -> None:
+        """GNU sort as the judge, on names that locales would order otherwise."""
+        rng = random.Random(3)
+        keys = list(
+            {"".join(rng.choices("aAbB-_/09é ", k=rng.randrange(1, 8))).strip("/") for _ in range(200)}
+        )
+        keys = [key for key in keys if key and "//" not in key]
+        names = spread(tmp_path / "in", [one(key, cls=b"1") for key in keys])
+        for options, theirs in (([], []), (["--reverse"], ["-r"])):
+            good(*names, "-o", tmp_path / "out.tar", "--force", *options)
+            done = subprocess.run(
+                ["sort", "-s", *theirs], input="\n".join(keys), env={**os.environ, "LC_ALL": "C"},
+                capture_output=True, encoding="utf-8", check=True,
+            )  # fmt: skip
+            assert keys_of(tmp_path / "out.tar") == done.stdout.splitlines()
+
+    def test_natural(self, by: By) -> None:
+        samples = [one(key, cls=b"1") for key in ("i10", "i9", "i", "i9b", "i010", "j1")]
+        assert by(samples) == "i i010 i10 i9 i9b j1"
+        assert by(samples, "--natural") == "i i9 i9b i010 i10 j1"
+        assert by(samples, "--by", "key:V") == "i i9 i9b i010 i10 j1"
+        assert by(samples, "--by", "key:natural,reverse") == "j1 i10 i010 i9b i9 i"
+
+    def test_numeric(self, by: By) -> None:
+        samples = [one(key, cls=b"1") for key in ("10", "9", "-3", "007")]
+        assert by(samples, "--numeric") == "-3 007 9 10"
+
+    def test_a_key_that_is_a_number_to_those_that_ask(self, run: Command, tmp_path: Path) -> None:
+        names = spread(tmp_path / "in", [one("1", cls=b"1"), one("n2", cls=b"1")], 1)
+        ran = run(*names, "-o", tmp_path / "out.tar", "--numeric")
+        assert ran.code == 3
+        assert f'cannot sort by key: it is not a number in member "n2" in {names[0]} at byte 1024' in ran.err
+
+    def test_the_key_as_it_is_read(self, good: Command, tmp_path: Path) -> None:
+        names = spread(tmp_path / "in", numbered(7, "b") + numbered(5, "a"))
+        good(*names, "-o", tmp_path / "out.tar", "--rekey", "x{index:03d}-{shard}")
+        found = samples_of(tmp_path / "out.tar")
+        plain = sorted(one for name in names for one in samples_of(name))
+        assert [fields for _, fields in found] == [fields for _, fields in plain]
+        assert all(key.startswith("x0") for key, _ in found)
+
+
+class TestByField:
+    @GOOD
+    @given(
+        st.lists(
+            st.binary(max_size=4) | st.sampled_from([b"a\0", b"a", b"a\0b", b""]), min_size=1, max_size=30
+        )
+    )
+    def test_bytewise_and_stable(self, tmp_path_factory: Any, payloads: list[bytes]) -> None:
+        folder = tmp_path_factory.mktemp("fields")
+        samples = [one(f"{9 - number % 10}{number}", seg_png=data) for number, data in enumerate(payloads)]
+        names = spread(folder / "in", samples)
+        read = [one for name in names for one in samples_of(name)]
+        for reverse in (False, True):
+            sort(Request(names, f"{folder}/out-{reverse}.tar"), by=["seg.png"], reverse=reverse)
+            expected = sorted(read, key=lambda one: one[1][0][1], reverse=reverse)
+            assert samples_of(folder / f"out-{reverse}.tar") == expected
+
+    @GOOD
+    @given(
+        st.lists(
+            st.tuples(st.integers(-20, 20) | st.integers(2**53, 2**53 + 2), st.integers(-2, 2)),
+            min_size=1,
+            max_size=20,
+        )
+    )
+    def test_numbers_exactly(self, tmp_path_factory: Any, pairs: list[tuple[int, int]]) -> None:
+        folder = tmp_path_factory.mktemp("numbers")
+        texts = [f" {number}e{power}\n" for number, power in pairs]
+        names = spread(folder / "in", [one(f"k{at}", txt=text.encode()) for at, text in enumerate(texts)])
+        sort(Request(names, f"{folder}/out.tar"), by=["txt"], how="numeric")
+        order = sorted(range(len(texts)), key=lambda at: Decimal(texts[at].strip()))
+        assert keys_of(folder / "out.tar") == [f"k{at}" for at in order]
+
+    def test_numeric_natural_and_neither(self, by: By) -> None:
+        assert by(SIZES, "--by", "cls") == "e c b a d"
+        assert by(SIZES, "--by", "cls", "--numeric") == "e c a d b"
+        assert by(SIZES, "--by", "cls:n") == "e c a d b"
+        assert by(SIZES, "--by", "cls", "--natural") == "e c a d b"
+        assert by(SIZES, "--by", "cls:numeric,reverse") == "b a d c e"
+
+    def test_the_field_as_the_input_names_it_and_whether_it_is_written_or_not(self, by: By) -> None:
+        assert by(SIZES, "--by", "cls:n", "--drop", "cls") == "e c a d b"
+        assert by(SIZES, "--by", "cls:n", "--rename", "label=cls") == "e c a d b"
+
+    def test_a_field_with_a_colon(self, by: By) -> None:
+        samples = [[("a.x:y", b"2")], [("b.x:y", b"1")]]
+        assert by(samples, "--by", "x:y:plain") == "b a"
+
+    def test_what_is_too_long_is_not_compared(self, run: Command, good: Command, tmp_path: Path) -> None:
+        samples = [one("a", jpg=bytes(MAX_VALUE)), one("b", jpg=bytes(MAX_VALUE + 1)), one("c", jpg=b"\1")]
+        names = spread(tmp_path / "in", samples, 1)
+        ran = run(*names, "-o", tmp_path / "out.tar", "--by", "jpg")
+        assert ran.code == 3
+        assert "cannot sort by jpg: it has 1048577 bytes, and more than 1048576 are not compared" in ran.err
+        assert '"b.jpg"' in ran.err
+        good(*names, "-o", tmp_path / "out.tar", "--by", "jpg", "--slice", "0::2", "--reverse")
+        assert keys_of(tmp_path / "out.tar") == ["c", "a"]
+
+    def test_with_an_index_and_from_a_pipe(self, by: By, good: Command, tmp_path: Path) -> None:
+        first = by(SIZES, "--by", "json.width")
+        names = sorted(map(str, (tmp_path / "in").glob("*.tar")))
+        assert main(["index", *names]) == 0
+        good(*names, "-o", tmp_path / "indexed.tar", "--by", "json.width")
+        good(*[f"pipe:cat {name}" for name in names], "-o", tmp_path / "piped.tar", "--by", "json.width")
+        assert " ".join(keys_of(tmp_path / "indexed.tar")) == first
+        assert (tmp_path / "indexed.tar").read_bytes() == (tmp_path / "piped.tar").read_bytes()
+
+
+class TestByJson:
+    def test_numbers_are_numbers(self, by: By) -> None:
+        assert by(SIZES, "--by", "json.width") == "e b a c d"
+        assert by(SIZES, "--by", "json.width:r") == "d a c b e"
+
+    def test_strings(self, by: By) -> None:
+        assert by(SIZES, "--by", "json.name") == "d c e a b"
+        assert by(SIZES, "--by", "json.name:V") == "d c e b a"
+
+    @pytest.mark.parametrize("path", ["json.box[0]", "json.box.0", 'json["box"][0]', "json['box'].0"])
+    def test_paths(self, by: By, path: str) -> None:
+        assert by(SIZES, "--by", path) == "c a b e d"
+
+    def test_places_from_the_end(self, by: By) -> None:
+        assert by(SIZES, "--by", "json.box[-1]") == "a b c e d"
+
+    def test_a_name_of_digits(self, by: By) -> None:
+        samples = [one("a", json={"0": {"a.b": 2}}), one("b", json={"0": {"a.b": 1}})]
+        assert by(samples, "--by", "json.0['a.b']") == "b a"
+        assert by(samples, "--by", "json[0]", "--missing", "last") == "a b"
+
+    def test_another_field_with_json(self, by: By) -> None:
+        samples = [one("a", meta_json={"n": {"json": 2}}), one("b", meta_json={"n": {"json": 1}})]
+        assert by(samples, "--by", "meta.json.n.json") == "b a"
+        assert by(samples, "--by", "meta.json:r") == "a b"
+
+    def test_values_of_all_types(self, by: By) -> None:
+        values = [{"a": 1}, [2], [1, 5], "b", "a", 3, 2.5, True, False, None]
+        samples = [one(letter, json={"v": value}) for letter, value in zip("abcdefghij", values, strict=True)]
+        assert by(samples, "--by", "json.v") == "i h g f e d c b a j"
+
+    def test_numbers_beyond_floats(self, by: By) -> None:
+        texts = [b"9007199254740993", b"9007199254740992", b"1e400", b"-1e400", b"0." + b"1" * 40, b"1e-400"]
+        samples = [[(f"{letter}.json", b"[%s]" % text)] for letter, text in zip("abcdef", texts, strict=True)]
+        assert by(samples, "--by", "json[0]") == "d f e b a c"
+
+    def test_numeric_takes_strings_too(self, by: By) -> None:
+        samples = [one("a", json=["10"]), one("b", json=[11]), one("c", json=[" 9.5 "])]
+        assert by(samples, "--by", "json[0]:n") == "c a b"
+        assert by(samples, "--by", "json[0]") == "b c a"
+
+    def test_the_document_is_decoded_once(self, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
+        from wdscli.ops import sort_keys
+
+        seen = []
+        original = sort_keys.decoded
+        monkeypatch.setattr(sort_keys, "decoded", lambda payload: seen.append(1) or original(payload))
+        by(SIZES, "--by", "json.width", "--by", "json.name", "--by", "json.box")
+        assert len(seen) == len(SIZES)
+
+
+class TestSeveralKeys:
+    def test_one_after_the_other(self, by: By) -> None:
+        assert by(SIZES, "--by", "json.width", "--by", "cls:nr") == "e b a c d"
+        assert by(SIZES, "--by", "json.width:r", "--by", "cls:n") == "d c a b e"
+        assert by(SIZES, "--by", "cls:n", "--by", "key:r") == "e c d a b"
+
+    def test_flags_hold_where_there_are_no_modifiers(self, by: By) -> None:
+        assert by(SIZES, "--by", "cls", "--by", "key", "--reverse") == "d a b c e"
+        assert by(SIZES, "--by", "cls:n", "--by", "key", "--reverse") == "e c d a b"
+        assert by(SIZES, "--by", "cls:plain", "--by", "key:r", "--reverse", "--numeric") == "e c b d a"
+
+    @GOOD
+    @given(st.data())
+    def test_as_sorted_would(self, tmp_path_factory: Any, data: st.DataObject) -> None:
+        folder = tmp_path_factory.mktemp("several")
+        values = data.draw(
+            st.lists(
+                st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "txt": st.sampled_from([b"", b"a", b"a\0", b"ab", b"b"]),
+                        "cls": st.sampled_from([b"1", b"1.0", b"-2", b"1e1"]),
+                        "json": st.sampled_from([None, 1, 2, "a", "b", [1]]).map(lambda value: {"v": value}),
+                    },
+                ),
+                min_size=1,
+                max_size=25,
+            )
+        )
+        keys = data.draw(st.permutations(["txt", "cls:n", "json.v"]))
+        turned = [data.draw(st.booleans()) for _ in keys]
+        missing = data.draw(st.sampled_from(["first", "last"]))
+        samples = [one(f"k{at:02d}", jpg=b"", **fields) for at, fields in enumerate(values)]
+        texts = [
+            key + (":r" if ":" not in key else "r") * turn for key, turn in zip(keys, turned, strict=True)
+        ]
+        report = sort(Request(spread(folder / "in", samples), f"{folder}/out.tar"), by=texts, missing=missing)
+        assert (report.samples_in, report.samples, report.dropped) == (len(values), len(values), {})
+        order = list(range(len(values)))
+        for key, turn in list(zip(keys, turned, strict=True))[::-1]:
+            have = [at for at in order if oracle(key, values[at]) is not None]
+            lack = [at for at in order if oracle(key, values[at]) is None]
+            have.sort(key=lambda at, key=key: oracle(key, values[at]), reverse=turn)  # type: ignore[misc]
+            order = lack + have if missing == "first" else have + lack
+        assert keys_of(folder / "out.tar") == [f"k{at:02d}" for at in order]
+        written = Counter(members_of(folder / "out.tar"))
+        assert written == Counter(member for sample in samples for member in sample)
+
+    def test_more_than_eight(self, by: By) -> None:
+        assert by(SIZES, *["--by", "json.width"] * 9, "--by", "key:r") == "e b c a d"
+
+
+def oracle(key: str, fields: dict[str, Any]) -> Any:
+    """The value that a sample is sorted by, comparable in Python."""
+    if key == "json.v":
+        value = fields.get("json", {}).get("v")
+        return None if value is None else ((int, str, list).index(type(value)), value)
+    value = fields.get(key.removesuffix(":n"))
+    return value if value is None or key == "txt" else Decimal(value.decode())
+
+
+MISSING = [
+    one("a", cls=b"2", json={"v": None}),
+    one("b", txt=b"x", json={"v": 1}),
+    one("c", cls=b"1", json={}),
+    one("d", txt=b"x", json={"v": 0}),
+]
+
+
+class TestMissing:
+    def test_last_in_input_order(self, by: By) -> None:
+        assert by(MISSING, "--by", "cls") == "c a b d"
+        assert by(MISSING, "--by", "cls:r") == "a c b d"
+        assert by(MISSING, "--by", "json.v") == "d b a c"
+        assert by(MISSING, "--by", "cls", "--missing", "last") == "c a b d"
+
+    def test_first(self, by: By) -> None:
+        assert by(MISSING, "--by", "cls", "--missing", "first") == "b d c a"
+        assert by(MISSING, "--by", "cls:r", "--missing", "first") == "b d a c"
+        assert by(MISSING, "--by", "cls", "--by", "json.v", "--missing", "first") == "d b c a"
+
+    def test_error(self, run: Command, tmp_path: Path) -> None:
+        names = spread(tmp_path / "in", MISSING, 1)
+        for what, key, byte in (("cls", "b", 2048), ("json.v", "a", 0)):
+            ran = run(*names, "-o", tmp_path / "out.tar", "--by", what, "--missing", "error")
+            assert ran.code == 3
+            assert f'there is no {what} to sort by in member "{key}" in {names[0]} at byte {byte}' in ran.err
+            assert "hint: --missing first or last" in ran.err
+        assert not (tmp_path / "out.tar").exists()
+
+    def test_a_value_that_no_sample_has(self, run: Command, by: By, tmp_path: Path) -> None:
+        names = spread(tmp_path / "in", MISSING)
+        ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls", "--by", "json.widht", "--by", "jpg")
+        assert ran.code == 3
+        assert "no sample has json.widht or jpg to sort by" in ran.err
+        assert by(MISSING, "--by", "json.widht", "--missing", "last") == "a b c d"
+        assert by(MISSING, "--by", "json.widht", "--keys", "none") == ""
+
+    def test_nan(self, by: By) -> None:
+        samples = [
+            one("a", txt=b"nan", json=float("nan")),
+            one("b", txt=b"1", json=1),
+            one("c", txt=b"-inf", json=0),
+        ]
+        assert by(samples, "--by", "txt:n") == "c b a"
+        assert by(samples, "--by", "txt:n", "--missing", "first") == "a c b"
+
+
+class TestWhatIsWrong:
+    @pytest.mark.parametrize(
+        ("what", "member", "why"),
+        [
+            ("json.v", "b.json", "it is not JSON: Expecting value: line 1 column 1 (char 0)"),
+            ("txt:n", "b.txt", "it is not a number"),
+            ("json:n", "b.json", "it is not a number"),
+        ],
+    )
+    def test_values(self, run: Command, by: By, tmp_path: Path, what: str, member: str, why: str) -> None:
+        samples = [
+            one("a", txt=b"7", json=b"3"),
+            one("b", txt=b"7th", json=b"x"),
+            one("c", txt=b"6", json=b"2"),
+        ]
+        names = spread(tmp_path / "in", samples, 1)
+        ran = run(*names, "-o", tmp_path / "out.tar", "--by", what, "--by", "key")
+        assert ran.code == 3
+        byte = 2048 + 1024 * (member == "b.json")
+        place = f'in member "{member}" in {names[0]} at byte {byte}'
+        assert f"cannot sort by {what.removesuffix(':n')}: {why} {place}" in ran.err
+        assert "hint: such values count as missing with --on-error skip" in ran.err
+        if what != "json.v":
+            assert by(samples, "--by", what, "--on-error", "skip") == "c a b"
+
+    @pytest.mark.parametrize("value", [True, [1], {"a": 1}, "1_0", ""])
+    def test_json_that_is_no_number(self, tmp_path: Path, value: object) -> None:
+        names = spread(tmp_path / "in", [one("a", json=[value])], 1)
+        with pytest.raises(DataError, match="not a number"):
+            sort(Request(names, f"{tmp_path}/out.tar"), by=["json[0]:n"])
+
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            b"[" * 100_000,
+            b"\xff",
+            b"",
+            b"[1]]",
+            b'{"v": 1e9999999999999999999}',
+            b'{"v": ' * 900 + b"1" + b"}" * 900,
+        ],
+    )
+    def test_hostile_json(self, tmp_path: Path, payload: bytes) -> None:
+        names = write_shards(tmp_path / "in", [[[("a.json", payload)]]])
+        try:
+            sort(Request(names, f"{tmp_path}/out.tar"), by=["json.v"])
+        except DataError as error:
+            assert (error.code, error.member) == ("undecodable", "a.json")
+        sort(Request(names, f"{tmp_path}/out2.tar", on_error="skip"), by=["json.v"], missing="first")
+        assert keys_of(tmp_path / "out2.tar") == ["a"]
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("", 'cannot sort by ""'),
+            ("a/b", 'cannot sort by "a/b"'),
+            ("cls:x", '"x" does not say how to sort'),
+            ("cls:", '"" does not say how to sort'),
+            ("cls:numerical", '"numerical" does not say how'),
+            ("cls:nV", "natural and numeric exclude each other"),
+            ("cls:plain,natural", "natural and plain exclude each other"),
+            ("json.", 'a path has no "."'),
+            ("json..a", 'a path has no "..a"'),
+            ("json.a[x]", 'a path has no "[x]"'),
+            ("json[", 'a path has no "["'),
+        ],
+    )
+    def test_sort_keys(self, run: Command, tmp_path: Path, text: str, told: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            sort_key(text)
+        assert told in str(caught.value)
+        assert caught.value.hint or "exclude" in told
+        ran = run("none.tar", "-o", tmp_path / "o.tar", "--by", text)
+        assert ran.code == 2
+        assert told in ran.err
+
+    def test_natural_and_numeric(self, run: Command, tmp_path: Path) -> None:
+        ran = run("none.tar", "-o", tmp_path / "o.tar", "--natural", "--numeric")
+        assert ran.code == 2
+        assert "--natural and --numeric exclude each other" in ran.err
+
+
+class TestEngine:
+    @pytest.fixture
+    def names(self, tmp_path: Path) -> list[str]:
+        return spread(tmp_path / "in", numbered(9, "b") + numbered(6, "a") + numbered(6, "c"))
+
+    def test_the_same_bytes_whatever_the_number_of_jobs(
+        self, good: Command, names: list[str], tmp_path: Path
+    ) -> None:
+        for jobs in (1, 2):
+            out = tmp_path / str(jobs) / "out-%06d.tar"
+            good(*names, "-o", out, "--max-count", 4, "-j", jobs, "--by", "cls:nr")
+        assert content(tmp_path / "1") == content(tmp_path / "2")
+        assert len(outputs(tmp_path / "1")) == 6
+
+    def test_it_is_what_gnu_tar_writes(self, good: Command, names: list[str], tmp_path: Path) -> None:
+        good(*names, "-o", tmp_path / "out.tar", "--by", "cls:n", "--mtime", 7)
+        expected = by_gnu_tar(tmp_path, members_of(tmp_path / "out.tar"), "--mtime=@7")
+        assert (tmp_path / "out.tar").read_bytes() == expected
+
+    def test_the_manifest(self, good: Command, names: list[str], tmp_path: Path) -> None:
+        options = ["--by", "cls", "--by", "key:r", "--numeric", "--missing", "first", "--max-size", "9kB"]
+        good(*names, "-o", tmp_path / "out-%06d.tar", *options)
+        made = assert_true_set(tmp_path)["wdscli"]["made"]
+        assert made["operation"] == "sort"
+        assert made["options"] == {"by": ["cls:numeric", "key:reverse"], "missing": "first", "max_size": 9000}
+        good(*names, "-o", tmp_path / "two.tar")
+        assert assert_true_set(tmp_path, "two")["wdscli"]["made"]["options"] == {"by": ["key"]}
+
+    def test_a_dry_run_writes_nothing(self, good: Command, names: list[str], tmp_path: Path) -> None:
+        with no_new_files(tmp_path):
+            told = good(
+                *names, "-o", tmp_path / "out-%d.tar", "-n", "--shards", 3, "--by", "cls"
+            ).out.decode()
+        good(*names, "-o", tmp_path / "out-%d.tar", "--shards", 3, "--by", "cls")
+        assert [line.split("\t") for line in told.splitlines()] == [
+            [str(path), str(len(keys_of(path))), str(path.stat().st_size)] for path in outputs(tmp_path)
+        ]
+
+    def test_json_and_selection(self, good: Command, names: list[str], tmp_path: Path) -> None:
+        selection = ["--where", "cls < 3", "--fields", "jpg", "--keys", "[ab]*"]
+        (told,) = good(*names, "-o", tmp_path / "out.tar", "--json", "--by", "cls:nr", *selection).objects
+        assert (told["operation"], told["samples"], told["dropped"]) == ("sort", 6, {"keys": 6, "where": 9})
+        assert keys_of(tmp_path / "out.tar") == ["b002", "a002", "b001", "a001", "b000", "a000"]
+        assert {name.partition(".")[2] for name, _ in members_of(tmp_path / "out.tar")} == {"jpg"}
+
+    def test_preserve(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [numbered(3, "b"), numbered(3, "a")], mode=0o640, mtime=77)
+        good(*names, "-o", tmp_path / "out.tar", "--preserve")
+        assert keys_of(tmp_path / "out.tar") == ["a000", "a001", "a002", "b000", "b001", "b002"]
+        with tarfile.open(tmp_path / "out.tar") as tar:
+            assert {(info.mode, info.mtime) for info in tar} == {(0o640, 77)}
+
+    def test_repeated_keys(self, run: Command, good: Command, tmp_path: Path) -> None:
+        samples = [one("b", cls=b"1"), one("a", cls=b"1"), one("b", cls=b"2")]
+        names = spread(tmp_path / "in", samples, 1)
+        assert run(*names, "-o", tmp_path / "out.tar").code == 3
+        good(*names, "-o", tmp_path / "out.tar", "--on-duplicate", "rekey")
+        found = samples_of(tmp_path / "out.tar")
+        assert [fields[0][1] for _, fields in found] == [b"1", b"1", b"2"]
+        good(*names, "-o", tmp_path / "two.tar", "--on-duplicate", "skip", "--by", "cls", "--by", "key")
+        assert keys_of(tmp_path / "two.tar") == ["a", "b"]
+
+    def test_quiet_and_not(self, good: Command, names: list[str], tmp_path: Path) -> None:
+        assert good(*names, "-o", tmp_path / "a.tar", "-q").err == ""
+        assert "sorted 21 samples into 1 shard" in good(*names, "-o", tmp_path / "b.tar").err
+
+    def test_a_sorted_set_stays_as_it_is(self, good: Command, names: list[str], tmp_path: Path) -> None:
+        good(*names, "-o", tmp_path / "a.tar", "--by", "cls:n", "--by", "key:r")
+        good(tmp_path / "a.tar", "-o", tmp_path / "b.tar", "--by", "cls:n", "--by", "key:r")
+        assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+
+    def test_the_installed_command(self, names: list[str], tmp_path: Path) -> None:
+        ran = wds("sort", *names, "-o", "-", "--by", "cls:nr", "--limit", "4")
+        assert ran.code == 0, ran.err
+        assert keys_of(ran.out) == ["b003", "b002", "b001", "b000"]
+
+    def test_a_plan_tells_the_order(self, names: list[str], tmp_path: Path) -> None:
+        plan = plan_sort(Request(names, f"{tmp_path}/out.tar"), by=["key"], reverse=True)
+        assert (plan.operation, plan.samples, plan.options) == ("sort", 21, {"by": ["key:reverse"]})
+        assert plan.ordered.part(0, 1).places.tolist() == [6]

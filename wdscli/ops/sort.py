@@ -1,0 +1,115 @@
+"""``sort``: all samples of a set in the order of their keys, of a field, or of a value in a JSON field.
+
+What it is: :class:`SortOrder`, which asks for one byte string of each sample (``sort_keys.py``) and arranges samples by
+these strings (``value_order.py``). Equal values stay in input order, in any case. The engine is
+:mod:`wdscli.ops.reorder`. It must not know fields or how values compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from wdscli.errors import DataError
+from wdscli.ops.orders import Arranged, Pool
+from wdscli.ops.reorder import ReorderPlan, Request, make_plan
+from wdscli.ops.running import ReorderReport, reorder
+from wdscli.ops.scratch import Scratch
+from wdscli.ops.sort_keys import KEY, How, Missing, SortKey, SortValues, sort_key
+from wdscli.ops.value_order import order_by_values
+from wdscli.progress import QUIET, Progress
+
+
+class SortOrder(NamedTuple):
+    """Samples by the values that ``extract`` takes of them.
+
+    ``by_value`` promises that this is all there is to the order: samples are written by their values, compared as
+    bytes, and equal values in input order; none is left out, and there are no parts. An external sort may therefore
+    order samples without :meth:`arrange`, when it lets :meth:`check` see all values.
+    """
+
+    extract: SortValues
+    missing: Missing | None = None
+    """As it was asked for; None puts what is missing last, and takes a value that no sample has for a mistake."""
+    operation: str = "sort"
+    seed: int | None = None
+    by_value: bool = True
+
+    def options(self) -> dict[str, Any]:
+        by: dict[str, Any] = {"by": [str(key) for key in self.extract.keys]}
+        return by if self.missing is None else {**by, "missing": self.missing}
+
+    def arrange(self, pool: Pool) -> Arranged:
+        assert pool.values is not None
+        self.check(pool.values)
+        return Arranged(order_by_values(pool.values))
+
+    def check(self, values: Iterable[bytes]) -> None:
+        """Raise DataError when no sample at all has a value to sort by; ``values`` are those of all samples. It reads
+        no more of them than it must."""
+        absent = self.extract.never_seen(values) if self.missing is None else []
+        if absent:
+            raise DataError(
+                f"no sample has {' or '.join(key.text for key in absent)} to sort by",
+                code="missing-value",
+                hint="`wds ls --members` shows the fields; --missing last sorts all the same",
+            )
+
+
+def sort_order(
+    by: Sequence[str | SortKey] = (KEY,),
+    *,
+    how: How = "plain",
+    reverse: bool = False,
+    missing: Missing | None = None,
+    lenient: bool = False,
+) -> SortOrder:
+    """The order by some sort keys, the first first (:func:`~wdscli.ops.sort_keys.sort_key`). ``how`` and ``reverse``
+    hold for those that have no modifiers; ``lenient`` takes what cannot be decoded or compared for missing.
+
+    Raises UsageError.
+    """
+    keys = [sort_key(one, how, reverse) if isinstance(one, str) else one for one in by or (KEY,)]
+    return SortOrder(SortValues(tuple(keys), missing or "last", lenient), missing)
+
+
+def plan_sort(
+    request: Request,
+    by: Sequence[str | SortKey] = (KEY,),
+    *,
+    how: How = "plain",
+    reverse: bool = False,
+    missing: Missing | None = None,
+    scratch: Scratch | None = None,
+    progress: Progress = QUIET,
+) -> ReorderPlan:
+    """What :func:`sort` would do. Reads headers or indexes and the fields to sort by, and writes nothing but copies of
+    what can be read only once to ``scratch``; without it such inputs are refused."""
+    order = sort_order(by, how=how, reverse=reverse, missing=missing, lenient=request.on_error == "skip")
+    return make_plan(request, order, scratch, progress=progress)
+
+
+def sort(
+    request: Request,
+    by: Sequence[str | SortKey] = (KEY,),
+    *,
+    how: How = "plain",
+    reverse: bool = False,
+    missing: Missing | None = None,
+    progress: Progress = QUIET,
+) -> ReorderReport:
+    """Sort ``request.inputs`` into ``request.output``; see :func:`sort_order`.
+
+    Ties stay in input order, reversed or not. Raises UsageError, InputError, DataError, OutputError.
+
+    >>> from wdscli.shards import ShardWriter, ShardReader
+    >>> folder = getfixture("tmp_path")
+    >>> with ShardWriter(f"{folder}/in-%06d.tar", max_count=2) as writer:
+    ...     for number in range(5):
+    ...         writer.write(f"n{number}", {"cls": b"%d" % (number * 7 % 10), "txt": b"x"})
+    >>> report = sort(Request([f"{folder}/in-manifest.json"], f"{folder}/out.tar"), by=["txt", "cls:nr"])
+    >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/out.tar")]
+    (5, ['n4', 'n1', 'n2', 'n3', 'n0'])
+    """
+    order = sort_order(by, how=how, reverse=reverse, missing=missing, lenient=request.on_error == "skip")
+    return reorder(request, order, progress=progress)
