@@ -1,0 +1,50 @@
+"""What the workers of an engine can reach.
+
+What it is: :func:`check_reach`, which refuses, before anything is read, what only this process could read or write. A
+path is taken for one that all workers share; whether it is, only they can say. It must not know any engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from wdscli.errors import UsageError
+from wdscli.ops.scratch import is_read_once
+from wdscli.storage import scheme
+
+if TYPE_CHECKING:
+    from wdscli.ops.reorder import Request
+
+SHARED = "--tmp DIR names a folder, or an address, that all workers share"
+
+
+def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> None:
+    """Raise UsageError for an engine that is not there, and for inputs, outputs and options that need this process."""
+    if is_stream and request.post is not None:
+        raise UsageError(
+            f"--post needs shards that have names, and {request.output} has none", hint="-o out-%06d.tar"
+        )
+    if request.engine is None:
+        return
+    from wdscli.executors.engines import find_engine
+
+    find_engine(request.engine)
+    for address in inputs:
+        if is_read_once(address) or scheme(address) == "memory":
+            raise UsageError(
+                f"the workers of {request.engine} cannot read {address}",
+                hint="store it where they can first: wds cat SHARD -o plain.tar",
+            )
+    if is_stream or scheme(request.output) == "memory":
+        raise UsageError(
+            f"the workers of {request.engine} cannot write {request.output}",
+            hint="-o 'DIR/out-%06d.tar', a folder or an address that all workers share",
+        )
+    if request.strategy == "spill" and request.tmp is None:
+        raise UsageError("--strategy spill on an engine needs scratch space", hint=SHARED)
+
+
+def away(request: Request) -> bool:
+    """Whether tasks run where nothing can be left for others: on an engine, with no scratch space that all share."""
+    return request.engine is not None and request.tmp is None
