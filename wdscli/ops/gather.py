@@ -12,7 +12,7 @@ It must not know orders, cuts or selections beyond the names that members get.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, InputError
 from wdscli.model import ShardInfo
@@ -32,6 +32,10 @@ from wdscli.storage import Source
 from wdscli.tar import FOREIGN, GLOBAL, Columns, Scanner
 from wdscli.tar.columns import new_columns
 
+if TYPE_CHECKING:
+    from wdscli.ops.beside import Beside
+    from wdscli.ops.joined import Joiner
+
 ALONE = GLOBAL | APART
 BUFFER = 1 << 19
 OPEN_SOURCES = 64
@@ -49,13 +53,23 @@ class GatherTask(NamedTuple):
     rekey: Rekey | None = None
     preserve: bool = False
     spilled: Spilled | None = None
+    beside: Beside | None = None
+    """The further parts of the samples, where these are joined."""
 
 
 def gather(task: GatherTask) -> ShardInfo:
     """Make one shard. Raises DataError when an input is no longer what was planned; leaves nothing on any error."""
     with Inputs(task.inputs, task.spilled) as inputs, task.settings.open(task.address) as shard:
-        _Gatherer(task, inputs, shard).run()
+        _work_of(task, inputs, shard).run()
         return shard.commit()
+
+
+def _work_of(task: GatherTask, inputs: Inputs, shard: ShardFile) -> _Gatherer | Joiner:
+    if task.beside is None:
+        return _Gatherer(task, inputs, shard)
+    from wdscli.ops.joined import Joiner
+
+    return Joiner(task, task.beside, inputs, shard)
 
 
 class Inputs:

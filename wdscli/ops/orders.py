@@ -8,13 +8,16 @@ rest into parts, each of which becomes a set of its own. It must not know where 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from wdscli.ops.plan import shuffled
 
 if TYPE_CHECKING:
+    from wdscli.ops.reorder import ReorderPlan, Request
     from wdscli.ops.rows import I64, U32, Samples
+    from wdscli.ops.scratch import Scratch
     from wdscli.ops.survey import Extract
+    from wdscli.progress import Progress
 
 
 class Pool(NamedTuple):
@@ -80,6 +83,18 @@ class Order(Protocol):
 
     def arrange(self, pool: Pool) -> Arranged:
         """The order over all samples. Raises DataError, UsageError."""
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """What stands in for an order and makes the plan itself: a join, whose samples have parts in several inputs."""
+
+    @property
+    def operation(self) -> str:
+        """The command's name, for the manifest."""
+
+    def plan(self, request: Request, scratch: Scratch | None, *, progress: Progress) -> ReorderPlan:
+        """See :func:`wdscli.ops.reorder.make_plan`."""
 
 
 class InputOrder(NamedTuple):

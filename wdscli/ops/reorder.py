@@ -17,8 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
+from wdscli.ops.beside import Joined
 from wdscli.ops.memory import limits_for
-from wdscli.ops.orders import Order, Part, Pool
+from wdscli.ops.orders import Order, Part, Planner, Pool
 from wdscli.ops.outputs import FIELD, Outputs
 from wdscli.ops.plan import Cuts, cut, measure, oversized
 from wdscli.ops.preserve import check_preserve
@@ -124,6 +125,8 @@ class ReorderPlan:
     strategy: str = "gather"
     reason: str = "as the plan says"
     """Why this strategy."""
+    joined: Joined | None = None
+    """The further parts of samples that are joined."""
 
     @property
     def samples(self) -> int:
@@ -137,13 +140,15 @@ class ReorderPlan:
 
 
 def make_plan(
-    request: Request, order: Order, scratch: Scratch | None = None, *, progress: Progress = QUIET
+    request: Request, order: Order | Planner, scratch: Scratch | None = None, *, progress: Progress = QUIET
 ) -> ReorderPlan:
     """Survey the inputs, order and cut. Reads headers or indexes only, and writes nothing but copies of inputs that can
     be read only once; these go to ``scratch``, which must live until the plan has run.
 
     Raises UsageError, InputError, DataError, OutputError.
     """
+    if isinstance(order, Planner):
+        return order.plan(request, scratch, progress=progress)
     if request.preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
     shards, sets = open_sets(request.inputs)
@@ -164,7 +169,7 @@ def make_plan(
         request.preserve,
         extract=order.extract,
     )
-    tasks = _survey_tasks(shards.addresses, template, scratch)
+    tasks = survey_tasks(shards.addresses, template, scratch)
     limits = limits_for(request.memory, request.jobs)
     if limits.warning:
         progress.warn(limits.warning)
@@ -180,7 +185,7 @@ def make_plan(
     for reason, count in arranged.dropped.items():
         dropped[reason] = dropped.get(reason, 0) + count
     ordered = Ordered(pool.samples, arranged.order)
-    parts, planned = _planned(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
+    parts, planned = planned_shards(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
     choice = choose(request.strategy, inputs, ordered, request.tmp)
     return ReorderPlan(
         request=request,
@@ -219,7 +224,7 @@ def _pool(surveys: Sequence[Survey], sets: Sequence[int], order: Order) -> Pool:
     return Pool(gather_samples(surveys), values, sets)
 
 
-def _planned(
+def planned_shards(
     outputs: Outputs,
     parts: Sequence[Part] | None,
     ordered: Ordered,
@@ -258,7 +263,7 @@ def _planned(
     return tuple(made), tuple(shards)
 
 
-def _survey_tasks(
+def survey_tasks(
     addresses: Sequence[str], template: SurveyTask, scratch: Scratch | None
 ) -> list[SurveyTask]:
     """One task a shard, each with a place for a copy."""
@@ -286,7 +291,7 @@ def _surveys(
     found: list[Survey] = []
     # What only this process can read, no worker can.
     alone = any(map(is_ours_alone, addresses)) or not all(task.selection.is_trivial for task in tasks)
-    size = _bytes_of(tasks)
+    size = bytes_of(tasks)
     alone = alone or (size < SMALL_BYTES and all(map(_has_index, tasks)))
     workers = 1 if alone else useful_jobs(jobs, len(tasks), size)
     if workers == 1:
@@ -302,7 +307,7 @@ def _surveys(
     return found
 
 
-def _bytes_of(tasks: Sequence[SurveyTask]) -> int:
+def bytes_of(tasks: Sequence[SurveyTask]) -> int:
     """The bytes of local inputs, or of their indexes, a cheap guess at how much there is to do; remote ones count as
     much."""
     total = 0

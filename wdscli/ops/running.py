@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from wdscli.errors import EngineError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
+from wdscli.ops.beside import JoinCounts
 from wdscli.ops.gather import GatherTask, gather
 from wdscli.ops.memory import Limits, limits_for
-from wdscli.ops.orders import Order
+from wdscli.ops.orders import Order, Planner
 from wdscli.ops.reorder import PlannedShard, ReorderPlan, Request, make_plan, useful_jobs
 from wdscli.ops.scratch import Scratch
 from wdscli.ops.spill import spill
@@ -46,6 +47,7 @@ class ReorderReport:
     strategy: str
     parts: tuple[str, ...]
     manifests: tuple[Manifest, ...]
+    joined: JoinCounts | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -58,7 +60,7 @@ class ReorderReport:
         return sum(len(manifest.shards) for manifest in self.manifests)
 
 
-def reorder(request: Request, order: Order, *, progress: Progress = QUIET) -> ReorderReport:
+def reorder(request: Request, order: Order | Planner, *, progress: Progress = QUIET) -> ReorderReport:
     """Plan and run. Raises UsageError, InputError, DataError, OutputError, EngineError."""
     with Scratch(request.tmp) as scratch:
         return run_plan(make_plan(request, order, scratch, progress=progress), progress=progress)
@@ -116,17 +118,20 @@ def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
     import numpy
 
     samples = plan.ordered.part(shard.first, shard.end)
+    beside = None if plan.joined is None else plan.joined.part(shard.first, shard.end)
+    used = samples.shards if beside is None else beside.inputs(samples)
     return GatherTask(
         shard.address,
         plan.request.settings,
         {
             number: plan.inputs[number]
-            for number in numpy.flatnonzero(numpy.bincount(samples.shards)).tolist()
+            for number in numpy.flatnonzero(numpy.bincount(used)).tolist()
         },
         samples,
         Selection(field_rule=plan.request.selection.field_rule),
         plan.rekey,
         plan.request.preserve,
+        beside=beside,
     )
 
 
@@ -155,6 +160,7 @@ def finish_plan(plan: ReorderPlan, written: Sequence[ShardInfo]) -> ReorderRepor
         strategy=plan.strategy,
         parts=tuple(part.name for part in plan.parts),
         manifests=tuple(manifests),
+        joined=None if plan.joined is None else plan.joined.counts,
     )
 
 

@@ -85,6 +85,35 @@ def read_table(
         raise _no_column(min(unseen), last)
 
 
+class TableReader:
+    """The keys and values of a table's rows, for one who reads the rows. Raises UsageError for options that cannot be
+    meant."""
+
+    def __init__(self, options: TableOptions) -> None:
+        self._layout = _layout(options)
+        self._rule = KeyRule()
+        self._unseen = set(self._layout.used)
+
+    def values(self, number: int, row: Mapping[str, Any]) -> tuple[bytes, list[tuple[bytes, bytes | str]]]:
+        """Key, and field and value of what row ``number`` has: bytes, or an address as text. Raises UsageError for a
+        column that is not there, DataError."""
+        self._unseen -= row.keys()
+        raw = to_bytes(_key_text(self._layout, number, row))
+        values: list[tuple[bytes, bytes | str]] = []
+        for field in self._layout.fields:
+            value = row.get(field.column)
+            if value is None:
+                continue
+            _checked(self._rule, raw, field.name)
+            values.append((field.name, str(value) if field.is_address else _payload(value)))
+        return raw, values
+
+    def check_seen(self, last: Mapping[str, Any]) -> None:
+        """Raise UsageError when no row had a column; ``last`` is one of the rows."""
+        if self._unseen and last:
+            raise _no_column(min(self._unseen), last)
+
+
 def _no_column(name: str, row: Mapping[str, Any]) -> UsageError:
     return UsageError(f'there is no column "{name}"', hint=f"there are {', '.join(row)}")
 

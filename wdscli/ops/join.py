@@ -1,0 +1,423 @@
+"""``merge --join``: the fields of several sets beside each other, by key, whatever the order of either.
+
+What it is: :class:`Join`, which plans in place of an order, and :func:`join`. How: each set is surveyed as ever; a
+table becomes a shard in scratch space first. Samples are matched by the XXH3-64 of their keys; the task that copies
+them proves by name that partners belong together (:mod:`wdscli.ops.joined`). What a joined sample will be is decided
+for each combination of fields, of which there are few, so that the bytes of all output samples are known exactly from
+sums over arrays. It must not know how shards are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_text
+from wdscli.ops.beside import NOBODY, JoinCounts, Joined
+from wdscli.ops.join_survey import JoinSurveyTask, SetSurvey, survey_sets
+from wdscli.ops.join_table import Table, table_shard
+from wdscli.ops.joined import CHANGED, collision
+from wdscli.ops.layout import Layout, OnConflict, lay_out
+from wdscli.ops.matching import JoinKind, match, twice
+from wdscli.ops.memory import limits_for
+from wdscli.ops.outputs import Outputs
+from wdscli.ops.plan import oversized
+from wdscli.ops.reorder import (
+    ReorderPlan,
+    Request,
+    bytes_of,
+    open_sets,
+    planned_shards,
+    shaping_options,
+    sum_counts,
+    survey_tasks,
+)
+from wdscli.ops.repeats import repeated_error, repeated_rows
+from wdscli.ops.rows import Ordered, Samples, row_type
+from wdscli.ops.scratch import Input, Scratch
+from wdscli.ops.survey import SurveyTask, samples_at
+from wdscli.progress import QUIET, Progress
+from wdscli.selection import Selection, SelectionState
+from wdscli.storage import base_name
+from wdscli.tar.header import BLOCK
+from wdscli.units import human_size
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    from wdscli.ops.rows import I64, Rows
+    from wdscli.ops.running import ReorderReport
+
+    Bools: TypeAlias = NDArray[numpy.bool_]
+
+ROW_BYTES = 120
+"""What a plan holds for each sample that is read, about: a row, its place among the others, what sorting needs."""
+
+
+class Join(NamedTuple):
+    """How sets are joined. ``on_conflict`` None is ``error`` between sets of shards and ``right`` for a table, which
+    is the last set."""
+
+    kind: JoinKind = "inner"
+    on_conflict: OnConflict | None = None
+    table: Table | None = None
+
+    @property
+    def operation(self) -> str:
+        return "merge"
+
+    def options(self) -> dict[str, Any]:
+        """The options that shape the result, for the manifest."""
+        given: dict[str, Any] = {"join": self.kind}
+        if self.on_conflict is not None:
+            given["on_conflict"] = self.on_conflict
+        if self.table is not None:
+            table = self.table
+            given |= {"table": base_name(table.address), "key": table.key, "field": list(table.fields)}
+        return given
+
+    def plan(
+        self, request: Request, scratch: Scratch | None = None, *, progress: Progress = QUIET
+    ) -> ReorderPlan:
+        """Survey the sets, match, and cut. Reads headers or indexes only, and writes nothing but copies of inputs that
+        can be read only once, and of the table, to ``scratch``, which must live until the plan has run.
+
+        Raises UsageError, InputError, DataError, OutputError.
+        """
+        return _Planner(self, request, scratch, progress).plan()
+
+
+def join(request: Request, how: Join, *, progress: Progress = QUIET) -> ReorderReport:
+    """Join ``request.inputs``, each of them one set, into ``request.output``. Raises UsageError, InputError, DataError,
+    OutputError.
+
+    >>> from wdscli.shards import ShardWriter, ShardReader
+    >>> folder = getfixture("tmp_path")
+    >>> for name, field, order in [("a", "jpg", [1, 2, 3]), ("b", "txt", [3, 1])]:
+    ...     with ShardWriter(f"{folder}/{name}.tar") as writer:
+    ...         for number in order:
+    ...             writer.write(f"n{number}", {field: b"%d" % number})
+    >>> report = join(Request([f"{folder}/a.tar", f"{folder}/b.tar"], f"{folder}/out.tar"), Join("inner"))
+    >>> [(sample.key, sample.fields) for sample in ShardReader(f"{folder}/out.tar")]
+    [('n1', {'jpg': b'1', 'txt': b'1'}), ('n3', {'jpg': b'3', 'txt': b'3'})]
+    """
+    from wdscli.ops.running import run_plan
+
+    with Scratch(request.tmp) as scratch:
+        return run_plan(how.plan(request, scratch, progress=progress), progress=progress)
+
+
+class _Planner:
+    """One call of :meth:`Join.plan`."""
+
+    def __init__(self, how: Join, request: Request, scratch: Scratch | None, progress: Progress) -> None:
+        self.how = how
+        self.request = request
+        self.scratch = scratch
+        self.progress = progress
+        self.shards, sets = open_sets(request.inputs)
+        self.total_sets = len(request.inputs) + (how.table is not None)
+        _check(how, request, self.total_sets)
+        if request.selection.reads_stdin and "-" in self.shards.addresses:
+            raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+        self.outputs = Outputs(request.output, request.settings)
+        self.outputs.check(None, self.shards.addresses)
+        self.cuts = self.outputs.cuts(request.cuts)
+        self.sets = [*sets, *([len(request.inputs)] if how.table is not None else [])]
+        default: list[OnConflict] = ["error"] * len(request.inputs)
+        if how.table is not None:
+            default.append("right")
+        self.policies = tuple(how.on_conflict or policy for policy in default)
+        self.dropped: dict[str, int] = {}
+
+    def plan(self) -> ReorderPlan:
+        surveys, tasks, states = self._survey()
+        self.inputs = tuple(
+            task.task.input._replace(copy=task.task.input.copy or found.copy)
+            for task, found in zip(tasks, (one for of_set in surveys for one in of_set.surveys), strict=True)
+        )
+        self._tell(surveys, states)
+        self.dropped = sum_counts(
+            [self.dropped, *(state.dropped for state in states)]
+            + [found.dropped for of_set in surveys for found in of_set.surveys]
+        )
+        samples_in = sum(of_set.samples.total for of_set in surveys) + sum(self.dropped.values())
+        surveys = [self._without_repeats(surveys[number], number) for number in range(len(surveys))]
+        ordered, joined = self._joined(surveys)
+        parts, planned = planned_shards(
+            self.outputs, None, ordered, self.cuts, self.shards.addresses, self.how.operation
+        )
+        found_in = [found for of_set in surveys for found in of_set.surveys]
+        return ReorderPlan(
+            request=self.request,
+            operation=self.how.operation,
+            seed=None,
+            options={**self.how.options(), **shaping_options(self.request)},
+            shards=self.shards,
+            inputs=self.inputs,
+            parts=parts,
+            planned=planned,
+            ordered=ordered,
+            rekey=None,
+            samples_in=samples_in,
+            bytes_in=sum(found.size_bytes for found in found_in),
+            dropped=dict(sorted(self.dropped.items())),
+            ignored=sum_counts([found.ignored for found in found_in]),
+            oversized=oversized(ordered, self.cuts),
+            strategy="gather",
+            reason="a join reads its inputs where they are",
+            joined=joined,
+        )
+
+    def _survey(self) -> tuple[list[SetSurvey], list[JoinSurveyTask], list[SelectionState]]:
+        """All sets, the table among them."""
+        request = self.request
+        self.templates = [self._template(number) for number in range(self.total_sets)]
+        plain = survey_tasks(self.shards.addresses, self.templates[0], self.scratch)
+        table = self.how.table
+        if table is not None:
+            plain.append(self.templates[-1]._replace(input=self._table_input(table, len(plain))))
+        tasks = [
+            JoinSurveyTask(
+                task._replace(selection=self.templates[number].selection),
+                number,
+                any(policy != "error" for policy in self.policies[1:]),
+            )
+            for task, number in zip(plain, self.sets, strict=True)
+        ]
+        limits = limits_for(request.memory, request.jobs)
+        if limits.warning:
+            self.progress.warn(limits.warning)
+        states = [template.selection.new_state(request.on_error) for template in self.templates]
+        groups = [[task for task in tasks if task.number == number] for number in range(self.total_sets)]
+        size = bytes_of([task.task for task in tasks])
+        surveys = survey_sets(
+            groups, states, min(limits.jobs, request.jobs or limits.jobs), size, self.progress
+        )
+        held = ROW_BYTES * sum(of_set.samples.total for of_set in surveys)
+        if limits.given and held > limits.plan:
+            self.progress.warn(
+                f"a join holds its plan in memory: about {human_size(held)}, more than --memory leaves for it"
+            )
+        return surveys, tasks, states
+
+    def _template(self, number: int) -> SurveyTask:
+        """What is asked of the shards of one set. Samples are chosen in the first; of the others those come that have
+        a key of theirs."""
+        request, selection = self.request, self.request.selection
+        if number:
+            selection = Selection(key_rule=selection.key_rule, field_rule=selection.field_rule)
+        return SurveyTask(
+            Input(""), request.settings.form, selection, None, request.use_index, request.on_error
+        )
+
+    def _table_input(self, table: Table, number: int) -> Input:
+        """The table as an input: its rows, copied to a shard."""
+        if self.scratch is None:
+            raise UsageError(
+                f"{table.address} is a table, which is made a shard in scratch space",
+                hint="make it a set first: wds create --from-table",
+            )
+        place = self.scratch.place(number)
+        skip = self.request.on_duplicate == "skip"
+        self.dropped = table_shard(table, place, "skip" if skip else "error", self.progress)
+        return Input(table.address, place)
+
+    def _tell(self, surveys: Sequence[SetSurvey], states: Sequence[SelectionState]) -> None:
+        """Warnings of the surveys, and what the selection has to remark: keys that no set has."""
+        together = self.request.selection.new_state()
+        for state in states:
+            together.found |= state.found
+        together.seen, together.kept = states[0].seen, states[0].kept
+        warnings = [message for of_set in surveys for found in of_set.surveys for message in found.warnings]
+        for message in [*warnings, *self.request.selection.remarks(together)]:
+            self.progress.warn(message)
+
+    def _without_repeats(self, found: SetSurvey, number: int) -> SetSurvey:
+        """A set in which no key comes twice, nor the hash of one."""
+        template = self.templates[number]
+        is_error = self.request.on_duplicate == "error"
+        pairs = repeated_rows(found.samples, self.inputs, template, first_only=is_error)
+        if pairs and is_error:
+            error = repeated_error(found.samples, self.inputs, template, pairs[0])
+            error.hint = (
+                "a join needs each key once in a set: leave out the later ones with --on-duplicate skip"
+            )
+            raise error
+        if pairs:
+            self.dropped["duplicate-key"] = self.dropped.get("duplicate-key", 0) + len(pairs)
+            found = found.without([row for row, _ in pairs])
+        rows = twice(found.samples.keys)
+        if rows is not None:
+            one, other = (self._key(found.samples, row, number) for row in rows)
+            shard = self.inputs[int(found.samples.shards[rows[1]])].address
+            raise collision(one, other, shard, int(found.samples.starts[rows[1]]))
+        return found
+
+    def _key(self, samples: Samples, row: int, number: int) -> bytes:
+        task = self.templates[number]._replace(input=self.inputs[int(samples.shards[row])])
+        batch, at = next(samples_at(task, [int(samples.places[row])]))
+        return batch.keys[at]
+
+    def _joined(self, surveys: list[SetSurvey]) -> tuple[Ordered, Joined]:
+        """The samples in output order."""
+        import numpy
+
+        rows = match([of_set.samples.keys for of_set in surveys], self.how.kind)
+        measured = _Measured(self, surveys, rows)
+        firsts = numpy.cumsum([0, *(of_set.samples.total for of_set in surveys)])
+        nobody: Rows = numpy.zeros(1, dtype=row_type())
+        nobody["shard"] = NOBODY
+        pool = Samples(numpy.concatenate([*(of_set.samples.rows for of_set in surveys), nobody]))
+        own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
+        others: list[Ordered] = []
+        for number, column in enumerate(rows):
+            there = numpy.where(column >= 0, column + firsts[number], -1)
+            is_own = (own < 0) & (there >= 0)
+            own[is_own] = there[is_own]
+            if number:
+                # The last row of the pool, which is -1, stands for nobody.
+                others.append(Ordered(pool, numpy.where(is_own, -1, there)))
+        pool.out_lengths[own] = measured.lengths
+        pool.members[own] = measured.members
+        pool.marks[own] |= numpy.where(measured.changed, CHANGED, 0).astype(numpy.uint8)
+        counts = self._counts(surveys, rows, measured)
+        return Ordered(pool, own), Joined(tuple(others), tuple(self.sets), self.policies, counts)
+
+    def _counts(self, surveys: Sequence[SetSurvey], rows: Sequence[I64], measured: _Measured) -> JoinCounts:
+        """What came together, and what did not."""
+        import numpy
+
+        everywhere = numpy.logical_and.reduce([column >= 0 for column in rows])
+        matched = int(everywhere.sum())
+        used = sum(int((column >= 0).sum()) for column in rows)
+        total = sum(of_set.samples.total for of_set in surveys)
+        if total > used:
+            self.dropped["no-partner"] = total - used
+        if not len(rows[0]) and total:
+            self.progress.warn(
+                f"no key is in all {len(rows)} sets: each argument is one set, so that patterns need quotes"
+            )
+        return JoinCounts(
+            matched,
+            tuple(of_set.samples.total - matched for of_set in surveys),
+            used - len(rows[0]),
+            measured.replaced,
+            measured.left_out,
+            measured.renamed,
+        )
+
+
+class _Measured:
+    """The bytes and members of all output samples, and the fields that gave way; a combination of fields at a time."""
+
+    def __init__(self, planner: _Planner, surveys: Sequence[SetSurvey], rows: Sequence[I64]) -> None:
+        import numpy
+
+        self.surveys = surveys
+        self.rows = rows
+        total = len(rows[0])
+        self.lengths: I64 = numpy.zeros(total, dtype=numpy.int64)
+        self.members: I64 = numpy.zeros(total, dtype=numpy.int64)
+        self.changed: Bools = numpy.zeros(total, dtype=numpy.bool_)
+        self.replaced = self.left_out = self.renamed = 0
+        for of_set, column in zip(surveys, rows, strict=True):
+            there = column >= 0
+            self.lengths[there] += of_set.samples.out_lengths[column[there]].astype(numpy.int64)
+            self.members[there] += of_set.samples.members[column[there]]
+        trouble: tuple[int, DataError] | None = None
+        for chosen in self._combinations():
+            parts = [
+                of_set.shapes[int(of_set.shape_of[column[chosen[0]]])] if column[chosen[0]] >= 0 else None
+                for of_set, column in zip(surveys, rows, strict=True)
+            ]
+            try:
+                self._add(chosen, lay_out(parts, planner.policies))
+            except DataError as error:
+                if trouble is None or int(chosen[0]) < trouble[0]:
+                    trouble = int(chosen[0]), error
+        if trouble is not None:
+            raise self._conflict(planner, *trouble)
+
+    def _combinations(self) -> list[I64]:
+        """Output samples, those together whose parts have the same fields; each group in output order."""
+        import numpy
+
+        kinds: I64 = numpy.zeros(len(self.rows[0]), dtype=numpy.int64)
+        for of_set, column in zip(self.surveys, self.rows, strict=True):
+            shapes: I64 = numpy.zeros(len(column), dtype=numpy.int64)
+            there = column >= 0
+            shapes[there] = of_set.shape_of[column[there]].astype(numpy.int64) + 1
+            kinds = kinds * (len(of_set.shapes) + 1) + shapes
+            if len(of_set.shapes) > 0:
+                kinds = numpy.unique(kinds, return_inverse=True)[1].reshape(-1)
+        if not len(kinds):
+            return []
+        order = numpy.argsort(kinds, kind="stable")
+        bounds: I64 = numpy.flatnonzero(numpy.diff(kinds[order])) + 1
+        return list(numpy.split(order, bounds))
+
+    def _add(self, chosen: I64, layout: Layout) -> None:
+        """Samples of one combination."""
+        if layout.is_plain:
+            return
+        self.changed[chosen] = True
+        self.members[chosen] = len(layout.slots)
+        for slot in layout.out:
+            self.lengths[chosen] -= self._blocks(chosen, slot.part, slot.member, False) * BLOCK
+        for slot in layout.renamed:
+            more = self._blocks(chosen, slot.part, slot.member, True)
+            self.lengths[chosen] += (more - self._blocks(chosen, slot.part, slot.member, False)) * BLOCK
+        self.replaced += layout.replaced * len(chosen)
+        self.left_out += (len(layout.out) - layout.replaced) * len(chosen)
+        self.renamed += len(layout.renamed) * len(chosen)
+
+    def _blocks(self, chosen: I64, part: int, member: int, is_renamed: bool) -> I64:
+        """The blocks of one member of a part, for each of some output samples."""
+        import numpy
+
+        lengths = self.surveys[part].lengths
+        assert lengths is not None
+        column = lengths.renamed if is_renamed else lengths.plain
+        blocks: I64 = column[lengths.firsts[self.rows[part][chosen]] + member].astype(numpy.int64)
+        return blocks
+
+    def _conflict(self, planner: _Planner, row: int, error: DataError) -> DataError:
+        """The error with the samples' key and places."""
+        parts = [number for number, column in enumerate(self.rows) if column[row] >= 0]
+        places = [self.surveys[number].samples.take([int(self.rows[number][row])]) for number in parts]
+        addresses = [planner.inputs[int(place.shards[0])].address for place in places]
+        key = planner._key(places[0], 0, parts[0])
+        return DataError(
+            f'sample "{to_text(key)}" has {error.message}: it is in {" and in ".join(addresses)}',
+            code=error.code,
+            shard=addresses[-1],
+            offset=int(places[-1].starts[0]),
+            hint=error.hint,
+        )
+
+
+def _check(how: Join, request: Request, sets: int) -> None:
+    """Raise UsageError for what cannot be meant."""
+    if sets < 2:
+        raise UsageError(
+            "a join needs two sets, or a table",
+            hint="each argument is one set: wds merge --join inner 'images-*.tar' 'captions-*.tar' -o OUT",
+        )
+    if request.rekey is not None or request.on_duplicate == "rekey":
+        raise UsageError(
+            "a join keeps keys, by which it matches", hint="wds cat --rekey gives new ones afterwards"
+        )
+    if request.preserve:
+        raise UsageError("a join writes the canonical form", hint="leave out --preserve")
+    if request.strategy == "spill":
+        raise UsageError("a join reads its inputs where they are", hint="leave out --strategy spill")
+    selection = request.selection
+    chooses = selection.where is not None or selection.span is not None or selection.limit is not None
+    if how.kind == "outer" and chooses:
+        raise UsageError(
+            "--where, --slice and --limit choose among the samples of the first set, and an outer join takes all",
+            hint="select first, with wds cat, or join with --join left",
+        )
