@@ -46,6 +46,7 @@ def print_plan(out: Out, planned: ReorderPlan) -> None:
     out.summary(f"would write {total} ({planned.strategy}: {planned.reason})")
     _tell_parts(out, parts)
     _tell_empty(out, sum(1 for shard in planned.planned if not shard.samples))
+    _tell_repeats(out, planned.repeated)
     _tell_losses(out, planned.dropped, planned.ignored, planned.oversized)
 
 
@@ -75,6 +76,7 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
                 "bytes_in": report.bytes_in,
                 "bytes": report.bytes_out,
                 "dropped": report.dropped,
+                "repeated": report.repeated,
                 "ignored": report.ignored,
                 "strategy": report.strategy,
                 **whole,
@@ -86,6 +88,7 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
         written = zip(report.parts, report.manifests, strict=True)
         _tell_parts(out, [PartTotals(name, m.samples, len(m.shards), m.size_bytes) for name, m in written])
     _tell_empty(out, sum(1 for one in report.manifests for shard in one.shards if not shard.samples))
+    _tell_repeats(out, report.repeated)
     _tell_losses(out, report.dropped, report.ignored, oversized)
 
 
@@ -114,6 +117,11 @@ def _tell_parts(out: Out, parts: Sequence[PartTotals]) -> None:
 def _tell_empty(out: Out, shards: int) -> None:
     if shards:
         out.warn(f"{plural(shards, 'shard')} without samples: fewer samples than shards")
+
+
+def _tell_repeats(out: Out, repeated: int) -> None:
+    if repeated:
+        out.summary(f"{plural(repeated, 'sample')} of these came before, and got new keys")
 
 
 def _tell_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int], oversized: int) -> None:

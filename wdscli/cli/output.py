@@ -63,13 +63,7 @@ class Out:
 
     def object(self, value: Any) -> None:
         """One line of JSON. Text that is not UTF-8 is written as the escapes of its lone surrogates."""
-        from json import dumps
-
-        text = dumps(value, ensure_ascii=False, separators=(",", ":"))
-        try:
-            self.write(text.encode() + b"\n")
-        except UnicodeEncodeError:
-            self.write(dumps(value, separators=(",", ":")).encode() + b"\n")
+        self.write(json_line(value))
 
     def rows(
         self, header: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
@@ -249,6 +243,16 @@ class Bar:
         if self._total is not None and 0 < self._done < self._total:
             facts.append(f"{human_time((self._total - self._done) / rate)} left")
         return ", ".join(facts)
+
+
+def json_line(value: Any) -> bytes:
+    """One line of JSON. Text that is not UTF-8 becomes the escapes of its lone surrogates."""
+    from json import dumps
+
+    try:
+        return dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    except UnicodeEncodeError:
+        return dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
 _outs: list[Out] = []

@@ -7,13 +7,24 @@ from typing import TYPE_CHECKING
 from wdscli.cli.made import print_plan, print_report
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wdscli.cli.output import Out
     from wdscli.ops.orders import Order
-    from wdscli.ops.reorder import Request
+    from wdscli.ops.reorder import ReorderPlan, Request
 
 
-def reorder(out: Out, request: Request, order: Order, done: str, *, dry_run: bool) -> None:
-    """Do what ``request`` asks in this order. ``done`` is the summary's verb: ``shuffled``."""
+def reorder(
+    out: Out,
+    request: Request,
+    order: Order,
+    done: str,
+    *,
+    dry_run: bool,
+    planned: Callable[[ReorderPlan], None] | None = None,
+) -> None:
+    """Do what ``request`` asks in this order. ``done`` is the summary's verb: ``shuffled``; ``planned`` is called once
+    the plan is made."""
     from wdscli.ops.reorder import make_plan
     from wdscli.ops.running import run_plan
     from wdscli.ops.scratch import Scratch
@@ -22,6 +33,8 @@ def reorder(out: Out, request: Request, order: Order, done: str, *, dry_run: boo
     with Scratch(request.tmp) as scratch:
         plan = make_plan(request, order, scratch, progress=progress)
         out.note(f"strategy {plan.strategy}: {plan.reason}")
+        if planned is not None:
+            planned(plan)
         if dry_run:
             print_plan(out, plan)
             return

@@ -18,7 +18,7 @@ from wdscli.errors import DataError, InputError
 from wdscli.model import ShardInfo
 from wdscli.ops.padding import clear_padding
 from wdscli.ops.preserve import APART, kept_members
-from wdscli.ops.rekey import Rekey, shard_stem
+from wdscli.ops.rekey import Rekey, in_round, shard_stem
 from wdscli.ops.rows import Samples
 from wdscli.ops.runs import Globals, members_of_run, pieces_of
 from wdscli.ops.scratch import Input
@@ -249,11 +249,17 @@ class _Gatherer:
             self.shard.write(self._key(row, batch.keys[at]), members)
 
     def _key(self, row: int, key: bytes) -> bytes:
-        if not self.marks[row] & RENAMED or self.task.rekey is None:
+        """The name under which a sample is written: its own or that of the format, with the number of its round; the
+        hash that was planned says which of the two."""
+        if not self.marks[row] & RENAMED:
             return key
-        new = self.task.rekey.key(
-            key, shard_stem(self.task.inputs[self.shards[row]].address), self.places[row]
-        )
+        source = self.task.inputs[self.shards[row]]
+        if self.task.rekey is not None:
+            new = self.task.rekey.key(key, shard_stem(source.address), self.places[row])
+            new = in_round(new, source.round)
+            if hash_key(new) == self.keys[row]:
+                return new
+        new = in_round(key, source.round)
         if hash_key(new) != self.keys[row]:
             raise self._changed(row)
         return new

@@ -1,25 +1,133 @@
-"""``merge``: the samples of several sets as one set.
+"""``merge``: the samples of several sets as one set, one set after the other or in turn, duplicates left out.
 
-The engine is :mod:`wdscli.ops.reorder`; here is the order it is given. It must not know where samples are written.
+What it is: :class:`MergeOrder`, which the engine (:mod:`wdscli.ops.reorder`) is given. How: nothing asked for is input
+order, and costs nothing; ``interleave.py`` knows the turns, ``dedup.py`` the duplicates. Each input, which may be many
+shards, is one set. It must not know where samples are written.
 """
 
 from __future__ import annotations
 
-from wdscli.ops.orders import InputOrder
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from wdscli.errors import UsageError
+from wdscli.ops.dedup import Dedup, Digests
+from wdscli.ops.interleave import Shares, Stop, interleaved
+from wdscli.ops.orders import Arranged, Pool
 from wdscli.ops.reorder import ReorderPlan, Request, make_plan
 from wdscli.ops.running import ReorderReport, reorder
 from wdscli.ops.scratch import Scratch
 from wdscli.progress import QUIET, Progress
 
+SET_ENDED = "set-ended"
+"""Why samples are left out with ``stop="first"``."""
+
+
+class MergeOrder(NamedTuple):
+    """Input order, or with ``shares`` the sets in turn; ``dedup`` says which samples are left out before. Made by
+    :func:`merge_order`."""
+
+    shares: Shares | None = None
+    stop: Stop = "all"
+    dedup: Dedup | None = None
+    operation: str = "merge"
+    seed: int | None = None
+
+    @property
+    def extract(self) -> Digests | None:
+        return self.dedup.extract if self.dedup is not None else None
+
+    def options(self) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        if self.shares is not None and set(self.shares.numbers) == {1}:
+            given["interleave"] = True
+        elif self.shares is not None:
+            given["weights"] = list(self.shares.numbers)
+        if self.stop != "all":
+            given["stop"] = self.stop
+        if self.dedup is not None:
+            given["dedup"] = self.dedup.names
+        return given
+
+    def arrange(self, pool: Pool) -> Arranged:
+        if self.shares is None:
+            return Arranged()
+        import numpy
+
+        # Input order has the samples of a set side by side.
+        counts = numpy.bincount(pool.set_of_rows(), minlength=len(self.shares.numbers)).tolist()
+        order, rounds, left = interleaved(counts, self.shares, self.stop)
+        return Arranged(order, dropped={SET_ENDED: left} if left else {}, rounds=rounds)
+
+
+def merge_order(
+    request: Request,
+    *,
+    interleave: bool = False,
+    weights: str | None = None,
+    stop: Stop | None = None,
+    dedup: Sequence[str] = (),
+) -> MergeOrder:
+    """The order of a merge, from options as they were typed; see :func:`merge`. Raises UsageError."""
+    shares = Shares.parse(weights) if weights is not None else None
+    if interleave and shares is None:
+        shares = Shares.equal(len(request.inputs))
+    if shares is None and stop is not None:
+        raise UsageError(
+            f"--stop {stop} is about sets that are taken in turn", hint="add --interleave or --weights"
+        )
+    if shares is not None:
+        _check_sets(request.inputs, shares, "--interleave" if weights is None else f"--weights {weights}")
+    if stop == "repeat" and request.preserve:
+        raise UsageError(
+            "--preserve keeps names as they are, and --stop repeat needs new ones",
+            hint="leave one of them out",
+        )
+    rekeyed = request.rekey is not None and request.on_duplicate != "rekey"
+    return MergeOrder(shares, stop or "all", Dedup.parse(dedup, rekeyed=rekeyed) if dedup else None)
+
+
+def _check_sets(inputs: Sequence[str], shares: Shares, option: str) -> None:
+    hint = "each argument is one set, of any number of shards: wds merge A.tar 'B-*.tar' ..."
+    if len(inputs) < 2:
+        raise UsageError(f"{option} takes sets in turn, and there is only one", hint=hint)
+    if len(inputs) != len(shares.numbers):
+        raise UsageError(f"{option} has {len(shares.numbers)} weights for {len(inputs)} sets", hint=hint)
+
 
 def plan_merge(
-    request: Request, scratch: Scratch | None = None, *, progress: Progress = QUIET
+    request: Request, order: MergeOrder, scratch: Scratch | None = None, *, progress: Progress = QUIET
 ) -> ReorderPlan:
-    """What :func:`merge` would do. Reads headers or indexes, and writes nothing but copies of what can be read only
-    once to ``scratch``; without it such inputs are refused."""
-    return make_plan(request, InputOrder("merge"), scratch, progress=progress)
+    """What :func:`merge` would do. Reads headers or indexes, and what is compared, and writes nothing but copies of
+    what can be read only once to ``scratch``; without it such inputs are refused."""
+    return make_plan(request, order, scratch, progress=progress)
 
 
-def merge(request: Request, *, progress: Progress = QUIET) -> ReorderReport:
-    """Merge ``request.inputs`` into ``request.output``. Raises UsageError, InputError, DataError, OutputError."""
-    return reorder(request, InputOrder("merge"), progress=progress)
+def merge(
+    request: Request,
+    *,
+    interleave: bool = False,
+    weights: str | None = None,
+    stop: Stop | None = None,
+    dedup: Sequence[str] = (),
+    progress: Progress = QUIET,
+) -> ReorderReport:
+    """Merge ``request.inputs``, each of them a set, into ``request.output``.
+
+    One set comes after the other; with ``interleave`` they take turns, with ``weights`` (``"0.7,0.3"``) by these
+    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.ops.interleave.interleaved`). ``dedup`` leaves
+    out samples that have the key (``"key"``) or the payloads of some fields in common with an earlier one in input
+    order. Raises UsageError, InputError, DataError, OutputError.
+
+    >>> from wdscli.shards import ShardWriter, ShardReader
+    >>> folder = getfixture("tmp_path")
+    >>> for name, count in [("a", 2), ("b", 3)]:
+    ...     with ShardWriter(f"{folder}/{name}.tar") as writer:
+    ...         for number in range(count):
+    ...             writer.write(f"{name}{number}", {"cls": b"0"})
+    >>> report = merge(Request([f"{folder}/a.tar", f"{folder}/b.tar"], f"{folder}/out.tar"), interleave=True)
+    >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/out.tar")]
+    (5, ['a0', 'b0', 'a1', 'b1', 'b2'])
+    """
+    order = merge_order(request, interleave=interleave, weights=weights, stop=stop, dedup=dedup)
+    return reorder(request, order, progress=progress)

@@ -56,11 +56,13 @@ class Part(NamedTuple):
 
 class Arranged(NamedTuple):
     """Samples in output order. ``order`` has rows of the pool, None for all as they are; ``parts`` divide it, None for
-    one set; ``dropped`` counts those that were left out, by reason."""
+    one set; ``dropped`` counts those that were left out, by reason. ``rounds`` is given when samples come more than once:
+    how many times each one of ``order`` came before."""
 
     order: I64 | None = None
     parts: Sequence[Part] | None = None
     dropped: Mapping[str, int] = {}
+    rounds: U32 | None = None
 
 
 class Order(Protocol):

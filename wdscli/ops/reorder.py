@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple
 from wdscli.errors import UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
 from wdscli.ops.beside import Joined
+from wdscli.ops.dedup import without_duplicates
+from wdscli.ops.duplicates import Duplicates
 from wdscli.ops.memory import limits_for
 from wdscli.ops.orders import Order, Part, Planner, Pool
 from wdscli.ops.outputs import FIELD, Outputs
@@ -25,6 +27,7 @@ from wdscli.ops.plan import Cuts, cut, measure, oversized
 from wdscli.ops.preserve import check_preserve
 from wdscli.ops.rekey import DEFAULT, Rekey
 from wdscli.ops.repeats import renamed, repeated_error, repeated_rows
+from wdscli.ops.rounds import in_rounds
 from wdscli.ops.rows import Ordered
 from wdscli.ops.scratch import Input, Scratch, is_ours_alone, is_read_once, refused
 from wdscli.ops.strategy import Strategy, choose
@@ -125,6 +128,10 @@ class ReorderPlan:
     strategy: str = "gather"
     reason: str = "as the plan says"
     """Why this strategy."""
+    duplicates: Duplicates | None = None
+    """What was left out because it repeats others, where that was asked for."""
+    repeated: int = 0
+    """How many of the samples come again, under new keys."""
     joined: Joined | None = None
     """The further parts of samples that are joined."""
 
@@ -180,13 +187,18 @@ def make_plan(
     dropped = sum_counts([state.dropped, *(found.dropped for found in surveys)])
     pool = _pool(surveys, sets, order)
     samples_in = pool.samples.total + sum(dropped.values())
+    pool, duplicates = without_duplicates(order, pool, inputs, template, dropped, progress)
     pool, rekey = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
     arranged = order.arrange(pool)
     for reason, count in arranged.dropped.items():
         dropped[reason] = dropped.get(reason, 0) + count
     ordered = Ordered(pool.samples, arranged.order)
+    repeated = 0
+    if arranged.rounds is not None:
+        repeated = int((arranged.rounds > 0).sum())
+        ordered, inputs = in_rounds(ordered, arranged.rounds, inputs, template, rekey)
     parts, planned = planned_shards(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
-    choice = choose(request.strategy, inputs, ordered, request.tmp)
+    choice = choose(request.strategy, inputs[: len(shards.addresses)], ordered, request.tmp)
     return ReorderPlan(
         request=request,
         operation=order.operation,
@@ -205,6 +217,8 @@ def make_plan(
         oversized=oversized(ordered, cuts),
         strategy=choice.strategy,
         reason=choice.reason,
+        duplicates=duplicates,
+        repeated=repeated,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
-from wdscli.ops.rekey import Rekey, shard_stem
+from wdscli.ops.rekey import Rekey, in_round, shard_stem
 from wdscli.ops.rows import Samples
 from wdscli.ops.scratch import Input
 from wdscli.ops.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
@@ -88,14 +88,14 @@ def _keys_of(
     samples: Samples, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int]
 ) -> Iterator[tuple[int, bytes]]:
     """Rows, given in rising order, and their keys."""
-    for row, address, batch, at in _read_again(samples, inputs, template, rows):
+    for row, address, batch, at in read_again(samples, inputs, template, rows):
         key = batch.keys[at]
         if template.rekey is not None:
             key = template.rekey.key(key, shard_stem(address), batch.index + at)
         yield row, key
 
 
-def _read_again(
+def read_again(
     samples: Samples, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int]
 ) -> Iterator[tuple[int, str, SampleBatch, int]]:
     """Rows in rising order, each with its shard's address and its batch and row there."""
@@ -143,7 +143,7 @@ def renamed(
 ) -> Samples:
     """The same samples, these with new keys. Raises DataError when a new key is taken."""
     changed = Samples(samples.rows.copy())
-    for row, address, batch, at in _read_again(samples, inputs, template, rows):
+    for row, address, batch, at in read_again(samples, inputs, template, rows):
         key = rekey.key(batch.keys[at], shard_stem(address), batch.index + at)
         sizes = out_sizes(batch, at, template.selection, address, key)
         changed.out_lengths[row] = out_length(sizes, template.form)
@@ -157,7 +157,7 @@ def _check_new_keys(
     samples: Samples, inputs: Sequence[Input], template: SurveyTask, renamed: frozenset[int], rekey: Rekey
 ) -> None:
     def keys(rows: list[int]) -> Iterator[tuple[int, bytes]]:
-        for row, address, batch, at in _read_again(samples, inputs, template, rows):
+        for row, address, batch, at in read_again(samples, inputs, template, rows):
             key = batch.keys[at]
             yield row, rekey.key(key, shard_stem(address), batch.index + at) if row in renamed else key
 
@@ -171,3 +171,31 @@ def _check_new_keys(
             first,
             "use a --rekey FORMAT with {shard} and {index}; shards of one name need {key} too",
         )
+
+
+def check_keys_in_rounds(
+    samples: Samples, inputs: Sequence[Input], template: SurveyTask, rekey: Rekey | None
+) -> None:
+    """Raise DataError when a sample that comes again gets a key that another has. The inputs of later rounds come after
+    those of the first."""
+
+    def keys(rows: list[int]) -> Iterator[tuple[int, bytes]]:
+        for row, address, batch, at in read_again(samples, inputs, template, rows):
+            number = inputs[int(samples.shards[row])].round
+            for new in _possible_keys(batch, at, address, number, rekey):
+                if hash_key(new) == int(samples.keys[row]):
+                    yield row, new
+                    break
+
+    for row, first in _repeats(samples, keys, True):
+        _, key = next(keys([row]))
+        hint = "give all samples keys that do not end like this: --rekey 's{shard}i{index:09d}'"
+        raise _error(samples, inputs, key, row, first, hint)
+
+
+def _possible_keys(
+    batch: SampleBatch, at: int, address: str, number: int, rekey: Rekey | None
+) -> Iterator[bytes]:
+    if rekey is not None:
+        yield in_round(rekey.key(batch.keys[at], shard_stem(address), batch.index + at), number)
+    yield in_round(batch.keys[at], number)

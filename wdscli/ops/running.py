@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReorderReport:
-    """What was done. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe what was written, one a
-    part."""
+    """What was done. ``samples_in`` + ``repeated`` = ``samples`` + all of ``dropped``; ``manifests`` describe what was
+    written, one a part."""
 
     operation: str
     samples_in: int
@@ -48,6 +48,8 @@ class ReorderReport:
     parts: tuple[str, ...]
     manifests: tuple[Manifest, ...]
     joined: JoinCounts | None = None
+    repeated: int = 0
+    """Samples that came again, under new keys."""
 
     @property
     def manifest(self) -> Manifest:
@@ -156,6 +158,7 @@ def finish_plan(plan: ReorderPlan, written: Sequence[ShardInfo]) -> ReorderRepor
         bytes_in=plan.bytes_in,
         bytes_out=sum(manifest.size_bytes for manifest in manifests),
         dropped=plan.dropped,
+        repeated=plan.repeated,
         ignored=plan.ignored,
         strategy=plan.strategy,
         parts=tuple(part.name for part in plan.parts),

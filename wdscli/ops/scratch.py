@@ -34,10 +34,12 @@ HINT = "name a folder with room: --tmp DIR, or TMPDIR"
 
 
 class Input(NamedTuple):
-    """One input shard; ``copy`` is the path of its copy, if it has one."""
+    """One input shard; ``copy`` is the path of its copy, if it has one. A shard that is gone through again is an input of
+    its own, whose ``round`` says how many times it came before."""
 
     address: str
     copy: str = ""
+    round: int = 0
 
     @property
     def is_near(self) -> bool:

@@ -1,0 +1,269 @@
+"""Samples that repeat an earlier one, by key or by the content of fields: found and left out.
+
+What it is: :class:`Dedup`, what samples must have in common to be taken for one, and how those are found. How: a
+survey takes the XXH3-128 of what is compared; samples of one hash are candidates, and these are compared byte for byte,
+so that a collision of hashes never drops a sample. By key alone the hashes that every plan has are enough. Payloads are
+hashed and compared in pieces. It must not know what becomes of the samples that stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+from xxhash import xxh3_128, xxh3_128_digest
+
+from wdscli.errors import UsageError
+from wdscli.model import to_bytes, to_text
+from wdscli.ops.duplicates import AT_ONCE, Duplicates
+from wdscli.ops.gather import Inputs
+from wdscli.ops.orders import Order, Pool
+from wdscli.ops.repeats import read_again, repeated_rows
+from wdscli.ops.rows import Samples
+from wdscli.ops.runs import PIECE, cut_short
+from wdscli.ops.scratch import Input
+from wdscli.ops.survey import PayloadOf, SurveyTask
+from wdscli.progress import Progress
+from wdscli.samples import SampleBatch
+
+if TYPE_CHECKING:
+    from wdscli.ops.rows import I64
+
+KEY = "key"
+"""What ``--dedup`` takes for the key, not for a field."""
+REASON = "duplicate"
+
+Pairs = list[tuple[int, int]]
+"""(row, row of the sample that it repeats)."""
+Known = dict[int, tuple[bytes, list[tuple[int, int]]]]
+"""The key of each sample, and (offset, size) of the payloads to compare."""
+
+
+class Dedup(NamedTuple):
+    """What two samples have in common when the later one is a duplicate: their keys, the payloads of some fields, or
+    all of these. A sample that lacks one of the fields is no duplicate. ``rekeyed`` says that all samples get new keys:
+    compared are the old ones."""
+
+    by_key: bool
+    fields: tuple[bytes, ...]
+    rekeyed: bool = False
+
+    @classmethod
+    def parse(cls, words: Sequence[str], *, rekeyed: bool = False) -> Dedup:
+        """From ``key``, ``jpg`` or ``key,jpg``. Raises UsageError.
+
+        >>> Dedup.parse(["key,jpg"])
+        Dedup(by_key=True, fields=(b'jpg',), rekeyed=False)
+        """
+        names = [name.strip() for word in words for name in word.split(",")]
+        if not names or not all(names):
+            raise UsageError("--dedup names nothing", hint="--dedup key, or a field: --dedup jpg")
+        fields = tuple(dict.fromkeys(to_bytes(name.removeprefix(".")) for name in names if name != KEY))
+        return cls(KEY in names, fields, rekeyed)
+
+    @property
+    def names(self) -> list[str]:
+        """What is compared, as it is given."""
+        return [KEY] * self.by_key + [to_text(field) for field in self.fields]
+
+    @property
+    def extract(self) -> Digests | None:
+        """What a survey takes of each sample; None where the plan's hashes of keys do."""
+        if self.fields or self.rekeyed:
+            return Digests(self.by_key, self.fields)
+        return None
+
+    def sift(
+        self, pool: Pool, inputs: Sequence[Input], template: SurveyTask, progress: Progress
+    ) -> tuple[Pool, Duplicates]:
+        """The samples that repeat none, and the others. Raises InputError, DataError."""
+        if pool.values is None:
+            pairs = repeated_rows(pool.samples, inputs, template)
+        else:
+            pairs = _Comparison(self, pool.samples, inputs, template).pairs(pool.values, progress)
+            pool = pool._replace(values=None)
+        rows = [row for row, _ in pairs]
+        firsts = pool.samples.take([first for _, first in pairs])
+        found = Duplicates(self.names, pool.samples.take(rows), firsts, inputs, template)
+        return (pool.without(rows) if rows else pool), found
+
+
+@runtime_checkable
+class Deduplicating(Protocol):
+    """An order that may leave duplicates out."""
+
+    @property
+    def dedup(self) -> Dedup | None:
+        """What makes a duplicate, None to keep all."""
+
+
+def without_duplicates(
+    order: Order,
+    pool: Pool,
+    inputs: Sequence[Input],
+    template: SurveyTask,
+    dropped: dict[str, int],
+    progress: Progress,
+) -> tuple[Pool, Duplicates | None]:
+    """The samples without duplicates, where the order wants that; these are counted in ``dropped``."""
+    if not isinstance(order, Deduplicating) or order.dedup is None:
+        return pool, None
+    pool, found = order.dedup.sift(pool, inputs, template, progress)
+    if found.total:
+        dropped[REASON] = found.total
+    return pool, found
+
+
+class Digests(NamedTuple):
+    """16 bytes for each sample (:class:`~wdscli.ops.survey.Extract`); none for one that lacks a field."""
+
+    by_key: bool
+    fields: tuple[bytes, ...]
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        return frozenset(self.fields)
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+    ) -> list[bytes]:
+        return [self._value(batch, row, payload_of) for row in rows]
+
+    def _value(self, batch: SampleBatch, row: int, payload_of: PayloadOf) -> bytes:
+        places = places_of(batch, row, self.fields)
+        if places is None:
+            return b""
+        if len(places) == 1 and not self.by_key and places[0][1] <= PIECE:
+            return digest_of([payload_of(row, self.fields[0])])
+        return digest_of(self._pieces(batch, row, payload_of, [size for _, size in places]))
+
+    def _pieces(
+        self, batch: SampleBatch, row: int, payload_of: PayloadOf, sizes: Sequence[int]
+    ) -> Iterator[bytes]:
+        """Key and payloads; of several things each comes after its length."""
+        several = self.by_key + len(self.fields) > 1
+        if self.by_key:
+            yield from ([len(batch.keys[row]).to_bytes(8, "little")] if several else [])
+            yield batch.keys[row]
+        for field, size in zip(self.fields, sizes, strict=True):
+            yield from ([size.to_bytes(8, "little")] if several else [])
+            yield from payload_of.pieces(row, field) if size > PIECE else [payload_of(row, field)]
+
+
+def digest_of(pieces: Iterable[bytes]) -> bytes:
+    """The XXH3-128 of some pieces together."""
+    if isinstance(pieces, list):
+        return xxh3_128_digest(b"".join(pieces))
+    state = xxh3_128()
+    for piece in pieces:
+        state.update(piece)
+    return state.digest()
+
+
+def places_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[tuple[int, int]] | None:
+    """(offset, size) of some fields of a sample, None when it lacks one."""
+    found = []
+    first, end = batch.firsts[row], batch.firsts[row + 1]
+    names = batch.fields[first:end]
+    for field in fields:
+        if field not in names:
+            return None
+        at = first + names.index(field)
+        found.append((batch.offsets[at], batch.sizes[at]))
+    return found
+
+
+class _Comparison:
+    """The samples of one hash, compared byte for byte."""
+
+    def __init__(self, dedup: Dedup, samples: Samples, inputs: Sequence[Input], template: SurveyTask) -> None:
+        self._dedup = dedup
+        self._samples = samples
+        self._numbered = inputs
+        self._template = template
+
+    def pairs(self, values: Sequence[bytes], progress: Progress) -> Pairs:
+        """Each sample that repeats another, and the first that it repeats; by rising rows."""
+        found: Pairs = []
+        groups = list(_groups(values))
+        progress.start("comparing", sum(map(len, groups)), "samples")
+        with Inputs(dict(enumerate(self._numbered))) as inputs:
+            for some in _by_count(groups):
+                known = self._read(sorted(row for group in some for row in group))
+                for group in some:
+                    found += self._compare(group, known, inputs)
+                    progress.advance(len(group))
+        progress.finish()
+        return sorted(found)
+
+    def _read(self, rows: list[int]) -> Known:
+        again = read_again(self._samples, self._numbered, self._template, rows)
+        return {
+            row: (batch.keys[at], places_of(batch, at, self._dedup.fields) or [])
+            for row, _, batch, at in again
+        }
+
+    def _compare(self, group: list[int], known: Known, inputs: Inputs) -> Pairs:
+        """The repeats among samples of one hash: each is compared with those that are unlike each other so far."""
+        found: Pairs = []
+        unlike: list[int] = []
+        for row in group:
+            first = next((one for one in unlike if self._are_equal(one, row, known, inputs)), None)
+            if first is None:
+                unlike.append(row)
+            else:
+                found.append((row, first))
+        return found
+
+    def _are_equal(self, one: int, other: int, known: Known, inputs: Inputs) -> bool:
+        (key, places), (other_key, other_places) = known[one], known[other]
+        if self._dedup.by_key and key != other_key:
+            return False
+        if [size for _, size in places] != [size for _, size in other_places]:
+            return False
+        return all(
+            self._piece(inputs, one, offset + at, length)
+            == self._piece(inputs, other, other_offset + at, length)
+            for (offset, size), (other_offset, _) in zip(places, other_places, strict=True)
+            for at, length in ((at, min(PIECE, size - at)) for at in range(0, size, PIECE))
+        )
+
+    def _piece(self, inputs: Inputs, row: int, offset: int, length: int) -> bytes:
+        """Some bytes of a sample's shard, which may have been closed since the last: only so many are open at a
+        time."""
+        number = int(self._samples.shards[row])
+        data = inputs[number].read_at(offset, length)
+        if len(data) < length:
+            raise cut_short(self._numbered[number].address, offset)
+        return data
+
+
+def _groups(values: Sequence[bytes]) -> Iterator[list[int]]:
+    """Rising rows whose values are the same and not empty, for each value that comes more than once."""
+    import numpy
+
+    rows: I64 = numpy.flatnonzero(numpy.fromiter(map(len, values), dtype=numpy.uint8, count=len(values)))
+    if not len(rows):
+        return
+    halves = numpy.frombuffer(b"".join(values), dtype="<u8").reshape(-1, 2)
+    order = numpy.lexsort((halves[:, 1], halves[:, 0]))
+    same = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
+    begins: I64 = numpy.flatnonzero(numpy.concatenate(([True], ~same)))
+    ends: I64 = numpy.append(begins[1:], len(order))
+    several = ends - begins > 1
+    for begin, end in zip(begins[several].tolist(), ends[several].tolist(), strict=True):
+        yield rows[order[begin:end]].tolist()
+
+
+def _by_count(groups: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Groups in the order of their first samples, so many at a time that about :data:`AT_ONCE` samples are in them."""
+    some: list[list[int]] = []
+    count = 0
+    for group in sorted(groups):
+        some.append(group)
+        count += len(group)
+        if count >= AT_ONCE:
+            yield some
+            some, count = [], 0
+    if some:
+        yield some
