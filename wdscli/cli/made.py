@@ -9,6 +9,7 @@ from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.cli.output import Out
+    from wdscli.ops.beside import JoinCounts
     from wdscli.ops.reorder import ReorderPlan
     from wdscli.ops.running import ReorderReport
 
@@ -23,6 +24,14 @@ class PartTotals(NamedTuple):
     samples: int
     shards: int
     bytes: int
+
+
+def _joined(report: ReorderReport) -> dict[str, Any]:
+    if report.joined is None:
+        return {}
+    from wdscli.cli.joining import joined_object
+
+    return {"joined": joined_object(report.joined)}
 
 
 def plural(count: int, word: str) -> str:
@@ -47,6 +56,7 @@ def print_plan(out: Out, planned: ReorderPlan) -> None:
     _tell_parts(out, parts)
     _tell_empty(out, sum(1 for shard in planned.planned if not shard.samples))
     _tell_repeats(out, planned.repeated)
+    _tell_joined(out, planned.joined.counts if planned.joined is not None else None)
     _tell_losses(out, planned.dropped, planned.ignored, planned.oversized)
 
 
@@ -79,6 +89,7 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
                 "repeated": report.repeated,
                 "ignored": report.ignored,
                 "strategy": report.strategy,
+                **_joined(report),
                 **whole,
             }
         )
@@ -89,6 +100,7 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
         _tell_parts(out, [PartTotals(name, m.samples, len(m.shards), m.size_bytes) for name, m in written])
     _tell_empty(out, sum(1 for one in report.manifests for shard in one.shards if not shard.samples))
     _tell_repeats(out, report.repeated)
+    _tell_joined(out, report.joined)
     _tell_losses(out, report.dropped, report.ignored, oversized)
 
 
@@ -122,6 +134,14 @@ def _tell_empty(out: Out, shards: int) -> None:
 def _tell_repeats(out: Out, repeated: int) -> None:
     if repeated:
         out.summary(f"{plural(repeated, 'sample')} of these came before, and got new keys")
+
+
+def _tell_joined(out: Out, found: JoinCounts | None) -> None:
+    if found is not None:
+        from wdscli.cli.joining import joined_lines
+
+        for line in joined_lines(found):
+            out.summary(line)
 
 
 def _tell_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int], oversized: int) -> None:

@@ -34,7 +34,7 @@ class Listing(NamedTuple):
 COMMANDS = {
     "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
     "split": Listing("Make and change", "Cut a set into other shards, or divide it into parts."),
-    "merge": Listing("Make and change", "Write several sets as one, in input order or interleaved."),
+    "merge": Listing("Make and change", "Write several sets as one: one after the other, interleaved, or joined by key."),
     "shuffle": Listing("Make and change", "Write all samples in an order that only the seed decides."),
     "sort": Listing("Make and change", "Write all samples sorted by key, by a field or by a value in JSON."),
     "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wdscli.cli.output import Out
-    from wdscli.ops.orders import Order
+    from wdscli.ops.orders import Order, Planner
     from wdscli.ops.reorder import ReorderPlan, Request
 
 
 def reorder(
     out: Out,
     request: Request,
-    order: Order,
+    order: Order | Planner,
     done: str,
     *,
     dry_run: bool,

@@ -35,10 +35,11 @@ from wdscli.ops.reorder import (
 )
 from wdscli.ops.repeats import repeated_error, repeated_rows
 from wdscli.ops.rows import Ordered, Samples, row_type
-from wdscli.ops.scratch import Input, Scratch
+from wdscli.ops.scratch import Input, Scratch, Stamp
 from wdscli.ops.survey import SurveyTask, samples_at
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
+from wdscli.shards.inputs import fingerprint_of
 from wdscli.storage import base_name
 from wdscli.tar.header import BLOCK
 from wdscli.units import human_size
@@ -122,7 +123,7 @@ class _Planner:
         _check(how, request, self.total_sets)
         if request.selection.reads_stdin and "-" in self.shards.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-        self.outputs = Outputs(request.output, request.settings)
+        self.outputs = Outputs(request.output, request.settings, may_exist=request.resume)
         self.outputs.check(None, self.shards.addresses)
         self.cuts = self.outputs.cuts(request.cuts)
         self.sets = [*sets, *([len(request.inputs)] if how.table is not None else [])]
@@ -135,7 +136,9 @@ class _Planner:
     def plan(self) -> ReorderPlan:
         surveys, tasks, states = self._survey()
         self.inputs = tuple(
-            task.task.input._replace(copy=task.task.input.copy or found.copy)
+            task.task.input._replace(
+                copy=task.task.input.copy or found.copy, stamp=Stamp(found.size_bytes, found.version)
+            )
             for task, found in zip(tasks, (one for of_set in surveys for one in of_set.surveys), strict=True)
         )
         self._tell(surveys, states)
@@ -169,6 +172,7 @@ class _Planner:
             strategy="gather",
             reason="a join reads its inputs where they are",
             joined=joined,
+            fingerprint_in=fingerprint_of(self.shards),
         )
 
     def _survey(self) -> tuple[list[SetSurvey], list[JoinSurveyTask], list[SelectionState]]:
@@ -251,12 +255,13 @@ class _Planner:
             found = found.without([row for row, _ in pairs])
         rows = twice(found.samples.keys)
         if rows is not None:
-            one, other = (self._key(found.samples, row, number) for row in rows)
+            one, other = (self.key_of(found.samples, row, number) for row in rows)
             shard = self.inputs[int(found.samples.shards[rows[1]])].address
             raise collision(one, other, shard, int(found.samples.starts[rows[1]]))
         return found
 
-    def _key(self, samples: Samples, row: int, number: int) -> bytes:
+    def key_of(self, samples: Samples, row: int, number: int) -> bytes:
+        """The key of one sample of a set, read again."""
         task = self.templates[number]._replace(input=self.inputs[int(samples.shards[row])])
         batch, at = next(samples_at(task, [int(samples.places[row])]))
         return batch.keys[at]
@@ -389,12 +394,13 @@ class _Measured:
         parts = [number for number, column in enumerate(self.rows) if column[row] >= 0]
         places = [self.surveys[number].samples.take([int(self.rows[number][row])]) for number in parts]
         addresses = [planner.inputs[int(place.shards[0])].address for place in places]
-        key = planner._key(places[0], 0, parts[0])
+        key = planner.key_of(places[0], 0, parts[0])
+        is_table = planner.how.table is not None and parts[-1] == len(self.surveys) - 1
         return DataError(
-            f'sample "{to_text(key)}" has {error.message}: it is in {" and in ".join(addresses)}',
+            f'sample "{to_text(key)}" {error.message}: {", ".join(addresses)}',
             code=error.code,
-            shard=addresses[-1],
-            offset=int(places[-1].starts[0]),
+            shard=None if is_table else addresses[-1],
+            offset=None if is_table else int(places[-1].starts[0]),
             hint=error.hint,
         )
 

@@ -75,7 +75,7 @@ def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> La
                 there[slot.field] = slot
                 renamed.append(slot)
             elif policy == "error" or before.part == part:
-                raise conflict(f'a field "{to_text(field)}" in both')
+                raise conflict(f'has a field "{to_text(field)}" in two sets')
             else:
                 loser = before if policy == "right" else slot
                 replaced += policy == "right"
@@ -86,14 +86,16 @@ def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> La
 
 def _free(field: bytes, there: dict[bytes, Slot], shape: Shape) -> bytes:
     if field in there or field in shape:
-        raise conflict(f'a field "{to_text(field)}" already, which would be the name of another')
+        raise conflict(
+            f'has a field "{to_text(field)}" already, which --on-conflict suffix would give to another'
+        )
     return field
 
 
 def conflict(what: str) -> DataError:
-    """The error of a field that cannot have its name."""
+    """The error of a field that cannot have its name. ``what`` is said of a sample."""
     return DataError(
         what,
         code="conflict",
-        hint="--on-conflict left, right or suffix; or leave fields out or rename them first: --drop, wds cat --rename",
+        hint="--on-conflict left, right or suffix; or leave a field out (--drop), or rename it first",
     )

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
+from wdscli.cli.joining import JoinOptions, check_alone
 from wdscli.cli.options import (
     CommonOptions,
     CutOptions,
@@ -94,6 +95,7 @@ def merge(
     shards: Sets,
     output: OutputOptions,
     turns: TurnOptions,
+    join: JoinOptions,
     dedup: DedupOptions,
     cuts: CutOptions,
     engine: EngineOptions,
@@ -104,7 +106,7 @@ def merge(
     json: JsonOptions,
     common: CommonOptions,
 ) -> None:
-    """Write several sets as one, in input order or interleaved.
+    """Write several sets as one: one after the other, interleaved, or joined by key.
 
     Each argument is one set, of any number of shards. Without a cut a shard holds at most 1 GB.
 
@@ -112,6 +114,7 @@ def merge(
 
         wds merge 'small-{000000..000999}.tar' -o 'large-%06d.tar' --max-size 1GB
         wds merge photos/ drawings/ -o 'mix-%06d.tar' --weights 0.7,0.3 --stop first
+        wds merge images/ --table captions.csv --key id --field txt=caption -o 'train-%06d.tar'
         wds merge crawl-1/ crawl-2/ -o 'all-%06d.tar' --dedup jpg --report dropped.jsonl
     """
     from wdscli.cli.duplicates import check_report, tell_duplicates
@@ -122,6 +125,11 @@ def merge(
     request = reorder_request(
         shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
     )
+    how = join.parse()
+    if how is not None:
+        check_alone(dedup=dedup.dedup, **turns._asdict())
+        reorder(out, request, how, "joined", dry_run=output.dry_run)
+        return
     order = merge_order(request, **turns._asdict(), dedup=dedup.dedup or ())
 
     def tell(plan: "ReorderPlan") -> None:
