@@ -22,10 +22,12 @@ _LONGEST = 200
 
 
 class Outputs:
-    """The sets that one command writes. Raises UsageError for a text that cannot name shards."""
+    """The sets that one command writes. Raises UsageError for a text that cannot name shards. ``may_exist`` is for who
+    goes on with what is there."""
 
-    def __init__(self, text: str, settings: ShardSettings) -> None:
+    def __init__(self, text: str, settings: ShardSettings, *, may_exist: bool = False) -> None:
         self.text = text
+        self.may_exist = may_exist
         self._settings = settings
         self._probe = OutputSet(text.replace(FIELD, "part"), settings)
         if self.has_parts:
@@ -83,9 +85,9 @@ class Outputs:
     def check(self, parts: Sequence[str] | None, inputs: Sequence[str]) -> None:
         """Refuse what is there already, as far as the parts are known: None for not yet."""
         if not self.has_parts:
-            self._probe.check(inputs)
+            self._probe.check(inputs, may_exist=self.may_exist)
         for part in parts or () if self.has_parts else ():
-            self.set_of(part).check(inputs)
+            self.set_of(part).check(inputs, may_exist=self.may_exist)
 
 
 def checked_part(name: str) -> str:

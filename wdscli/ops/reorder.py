@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
@@ -25,21 +25,25 @@ from wdscli.ops.orders import Order, Part, Planner, Pool
 from wdscli.ops.outputs import FIELD, Outputs
 from wdscli.ops.plan import Cuts, cut, measure, oversized
 from wdscli.ops.preserve import check_preserve
+from wdscli.ops.reach import ALONE, away, check_reach
 from wdscli.ops.rekey import DEFAULT, Rekey
 from wdscli.ops.repeats import renamed, repeated_error, repeated_rows
 from wdscli.ops.rounds import in_rounds
 from wdscli.ops.rows import Ordered
-from wdscli.ops.scratch import Input, Scratch, is_ours_alone, is_read_once, refused
-from wdscli.ops.strategy import Strategy, choose
+from wdscli.ops.scratch import Input, Scratch, Stamp, is_ours_alone, is_read_once, refused
+from wdscli.ops.strategy import Choice, Strategy, choose
 from wdscli.ops.survey import Survey, SurveyTask, gather_samples, survey
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
-from wdscli.shards.inputs import ShardSet, open_set
+from wdscli.shards.inputs import ShardSet, fingerprint_of, open_set
 from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.shards.shardfile import index_address
 from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
+
+if TYPE_CHECKING:
+    from wdscli.ops.receipts import PlanMark
 
 OnDuplicate = Literal["error", "skip", "rekey"]
 
@@ -128,17 +132,38 @@ class ReorderPlan:
     strategy: str = "gather"
     reason: str = "as the plan says"
     """Why this strategy."""
+    fingerprint_in: str | None = None
+    """That of the input set, for the manifest."""
+    mark: PlanMark | None = None
+    """The plan's own fingerprint, when it is known."""
+    is_stored: bool = False
+    """The plan was read from a file: others may run tasks of it at the same time."""
+    joined: Joined | None = None
+    """The further parts of samples that are joined."""
     duplicates: Duplicates | None = None
     """What was left out because it repeats others, where that was asked for."""
     repeated: int = 0
     """How many of the samples come again, under new keys."""
-    joined: Joined | None = None
-    """The further parts of samples that are joined."""
 
     @property
     def samples(self) -> int:
         """Samples to be written."""
         return self.ordered.total
+
+    @property
+    def row_lists(self) -> list[Ordered]:
+        """All rows of the plan in output order: one list, or with a join one for each set."""
+        return [self.ordered, *(self.joined.others if self.joined is not None else ())]
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """How the output is made, as its manifest tells it."""
+        return {
+            "operation": self.operation,
+            "options": self.options,
+            "seed": self.seed,
+            "inputs": [self.fingerprint_in],
+        }
 
     @property
     def size_bytes(self) -> int:
@@ -161,7 +186,8 @@ def make_plan(
     shards, sets = open_sets(request.inputs)
     if request.selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-    outputs = Outputs(request.output, request.settings)
+    outputs = Outputs(request.output, request.settings, may_exist=request.resume)
+    check_reach(request, shards.addresses, is_stream=outputs.is_stream)
     outputs.check(None, shards.addresses)
     cuts = outputs.cuts(request.cuts)
     rekey = Rekey.parse(request.rekey) if request.rekey is not None else None
@@ -176,12 +202,15 @@ def make_plan(
         request.preserve,
         extract=order.extract,
     )
-    tasks = survey_tasks(shards.addresses, template, scratch)
+    tasks = survey_tasks(shards.addresses, template, None if away(request) else scratch)
     limits = limits_for(request.memory, request.jobs)
     if limits.warning:
         progress.warn(limits.warning)
-    surveys = _surveys(tasks, state, request.jobs, limits.jobs, progress)
-    inputs = tuple(map(Input, shards.addresses, [found.copy for found in surveys]))
+    surveys = _surveys(tasks, state, request, limits.jobs, progress)
+    inputs = tuple(
+        Input(address, found.copy, stamp=Stamp(found.size_bytes, found.version))
+        for address, found in zip(shards.addresses, surveys, strict=True)
+    )
     for message in [*_warnings(surveys), *request.selection.remarks(state)]:
         progress.warn(message)
     dropped = sum_counts([state.dropped, *(found.dropped for found in surveys)])
@@ -199,6 +228,8 @@ def make_plan(
         ordered, inputs = in_rounds(ordered, arranged.rounds, inputs, template, rekey)
     parts, planned = planned_shards(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
     choice = choose(request.strategy, inputs[: len(shards.addresses)], ordered, request.tmp)
+    if away(request):
+        choice = Choice("gather", ALONE)
     return ReorderPlan(
         request=request,
         operation=order.operation,
@@ -217,6 +248,7 @@ def make_plan(
         oversized=oversized(ordered, cuts),
         strategy=choice.strategy,
         reason=choice.reason,
+        fingerprint_in=fingerprint_of(shards),
         duplicates=duplicates,
         repeated=repeated,
     )
@@ -273,7 +305,7 @@ def planned_shards(
             shards.append(PlannedShard(address, number, at, first, end, size, members))
         begin += part.samples
     for part_made in made if outputs.has_parts else ():
-        part_made.output.check(inputs)
+        part_made.output.check(inputs, may_exist=outputs.may_exist)
     return tuple(made), tuple(shards)
 
 
@@ -294,7 +326,7 @@ def survey_tasks(
 def _surveys(
     tasks: Sequence[SurveyTask],
     state: SelectionState,
-    jobs: int | None,
+    request: Request,
     most: int,
     progress: Progress,
 ) -> list[Survey]:
@@ -307,14 +339,14 @@ def _surveys(
     alone = any(map(is_ours_alone, addresses)) or not all(task.selection.is_trivial for task in tasks)
     size = bytes_of(tasks)
     alone = alone or (size < SMALL_BYTES and all(map(_has_index, tasks)))
-    workers = 1 if alone else useful_jobs(jobs, len(tasks), size)
-    if workers == 1:
+    workers = 1 if alone else min(most, useful_jobs(request.jobs, len(tasks), size))
+    if alone or (workers == 1 and request.engine is None):
         for task in tasks:
             found.append(Survey() if state.done else survey(task, state))
             progress.advance(1)
     else:
-        with make_executor(workers) as executor:
-            for one in run_tasks(executor, survey, tasks, window=2 * workers):
+        with make_executor(workers, request.engine) as executor:
+            for one in run_tasks(executor, survey, tasks):
                 found.append(one)
                 progress.advance(1)
     progress.finish()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wdscli.errors import EngineError
@@ -17,14 +18,16 @@ from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
 from wdscli.ops.beside import JoinCounts
 from wdscli.ops.gather import GatherTask, gather
-from wdscli.ops.memory import Limits, limits_for
+from wdscli.ops.making import Making, make
+from wdscli.ops.memory import limits_for
 from wdscli.ops.orders import Order, Planner
+from wdscli.ops.receipts import PlanMark, Witness, mark_of
 from wdscli.ops.reorder import PlannedShard, ReorderPlan, Request, make_plan, useful_jobs
+from wdscli.ops.resuming import NOTHING, Kept, begin, tidy
 from wdscli.ops.scratch import Scratch
-from wdscli.ops.spill import spill
+from wdscli.ops.spill import Layout, spill
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection
-from wdscli.shards.inputs import fingerprint_of
 from wdscli.shards.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -48,6 +51,8 @@ class ReorderReport:
     parts: tuple[str, ...]
     manifests: tuple[Manifest, ...]
     joined: JoinCounts | None = None
+    kept: int = 0
+    """Shards that an earlier run had made."""
     repeated: int = 0
     """Samples that came again, under new keys."""
 
@@ -71,48 +76,71 @@ def reorder(request: Request, order: Order | Planner, *, progress: Progress = QU
 def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
     """Make the shards, then the manifests. Raises what a task raises; shards that are whole stay, without a
     manifest."""
-    for part in plan.parts:
-        part.output.begin(plan.shards.addresses)
-    written = _run_tasks(plan, progress)
-    _compare(plan, written)
-    return finish_plan(plan, written)
+    mark = mark_of(plan)
+    kept = begin(plan, mark, progress)
+    return finish_plan(plan, _run_tasks(plan, mark, kept, progress), kept)
 
 
-def _run_tasks(plan: ReorderPlan, progress: Progress) -> list[ShardInfo]:
+def _run_tasks(plan: ReorderPlan, mark: PlanMark, kept: Kept, progress: Progress) -> list[ShardInfo]:
+    """All shards, in order: those that are kept, and the others, made."""
+    missing = [task for task in range(len(plan.planned)) if task not in kept.shards]
+    made = dict(zip(missing, run_some(plan, mark, missing, kept, progress), strict=True))
+    return [made[task] if task in made else kept.shards[task] for task in range(len(plan.planned))]
+
+
+def run_some(
+    plan: ReorderPlan, mark: PlanMark, numbers: Sequence[int], kept: Kept, progress: Progress
+) -> list[ShardInfo]:
+    """Make some of the shards, by their numbers. Raises what a task raises."""
     written: list[ShardInfo] = []
+    if not numbers:
+        return written
+    planned = [plan.planned[number] for number in numbers]
     limits = limits_for(plan.request.memory, plan.request.jobs)
     is_stream = any(part.output.pattern.is_stream for part in plan.parts)
     # The tasks of a first pass are others; an output that is one stream is written by this process.
-    tasks = len(plan.planned) if plan.strategy == "gather" else limits.jobs
-    jobs = min(limits.jobs, useful_jobs(plan.request.jobs, tasks, plan.size_bytes))
-    with Scratch(plan.request.tmp) as scratch, make_executor(1 if is_stream else jobs) as executor:
-        tasks_of_shards = gather_tasks(plan, plan.planned, executor, scratch, limits, progress)
-        progress.start("writing", plan.size_bytes, "bytes")
-        for info in run_tasks(executor, gather, tasks_of_shards, window=2 * jobs):
+    tasks = len(planned) if plan.strategy == "gather" else limits.jobs
+    size = sum(shard.size for shard in planned)
+    jobs = min(limits.jobs, useful_jobs(plan.request.jobs, tasks, size))
+    with Scratch(plan.request.tmp) as scratch, _executor(plan, is_stream, jobs) as executor:
+        spilled = None
+        if plan.strategy == "spill":
+            spilled = spill(plan, planned, executor, scratch, limits, progress)
+        tasks_of_shards = gather_tasks(plan, planned, spilled)
+        progress.start("writing", size, "bytes")
+        makings = map(partial(_making, mark, kept), numbers, tasks_of_shards)
+        results = run_tasks(
+            executor, make, makings, advance=progress.advance, amount=lambda info: info.size_bytes
+        )
+        for info, shard in zip(results, planned, strict=True):
+            check_made(info, shard)
             written.append(info)
-            progress.advance(info.size_bytes)
+            if spilled is not None:
+                spilled.release(shard)
             progress.note(f"{info.name}: {info.samples} samples, {info.size_bytes} bytes")
         progress.finish()
     return written
 
 
+def _executor(plan: ReorderPlan, is_stream: bool, jobs: int) -> Executor:
+    return make_executor(1 if is_stream else jobs, plan.request.engine)
+
+
+def _making(mark: PlanMark, kept: Kept, number: int, task: GatherTask) -> Making:
+    """A task with its witness. Only a shard of ours is replaced unasked."""
+    witness = Witness(mark, number, posted=task.post is None)
+    force = task.settings.force or number in kept.again
+    settings = task.settings._replace(witness=witness.leave, force=force)
+    return Making(gather, task._replace(settings=settings), witness)
+
+
 def gather_tasks(
-    plan: ReorderPlan,
-    shards: Sequence[PlannedShard],
-    executor: Executor,
-    scratch: Scratch,
-    limits: Limits,
-    progress: Progress,
+    plan: ReorderPlan, shards: Sequence[PlannedShard], spilled: Layout | None = None
 ) -> Iterator[GatherTask]:
-    """One task for each of ``shards``, some of those that are planned. When samples are spilled, that has been done
-    when this returns; ``scratch`` and the executor must live until the tasks have run."""
-    if plan.strategy != "spill":
-        return (gather_task(plan, shard) for shard in shards)
-    places = spill(plan, shards, executor, scratch, limits, progress)
-    return (
-        gather_task(plan, shard)._replace(spilled=spilled)
-        for shard, spilled in zip(shards, places, strict=True)
-    )
+    """One task for each of ``shards``, some of those that are planned. ``spilled`` must live until they have run."""
+    for shard in shards:
+        task = gather_task(plan, shard)
+        yield task if spilled is None else task._replace(spilled=spilled.spilled(shard))
 
 
 def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
@@ -134,22 +162,21 @@ def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
         plan.rekey,
         plan.request.preserve,
         beside=beside,
+        post=plan.request.post,
     )
 
 
-def finish_plan(plan: ReorderPlan, written: Sequence[ShardInfo]) -> ReorderReport:
-    """Write the manifests. ``written`` has what each task returned, in the order of ``plan.planned``."""
-    fingerprints = [fingerprint_of(plan.shards)]
+def finish_plan(plan: ReorderPlan, written: Sequence[ShardInfo], kept: Kept = NOTHING) -> ReorderReport:
+    """Write the manifests that are not there yet. ``written`` has what each task returned, in the order of
+    ``plan.planned``."""
     of_parts: list[list[ShardInfo]] = [[] for _ in plan.parts]
     for info, shard in zip(written, plan.planned, strict=True):
         of_parts[shard.part].append(info)
     manifests = []
-    for part, infos in zip(plan.parts, of_parts, strict=True):
-        manifests.append(
-            part.output.finish(
-                infos, operation=plan.operation, options=plan.options, seed=plan.seed, inputs=fingerprints
-            )
-        )
+    for number, (part, infos) in enumerate(zip(plan.parts, of_parts, strict=True)):
+        there = kept.manifests.get(number)
+        manifests.append(part.output.finish(infos, **plan.made) if there is None else there)
+    tidy(plan)
     return ReorderReport(
         operation=plan.operation,
         samples_in=plan.samples_in,
@@ -164,17 +191,17 @@ def finish_plan(plan: ReorderPlan, written: Sequence[ShardInfo]) -> ReorderRepor
         parts=tuple(part.name for part in plan.parts),
         manifests=tuple(manifests),
         joined=None if plan.joined is None else plan.joined.counts,
+        kept=len(kept.shards),
     )
 
 
-def _compare(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
-    """What was written must be what was planned, shard by shard: samples, members and bytes."""
-    for info, shard in zip(written, plan.planned, strict=True):
-        found = (info.samples, info.members, info.size_bytes)
-        wanted = (shard.samples, shard.members, shard.size)
-        if found != wanted:
-            raise EngineError(
-                f"{info.name} has {found[0]} samples, {found[1]} members, {found[2]} bytes; "
-                f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}",
-                hint="this is a mistake in wdscli; please report it",
-            )
+def check_made(info: ShardInfo, shard: PlannedShard) -> None:
+    """What was written must be what was planned: samples, members and bytes."""
+    found = (info.samples, info.members, info.size_bytes)
+    wanted = (shard.samples, shard.members, shard.size)
+    if found != wanted:
+        raise EngineError(
+            f"{info.name} has {found[0]} samples, {found[1]} members, {found[2]} bytes; "
+            f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}",
+            hint="this is a mistake in wdscli; please report it",
+        )

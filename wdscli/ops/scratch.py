@@ -33,6 +33,13 @@ PIECE = 1 << 20
 HINT = "name a folder with room: --tmp DIR, or TMPDIR"
 
 
+class Stamp(NamedTuple):
+    """What tells whether an input is still the one that was planned with."""
+
+    size_bytes: int
+    version: str
+
+
 class Input(NamedTuple):
     """One input shard; ``copy`` is the path of its copy, if it has one. A shard that is gone through again is an input of
     its own, whose ``round`` says how many times it came before."""
@@ -40,6 +47,10 @@ class Input(NamedTuple):
     address: str
     copy: str = ""
     round: int = 0
+    stamp: Stamp | None = None
+    """What it was when the plan was made."""
+    is_held: bool = False
+    """Whether bytes of any other stamp are refused."""
 
     @property
     def is_near(self) -> bool:
@@ -47,9 +58,18 @@ class Input(NamedTuple):
         return is_local(self.copy or self.address)
 
     def open(self) -> Source:
-        """The bytes, under the name that the user gave. Raises InputError."""
+        """The bytes, under the name that the user gave. Raises InputError, DataError when they are others now."""
         if not self.copy:
-            return open_source(self.address)
+            source = open_source(self.address)
+            if self.is_held and self.stamp != (source.size, source.version):
+                source.close()
+                raise DataError(
+                    "the input was changed after the plan was made",
+                    code="changed",
+                    shard=self.address,
+                    hint="make the plan again",
+                )
+            return source
         source = open_source(self.copy, decompress=False)
         source.name = self.address
         return source
@@ -82,23 +102,21 @@ class Scratch:
         if not self.is_local:
             self._files += 1
             return Scattered(f"{self.folder}/spill-{self._files}", False)
-        return Scattered(self.new_file("spill"), True)
+        return Scattered(self.new_path("spill"), True)
 
-    def new_file(self, name: str) -> str:
-        """The path of a new, empty file of this machine; in TMPDIR when the scratch folder is elsewhere. Raises
+    def new_path(self, name: str) -> str:
+        """A path of this machine that nobody else uses; in TMPDIR when the scratch folder is elsewhere. Raises
         OutputError."""
         if not self.is_local:
             self._near = self._near or Scratch()
-            return self._near.new_file(name)
+            return self._near.new_path(name)
         self._files += 1
-        path = f"{self.folder}/{name}-{self._files}"
         try:
             with suppress(FileExistsError):
                 os.mkdir(self.folder, 0o700)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror}", hint=HINT) from error
-        return path
+            raise OutputError(f"cannot make {self.folder}: {error.strerror}", hint=HINT) from error
+        return f"{self.folder}/{name}-{self._files}"
 
     def free_bytes(self) -> int | None:
         """How much room there is, None where nobody can tell. Raises OutputError when the folder is not there."""

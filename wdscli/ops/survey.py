@@ -89,9 +89,10 @@ class SurveyTask(NamedTuple):
 class Survey:
     """What one input shard holds. ``rows`` are its selected samples (see :func:`~wdscli.ops.rows.row_type`; ``shard``
     is not set), ``values`` what an :class:`Extract` took of each, None without one. ``copy`` is the path of the shard's
-    copy, if it had to be copied. ``dropped`` counts samples, ``ignored`` members, by reason."""
+    copy, if it had to be copied. ``dropped`` counts samples, ``ignored`` members, by reason. ``version`` is that of the
+    input, empty for one that was copied."""
 
-    __slots__ = ("copy", "dropped", "ignored", "rows", "size_bytes", "values", "warnings")
+    __slots__ = ("copy", "dropped", "ignored", "rows", "size_bytes", "values", "version", "warnings")
 
     def __init__(self) -> None:
         import numpy
@@ -99,6 +100,7 @@ class Survey:
         self.rows: Rows = numpy.empty(0, dtype=row_type())
         self.values: list[bytes] | None = None
         self.size_bytes = 0
+        self.version = ""
         self.ignored: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.warnings: list[str] = []
@@ -150,6 +152,7 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
     extract, values = task.extract, []
     with task.input.open() as source:
         found.size_bytes = source.size or 0
+        found.version = "" if task.input.copy else source.version
         payloads = _payloads(task, source)
         for batch, rows in _selected(task, source, state, ignored, found, payloads):
             _add(columns, task, batch, rows)
