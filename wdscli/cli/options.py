@@ -286,8 +286,27 @@ class OutputOptions(NamedTuple):
 
 
 class EngineOptions(NamedTuple):
-    """How samples are brought into another order."""
+    """How samples are brought into another order, and where."""
 
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="URL",
+            help="Work on other machines: dask://HOST:PORT, or another engine that is installed. "
+            "Default: this machine, with -j.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    post: Annotated[
+        str | None,
+        typer.Option(
+            "--post",
+            metavar="CMD",
+            help="A shell command to run for each shard that is done; {} in it is the shard.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
     strategy: Annotated[
         Literal["auto", "gather", "spill"],
         typer.Option(

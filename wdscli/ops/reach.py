@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from wdscli.ops.reorder import Request
 
 SHARED = "--tmp DIR names a folder, or an address, that all workers share"
+ALONE = "the workers of the engine share no scratch space (--tmp)"
 
 
 def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> None:
