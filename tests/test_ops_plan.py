@@ -167,6 +167,49 @@ class TestCut:
         lengths = [1024] * 4 + [4096] * 3
         assert cuts_of(lengths, Cuts(max_count=3, max_size=4096 + 1024 + END_BYTES)) == [3, 5, 6, 7]
 
+    @given(
+        st.lists(blocks, min_size=1, max_size=60),
+        st.sampled_from([None, 1, 3, 10]),
+        st.sampled_from([None, 6000, 20_000, 60_000]),
+        st.integers(1, 9),
+    )
+    def test_a_multiple(self, lengths: list[int], count: int | None, size: int | None, of: int) -> None:
+        limits = Cuts(max_count=count, max_size=size).checked(None)
+        needed = len(cuts_of(lengths, limits))
+        wanted = -(-needed // of) * of
+        cuts = limits._replace(divisible_by=of)
+        if len(lengths) < wanted:
+            with pytest.raises(UsageError, match=f"{len(lengths)} samples do not fill {wanted} shards"):
+                cuts_of(lengths, cuts)
+            return
+        ends = cuts_of(lengths, cuts)
+        counts = [end - first for first, end in pairwise([0, *ends])]
+        assert (len(counts), sum(counts)) == (wanted, len(lengths))
+        assert min(counts) > 0
+        assert max(counts) <= (count or len(lengths))
+        for number, bytes_ in zip(counts, sizes_of(lengths, ends), strict=True):
+            assert number == 1 or bytes_ <= (size or bytes_)
+        if size is None:
+            assert max(counts) - min(counts) <= 1
+
+    def test_a_multiple_where_sizes_forbid_equal_counts(self) -> None:
+        """Four shards; the two large samples cannot share one, so one shard has them alone."""
+        lengths = [1024] * 10 + [8192, 8192] + [1024] * 4
+        cuts = Cuts(max_size=8192 + 4096 + END_BYTES, divisible_by=4)
+        ends = cuts_of(lengths, cuts)
+        counts = [end - first for first, end in pairwise([0, *ends])]
+        assert len(counts) == 4
+        assert max(counts) == 5
+        assert max(sizes_of(lengths, ends)) <= 8192 + 4096 + END_BYTES
+
+    def test_a_multiple_of_given_shards(self) -> None:
+        assert Cuts(shards=5, divisible_by=4).checked(None).shards == 8
+        assert Cuts(divisible_by=4).checked(8).shards == 8
+        assert Cuts(divisible_by=4).checked(None) == Cuts(max_size=10**9, divisible_by=4)
+        with pytest.raises(UsageError, match="7 shards, which is no multiple of 4"):
+            Cuts(divisible_by=4).checked(7)
+        assert cuts_of([], Cuts(shards=8, divisible_by=4)) == []
+
     def test_sums_beyond_32_bits(self) -> None:
         lengths = [3 << 30] * 9
         assert cuts_of(lengths, Cuts(max_size=(6 << 30) + END_BYTES)) == [2, 4, 6, 8, 9]
@@ -194,7 +237,7 @@ class TestCuts:
         with pytest.raises(UsageError, match="exclude each other"):
             cuts._replace(shards=None).checked(4)
 
-    @pytest.mark.parametrize("name", ["max_count", "max_size", "shards"])
+    @pytest.mark.parametrize("name", ["max_count", "max_size", "shards", "divisible_by"])
     @pytest.mark.parametrize("value", [0, -3])
     def test_less_than_one(self, name: str, value: int) -> None:
         with pytest.raises(UsageError, match="at least 1"):

@@ -49,7 +49,8 @@ class Asked(NamedTuple):
                 shard=shard,
                 offset=batch.start(row),
                 member=to_text(batch.keys[row]),
-                hint="leave such samples out with --missing drop, or with --by give them a part: --missing PART",
+                hint="leave such samples out with --missing drop"
+                + (", or name a part for them: --missing PART" if self.option == "--by" else ""),
             )
         return MISSING if found is None else found
 
