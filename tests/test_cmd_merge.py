@@ -1,0 +1,662 @@
+"""``wds merge``: input order, sets in turn, stops, duplicates, and every option. Joins have a file of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shard_cases import (
+    Ran,
+    assert_true_set,
+    by_gnu_tar,
+    content,
+    keys_of,
+    leftovers,
+    members_of,
+    no_new_files,
+    numbered,
+    outputs,
+    sample,
+    samples_of,
+    tar_of,
+    wds,
+    write_shards,
+)
+
+from wdscli.cli.main import main
+from wdscli.errors import DataError, UsageError
+from wdscli.ops import dedup as dedup_module
+from wdscli.ops.merge import merge, merge_order
+from wdscli.ops.reorder import Request, make_plan
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capfdbinary: Any) -> Command:
+    """The command in this process."""
+
+    def call(*args: object) -> Ran:
+        capfdbinary.readouterr()
+        code = main(["merge", *map(str, args)])
+        captured = capfdbinary.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def good(run: Command) -> Command:
+    """The command, which succeeds."""
+
+    def call(*args: object) -> Ran:
+        ran = run(*args)
+        assert ran.code == 0, ran.err
+        return ran
+
+    return call
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    """Three shards of 12, 1 and 8 samples."""
+    return write_shards(tmp_path / "in", [numbered(12, "a"), numbered(1, "b"), numbered(8, "c")])
+
+
+def letters(*paths: str | Path | bytes) -> str:
+    """The first letter of each key."""
+    return "".join(key[0] for key in keys_of(*paths))
+
+
+class TestInputOrder:
+    def test_many_shards_become_few(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [numbered(2, f"k{n:02d}-") for n in range(30)])
+        good(*names, "-o", tmp_path / "out-%06d.tar", "--max-count", 25)
+        before = [one for name in names for one in samples_of(name)]
+        assert [one for path in outputs(tmp_path) for one in samples_of(path)] == before
+        assert [len(keys_of(path)) for path in outputs(tmp_path)] == [25, 25, 10]
+        assert_true_set(tmp_path)
+
+    def test_it_is_what_gnu_tar_writes(self, good: Command, shards: list[str], tmp_path: Path) -> None:
+        foreign = write_shards(tmp_path / "foreign", [numbered(3, "f")], mode=0o600)
+        good(*shards, *foreign, "-o", tmp_path / "out.tar")
+        members = [one for name in [*shards, *foreign] for one in members_of(name)]
+        assert (tmp_path / "out.tar").read_bytes() == by_gnu_tar(tmp_path, members)
+
+    def test_the_order_is_that_of_the_arguments(
+        self, good: Command, shards: list[str], tmp_path: Path
+    ) -> None:
+        good(*reversed(shards), "-o", tmp_path / "out.tar")
+        assert letters(tmp_path / "out.tar") == "c" * 8 + "b" + "a" * 12
+
+    @pytest.mark.parametrize("cut", [["--max-count", "6"], ["--max-size", "20kB"], ["--shards", "4"]])
+    def test_cuts(self, good: Command, shards: list[str], tmp_path: Path, cut: list[str]) -> None:
+        good(*shards, "-o", tmp_path / "out-%06d.tar", *cut)
+        counts = [len(keys_of(path)) for path in outputs(tmp_path)]
+        assert len(counts) == {"--max-count": 4, "--max-size": 5, "--shards": 4}[cut[0]]
+        assert letters(*outputs(tmp_path)) == "a" * 12 + "b" + "c" * 8
+        if cut[0] == "--max-size":
+            assert all(path.stat().st_size <= 20_000 for path in outputs(tmp_path))
+
+    def test_the_manifest_names_the_merge(self, good: Command, shards: list[str], tmp_path: Path) -> None:
+        good(*shards, "-o", tmp_path / "out.tar")
+        made = assert_true_set(tmp_path)["wdscli"]["made"]
+        assert (made["operation"], made["options"]) == ("merge", {})
+        assert made.get("seed") is None
+
+    def test_nothing_asked_for_is_no_work_for_each_sample(self, shards: list[str], tmp_path: Path) -> None:
+        order = merge_order(Request(shards, str(tmp_path / "out.tar")))
+        plan = make_plan(Request(shards, str(tmp_path / "out.tar")), order)
+        assert order.extract is None
+        assert plan.ordered.order is None
+
+    def test_selection_and_names(self, good: Command, shards: list[str], tmp_path: Path) -> None:
+        good(*shards, "-o", tmp_path / "out.tar", "--keys", "a*", "--fields", "cls", "--limit", 3)
+        assert [name for name, _ in members_of(tmp_path / "out.tar")] == ["a000.cls", "a001.cls", "a002.cls"]
+        good(*shards, "-o", tmp_path / "new.tar", "--rekey", "{shard}/{index:03d}")
+        assert keys_of(tmp_path / "new.tar")[11:14] == ["in-0/011", "in-1/000", "in-2/000"]
+
+    def test_preserve(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [numbered(3, "a"), numbered(2, "b")], mode=0o640, mtime=77)
+        good(*names, "-o", tmp_path / "out.tar", "--preserve", "--interleave")
+        assert letters(tmp_path / "out.tar") == "ababa"
+        assert b"0000640" in (tmp_path / "out.tar").read_bytes()[:512]
+
+    @pytest.mark.parametrize(("policy", "keys"), [("skip", "aaa"), ("rekey", "aaaaaa")])
+    def test_on_duplicate(self, good: Command, run: Command, tmp_path: Path, policy: str, keys: str) -> None:
+        names = write_shards(tmp_path / "in", [numbered(3, "a"), numbered(3, "a")])
+        ran = run(*names, "-o", tmp_path / "out.tar")
+        assert ran.code == 3
+        assert 'key "a000" a second time' in ran.err
+        good(*names, "-o", tmp_path / "out.tar", "--on-duplicate", policy)
+        assert letters(tmp_path / "out.tar") == keys
+        assert len(set(keys_of(tmp_path / "out.tar"))) == len(keys)
+
+
+class TestInTurn:
+    def test_one_of_each(self, good: Command, shards: list[str], tmp_path: Path) -> None:
+        good(*shards, "-o", tmp_path / "out.tar", "--interleave")
+        assert letters(tmp_path / "out.tar") == "abc" + "ac" * 7 + "a" * 4
+        assert [key for key in keys_of(tmp_path / "out.tar") if key[0] == "c"] == keys_of(shards[2])
+
+    def test_weights(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [numbered(70, "a", []), numbered(30, "b", [])])
+        good(*names, "-o", tmp_path / "out.tar", "--weights", "0.7,0.3")
+        order = sorted(
+            (Fraction(2 * turn + 1, share), number, letter)
+            for number, (letter, share, count) in enumerate([("a", 7, 70), ("b", 3, 30)])
+            for turn in range(count)
+        )
+        assert letters(tmp_path / "out.tar") == "".join(letter for _, _, letter in order)
+        assert letters(tmp_path / "out.tar")[:10].count("a") == 7
+
+    def test_weights_are_shares(self, good: Command, shards: list[str], tmp_path: Path) -> None:
+        good(*shards, "-o", tmp_path / "a.tar", "--weights", "1,1,1")
+        good(*shards, "-o", tmp_path / "b.tar", "--interleave")
+        good(*shards, "-o", tmp_path / "c.tar", "--interleave", "--weights", "4,2,2")
+        good(*shards, "-o", tmp_path / "d.tar", "--weights", "0.5,1/4,.25")
+        a, b, c, d = [(tmp_path / f"{name}.tar").read_bytes() for name in "abcd"]
+        assert a == b
+        assert c == d != a
+
+    @pytest.mark.parametrize(
+        ("stop", "weights", "order"),
+        [
+            ("first", "3,2", "ababa"),
+            ("all", "3,2", "ababa" + "bbb"),
+            ("repeat", "3,2", "ababa" + "ababaab"),
+            ("repeat", "1,3", "babbbabbba"),
+        ],
+    )
+    def test_stop(self, good: Command, tmp_path: Path, stop: str, weights: str, order: str) -> None:
+        names = write_shards(tmp_path / "in", [numbered(3, "a"), numbered(5, "b")])
+        options = ["--weights", weights, "--stop", stop, "--json"]
+        (told,) = good(*names, "-o", tmp_path / "out.tar", *options).objects
+        assert letters(tmp_path / "out.tar") == order
+        assert told["dropped"] == ({"set-ended": 3} if stop == "first" else {})
+        assert told["repeated"] == max(0, len(order) - 8)
+        assert told["samples_in"] + told["repeated"] == told["samples"] + sum(told["dropped"].values())
+
+    def test_a_set_is_an_argument_of_any_kind(self, good: Command, tmp_path: Path) -> None:
+        """A folder, a glob, a manifest, braces and a list: five sets of two shards each."""
+        kinds = []
+        for letter in "abcde":
+            folder = tmp_path / letter
+            write_shards(folder, [numbered(2, f"{letter}0"), numbered(1, f"{letter}1")])
+            kinds.append(folder)
+        assert main(["index", str(tmp_path / "c")]) == 0
+        (manifest,) = (tmp_path / "c").glob("*manifest.json")
+        (tmp_path / "list").write_text(f"{tmp_path}/e/in-0.tar\n{tmp_path}/e/in-1.tar\n")
+        sets = [
+            kinds[0],
+            f"{kinds[1]}/in-*.tar",
+            manifest,
+            f"{kinds[3]}/in-{{0..1}}.tar",
+            f"@{tmp_path}/list",
+        ]
+        good(*sets, "-o", tmp_path / "out.tar", "--interleave")
+        assert letters(tmp_path / "out.tar") == "abcde" * 3
+
+    def test_standard_input_is_a_set(self, shards: list[str], tmp_path: Path) -> None:
+        ran = wds("merge", shards[1], "-", "-o", "-", "--interleave", stdin=Path(shards[2]).read_bytes())
+        assert ran.code == 0, ran.err
+        assert letters(ran.out) == "bcccccccc"
+
+    def test_same_bytes_whatever_the_jobs_and_the_strategy(
+        self, good: Command, shards: list[str], tmp_path: Path
+    ) -> None:
+        options = ["--weights", "3,1,2", "--max-count", "4"]
+        for name, more in [("1", ["-j", 1]), ("2", ["-j", 2]), ("3", ["--strategy", "spill"])]:
+            good(*shards, "-o", tmp_path / name / "out-%06d.tar", *options, *more)
+        assert content(tmp_path / "1") == content(tmp_path / "2") == content(tmp_path / "3")
+
+    def test_empty_sets(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [[], numbered(2, "b"), []])
+        good(*names, "-o", tmp_path / "all.tar", "--interleave")
+        good(*names, "-o", tmp_path / "repeat.tar", "--interleave", "--stop", "repeat")
+        (told,) = good(
+            *names, "-o", tmp_path / "first.tar", "--interleave", "--stop", "first", "--json"
+        ).objects
+        assert letters(tmp_path / "all.tar") == letters(tmp_path / "repeat.tar") == "bb"
+        assert (told["samples"], told["dropped"]) == (0, {"set-ended": 2})
+        good(*names[::2], "-o", tmp_path / "none.tar", "--interleave", "--stop", "repeat")
+        assert keys_of(tmp_path / "none.tar") == []
+
+    def test_the_manifest_tells_how(self, good: Command, shards: list[str], tmp_path: Path) -> None:
+        good(
+            *shards,
+            "-o",
+            tmp_path / "out.tar",
+            "--weights",
+            ".5,.25,.25",
+            "--stop",
+            "first",
+            "--dedup",
+            "key,cls",
+        )
+        made = assert_true_set(tmp_path)["wdscli"]["made"]
+        assert made["options"] == {"weights": [2, 1, 1], "stop": "first", "dedup": ["key", "cls"]}
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (["--weights", "0.7,0.3"], "has 2 weights for 3 sets"),
+            (["--weights", "1,1,0"], "a weight of 0"),
+            (["--weights", "1,1,x"], "is not a weight"),
+            (["--stop", "first"], "--stop first is about sets that are taken in turn"),
+            (["--interleave", "--stop", "repeat", "--preserve"], "needs new ones"),
+            (["--report", "x"], "--report lists duplicates"),
+            (["--dedup", "key", "--report", "-"], "--report names a file"),
+            (["--dedup", ","], "--dedup names nothing"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_what_makes_no_sense(
+        self, run: Command, shards: list[str], tmp_path: Path, options: list[str], said: str
+    ) -> None:
+        with no_new_files(tmp_path):
+            ran = run(*shards, "-o", tmp_path / "out.tar", *options)
+        assert ran.code == 2
+        assert said in ran.err
+        assert "hint: " in ran.err
+
+    def test_one_set_takes_no_turns(self, run: Command, shards: list[str], tmp_path: Path) -> None:
+        ran = run(tmp_path / "in", "-o", tmp_path / "out.tar", "--interleave")
+        assert ran.code == 2
+        assert "each argument is one set" in ran.err
+
+
+class TestRepeat:
+    def test_a_later_round_has_its_number_in_the_key(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [numbered(2, "a"), numbered(5, "b")])
+        ran = good(
+            *names, "-o", tmp_path / "out-%06d.tar", "--interleave", "--stop", "repeat", "--max-count", 4
+        )
+        found = [one for path in outputs(tmp_path) for one in samples_of(path)]
+        keys = ["a000", "a001", "a000-1", "a001-1", "a000-2"]
+        assert [key for key, _ in found if key[0] == "a"] == keys
+        assert [one for one in found if one[0][0] == "b"] == samples_of(names[1])
+        payloads = dict(samples_of(names[0]))
+        assert all(fields == payloads[key[:4]] for key, fields in found if key[0] == "a")
+        assert "3 samples of these came before, and got new keys" in ran.err
+        assert_true_set(tmp_path)
+
+    def test_samples_of_every_sort_come_again(self, good: Command, tmp_path: Path) -> None:
+        """Foreign headers, names that grow out of ustar's room, samples larger than the buffer, fields left out."""
+        first = write_shards(
+            tmp_path / "a",
+            [
+                [
+                    sample("x" * 95, 1),
+                    [("p/" + "y" * 92 + ".txt", b"1")],
+                    sample("large", 3, [700_000]),
+                    [("two.txt", b"2"), ("two.json", b"{}")],
+                ]
+            ],
+            mode=0o600,
+            format=tarfile.GNU_FORMAT,
+        )
+        second = write_shards(tmp_path / "b", [numbered(101, "b", [])])
+        good(
+            *first,
+            *second,
+            "-o",
+            tmp_path / "out.tar",
+            "--weights",
+            "1,2",
+            "--stop",
+            "repeat",
+            "--drop",
+            "json",
+        )
+        found = [one for one in samples_of(tmp_path / "out.tar") if one[0][0] != "b"]
+        assert len(found) == 50
+        originals = [
+            (key, tuple(one for one in fields if one[0] != "json")) for key, fields in samples_of(first[0])
+        ]
+        for turn, (key, fields) in enumerate(found):
+            number, old = turn // 4, originals[turn % 4]
+            assert (key, fields) == (old[0] + (f"-{number}" if number else ""), old[1])
+        assert_true_set(tmp_path)
+
+    def test_together_with_new_keys(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [numbered(2, "a"), numbered(5, "a")])
+        turns = ["--interleave", "--stop", "repeat"]
+        good(*names, "-o", tmp_path / "all.tar", *turns, "--rekey", "{shard}/{index}")
+        assert keys_of(tmp_path / "all.tar")[::2] == ["in-0/0", "in-0/1", "in-0/0-1", "in-0/1-1", "in-0/0-2"]
+        good(*names, "-o", tmp_path / "some.tar", *turns, "--on-duplicate", "rekey")
+        assert keys_of(tmp_path / "some.tar")[::2] == ["a000", "a001", "a000-1", "a001-1", "a000-2"]
+        assert keys_of(tmp_path / "some.tar")[1:4:2] == ["a000-in-1-000000000", "a001-in-1-000000001"]
+        good(*reversed(names), "-o", tmp_path / "other.tar", *turns, "--on-duplicate", "rekey")
+        renamed = "a000-in-0-000000000"
+        assert keys_of(tmp_path / "other.tar")[1::4] == [renamed, renamed + "-1"]
+
+    def test_a_new_key_that_is_taken(self, run: Command, tmp_path: Path) -> None:
+        names = write_shards(
+            tmp_path / "in", [numbered(1, "a"), [*numbered(1, "b"), sample("a000-2", 1), *numbered(5, "c")]]
+        )
+        ran = run(*names, "-o", tmp_path / "out.tar", "--interleave", "--stop", "repeat")
+        assert ran.code == 3
+        assert 'key "a000-2" a second time' in ran.err
+        assert "--rekey" in ran.err
+        assert not (tmp_path / "out.tar").exists()
+
+    def test_same_bytes_whatever_the_jobs_and_the_strategy(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [numbered(3, "a"), numbered(20, "b"), numbered(1, "c")])
+        options = ["--interleave", "--stop", "repeat", "--max-size", "30kB"]
+        for name, more in [("1", ["-j", 1]), ("2", ["-j", 2]), ("3", ["--strategy", "spill"])]:
+            good(*names, "-o", tmp_path / name / "out-%06d.tar", *options, *more)
+        assert content(tmp_path / "1") == content(tmp_path / "2") == content(tmp_path / "3")
+        assert keys_of(*outputs(tmp_path / "1")).count("c000-18") == 1
+
+    def test_a_dry_run_knows_the_sizes(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [[[("n" * 97 + ".x", b"1")]], numbered(15, "b")])
+        options = [
+            *names,
+            "-o",
+            tmp_path / "out-%06d.tar",
+            "--interleave",
+            "--stop",
+            "repeat",
+            "--max-count",
+            4,
+        ]
+        told = good(*options, "-n").out.decode().splitlines()
+        good(*options)
+        assert [line.split("\t") for line in told] == [
+            [str(path), str(len(keys_of(path))), str(path.stat().st_size)] for path in outputs(tmp_path)
+        ]
+
+
+def twins(folder: Path) -> list[str]:
+    """Two shards of which the second repeats: a1's picture under another key, a2's key with another picture, a0 as a
+    whole, and something without a picture."""
+    return write_shards(
+        folder,
+        [
+            [[(f"a{n}.jpg", b"picture %d" % n), (f"a{n}.txt", b"text %d" % n)] for n in range(3)]
+            + [[("bare.txt", b"text 0")]],
+            [
+                [("b0.jpg", b"picture 1"), ("b0.txt", b"other")],
+                [("a2.jpg", b"picture 9"), ("a2.txt", b"text 2")],
+                [("a0.jpg", b"picture 0"), ("a0.txt", b"text 0")],
+                [("bald.txt", b"text 1")],
+            ],
+        ],
+    )
+
+
+class TestDedup:
+    @pytest.mark.parametrize(
+        ("by", "more", "kept"),
+        [
+            (["key"], [], ["a0", "a1", "a2", "bare", "b0", "bald"]),
+            (["jpg"], ["--on-duplicate", "rekey"], ["a0", "a1", "a2", "bare", "a2-in-1-000000001", "bald"]),
+            ([".jpg"], ["--on-duplicate", "skip"], ["a0", "a1", "a2", "bare", "bald"]),
+            (["txt"], [], ["a0", "a1", "a2", "b0"]),
+            (["jpg,txt"], ["--on-duplicate", "skip"], ["a0", "a1", "a2", "bare", "b0", "bald"]),
+            (["key", "jpg"], ["--on-duplicate", "skip"], ["a0", "a1", "a2", "bare", "b0", "bald"]),
+        ],
+        ids=["key", "jpg", "dot", "txt", "both fields", "key and field"],
+    )
+    def test_what_stays(
+        self, good: Command, tmp_path: Path, by: list[str], more: list[str], kept: list[str]
+    ) -> None:
+        names = twins(tmp_path / "in")
+        (*told, summary) = good(
+            *names,
+            "-o",
+            tmp_path / "out.tar",
+            *[word for one in by for word in ("--dedup", one)],
+            *more,
+            "--json",
+        ).objects
+        assert keys_of(tmp_path / "out.tar") == kept
+        assert summary["dropped"]["duplicate"] == len(told)
+        assert summary["samples_in"] == 8 == summary["samples"] + sum(summary["dropped"].values())
+        assert_true_set(tmp_path)
+
+    def test_a_repeat_of_other_content_is_still_an_error(self, run: Command, tmp_path: Path) -> None:
+        """key,jpg takes for duplicates what agrees in both; the same key with another picture stays a mistake."""
+        names = twins(tmp_path / "in")
+        ran = run(*names, "-o", tmp_path / "out.tar", "--dedup", "key,jpg")
+        assert ran.code == 3
+        assert 'key "a2" a second time' in ran.err
+
+    def test_what_went_is_told(self, good: Command, tmp_path: Path) -> None:
+        names = twins(tmp_path / "in")
+        options = [*names, "--dedup", "jpg", "--on-duplicate", "skip"]
+        report = tmp_path / "dropped.jsonl"
+        ran = good(*options, "-o", tmp_path / "a.tar", "--json", "-v", "--report", report)
+        expected = [
+            {
+                "duplicate": "b0", "shard": names[1], "index": 0, "bytes": 2048, "by": ["jpg"],
+                "of": {"key": "a1", "shard": names[0], "index": 1},
+            },
+            {
+                "duplicate": "a0", "shard": names[1], "index": 2, "bytes": 2048, "by": ["jpg"],
+                "of": {"key": "a0", "shard": names[0], "index": 0},
+            },
+        ]  # fmt: skip
+        assert ran.objects[:-1] == expected
+        assert [json.loads(line) for line in report.read_text().splitlines()] == expected
+        assert f"left out b0 (sample 0 of {names[1]}): same jpg as a1 (sample 1 of {names[0]})" in ran.err
+        assert "left out 3 samples: duplicate 2, duplicate-key 1" in ran.err
+        quiet = good(*options, "-o", tmp_path / "b.tar")
+        assert "same jpg as" not in quiet.err
+        assert quiet.out == b""
+
+    def test_the_report_replaces_nothing_unasked(self, run: Command, good: Command, tmp_path: Path) -> None:
+        names = twins(tmp_path / "in")
+        report = tmp_path / "dropped.jsonl"
+        report.write_text("mine")
+        options = [*names, "-o", tmp_path / "out.tar", "--dedup", "key", "--report", report]
+        assert run(*options).code == 4
+        assert not (tmp_path / "out.tar").exists()
+        good(*options, "-n")
+        assert report.read_text() == "mine"
+        good(*options, "--force")
+        assert len(report.read_text().splitlines()) == 2
+
+    def test_a_dry_run_tells_and_writes_nothing(self, good: Command, tmp_path: Path) -> None:
+        names = twins(tmp_path / "in")
+        with no_new_files(tmp_path):
+            ran = good(
+                *names,
+                "-o",
+                tmp_path / "out.tar",
+                "--dedup",
+                "key",
+                "--report",
+                tmp_path / "r",
+                "-n",
+                "--json",
+            )
+        assert [one["duplicate"] for one in ran.objects if "duplicate" in one] == ["a2", "a0"]
+        assert "left out 2 samples: duplicate 2" in ran.err
+
+    def test_many_are_told_in_few_lines(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [numbered(50, "a", []), numbered(50, "a", [])])
+        ran = good(*names, "-o", tmp_path / "out.tar", "--dedup", "key", "-v")
+        assert ran.err.count("same key as") == 20
+        assert "... and 30 more: --report FILE lists all" in ran.err
+
+    def test_the_first_in_input_order_stays_in_turns_too(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(
+            tmp_path / "in",
+            [[[(f"a{n}.x", b"%d" % n)] for n in range(4)], [[("b.x", b"3")], [("c.x", b"9")]]],
+        )
+        good(*names, "-o", tmp_path / "out.tar", "--dedup", "x", "--interleave")
+        assert keys_of(tmp_path / "out.tar") == ["a0", "c", "a1", "a2", "a3"]
+
+    def test_by_the_old_keys_when_all_get_new_ones(self, good: Command, tmp_path: Path) -> None:
+        names = twins(tmp_path / "in")
+        good(*names, "-o", tmp_path / "out.tar", "--dedup", "key", "--rekey", "{shard}/{index}")
+        assert keys_of(tmp_path / "out.tar") == ["in-0/0", "in-0/1", "in-0/2", "in-0/3", "in-1/0", "in-1/3"]
+
+    def test_the_first_of_three(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [[[(f"{key}.x", b"same")]] for key in "cab"])
+        told = good(*names, "-o", tmp_path / "out.tar", "--dedup", "x", "--json").objects
+        assert keys_of(tmp_path / "out.tar") == ["c"]
+        assert [(one["duplicate"], one["of"]["key"]) for one in told[:-1]] == [("a", "c"), ("b", "c")]
+
+    def test_a_collision_of_hashes_drops_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All hashes are made the same; what is equal is then found byte for byte."""
+        monkeypatch.setattr(dedup_module, "digest_of", lambda pieces: bytes(16))
+        names = twins(tmp_path / "in")
+        for by in ("jpg", "jpg,txt", "key,jpg"):
+            request = Request(names, f"{tmp_path}/{by}.tar", on_duplicate="skip", jobs=1)
+            report = merge(request, dedup=[by])
+            assert report.dropped["duplicate"] == (2 if by == "jpg" else 1)
+        assert keys_of(tmp_path / "jpg.tar") == ["a0", "a1", "a2", "bare", "bald"]
+
+    def test_payloads_of_many_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Larger than what --where looks into; they differ in the last byte only."""
+        monkeypatch.setattr("wdscli.selection.reading.MAX_LOOKED_INTO", 1 << 20)
+        large = os.urandom(2_500_000)
+        names = write_shards(
+            tmp_path / "in",
+            [[[("a.bin", large)], [("b.bin", large[:-1] + bytes([large[-1] ^ 1]))], [("c.bin", large)]]],
+        )
+        for digest in (dedup_module.digest_of, lambda pieces: bytes(16)):
+            monkeypatch.setattr(dedup_module, "digest_of", digest)
+            report = merge(Request(names, f"{tmp_path}/out.tar", settings=forced()), dedup=["bin"])
+            assert report.dropped == {"duplicate": 1}
+            assert keys_of(tmp_path / "out.tar") == ["a", "b"]
+
+    def test_pieces_are_divided_where_fields_end(self, good: Command, tmp_path: Path) -> None:
+        """ "ab" and "c" are not "a" and "bc"."""
+        names = write_shards(
+            tmp_path / "in", [[[("k.x", b"ab"), ("k.y", b"c")], [("l.x", b"a"), ("l.y", b"bc")]]]
+        )
+        good(*names, "-o", tmp_path / "out.tar", "--dedup", "x,y")
+        assert keys_of(tmp_path / "out.tar") == ["k", "l"]
+
+    @pytest.mark.parametrize("how", ["index", "gz", "stdin", "skip", "jobs"])
+    def test_inputs_of_every_sort(self, good: Command, tmp_path: Path, how: str) -> None:
+        import gzip
+
+        names = twins(tmp_path / "in")
+        more: list[str] = []
+        if how == "index":
+            assert main(["index", *names]) == 0
+        elif how == "gz":
+            Path(names[1] + ".gz").write_bytes(gzip.compress(Path(names[1]).read_bytes()))
+            names[1] += ".gz"
+        elif how == "skip":
+            Path(names[1]).write_bytes(Path(names[1]).read_bytes()[:-1536])
+            more = ["--on-error", "skip"]
+        elif how == "jobs":
+            more = ["-j", "2"]
+        options = ["--dedup", "txt", "--json", *more]
+        if how == "stdin":
+            ran = wds(
+                "merge",
+                names[0],
+                "-",
+                "-o",
+                tmp_path / "out.tar",
+                *options,
+                stdin=Path(names[1]).read_bytes(),
+            )
+            assert ran.code == 0, ran.err
+        else:
+            ran = good(*names, "-o", tmp_path / "out.tar", *options)
+        assert keys_of(tmp_path / "out.tar") == ["a0", "a1", "a2", "b0"]
+        # What is cut short is lost, and no duplicate.
+        firsts = ["a0", "a2", "a0", "a1"][: 3 if how == "skip" else 4]
+        assert [one["of"]["key"] for one in ran.objects[:-1]] == firsts
+
+    def test_nothing_to_compare(self, good: Command, tmp_path: Path) -> None:
+        names = twins(tmp_path / "in")
+        good(*names, "-o", tmp_path / "out.tar", "--dedup", "mp3", "--on-duplicate", "skip")
+        assert len(keys_of(tmp_path / "out.tar")) == 6
+        empty = write_shards(tmp_path / "empty", [[]])
+        for by in ("key", "jpg"):
+            good(*empty, "-o", tmp_path / f"{by}.tar", "--dedup", by)
+
+    def test_a_shard_that_changes_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        names = twins(tmp_path / "in")
+        original = dedup_module._groups
+
+        def cut(values: Any) -> Any:
+            Path(names[1]).write_bytes(tar_of([("b0.jpg", b"picture 1")]))
+            return original(values)
+
+        monkeypatch.setattr(dedup_module, "_groups", cut)
+        with pytest.raises(DataError):
+            merge(Request(names, f"{tmp_path}/out.tar"), dedup=["jpg"])
+
+
+def forced() -> Any:
+    from wdscli.shards.output import ShardSettings
+
+    return ShardSettings(force=True)
+
+
+class TestNothingIsLost:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            [],
+            ["--interleave"],
+            ["--weights", "5,1,3", "--stop", "first"],
+            ["--interleave", "--stop", "repeat"],
+            ["--dedup", "cls"],
+            ["--dedup", "key", "--interleave", "--stop", "first"],
+        ],
+        ids=" ".join,
+    )
+    def test_what_comes_in_goes_out_or_is_counted(
+        self, good: Command, shards: list[str], tmp_path: Path, options: list[str]
+    ) -> None:
+        (*_, told) = good(
+            *shards, "-o", tmp_path / "out-%06d.tar", "--max-count", 7, *options, "--json"
+        ).objects
+        before = Counter(one for name in shards for one in samples_of(name))
+        after = Counter(one for path in outputs(tmp_path) for one in samples_of(path))
+        again = Counter({one: count for one, count in after.items() if "-" in one[0]})
+        missing = before - after
+        assert sum(missing.values()) == sum(told["dropped"].values())
+        assert after - again == before - missing
+        assert sum(again.values()) == told["repeated"]
+        assert told["samples"] == sum(after.values())
+        assert_true_set(tmp_path)
+        assert leftovers(tmp_path) == []
+
+
+class TestOptions:
+    def test_dry_run(self, good: Command, shards: list[str], tmp_path: Path) -> None:
+        with no_new_files(tmp_path):
+            told = good(*shards, "-o", tmp_path / "out-%06d.tar", "--shards", 2, "--interleave", "-n").out
+        assert [line.split(b"\t")[1] for line in told.splitlines()] == [b"10", b"11"]
+
+    def test_quiet(self, good: Command, shards: list[str], tmp_path: Path) -> None:
+        assert good(*shards, "-o", tmp_path / "a.tar", "-q", "--dedup", "key").err == ""
+        assert "merged 21 samples into 1 shard" in good(*shards, "-o", tmp_path / "b.tar").err
+
+    def test_what_is_there_stays(
+        self, run: Command, good: Command, shards: list[str], tmp_path: Path
+    ) -> None:
+        good(*shards, "-o", tmp_path / "out.tar")
+        assert run(*shards, "-o", tmp_path / "out.tar").code == 4
+        good(*shards, "-o", tmp_path / "out.tar", "--force", "--interleave")
+        assert letters(tmp_path / "out.tar").startswith("abc")
+
+    def test_the_library_refuses_what_the_command_refuses(self, shards: list[str], tmp_path: Path) -> None:
+        request = Request(shards, f"{tmp_path}/out.tar")
+        with pytest.raises(UsageError):
+            merge(request, weights="1,2")
+        with pytest.raises(UsageError):
+            merge(request, stop="repeat")
+        with pytest.raises(UsageError):
+            merge(request, dedup=[""])
