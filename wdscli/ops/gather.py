@@ -12,11 +12,15 @@ It must not know orders, cuts or selections beyond the names that members get.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, InputError
+from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo
 from wdscli.ops.padding import clear_padding
+from wdscli.ops.post import run_post
 from wdscli.ops.preserve import APART, kept_members
 from wdscli.ops.rekey import Rekey, in_round, shard_stem
 from wdscli.ops.rows import Samples
@@ -24,6 +28,7 @@ from wdscli.ops.runs import Globals, members_of_run, pieces_of
 from wdscli.ops.scratch import Input
 from wdscli.ops.spilled import SPILLED, Reading, Spilled
 from wdscli.ops.survey import RENAMED, hash_key
+from wdscli.ops.walk import WORTH, Walker
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.shards.output import ShardSettings
@@ -35,9 +40,12 @@ from wdscli.tar.columns import new_columns
 if TYPE_CHECKING:
     from wdscli.ops.beside import Beside
     from wdscli.ops.joined import Joiner
+    from wdscli.ops.rows import I64, U64
 
 ALONE = GLOBAL | APART
-BUFFER = 1 << 19
+BUFFER = 1 << 20
+CHUNK = 1 << 14
+"""Samples that are lists in memory at a time."""
 OPEN_SOURCES = 64
 
 
@@ -55,10 +63,20 @@ class GatherTask(NamedTuple):
     spilled: Spilled | None = None
     beside: Beside | None = None
     """The further parts of the samples, where these are joined."""
+    post: str | None = None
+    """The command that is run for the shard once it has its name."""
 
 
 def gather(task: GatherTask) -> ShardInfo:
-    """Make one shard. Raises DataError when an input is no longer what was planned; leaves nothing on any error."""
+    """Make one shard. Raises DataError when an input is no longer what was planned; leaves nothing on any error.
+    EngineError when the command that follows fails; the shard stays."""
+    info = _gathered(task)
+    if task.post is not None:
+        run_post(task.post, task.address)
+    return info
+
+
+def _gathered(task: GatherTask) -> ShardInfo:
     with Inputs(task.inputs, task.spilled) as inputs, task.settings.open(task.address) as shard:
         _work_of(task, inputs, shard).run()
         return shard.commit()
@@ -73,8 +91,8 @@ def _work_of(task: GatherTask, inputs: Inputs, shard: ShardFile) -> _Gatherer | 
 
 
 class Inputs:
-    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. Under the number
-    :data:`~wdscli.ops.spilled.SPILLED` is what a first pass has written."""
+    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. From the number
+    :data:`~wdscli.ops.spilled.SPILLED` on they are what a first pass has written."""
 
     def __init__(self, inputs: dict[int, Input], spilled: Spilled | None = None) -> None:
         self._inputs = inputs
@@ -84,12 +102,13 @@ class Inputs:
 
     def __getitem__(self, number: int) -> Source:
         source = self._open.get(number)
-        if source is None and number == SPILLED and self._spilled is not None:
-            source = self._open[number] = self._spilled.open()
         if source is None:
             if len(self._open) >= OPEN_SOURCES:
                 self._open.pop(next(iter(self._open))).close()
-            source = self._open[number] = self._inputs[number].open()
+            if number >= SPILLED and self._spilled is not None:
+                source = self._open[number] = self._spilled.open(number)
+            else:
+                source = self._open[number] = self._inputs[number].open()
         return source
 
     def globals_before(self, number: int, start: int) -> dict[bytes, bytes]:
@@ -108,58 +127,37 @@ class Inputs:
 
 
 class _Gatherer:
-    """The state of one task: a buffer, what lies in it, and the shard it goes to."""
+    """The state of one task: a buffer, what lies in it, and the shard it goes to.
+
+    Samples are taken some thousand at a time, so that lists of them cost little; ``rows`` are those in the buffer,
+    counted from the first of these, and ``begins`` their places there.
+    """
 
     def __init__(self, task: GatherTask, inputs: Inputs, shard: ShardFile) -> None:
         self.task = task
         self.inputs = inputs
         self.shard = shard
         self.scanner = Scanner(task.address, form=task.settings.form)
+        self.walker = Walker(task.settings.form, hash_key)
         self.buffer = memoryview(bytearray(BUFFER))
-        self.filled = 0
-        self.rows: list[int] = []
+        self.rows = range(0)
         self.begins: list[int] = []
-        self.is_plain = not task.selection.changes_members
-        samples = task.samples
-        self.shards: list[int] = samples.shards.tolist()
-        self.places: list[int] = samples.places.tolist()
-        self.starts: list[int] = samples.starts.tolist()
-        self.lengths: list[int] = samples.lengths.tolist()
-        self.marks: list[int] = samples.marks.tolist()
-        self.keys: list[int] = samples.keys.tolist()
+        self.is_plain = not (task.selection.changes_members or task.preserve)
         # Where the bytes are read: in the inputs, which messages speak of in any case, or in what was spilled.
-        self.reading = Reading(task.spilled, samples)
-        self.files, self.begin_at = self.reading.places(self.shards, self.starts)
+        self.reading = Reading(task.spilled, task.samples)
+        self.bucket = self.reading.next_bucket
+        self.tick = tick_of_task()
 
     def run(self) -> None:
         """All samples, in order."""
-        at = self.filled
-        number, start, end = -1, 0, 0
-        rows, begins = self.rows, self.begins
-        bucket = self.reading.next_bucket
-        pieces = zip(self.files, self.begin_at, self.lengths, self.marks, strict=True)
-        for row, (shard, begin, length, mark) in enumerate(pieces):
-            if row == bucket:
-                self._read(number, start, end, at)
-                number, start, end, at = -1, 0, 0, self.filled
-                bucket = self.reading.enter(row, self.inputs[SPILLED])
-            if self.filled + length > BUFFER or mark & ALONE:
-                self._read(number, start, end, at)
-                self._flush()
-                number, start, end, at = -1, 0, 0, 0
-                if length > BUFFER or mark & ALONE:
-                    self._copy_alone(row)
-                    continue
-            if shard == number and begin == end:
-                end += length
-            else:
-                self._read(number, start, end, at)
-                number, start, end, at = shard, begin, begin + length, self.filled
-            rows.append(row)
-            begins.append(self.filled)
-            self.filled += length
-        self._read(number, start, end, at)
-        self._flush()
+        total = self.task.samples.total
+        first = 0
+        while first < total:
+            if first == self.bucket:
+                self.bucket = self.reading.enter(first, self.inputs.__getitem__)
+            end = min(first + CHUNK, total, self.bucket if self.bucket > first else total)
+            self._take(first, end)
+            first = end
         expected = int(self.task.samples.out_lengths.sum())
         if self.shard.position != expected:
             raise DataError(
@@ -169,47 +167,97 @@ class _Gatherer:
                 hint="an input was changed while it was read",
             )
 
-    def _read(self, number: int, start: int, end: int, at: int) -> None:
-        """One range of one input into the buffer at ``at``."""
-        if number < 0:
-            return
-        source = self.inputs[number]
-        view = self.buffer[at : at + end - start]
+    def _take(self, first: int, end: int) -> None:
+        """Samples ``first`` to ``end``, a buffer at a time."""
+        samples = self.samples = self.task.samples.part(first, end)
+        self.marks: list[int] = samples.marks.tolist()
+        files, begins = self.reading.places(first, end)
+        self.totals: I64 = totals_of(samples)
+        self.ends: list[int] = self.totals.tolist()
+        self.files, self.begin_at = files.tolist(), begins.tolist()
+        # The rows at which another range begins.
+        self.edges = edges_of(files, begins, samples.lengths)
+        at = 0
+        while at < end - first:
+            stop = self._fill(at)
+            if stop == at:
+                self._copy_alone(at)
+                stop = at + 1
+            at = stop
+
+    def _fill(self, first: int) -> int:
+        """Samples from row ``first`` on through the buffer, as many as fit; returns the row behind them."""
+        ends = self.ends
+        begin = ends[first]
+        end = bisect_right(ends, begin + BUFFER, first) - 1
+        if any(self.marks[first:end]):
+            end = next((row for row in range(first, end) if self.marks[row] & ALONE), end)
+        if end == first:
+            return first
+        self.rows = range(first, end)
+        edges = self.edges[bisect_right(self.edges, first) : bisect_left(self.edges, end)]
+        low = first
+        for high in (*edges, end):
+            self._read(low, high, ends[low] - begin, ends[high] - begin)
+            low = high
+        self._flush(self.buffer[: ends[end] - begin])
+        return end
+
+    def _read(self, first: int, end: int, at: int, stop: int) -> None:
+        """The range that holds the rows from ``first`` up to ``end``, into the buffer from ``at`` up to ``stop``."""
+        source = self.inputs[self.files[first]]
+        view = self.buffer[at:stop]
+        start = self.begin_at[first]
         if source.fd is not None:
             try:
-                done = os.preadv(source.fd, [view], start)
+                done = os.preadv(source.fd, (view,), start)
+                while 0 < done < len(view):
+                    more = os.preadv(source.fd, (view[done:],), start + done)
+                    done = done + more if more else 0
             except OSError as error:
                 raise InputError(f"cannot read {source.name}: {error.strerror}") from error
-            while 0 < done < len(view):
-                more = os.preadv(source.fd, [view[done:]], start + done)
-                done = done + more if more else 0
         else:
-            data = source.read_at(start, end - start)
+            data = source.read_at(start, len(view))
             done = len(data)
             if done == len(view):
                 view[:] = data
         if done != len(view):
-            raise self._changed(self.rows[-1] if self.rows else 0)
+            raise self._changed(end - 1)
 
-    def _flush(self) -> None:
+    def _flush(self, view: memoryview) -> None:
         """Check what lies in the buffer and write it."""
-        if not self.rows:
-            return
-        view = self.buffer[: self.filled]
+        before = self.shard.position
+        is_plain = self.is_plain and not any(self.marks[self.rows.start : self.rows.stop])
+        if not (is_plain and len(self.rows) >= WORTH and self._flush_packed(view)):
+            self._flush_exactly(view, is_plain)
+        self.shard.flush()
+        self.tick(self.shard.position - before)
+
+    def _flush_packed(self, view: memoryview) -> bool:
+        """Many plain samples at once; False when one is not what it should be, as far as a quick look tells."""
+        rows = slice(self.rows.start, self.rows.stop)
+        begins = self.totals[rows] - self.totals[rows.start]
+        packed = self.walker.walk(view, begins, self.samples.keys[rows])
+        if packed is None:
+            return False
+        if self.walker.has_dirty_padding(view, packed):
+            clear_padding(view, 0, packed.offsets.tolist(), packed.sizes.tolist())
+        self.shard.write_packed(view, packed)
+        return True
+
+    def _flush_exactly(self, view: memoryview, is_plain: bool) -> None:
+        """Whatever lies in the buffer, sample by sample."""
         base = self.shard.position
+        first = self.ends[self.rows.start]
+        self.begins = [end - first for end in self.ends[self.rows.start : self.rows.stop]]
         batch = self._checked(view, base)
-        marks = [self.marks[row] for row in self.rows]
         if self.task.preserve:
             self.shard.write_run(view, batch)
-        elif self.is_plain and not any(marks) and not any(batch.flags):
+        elif is_plain and not any(batch.flags):
             clear_padding(view, base, batch.offsets, batch.sizes)
             self.shard.write_run(view, batch)
         else:
             self._rewrite(view, base, batch)
-        self.shard.flush()
-        self.rows.clear()
-        self.begins.clear()
-        self.filled = 0
 
     def _checked(self, view: memoryview, base: int) -> SampleBatch:
         """The samples in the buffer, proven to be those of the plan."""
@@ -233,14 +281,15 @@ class _Gatherer:
 
     def _check_keys(self, batch: SampleBatch) -> None:
         """The keys must be those that were planned; a renamed sample is known by its new key later on."""
-        for row, key in zip(self.rows, map(hash_key, batch.keys), strict=True):
-            if key != self.keys[row] and not self.marks[row] & RENAMED:
+        planned: list[int] = self.samples.keys[self.rows.start : self.rows.stop].tolist()
+        for row, key, wanted in zip(self.rows, map(hash_key, batch.keys), planned, strict=True):
+            if key != wanted and not self.marks[row] & RENAMED:
                 raise self._changed(row)
 
     def _rewrite(self, view: memoryview, base: int, batch: SampleBatch) -> None:
         """The samples in the buffer member by member, in the canonical form and with their new names."""
         for at, row in enumerate(self.rows):
-            source = self.task.inputs[self.shards[row]].address
+            source = self._address(row)
             first = batch.firsts[at]
             members = []
             for member, field in self.task.selection.plan_of(batch, at, source):
@@ -253,21 +302,21 @@ class _Gatherer:
         hash that was planned says which of the two."""
         if not self.marks[row] & RENAMED:
             return key
-        source = self.task.inputs[self.shards[row]]
+        source = self.task.inputs[int(self.samples.shards[row])]
         if self.task.rekey is not None:
-            new = self.task.rekey.key(key, shard_stem(source.address), self.places[row])
+            new = self.task.rekey.key(key, shard_stem(source.address), int(self.samples.places[row]))
             new = in_round(new, source.round)
-            if hash_key(new) == self.keys[row]:
+            if hash_key(new) == self._planned_key(row):
                 return new
         new = in_round(key, source.round)
-        if hash_key(new) != self.keys[row]:
+        if hash_key(new) != self._planned_key(row):
             raise self._changed(row)
         return new
 
     def _copy_alone(self, row: int) -> None:
         """One sample that is larger than the buffer, or to which a pax global header applies."""
         source = self.inputs[self.files[row]]
-        start, end = self.begin_at[row], self.begin_at[row] + self.lengths[row]
+        start, end = self.begin_at[row], self.begin_at[row] + self._length(row)
         try:
             known = self.inputs.globals_before(self.files[row], start) if self.marks[row] & GLOBAL else None
             columns = members_of_run(source, start, end, known)
@@ -277,22 +326,28 @@ class _Gatherer:
         if len(batch.keys) != 1:
             raise self._changed(row)
         key = batch.keys[0]
-        if not self.marks[row] & RENAMED and hash_key(key) != self.keys[row]:
+        if not self.marks[row] & RENAMED and hash_key(key) != self._planned_key(row):
             raise self._changed(row)
         if self.task.preserve:
             self.shard.write_kept(key, kept_members(source, batch, 0, self.task.selection, known))
             return
-        shard = self.task.inputs[self.shards[row]].address
+        shard = self._address(row)
         members = [
-            (field, batch.sizes[at], pieces_of(source, batch.offsets[at], batch.sizes[at]))
+            (field, batch.sizes[at], self._told(pieces_of(source, batch.offsets[at], batch.sizes[at])))
             for at, field in self.task.selection.plan_of(batch, 0, shard)
         ]
         self.shard.write_pieces(self._key(row, key), members)
 
+    def _told(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """The same pieces; whoever listens is told of each that has been written."""
+        for piece in pieces:
+            yield piece
+            self.tick(len(piece))
+
     def _first_changed(self, view: memoryview) -> DataError:
         """The error that names the first sample in the buffer that is not what was planned."""
         for row, begin in zip(self.rows, self.begins, strict=True):
-            end = begin + self.lengths[row]
+            end = begin + self._length(row)
             scanner = Scanner(limit=end, first=begin)
             try:
                 scanner.feed(view[begin:end], begin)
@@ -305,16 +360,45 @@ class _Gatherer:
     def _is_planned(self, row: int, scanner: Scanner) -> bool:
         """Whether what a scanner found is one sample, of the key that was planned."""
         keys = group_columns(scanner.take(), self.task.address).keys
-        return len(keys) == 1 and (bool(self.marks[row] & RENAMED) or hash_key(keys[0]) == self.keys[row])
+        return len(keys) == 1 and (
+            bool(self.marks[row] & RENAMED) or hash_key(keys[0]) == self._planned_key(row)
+        )
+
+    def _address(self, row: int) -> str:
+        return self.task.inputs[int(self.samples.shards[row])].address
+
+    def _length(self, row: int) -> int:
+        return self.ends[row + 1] - self.ends[row]
+
+    def _planned_key(self, row: int) -> int:
+        return int(self.samples.keys[row])
 
     def _changed(self, row: int) -> DataError:
         return DataError(
-            f"sample {self.places[row]} is not what was planned",
+            f"sample {int(self.samples.places[row])} is not what was planned",
             code="changed",
-            shard=self.task.inputs[self.shards[row]].address,
-            offset=self.starts[row],
+            shard=self._address(row),
+            offset=int(self.samples.starts[row]),
             hint="the shard was changed meanwhile, or its index is stale: make it again with `wds index`",
         )
+
+
+def totals_of(samples: Samples) -> I64:
+    """How many bytes lie before each sample and behind the last, when they lie side by side."""
+    import numpy
+
+    totals: I64 = numpy.zeros(samples.total + 1, dtype=numpy.int64)
+    numpy.cumsum(samples.lengths, out=totals[1:], dtype=numpy.int64)
+    return totals
+
+
+def edges_of(files: I64, begins: U64, lengths: U64) -> list[int]:
+    """The rows, from 1 on, that do not begin where the one before ends."""
+    import numpy
+
+    apart = (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1])
+    found: list[int] = (numpy.flatnonzero(apart) + 1).tolist()
+    return found
 
 
 def _grouped_as_planned(columns: Columns, begins: list[int], shard: str) -> SampleBatch:

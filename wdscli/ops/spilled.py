@@ -1,10 +1,11 @@
 """Samples that a first pass has written to scratch space: where they lie there, and how they are read.
 
 What it is: :class:`Scattered`, the space itself, and :class:`Spilled`, what one task of the second pass is told of it.
-How: scratch space is one range of bytes. On a local disc it is one file, in which each chunk of the first pass has its
-own stretch; on an object store each chunk is an object of its own, and the upper bits of a place say which. Samples of
-one bucket are wanted in any order, so before its first sample the bucket's stretches are asked for together: the kernel
-reads them ahead, or, from an object store, each comes by one request and is held until the next bucket.
+How: a place in scratch space is the number of a part in its upper bits and a byte of that part in its lower ones. On a
+local disc a part is the file of a bucket, to which every chunk adds, and which goes when its samples are written. On an
+object store, where nothing can be added to, a part is the object of a chunk. Samples of one bucket are wanted in any
+order, so before its first sample all of it is asked for: the kernel reads it ahead, or, from an object store, each
+stretch comes by one request and is held until the next bucket.
 
 It must not know what order samples are brought in.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.storage import Source, open_source
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
     from wdscli.ops.rows import I64, U64, Samples
 
 SPILLED = 1 << 32
-"""The number under which a task has the spilled bytes among its inputs; no shard has it."""
+"""From this number on a task has the spilled bytes among its inputs; no shard has such a number."""
 ELSEWHERE = (1 << 64) - 1
 """The place of a sample that was not spilled: it is read from its input."""
-OBJECT_BITS = 44
-"""A place among objects: the chunk's number above so many bits, the byte in the chunk below."""
+PART_BITS = 44
+"""A place: the part's number above so many bits, the byte in the part below."""
 LARGE = 1 << 20
 """A sample of more bytes is read on its own, in pieces."""
 _GAP = 1 << 16
@@ -33,14 +35,14 @@ _GAP = 1 << 16
 
 
 class Scattered(NamedTuple):
-    """Scratch space of a first pass: a local file, or the prefix of objects."""
+    """Scratch space of a first pass, by what the addresses of its parts begin with."""
 
-    address: str
+    prefix: str
     is_local: bool
 
-    def chunk(self, number: int) -> str:
-        """Where one chunk is written."""
-        return self.address if self.is_local else f"{self.address}-{number}"
+    def part(self, number: int) -> str:
+        """The address of one part."""
+        return f"{self.prefix}-{number}"
 
 
 class Spilled(NamedTuple):
@@ -51,10 +53,10 @@ class Spilled(NamedTuple):
     places: U64
     buckets: tuple[int, ...] = ()
 
-    def open(self) -> Source:
-        """The spilled bytes. Raises InputError."""
+    def open(self, number: int) -> Source:
+        """The bytes under one of the numbers that :meth:`Reading.places` gives. Raises InputError."""
         if self.space.is_local:
-            return open_source(self.space.address, decompress=False)
+            return open_source(self.space.part(number - SPILLED), decompress=False)
         return _Objects(self.space)
 
 
@@ -68,30 +70,40 @@ class Reading:
         self._bounds = [] if spilled is None else [*spilled.buckets, samples.total]
         self.next_bucket = 0 if spilled is not None and samples.total else -1
 
-    def places(self, shards: list[int], starts: list[int]) -> tuple[list[int], list[int]]:
-        """The input of each sample and its first byte there."""
-        if self._spilled is None:
-            return shards, starts
+    def places(self, first: int, end: int) -> tuple[I64, U64]:
+        """The input of each sample from ``first`` up to ``end``, and its first byte there."""
         import numpy
 
-        places = self._spilled.places
+        some = self._samples.part(first, end)
+        shards: I64 = some.shards.astype(numpy.int64)
+        if self._spilled is None:
+            return shards, some.starts
+        places = self._spilled.places[first:end]
         elsewhere = places == numpy.uint64(ELSEWHERE)
-        if not elsewhere.any():
-            return [SPILLED] * len(shards), places.tolist()
-        files = numpy.where(elsewhere, self._samples.shards.astype(numpy.int64), SPILLED)
-        return files.tolist(), numpy.where(elsewhere, self._samples.starts, places).tolist()
+        parts, inner = numpy.uint64(0), places
+        if self._spilled.space.is_local:
+            parts, inner = places >> numpy.uint64(PART_BITS), places & numpy.uint64((1 << PART_BITS) - 1)
+        files: I64 = numpy.where(elsewhere, shards, SPILLED + parts.astype(numpy.int64))
+        starts: U64 = numpy.where(elsewhere, some.starts, inner)
+        return files, starts
 
-    def enter(self, row: int, source: Source) -> int:
-        """Ask for all that the bucket which begins at ``row`` needs. Returns the row at which the next one begins."""
+    def enter(self, row: int, open_part: Callable[[int], Source]) -> int:
+        """Ask for all that the bucket which begins at ``row`` needs; ``open_part`` opens what has a number. Returns the
+        row at which the next one begins."""
         if self._spilled is None:
             return -1
         end = next((bound for bound in self._bounds if bound > row), -1)
         stretches = stretches_of(self._spilled.places[row:end], self._samples.lengths[row:end])
-        if isinstance(source, _Objects):
+        if not self._spilled.space.is_local:
+            source = open_part(SPILLED)
+            assert isinstance(source, _Objects)
             source.expect(stretches)
-        elif source.fd is not None and hasattr(os, "posix_fadvise"):
+        elif hasattr(os, "posix_fadvise"):
             for begin, stop in stretches:
-                os.posix_fadvise(source.fd, begin, stop - begin, os.POSIX_FADV_WILLNEED)
+                descriptor = open_part(SPILLED + (begin >> PART_BITS)).fd
+                if descriptor is not None:
+                    begin_at = begin & (1 << PART_BITS) - 1
+                    os.posix_fadvise(descriptor, begin_at, stop - begin, os.POSIX_FADV_WILLNEED)
         return end if end < self._samples.total else -1
 
 
@@ -119,7 +131,7 @@ class _Objects(Source):
     __slots__ = ("_begins", "_held", "_open", "_space", "_stretches")
 
     def __init__(self, space: Scattered) -> None:
-        super().__init__(space.address, size=None, seekable=True)
+        super().__init__(space.prefix, size=None, seekable=True)
         self._space = space
         self._open: dict[int, Source] = {}
         self.expect([])
@@ -140,11 +152,11 @@ class _Objects(Source):
         return self._held[at][offset - begin : offset - begin + length]
 
     def _fetched(self, offset: int, length: int) -> bytes:
-        number = offset >> OBJECT_BITS
+        number = offset >> PART_BITS
         source = self._open.get(number)
         if source is None:
-            source = self._open[number] = open_source(self._space.chunk(number), decompress=False)
-        return source.read_at(offset - (number << OBJECT_BITS), length)
+            source = self._open[number] = open_source(self._space.part(number), decompress=False)
+        return source.read_at(offset - (number << PART_BITS), length)
 
     def close(self) -> None:
         for source in self._open.values():

@@ -16,7 +16,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate, islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
@@ -47,6 +47,22 @@ _NOT_DIGESTED = {"marks"}
 _SEAL = b"\xa4seal\xc4\x08"
 """How msgpack writes the key ``seal`` and the head of eight bytes: what stands before the file's last eight."""
 _PENDING = 512
+
+
+class Packed(NamedTuple):
+    """Canonical samples as arrays. One number a sample: bytes of its key (``keys`` has them one behind the other), its
+    first byte, its bytes, its members; one a member: the place of its field in ``fields``, byte and bytes of the
+    payload."""
+
+    keys: bytes
+    key_lengths: NDArray[numpy.int64]
+    starts: NDArray[numpy.int64]
+    lengths: NDArray[numpy.int64]
+    counts: NDArray[numpy.int64]
+    fields: list[bytes]
+    codes: NDArray[numpy.int64]
+    offsets: NDArray[numpy.int64]
+    sizes: NDArray[numpy.int64]
 
 
 class IndexBuilder:
@@ -83,6 +99,40 @@ class IndexBuilder:
         """Whole samples whose places are those of this shard."""
         self._settle()
         self._add(batch)
+
+    def add_packed(self, packed: Packed, shift: int) -> None:
+        """Samples as arrays, whose places count from byte ``shift`` of this shard."""
+        import numpy
+
+        self._settle()
+        _extend(self.key_ends, packed.key_lengths.cumsum() + len(self.keys))
+        self.keys += packed.keys
+        _extend(self.starts, packed.starts + shift)
+        _extend(self.lengths, packed.lengths)
+        _extend(self.member_ends, packed.counts.cumsum() + len(self.member_fields))
+        self.marks += bytes(len(packed.starts))
+        ids = self._ids_of(packed)
+        _extend(self.member_fields, ids)
+        _extend(self.member_offsets, packed.offsets + shift)
+        _extend(self.member_sizes, packed.sizes)
+        counts = numpy.bincount(ids)
+        # Exact: a float holds every whole number up to 2^53.
+        totals = numpy.bincount(ids, packed.sizes)
+        for number in numpy.flatnonzero(counts).tolist():
+            self._counts[number] += int(counts[number])
+            self._bytes[number] += int(totals[number])
+
+    def _ids_of(self, packed: Packed) -> NDArray[numpy.int64]:
+        """The number of each member's field. New fields are numbered in the order in which they come."""
+        import numpy
+
+        codes, fields = packed.codes, packed.fields
+        if any(field not in self._field_ids for field in fields):
+            firsts = {code: numpy.argmax(codes == code) for code in range(len(fields))}
+            for code in sorted(firsts, key=firsts.__getitem__):
+                self._field_id(fields[code])
+        ids: NDArray[numpy.int64] = numpy.array([self._field_id(field) for field in fields])
+        return ids[codes]
 
     def add_sample(
         self, key: bytes, start: int, fields: Sequence[bytes], offsets: Sequence[int], sizes: Sequence[int]
@@ -200,6 +250,11 @@ class IndexBuilder:
         whole = {**head, **columns, "seal": bytes(8)}
         body: bytes = msgpack.packb(whole, unicode_errors="surrogateescape")[:-8]
         return body + xxh3_64(body).digest()
+
+
+def _extend(column: array[int], numbers: NDArray[numpy.int64]) -> None:
+    """Append an array's numbers."""
+    column.frombytes(numbers.astype("u8" if column.typecode == "Q" else "u4").tobytes())
 
 
 def _packed(column: array[int] | bytearray) -> bytes:

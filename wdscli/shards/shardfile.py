@@ -17,7 +17,7 @@ from wdscli.errors import DataError
 from wdscli.model import ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.shards.checksum import Digest, new_digest, written
-from wdscli.shards.index import FOLDER, SUFFIX, IndexBuilder
+from wdscli.shards.index import FOLDER, SUFFIX, IndexBuilder, Packed
 from wdscli.storage import Sink, base_name, is_local, is_stream, open_sink, remove, sibling
 from wdscli.storage.addresses import local_path
 from wdscli.storage.opening import is_device
@@ -133,6 +133,12 @@ class ShardFile:
         """Whole canonical samples as they stand; ``batch`` describes them with the places they have in this shard."""
         self._tar.raw(data)
         self.index.add_batch(batch)
+
+    def write_packed(self, data: Payload, packed: Packed) -> None:
+        """:meth:`write_run` of samples as arrays, whose places count from the first byte of ``data``."""
+        shift = self._tar.position
+        self._tar.raw(data)
+        self.index.add_packed(packed, shift)
 
     def write_pieces(self, key: bytes, fields: Sequence[tuple[bytes, int, Iterable[Payload]]]) -> None:
         """One sample whose payloads come in pieces: (field, bytes, pieces). Raises DataError when a payload has another
