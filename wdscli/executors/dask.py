@@ -90,4 +90,5 @@ def _quiet() -> None:
     """What Dask logs of lost connections, we say in one error."""
     import logging
 
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    for name in ("distributed.client", "distributed.core", "distributed.comm"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
