@@ -64,6 +64,9 @@ class DaskExecutor(Executor):
         return self._size
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self._client.status != "running":
+            # It would be held back until nobody hopes to reach the scheduler again.
+            raise ConnectionError("its scheduler is gone")
         with warnings.catch_warnings():
             # A task of a shard of a million samples is large, and must be.
             warnings.simplefilter("ignore", UserWarning)

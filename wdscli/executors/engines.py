@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future
 from contextlib import suppress
 from typing import Any
 
@@ -87,9 +87,12 @@ class Engine(Executor):
 
     def explain(self, error: Exception) -> EngineError:
         """The error of an engine that lost a task: what tasks raise themselves has been made ours before."""
-        what = _first_line(str(error)) or "the task was cancelled"
+        said = _first_line(str(error))
+        what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        if isinstance(error, CancelledError):
+            what = "its scheduler is gone, or has cancelled a task"
         return EngineError(
-            f"the engine {self.url} failed: {type(error).__name__}: {what}",
+            f"the engine {self.url} failed: {what}",
             hint="see what its scheduler and workers say; the workers need the same wdscli and the same paths",
         )
 
