@@ -62,6 +62,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with ShardWriter(str(folder / "train-%06d.tar"), max_count=2) as writer:
         for number in range(3):
             writer.write(f"n/{number}", {"cls": b"7", "txt": b"x" * number})
+    planned = run_line("wds merge train-manifest.json -o out/%d.tar --plan one.plan", folder)
+    assert planned.returncode == 0, planned.stderr
     return folder
 
 
@@ -76,6 +78,7 @@ def section_five_program(page: str) -> str:
     [
         ("wdscli-index.5", ".wds/train-000000.tar.wdx", "n/0 cls,txt 1\nn/1 cls,txt 2\n"),
         ("wdscli-manifest.5", "train-manifest.json", "train-000000.tar 2 4608\ntrain-000001.tar 1 3072\n"),
+        ("wdscli-plan.5", "one.plan", "0 3 6656 train-000000.tar 0\n"),
     ],
 )
 def test_programs_in_the_format_pages_read_the_formats(
@@ -114,7 +117,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_line(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A line of the README, as a shell would run it, with this environment's ``wds``."""
-    line = re.sub(r"\bwds\b(?= )", f"{sys.executable} -m wdscli", line, count=1)
+    line = re.sub(r"\bwds\b(?= )", f"{sys.executable} -m wdscli", line)
     return subprocess.run(
         ["sh", "-c", line], cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )

@@ -37,6 +37,7 @@ COMMANDS = {
     "merge": Listing("Make and change", "Write several sets as one: one after the other, interleaved, or joined by key."),
     "shuffle": Listing("Make and change", "Write all samples in an order that only the seed decides."),
     "sort": Listing("Make and change", "Write all samples sorted by key, by a field or by a value in JSON."),
+    "run": Listing("Make and change", "Do what a plan says: some of its shards, or all that is not done."),
     "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),
     "ls": Listing("Look and check", "List what is in shards: samples, members, shards or a summary."),
     "verify": Listing("Look and check", "Check shards and report everything that is wrong with them."),

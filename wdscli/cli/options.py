@@ -285,19 +285,34 @@ class OutputOptions(NamedTuple):
     jobs: Jobs = None
 
 
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="URL",
+        help="Work on other machines: dask://HOST:PORT, or another engine that is installed. "
+        "Default: this machine, with -j.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+
+
+Memory = Annotated[
+    int | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        parser=parse_size,
+        help="At most SIZE bytes of memory, all processes together: 500MB, 1GiB.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+
+
 class EngineOptions(NamedTuple):
     """How samples are brought into another order, and where."""
 
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            "--engine",
-            metavar="URL",
-            help="Work on other machines: dask://HOST:PORT, or another engine that is installed. "
-            "Default: this machine, with -j.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None
+    engine: Engine = None
     post: Annotated[
         str | None,
         typer.Option(
@@ -315,22 +330,30 @@ class EngineOptions(NamedTuple):
             rich_help_panel=_ENGINE,
         ),
     ] = "auto"
-    memory: Annotated[
-        int | None,
-        typer.Option(
-            "--memory",
-            metavar="SIZE",
-            parser=parse_size,
-            help="At most SIZE bytes of memory, all processes together: 500MB, 1GiB.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None
+    memory: Memory = None
     tmp: Annotated[
         str | None,
         typer.Option(
             "--tmp",
             metavar="DIR",
             help="The scratch folder's place. Default: TMPDIR.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the same command that was ended early: keep its whole shards, make the rest.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = False
+    plan_file: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="Write no shard but a plan, whose tasks `wds run` does, here or on other machines.",
             rich_help_panel=_ENGINE,
         ),
     ] = None

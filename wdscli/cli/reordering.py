@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wdscli.cli.made import print_plan, print_report
+from wdscli.cli.made import plural, print_plan, print_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,8 @@ def reorder(
     from wdscli.ops.running import run_plan
     from wdscli.ops.scratch import Scratch
 
+    if request.plan_file is not None and not dry_run:
+        check_free(request.plan_file, request.settings.force)
     progress = out.progress()
     with Scratch(request.tmp) as scratch:
         plan = make_plan(request, order, scratch, progress=progress)
@@ -38,5 +40,38 @@ def reorder(
         if dry_run:
             print_plan(out, plan)
             return
+        if request.plan_file is not None:
+            store_plan(out, plan, request.plan_file)
+            return
         report = run_plan(plan, progress=progress)
     print_report(out, report, done, plan.oversized)
+
+
+def check_free(address: str, force: bool) -> None:
+    """Raise OutputExistsError early when something is in the plan's place."""
+    from wdscli.errors import OutputExistsError
+    from wdscli.storage import exists
+
+    if not force and exists(address):
+        raise OutputExistsError(
+            f"{address} exists", hint="choose another name for the plan, or replace it with --force"
+        )
+
+
+def store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
+    """Write the plan, and say how it is run."""
+    from wdscli.ops.planfile import write_plan
+    from wdscli.units import human_size
+
+    write_plan(plan, address, force=plan.request.settings.force)
+    tasks = len(plan.planned)
+    if out.json:
+        out.object({"plan": address, "tasks": tasks, "samples": plan.samples, "bytes": plan.size_bytes})
+    shards = plural(tasks, "shard")
+    total = f"{plural(plan.samples, 'sample')} in {shards}, {human_size(plan.size_bytes)}"
+    out.summary(f"planned {total}: {address}")
+    if tasks > 1:
+        out.summary(f"wds run {address} --task K, for K from 0 to {tasks - 1}, makes one shard each")
+        out.summary(f"wds run {address} --finish then writes the manifest; wds run {address} alone does it all")
+    else:
+        out.summary(f"wds run {address} does it")

@@ -26,6 +26,12 @@ def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> 
         raise UsageError(
             f"--post needs shards that have names, and {request.output} has none", hint="-o out-%06d.tar"
         )
+    if request.plan_file is not None and request.strategy == "spill":
+        raise UsageError("the tasks of a stored plan share no scratch space", hint="leave --strategy spill out")
+    if request.plan_file is not None and request.resume:
+        raise UsageError(
+            "--plan writes no shard, so there is nothing to --resume", hint="wds run FILE makes what is not there"
+        )
     if request.engine is None:
         return
     from wdscli.executors.engines import find_engine
@@ -47,5 +53,6 @@ def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> 
 
 
 def away(request: Request) -> bool:
-    """Whether tasks run where nothing can be left for others: on an engine, with no scratch space that all share."""
-    return request.engine is not None and request.tmp is None
+    """Whether tasks run where nothing can be left for others: from a stored plan, or on an engine with no scratch space
+    that all share."""
+    return request.plan_file is not None or request.engine is not None and request.tmp is None

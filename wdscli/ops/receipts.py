@@ -103,8 +103,8 @@ def _digest(value: Any) -> str:
 
 
 class Receipt(NamedTuple):
-    """What is known of a shard that is whole. ``index_seal`` is the XXH3-64 of its index's bytes, empty for none; ``posted``
-    says that nothing is left to be done for it."""
+    """What is known of a shard that is whole. ``index_seal`` is the XXH3-64 of its index's bytes, empty for none;
+    ``posted`` says that nothing is left to be done for it."""
 
     mark: PlanMark
     task: int

@@ -80,6 +80,8 @@ class Request(NamedTuple):
     """A shell command to run for each shard once it has its name; ``{}`` in it is the shard."""
     resume: bool = False
     """Keep the shards that an earlier run of the same plan has made."""
+    plan_file: str | None = None
+    """Where the plan is to be stored instead of being run; then it can hold nothing that only this process has."""
 
 
 class PlannedShard(NamedTuple):
@@ -180,7 +182,7 @@ def make_plan(
     Raises UsageError, InputError, DataError, OutputError.
     """
     if isinstance(order, Planner):
-        return order.plan(request, scratch, progress=progress)
+        return order.plan(request, None if request.plan_file else scratch, progress=progress)
     if request.preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
     shards, sets = open_sets(request.inputs)

@@ -87,8 +87,11 @@ def find_kept(
 ) -> Kept:
     """What is there of some tasks. With ``reading`` the bytes of what would be kept are compared with its checksum,
     else its size. Raises OutputExistsError."""
-    manifests = _complete(plan, {plan.planned[task].part for task in tasks} or set(range(len(plan.parts))))
-    _refuse_strangers(plan, manifests)
+    everything = len(tasks) == len(plan.planned)
+    manifests = complete_parts(plan)
+    _clear_manifests(plan, manifests, None if everything else {plan.planned[task].part for task in tasks})
+    if everything:
+        _refuse_strangers(plan, manifests)
     shards: dict[int, ShardInfo] = {}
     again = set()
     checks = []
@@ -136,8 +139,7 @@ def _is_ours(plan: ReorderPlan, mark: PlanMark, found: Found) -> bool:
             f"{address} is there, and no receipt says that this {plan.operation} made it", hint=_AWAY
         )
     raise OutputExistsError(
-        f"{address} was made by another {found.receipt.mark.difference(mark) and plan.operation}: "
-        f"{mark.difference(found.receipt.mark)}",
+        f"{address} was made by another run: {mark.difference(found.receipt.mark)}",
         hint=_AWAY,
     )
 
@@ -162,7 +164,7 @@ def _refuse_other(plan: ReorderPlan, found: Found) -> None:
 
 def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
     """Shards under names of the output that the plan does not make."""
-    if plan.request.settings.force or plan.is_stored:
+    if plan.request.settings.force:
         return
     own = {shard.address for shard in plan.planned}
     for number, part in enumerate(plan.parts):
@@ -190,22 +192,28 @@ def _listed(
             yield task, shard, CheckTask(shard.address, info, None, plan.request.settings.form)
 
 
-def _complete(plan: ReorderPlan, parts: set[int]) -> dict[int, Manifest]:
-    """The manifests that are there and are those this plan writes. Raises OutputExistsError for another one that may
-    not be replaced, and removes one that may."""
+def complete_parts(plan: ReorderPlan) -> dict[int, Manifest]:
+    """The manifests that are there and say what this plan's would say, by the number of their part."""
     found = {}
-    for number in sorted(parts):
-        address = plan.parts[number].output.manifest_address
-        if address is None or not exists(address):
-            continue
-        manifest = _manifest_of_plan(plan, number, address)
+    for number, part in enumerate(plan.parts):
+        address = part.output.manifest_address
+        manifest = None if address is None else _manifest_of_plan(plan, number, address)
         if manifest is not None:
             found[number] = manifest
-        elif plan.request.settings.force:
-            remove(address)
-        else:
-            raise OutputExistsError(f"{address} is there and is the manifest of another set", hint=_AWAY)
     return found
+
+
+def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: set[int] | None) -> None:
+    """Deal with other manifests in the place of those of some parts (None: all): remove one that may be replaced, raise
+    OutputExistsError for one that may not."""
+    for number, part in enumerate(plan.parts):
+        address = part.output.manifest_address
+        if address is None or number in complete or (parts is not None and number not in parts):
+            continue
+        if plan.request.settings.force:
+            remove(address)
+        elif exists(address):
+            raise OutputExistsError(f"{address} is there and is the manifest of another set", hint=_AWAY)
 
 
 def _manifest_of_plan(plan: ReorderPlan, number: int, address: str) -> Manifest | None:

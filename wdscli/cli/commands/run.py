@@ -1,0 +1,129 @@
+"""``wds run``: a plan's file in, some of its shards or the whole set out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wdscli.cli.options import CommonOptions, Engine, Jobs, JsonOptions, Memory, grouped
+from wdscli.cli.output import Out
+
+if TYPE_CHECKING:
+    from wdscli.ops.reorder import ReorderPlan
+    from wdscli.progress import Progress
+
+_PANEL = "Tasks"
+_DONE = {"shuffle": "shuffled", "sort": "sorted", "split": "split", "merge": "merged", "join": "joined"}
+
+
+@grouped
+def run(
+    *,
+    plan: Annotated[str, typer.Argument(metavar="FILE", help="A plan, as --plan FILE has written it.")],
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            metavar="K",
+            help="Make shard K only, from 0; or several: 0-9,12, or K/N for the share of job K of N.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    finish: Annotated[
+        bool,
+        typer.Option(
+            "--finish",
+            help="Check that all tasks are done and write the manifest; make no shard.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "-n",
+            "--dry-run",
+            "--list",
+            help="List the tasks and whether they are done; change nothing.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
+    jobs: Jobs = None,
+    engine: Engine = None,
+    memory: Memory = None,
+    json: JsonOptions,
+    common: CommonOptions,
+) -> None:
+    """Do what a plan says: some of its shards, or all that is not done.
+
+    The tasks of a plan may run in any number of processes, in any order and more than once. All of them and
+    --finish write the same bytes, the manifest included, as the command that made the plan would have.
+
+    Examples:
+
+        wds shuffle set -o 'mixed/%06d.tar' --shards 4 --plan mixed.plan
+        wds run mixed.plan --task 0
+        wds run mixed.plan --task 1-3
+        wds run mixed.plan --finish
+    """
+    from wdscli.errors import UsageError
+    from wdscli.ops.planfile import Settings, load_plan
+
+    if (task is not None) + finish + dry_run > 1:
+        raise UsageError("--task, --finish and --dry-run exclude each other")
+    out = Out(common, json=json.json)
+    progress = out.progress()
+    loaded = load_plan(plan, Settings(jobs, engine, memory))
+    if dry_run:
+        _list(out, loaded)
+    elif task is not None:
+        _run_tasks(out, loaded, task, progress)
+    else:
+        _run_all(out, loaded, plan, finish, progress)
+
+
+def _list(out: Out, plan: ReorderPlan) -> None:
+    from wdscli.ops.run import states
+
+    found = states(plan)
+    if out.json:
+        for one in found:
+            facts = {"task": one.task, "shard": one.address, "samples": one.samples, "bytes": one.size_bytes}
+            out.object({**facts, "state": one.state})
+    else:
+        out.rows(("task", "shard", "samples", "bytes", "state"), found, right=(0, 2, 3))
+    done = sum(one.state == "done" for one in found)
+    out.summary(f"{done} of {len(found)} tasks are done")
+
+
+def _run_tasks(out: Out, plan: ReorderPlan, text: str, progress: Progress) -> None:
+    from wdscli.cli.made import plural
+    from wdscli.ops.run import parse_tasks, run_tasks_of
+    from wdscli.units import human_size
+
+    tasks = parse_tasks(text, len(plan.planned))
+    report = run_tasks_of(plan, tasks, progress=progress)
+    if out.json:
+        out.object(
+            {
+                "tasks": tasks,
+                "made": report.made,
+                "kept": report.kept,
+                "samples": report.samples,
+                "bytes": report.size_bytes,
+            }
+        )
+    kept = f", {report.kept} there already" if report.kept else ""
+    total = f"{plural(report.samples, 'sample')}, {human_size(report.size_bytes)}"
+    out.summary(f"made {plural(report.made, 'shard')}{kept}: {total}")
+
+
+def _run_all(out: Out, plan: ReorderPlan, address: str, finish: bool, progress: Progress) -> None:
+    from wdscli.cli.made import print_report
+    from wdscli.ops import run as ops
+
+    if finish:
+        report = ops.finish(plan, address, progress=progress)
+    else:
+        report = ops.run_all(plan, progress=progress)
+    print_report(out, report, _DONE.get(plan.operation, plan.operation), plan.oversized)

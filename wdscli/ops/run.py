@@ -1,0 +1,143 @@
+"""``run``: tasks of a stored plan, here and now, or the end of it.
+
+What it is: :func:`run_tasks_of` for some tasks, :func:`finish` for the manifest, :func:`run_all` for everything that is
+not done, :func:`states` for what is. How: each task leaves a receipt beside its shard, so that processes that know
+nothing of each other share a plan; the last step reads the receipts and writes what one command would have written. It
+must not know what starts the tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from wdscli.errors import EngineError, UsageError
+from wdscli.ops.receipts import mark_of
+from wdscli.ops.reorder import ReorderPlan
+from wdscli.ops.resuming import complete_parts, find_kept, look
+from wdscli.ops.running import ReorderReport, check_made, finish_plan, run_plan, run_some
+from wdscli.progress import QUIET, Progress
+
+_NAMED_AT_MOST = 12
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_SHARE = re.compile(r"([0-9]+)/([0-9]+)")
+
+
+class TaskState(NamedTuple):
+    """One task: ``state`` is ``done`` or ``missing``, as far as names and receipts tell."""
+
+    task: int
+    address: str
+    samples: int
+    size_bytes: int
+    state: str
+
+
+class TasksReport(NamedTuple):
+    """What was done: ``made`` shards were made, ``kept`` were there already; samples and bytes of both."""
+
+    made: int
+    kept: int
+    samples: int
+    size_bytes: int
+
+
+def parse_tasks(text: str, total: int) -> list[int]:
+    """The tasks that a text names, of ``total``: ``7``, ``0-9,12``, or the share ``K/N``: K, K+N, K+2N, ...
+
+    >>> parse_tasks("0-2,5", 8), parse_tasks("1/3", 8), parse_tasks("9/10", 8)
+    ([0, 1, 2, 5], [1, 4, 7], [])
+    """
+    share = _SHARE.fullmatch(text.strip())
+    if share is not None:
+        first, step = int(share[1]), int(share[2])
+        if first >= step:
+            raise UsageError(f"--task {text}: shares count from 0", hint=f"0/{step} to {step - 1}/{step}")
+        return list(range(first, total, step))
+    tasks: set[int] = set()
+    for word in text.split(","):
+        found = _RANGE.fullmatch(word.strip())
+        if found is None:
+            raise UsageError(f'--task "{text}" names no tasks', hint="--task 7, --task 0-9,12 or --task 3/16")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last >= total or first > last:
+            raise UsageError(
+                f"--task {word.strip()}: the plan has {total} tasks",
+                hint=f"they are 0 to {total - 1}; K/N gives each of N jobs its share" if total else None,
+            )
+        tasks.update(range(first, last + 1))
+    return sorted(tasks)
+
+
+def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress = QUIET) -> TasksReport:
+    """Make the shards of some tasks; one that is there already, made by an earlier attempt, is read and kept.
+
+    Raises what :func:`~wdscli.ops.running.run_plan` raises.
+    """
+    mark = mark_of(plan)
+    kept = find_kept(plan, mark, tasks, progress)
+    missing = [task for task in tasks if task not in kept.shards]
+    made = run_some(plan, mark, missing, kept, progress)
+    whole = [*made, *kept.shards.values()]
+    return TasksReport(
+        len(made),
+        len(kept.shards),
+        sum(info.samples for info in whole),
+        sum(info.size_bytes for info in whole),
+    )
+
+
+def run_all(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
+    """Make what is not there and finish. Raises what :func:`~wdscli.ops.running.run_plan` raises."""
+    return run_plan(plan, progress=progress)
+
+
+def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> ReorderReport:
+    """Write the manifests when all tasks are done. Raises EngineError when some are not, OutputExistsError.
+
+    Shards are believed by receipt and size; :func:`run_all` reads them again.
+    """
+    every = range(len(plan.planned))
+    for part in plan.parts:
+        part.output.check(plan.shards.addresses, may_exist=True)
+    kept = find_kept(plan, mark_of(plan), every, progress, reading=False)
+    missing = [task for task in every if task not in kept.shards]
+    if missing:
+        raise EngineError(
+            f"{len(missing)} of {len(every)} tasks are not done: {_named(missing)}",
+            hint=f"wds run {address} --task {_named(missing)}"
+            if len(missing) <= _NAMED_AT_MOST
+            else f"wds run {address} does all of them; wds run {address} -n lists them",
+        )
+    for task in every:
+        check_made(kept.shards[task], plan.planned[task])
+    return finish_plan(plan, [kept.shards[task] for task in every], kept)
+
+
+def _named(tasks: Sequence[int]) -> str:
+    """``0-3,7``."""
+    ranges: list[list[int]] = []
+    for task in tasks:
+        if ranges and ranges[-1][1] == task - 1:
+            ranges[-1][1] = task
+        else:
+            ranges.append([task, task])
+    words = [f"{first}-{last}" if last > first else f"{first}" for first, last in ranges]
+    return ",".join(words[:_NAMED_AT_MOST]) + (",..." if len(words) > _NAMED_AT_MOST else "")
+
+
+def states(plan: ReorderPlan) -> list[TaskState]:
+    """All tasks, and which are done."""
+    mark = mark_of(plan)
+    every = range(len(plan.planned))
+    complete = complete_parts(plan)
+    found = []
+    for one in look(plan, every):
+        ours = one.receipt is not None and one.receipt.mark == mark and one.receipt.posted
+        done = one.there and (ours or one.shard.part in complete)
+        shard = one.shard
+        found.append(
+            TaskState(one.task, shard.address, shard.samples, shard.size, "done" if done else "missing")
+        )
+    return found
