@@ -1,0 +1,511 @@
+"""``wds merge --join`` and ``--table``: every option, tables of each kind, and what is said of the result."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shard_cases import (
+    Members,
+    Ran,
+    assert_true_set,
+    keys_of,
+    leftovers,
+    members_of,
+    no_new_files,
+    outputs,
+    samples_of,
+    tar_of,
+    wds,
+)
+
+from wdscli.cli.main import main
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capfdbinary: Any) -> Command:
+    """The command in this process."""
+
+    def call(*args: object) -> Ran:
+        capfdbinary.readouterr()
+        code = main(["merge", *map(str, args)])
+        captured = capfdbinary.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def good(run: Command) -> Command:
+    """The command, which succeeds."""
+
+    def call(*args: object) -> Ran:
+        ran = run(*args)
+        assert ran.code == 0, ran.err
+        return ran
+
+    return call
+
+
+def put(folder: Path, name: str, *samples: Members) -> str:
+    """A shard of these samples."""
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(tar_of([member for one in samples for member in one]))
+    return str(path)
+
+
+def image(number: int) -> Members:
+    return [(f"k{number}.cls", b"%d" % number), (f"k{number}.jpg", b"j" * number * 300)]
+
+
+def caption(number: int) -> Members:
+    return [(f"k{number}.txt", b"caption %d" % number)]
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> str:
+    """Two shards, k0 to k5."""
+    put(tmp_path / "images", "a-0.tar", *map(image, range(4)))
+    put(tmp_path / "images", "a-1.tar", *map(image, range(4, 6)))
+    return str(tmp_path / "images")
+
+
+@pytest.fixture
+def captions(tmp_path: Path) -> str:
+    """Another order, other keys."""
+    return put(tmp_path, "captions.tar", *map(caption, (9, 4, 1, 5)))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    path = tmp_path / "captions.csv"
+    path.write_text(
+        'id,caption,score\nk4,"four, ""4""",0.5\nk9,nine,1\nk0,,2\nk2,zwei ü,\n', encoding="utf-8"
+    )
+    return str(path)
+
+
+class TestKinds:
+    def test_inner(self, good: Command, images: str, captions: str, tmp_path: Path) -> None:
+        good("--join", "inner", images, captions, "-o", tmp_path / "out.tar")
+        found = tar_of([one for number in (1, 4, 5) for one in image(number) + caption(number)])
+        assert (tmp_path / "out.tar").read_bytes() == found
+        assert_true_set(tmp_path)
+
+    def test_left(self, good: Command, images: str, captions: str, tmp_path: Path) -> None:
+        good("--join", "left", images, captions, "-o", tmp_path / "out-%d.tar", "--max-count", 4)
+        assert keys_of(*outputs(tmp_path)) == [f"k{number}" for number in range(6)]
+        assert [dict(fields).get("txt") for path in outputs(tmp_path) for _, fields in samples_of(path)] == [
+            None,
+            b"caption 1",
+            None,
+            None,
+            b"caption 4",
+            b"caption 5",
+        ]
+
+    def test_outer(self, good: Command, images: str, captions: str, tmp_path: Path) -> None:
+        third = put(tmp_path, "third.tar", [("k8.x", b"8")], [("k9.x", b"9")], [("k1.x", b"1")])
+        good("--join", "outer", images, captions, third, "-o", tmp_path / "out.tar")
+        found = samples_of(tmp_path / "out.tar")
+        assert [key for key, _ in found] == [*(f"k{number}" for number in range(6)), "k9", "k8"]
+        assert found[1][1] == (("cls", b"1"), ("jpg", b"j" * 300), ("txt", b"caption 1"), ("x", b"1"))
+        assert found[6:] == [("k9", (("txt", b"caption 9"), ("x", b"9"))), ("k8", (("x", b"8"),))]
+
+    def test_from_a_process_with_verify(self, images: str, captions: str, tmp_path: Path) -> None:
+        ran = wds("merge", "--join", "inner", images, captions, "-o", tmp_path / "out-%06d.tar", "-j", 2)
+        assert ran.code == 0, ran.err
+        assert ran.err.splitlines() == [
+            "joined 3 samples into 1 shard, 12.3 kB",
+            "3 keys in all sets, not in all: 3 of set 1, 1 of set 2",
+            "left out 4 samples: no-partner 4",
+        ]
+        assert wds("verify", tmp_path / "out-manifest.json").code == 0
+
+    def test_manifest_says_how(self, good: Command, images: str, table: str, tmp_path: Path) -> None:
+        good("--table", table, "--key", "id", "--field", "txt=caption", images, "-o", tmp_path / "out.tar")
+        made = json.loads((tmp_path / "out-manifest.json").read_bytes())["wdscli"]["made"]
+        assert made["operation"] == "merge"
+        assert made["options"] == {
+            "join": "left",
+            "table": "captions.csv",
+            "key": "id",
+            "field": ["txt=caption"],
+        }
+
+
+class TestConflicts:
+    @pytest.mark.parametrize(
+        ("policy", "fields"),
+        [
+            ("left", {"cls": b"1", "jpg": b"j" * 300}),
+            ("right", {"cls": b"new", "jpg": b"j" * 300}),
+            ("suffix", {"cls": b"1", "jpg": b"j" * 300, "2.cls": b"new"}),
+        ],
+    )
+    def test_policies(
+        self, good: Command, images: str, tmp_path: Path, policy: str, fields: dict[str, bytes]
+    ) -> None:
+        other = put(tmp_path, "other.tar", [("k1.cls", b"new")])
+        good("--join", "inner", images, other, "-o", tmp_path / "out.tar", "--on-conflict", policy)
+        assert samples_of(tmp_path / "out.tar") == [("k1", tuple(fields.items()))]
+        assert_true_set(tmp_path)
+
+    def test_error_is_the_default(self, run: Command, images: str, tmp_path: Path) -> None:
+        other = put(tmp_path, "other.tar", [("k4.x", b"")], [("k1.cls", b"new")])
+        with no_new_files(tmp_path):
+            ran = run("--join", "inner", images, other, "-o", tmp_path / "out.tar")
+        assert ran.code == 3
+        assert f'sample "k1" has a field "cls" in two sets: {images}/a-0.tar, {other}' in ran.err
+        assert f"in {other} at byte 512" in ran.err
+        assert "hint: --on-conflict left, right or suffix" in ran.err
+
+    def test_a_table_replaces_unless_told_otherwise(
+        self, run: Command, good: Command, images: str, table: str, tmp_path: Path
+    ) -> None:
+        joined = ["--table", table, "--key", "id", "--field", "cls=score", images, "-o"]
+        good(*joined, tmp_path / "out.tar")
+        found = [dict(fields)["cls"] for _, fields in samples_of(tmp_path / "out.tar")]
+        assert found == [b"2", b"1", b"2", b"3", b"0.5", b"5"]
+        good(*joined, tmp_path / "b.tar", "--on-conflict", "left")
+        assert members_of(tmp_path / "b.tar") == [one for number in range(6) for one in image(number)]
+        ran = run(*joined, tmp_path / "c.tar", "--on-conflict", "error")
+        assert ran.code == 3
+        assert f'has a field "cls" in two sets: {images}/a-0.tar, {table}' in ran.err
+        assert "at byte" not in ran.err
+
+
+class TestTables:
+    def test_fields_of_a_table(self, good: Command, images: str, table: str, tmp_path: Path) -> None:
+        fields = ["--field", "txt=caption", "--field", "score=score"]
+        good(images, "--table", table, "--key", "id", *fields, "-o", tmp_path / "out.tar")
+        found = {key: dict(fields) for key, fields in samples_of(tmp_path / "out.tar")}
+        assert list(found) == [f"k{number}" for number in range(6)]
+        assert found["k4"]["txt"] == b'four, "4"'
+        assert found["k2"]["txt"] == "zwei ü".encode()
+        assert "score" not in found["k2"]
+        assert "txt" not in found["k0"]
+        assert found["k0"]["score"] == b"2"
+
+    @pytest.mark.parametrize("kind", ["inner", "outer"])
+    def test_other_joins(self, good: Command, images: str, table: str, tmp_path: Path, kind: str) -> None:
+        good(
+            *("--join", kind, images, "--table", table, "--key", "id", "--field", "txt=caption"),
+            *("-o", tmp_path / "out.tar"),
+        )
+        expected = {"inner": ["k2", "k4"], "outer": [*(f"k{number}" for number in range(6)), "k9"]}
+        assert keys_of(tmp_path / "out.tar") == expected[kind]
+
+    @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "csv.gz", "parquet"])
+    def test_kinds_give_the_same_bytes(self, good: Command, images: str, tmp_path: Path, kind: str) -> None:
+        rows = [("k3", "drei"), ("k1", "eins")]
+        path = tmp_path / f"t.{kind}"
+        if kind == "parquet":
+            pyarrow = pytest.importorskip("pyarrow")
+            from pyarrow.parquet import write_table
+
+            write_table(pyarrow.table({"id": [a for a, _ in rows], "cap": [b for _, b in rows]}), path)
+        elif kind == "jsonl":
+            path.write_text("".join(json.dumps({"id": a, "cap": b}) + "\n" for a, b in rows))
+        else:
+            tab = "\t" if kind == "tsv" else ","
+            data = "".join(f"{a}{tab}{b}\n" for a, b in [("id", "cap"), *rows]).encode()
+            path.write_bytes(gzip.compress(data) if kind.endswith("gz") else data)
+        good(images, "--table", path, "--key", "id", "--field", "txt=cap", "-o", tmp_path / "out.tar")
+        texts = {1: b"eins", 3: b"drei"}
+        expected = [
+            one
+            for number in range(6)
+            for one in image(number) + ([(f"k{number}.txt", texts[number])] if number in texts else [])
+        ]
+        assert (tmp_path / "out.tar").read_bytes() == tar_of(expected)
+
+    def test_values_of_json_lines(self, good: Command, images: str, tmp_path: Path) -> None:
+        (tmp_path / "t.jsonl").write_text(
+            '{"id": "k0", "n": 5, "o": {"a": [1, "ü"]}}\n{"id": "k1", "n": null, "o": true}\n'
+        )
+        fields = ["--field", "cls=n", "--field", "json=o"]
+        good(
+            *("--join", "inner", images, "--table", tmp_path / "t.jsonl", "--key", "id", *fields),
+            *("-o", tmp_path / "out.tar"),
+        )
+        found = {key: dict(fields) for key, fields in samples_of(tmp_path / "out.tar")}
+        assert found["k0"]["cls"] == b"5"
+        assert found["k0"]["json"] == '{"a":[1,"ü"]}'.encode()
+        assert found["k1"]["cls"] == b"1"
+        assert found["k1"]["json"] == b"true"
+
+    def test_a_column_may_name_files(self, good: Command, images: str, tmp_path: Path) -> None:
+        (tmp_path / "mask").write_bytes(b"m" * 2_000_000)
+        (tmp_path / "t.csv").write_text(f"id,path\nk1,{tmp_path}/mask\nk2,pipe:printf abc\n")
+        good(
+            *("--join", "inner", images, "--table", tmp_path / "t.csv", "--key", "id", "--field", "m=@path"),
+            *("-o", tmp_path / "out.tar"),
+        )
+        found = {key: dict(fields)["m"] for key, fields in samples_of(tmp_path / "out.tar")}
+        assert found == {"k1": b"m" * 2_000_000, "k2": b"abc"}
+
+    def test_three_sets(self, good: Command, images: str, captions: str, table: str, tmp_path: Path) -> None:
+        good(
+            *("--join", "left", images, captions, "--table", table, "--key", "id", "--field", "txt=caption"),
+            *("-o", tmp_path / "out.tar"),
+        )
+        found = [dict(fields).get("txt") for _, fields in samples_of(tmp_path / "out.tar")]
+        assert found == [None, b"caption 1", "zwei ü".encode(), None, b'four, "4"', b"caption 5"]
+
+    def test_keys_twice_in_the_table(self, run: Command, good: Command, images: str, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("id,cap\nk1,a\nk2,b\nk1,c\nk1,d\n")
+        joined = [images, "--table", tmp_path / "t.csv", "--key", "id", "--field", "txt=cap", "-o"]
+        with no_new_files(tmp_path):
+            ran = run(*joined, tmp_path / "out.tar")
+        assert ran.code == 3
+        assert f'{tmp_path}/t.csv, row 3: the key "k1" a second time' in ran.err
+        assert "hint: leave out the later ones with --on-duplicate skip" in ran.err
+        ran = good(*joined, tmp_path / "out.tar", "--on-duplicate", "skip", "--json")
+        assert ran.objects[0]["dropped"] == {"duplicate-key": 2}
+        assert dict(samples_of(tmp_path / "out.tar")[1][1])["txt"] == b"a"
+
+    def test_rows_without_a_value_are_counted(self, good: Command, images: str, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("id,cap\nk1,a\nk2,\nk3,\n")
+        joined = [images, "--table", tmp_path / "t.csv", "--key", "id", "--field", "txt=cap", "-o"]
+        ran = good(*joined, tmp_path / "out.tar", "--json")
+        assert ran.objects[0]["dropped"] == {"no-value": 2}
+        assert ran.objects[0]["samples_in"] == 6 + 3
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            ("id,cap\n,x\n", 'row 1: no key in column "id"'),
+            ("id,cap\nk1,x\nk.2,x\n", 'row 2: the key "k.2" has a dot'),
+            ("id,cap\n../k,x\n", "row 1: unsafe name"),
+            ("id,cap\nk1,x,y\n", "line 2: 3 cells where the header has 2"),
+            ("", "has no header line"),
+            ("a,b\n1,2\n", 'there is no column "id"'),
+            ("id,b\n1,2\n", 'there is no column "cap"'),
+        ],
+    )
+    def test_bad_tables(self, run: Command, images: str, tmp_path: Path, content: str, said: str) -> None:
+        (tmp_path / "t.csv").write_text(content)
+        with no_new_files(tmp_path):
+            ran = run(
+                images,
+                "--table",
+                tmp_path / "t.csv",
+                "--key",
+                "id",
+                "--field",
+                "txt=cap",
+                "-o",
+                tmp_path / "o.tar",
+            )
+        assert ran.code == (2 if "column" in said and "row" not in said else 3)
+        assert said in ran.err
+        assert "Traceback" not in ran.err
+
+    def test_a_table_that_is_not_there(self, run: Command, images: str, tmp_path: Path) -> None:
+        ran = run(
+            images,
+            "--table",
+            tmp_path / "t.csv",
+            "--key",
+            "id",
+            "--field",
+            "txt=cap",
+            "-o",
+            tmp_path / "o.tar",
+        )
+        assert ran.code == 4
+        assert "t.csv" in ran.err
+
+    def test_scratch_space_is_left_clean(
+        self, good: Command, images: str, table: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "scratch").mkdir()
+        joined = [images, "--table", table, "--key", "id", "--field", "txt=caption"]
+        good(*joined, "-o", tmp_path / "o.tar", "--tmp", tmp_path / "scratch")
+        assert list((tmp_path / "scratch").iterdir()) == []
+
+    def test_the_scratch_folder_is_used(self, run: Command, images: str, table: str, tmp_path: Path) -> None:
+        joined = [images, "--table", table, "--key", "id", "--field", "txt=caption"]
+        ran = run(*joined, "-o", tmp_path / "o.tar", "--tmp", tmp_path / "none")
+        assert ran.code == 4
+        assert f"{tmp_path}/none" in ran.err
+        assert "--tmp DIR" in ran.err
+
+
+class TestDuplicates:
+    def test_error_and_skip(self, run: Command, good: Command, images: str, tmp_path: Path) -> None:
+        other = put(tmp_path, "b.tar", caption(1), caption(2), [("k1.txt", b"later")])
+        joined = ["--join", "inner", images, other, "-o"]
+        ran = run(*joined, tmp_path / "out.tar")
+        assert ran.code == 3
+        assert f'key "k1" a second time (first: sample 0 of {other})' in ran.err
+        assert "--on-duplicate skip" in ran.err
+        ran = good(*joined, tmp_path / "out.tar", "--on-duplicate", "skip", "--json")
+        assert ran.objects[0]["dropped"] == {"duplicate-key": 1, "no-partner": 4}
+        assert [dict(fields)["txt"] for _, fields in samples_of(tmp_path / "out.tar")] == [
+            b"caption 1",
+            b"caption 2",
+        ]
+
+    def test_skip_does_not_shift_what_is_measured(self, good: Command, tmp_path: Path) -> None:
+        one = put(
+            tmp_path, "a.tar", [("a.x", b"1" * 600)], [("b.x", b"2")], [("a.x", b"3")], [("c.x", b"4" * 2000)]
+        )
+        two = put(tmp_path, "b.tar", [("c.x", b"5"), ("c.y", b"6")], [("b.x", b"7")], [("a.x", b"8")])
+        for policy in ("left", "right", "suffix"):
+            out = tmp_path / f"{policy}.tar"
+            good("--join", "inner", one, two, "-o", out, "--on-duplicate", "skip", "--on-conflict", policy)
+            assert keys_of(out) == ["a", "b", "c"]
+
+
+class TestSelection:
+    def test_samples_are_chosen_in_the_first_set(
+        self, good: Command, images: str, captions: str, tmp_path: Path
+    ) -> None:
+        joined = ["--join", "left", images, captions, "-o"]
+        for name, options in (
+            ("a", ["--where", "cls > 3"]),
+            ("b", ["--slice", "4:"]),
+            ("c", ["--keys", "k[45]"]),
+        ):
+            ran = good(*joined, tmp_path / f"{name}.tar", *options, "--json")
+            assert samples_of(tmp_path / f"{name}.tar") == [
+                (f"k{number}", tuple((m.partition(".")[2], p) for m, p in image(number) + caption(number)))
+                for number in (4, 5)
+            ]
+            told = ran.objects[0]
+            joined_away = told["joined"]["partners"]
+            assert told["samples_in"] == told["samples"] + joined_away + sum(told["dropped"].values())
+        good(*joined, tmp_path / "d.tar", "--limit", 2)
+        assert keys_of(tmp_path / "d.tar") == ["k0", "k1"]
+
+    def test_keys_choose_in_every_set(
+        self, good: Command, images: str, captions: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "keys").write_text("k9\nk1\nk77\n")
+        ran = good(
+            *("--join", "outer", images, captions, "-o", tmp_path / "o.tar"),
+            *("--keys-from", tmp_path / "keys"),
+        )
+        assert keys_of(tmp_path / "o.tar") == ["k1", "k9"]
+        assert "1 key" in ran.err
+        assert "k77" in ran.err
+
+    def test_fields_of_every_set(self, good: Command, images: str, table: str, tmp_path: Path) -> None:
+        good(
+            *(images, "--table", table, "--key", "id", "--field", "txt=caption", "--field", "score=score"),
+            *("-o", tmp_path / "o.tar", "--fields", "jpg,caption", "--rename", "caption=txt"),
+        )
+        found = samples_of(tmp_path / "o.tar")
+        assert {name for _, fields in found for name, _ in fields} == {"jpg", "caption"}
+
+
+class TestCommand:
+    def test_dry_run(self, good: Command, images: str, table: str, tmp_path: Path) -> None:
+        joined = [
+            images,
+            "--table",
+            table,
+            "--key",
+            "id",
+            "--field",
+            "txt=caption",
+            "-o",
+            tmp_path / "out-%d.tar",
+        ]
+        with no_new_files(tmp_path):
+            ran = good(*joined, "-n", "--max-count", 4)
+        good(*joined, "--max-count", 4)
+        lines = [line.split() for line in ran.out.decode().splitlines()]
+        assert [line[1:] for line in lines[-2:]] == [
+            ["4", str(outputs(tmp_path)[0].stat().st_size)],
+            [
+                "2",
+                str(outputs(tmp_path)[1].stat().st_size),
+            ],
+        ]
+        assert "would write 6 samples" in ran.err
+        assert "2 keys in all sets, not in all: 4 of set 1, 1 of set 2" in ran.err
+
+    def test_json(self, good: Command, images: str, captions: str, tmp_path: Path) -> None:
+        ran = good("--join", "left", images, captions, "-o", tmp_path / "o.tar", "--json")
+        told = ran.objects[0]
+        assert told["joined"] == {
+            "matched": 3,
+            "unmatched": [3, 1],
+            "partners": 3,
+            "fields_replaced": 0,
+            "fields_left_out": 0,
+            "fields_renamed": 0,
+        }
+        assert (told["samples"], told["samples_in"], told["dropped"]) == (6, 10, {"no-partner": 1})
+
+    def test_quiet_and_verbose(self, good: Command, images: str, captions: str, tmp_path: Path) -> None:
+        assert good("--join", "left", images, captions, "-o", tmp_path / "a.tar", "-q").err == ""
+        ran = good("--join", "left", images, captions, "-o", tmp_path / "b.tar", "-v")
+        assert "strategy gather: a join reads its inputs where they are" in ran.err
+
+    def test_standard_input_and_compressed_inputs(self, images: str, captions: str, tmp_path: Path) -> None:
+        data = Path(captions).read_bytes()
+        (tmp_path / "b.tar.gz").write_bytes(gzip.compress(data))
+        made = []
+        for number, (other, stdin) in enumerate(
+            [(captions, None), ("-", data), (f"{tmp_path}/b.tar.gz", None)]
+        ):
+            out = tmp_path / f"{number}.tar"
+            ran = wds("merge", "--join", "inner", images, other, "-o", out, stdin=stdin)
+            assert ran.code == 0, ran.err
+            made.append(out.read_bytes())
+        assert len(set(made)) == 1
+
+    def test_nothing_in_common(self, good: Command, images: str, tmp_path: Path) -> None:
+        other = put(tmp_path, "b.tar", [("zz.txt", b"")])
+        ran = good("--join", "inner", images, other, "-o", tmp_path / "o-%d.tar")
+        assert "no key is in all 2 sets: each argument is one set, so that patterns need quotes" in ran.err
+
+    def test_memory_that_is_too_little_is_said(
+        self, good: Command, images: str, captions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from wdscli.ops import join
+
+        joined = ["--join", "left", images, captions, "--memory", "1GiB", "-o"]
+        assert "memory" not in good(*joined, tmp_path / "a.tar").err
+        monkeypatch.setattr(join, "ROW_BYTES", 1 << 30)
+        assert "a join holds its plan in memory: about" in good(*joined, tmp_path / "b.tar").err
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (["--key", "id"], "--key and --field are of a table"),
+            (["--field", "a=b"], "--key and --field are of a table"),
+            (["--on-conflict", "left"], "--on-conflict is of a join"),
+            (["--table", "t.csv", "--key", "id"], "a table needs --key and --field"),
+            (["--table", "t.csv", "--field", "a=b"], "a table needs --key and --field"),
+            (["--table", "t.csv", "--key", "id", "--field", "a"], "is not EXT=COLUMN"),
+            (["--table", "t.csv", "--key", "id", "--field", "a=b", "--field", "a=c"], "two columns"),
+            (["--join", "left"], "two sets, or a table"),
+            (["--join", "left", "b.tar", "--interleave"], "--interleave is not for a join"),
+            (["--join", "left", "b.tar", "--dedup", "key"], "--dedup is not for a join"),
+            (["--join", "left", "b.tar", "--preserve"], "canonical form"),
+            (["--join", "left", "b.tar", "--rekey", "{key}-{index}"], "a join keeps keys"),
+            (["--join", "left", "b.tar", "--strategy", "spill"], "leave out --strategy spill"),
+            (["--join", "outer", "b.tar", "--limit", "3"], "an outer join takes all"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_usage(
+        self, run: Command, images: str, captions: str, tmp_path: Path, options: list[str], said: str
+    ) -> None:
+        options = [captions if one == "b.tar" else one for one in options]
+        ran = run(images, *options, "-o", tmp_path / "out.tar")
+        assert ran.code == 2, ran.err
+        assert said in ran.err
+        assert leftovers(tmp_path) == []
