@@ -613,8 +613,8 @@ class TestRefused:
             (["--ratio", RATIO, "--missing", "none"], "--missing none goes with --by and --by-map"),
             (["--by", "cls", "--missing", "a/b"], "cannot be the name of a part"),
             (["--ratio", RATIO, "--group-by", "("], "--group-by: not a regular expression"),
-            (["--ratio", RATIO, "--stratify", "json.["], "--stratify: a path has no"),
-            (["--by", "a/b"], "--by: "),
+            (["--ratio", RATIO, "--stratify", "json.["], '--stratify: no field: "json.[": a path has no'),
+            (["--by", "a/b"], '--by: no field: "a/b"'),
         ],
         ids=lambda one: " ".join(one) if isinstance(one, list) else "",
     )

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
+from wdscli.ops.json_paths import Absent, Path, at_path, field_and_path, is_path
 from wdscli.ops.survey import PayloadOf
 from wdscli.samples import SampleBatch
 
-_STEP = re.compile(r"""\.([^.\[\]"']+)|\[(-?[0-9]{1,9})\]|\["([^"]*)"\]|\['([^']*)'\]""")
-_JSON = re.compile(r"((?:[^.\[]+\.)*?json)([.\[].*)", re.DOTALL)
 _PLAIN = re.compile(r"[\w-]+(\.[\w-]+)*")
 """What can only be a field's name, and no pattern that anybody would write."""
 
@@ -26,7 +25,7 @@ class FieldValue(NamedTuple):
 
     text: str
     field: bytes
-    path: tuple[str | int, ...] | None = None
+    path: Path | None = None
 
     @classmethod
     def parse(cls, text: str, option: str) -> FieldValue:
@@ -35,13 +34,8 @@ class FieldValue(NamedTuple):
         >>> FieldValue.parse("json.user.id", "--by")
         FieldValue(text='json.user.id', field=b'json', path=('user', 'id'))
         """
-        match = _JSON.fullmatch(text)
-        if match is not None:
-            return cls(text, to_bytes(match[1]), _steps(match[2], option))
-        name = text.removeprefix(".")
-        if not name or "/" in name:
-            raise UsageError(f'{option}: "{text}" is no field', hint="a field (cls, seg.png) or json.PATH")
-        return cls(text, to_bytes(name))
+        field, path = field_and_path(text, f"{option}: no field:")
+        return cls(text, to_bytes(field), path)
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
@@ -120,53 +114,22 @@ def field_or_pattern(text: str, option: str) -> FieldValue | KeyValue:
     >>> type(field_or_pattern("seg.png", "--group-by")).__name__, type(field_or_pattern("^p[0-9]+", "")).__name__
     ('FieldValue', 'KeyValue')
     """
-    if _PLAIN.fullmatch(text) or _is_path(text):
+    if _PLAIN.fullmatch(text) or is_path(text):
         return FieldValue.parse(text, option)
     if not text:
         raise UsageError(f"{option} is empty", hint=f"{option} json.patient, or {option} '^p[0-9]+'")
     return KeyValue.parse(text, option)
 
 
-def _is_path(text: str) -> bool:
-    match = _JSON.fullmatch(text)
-    return match is not None and re.fullmatch(f"(?:{_STEP.pattern})+", match[2]) is not None
-
-
-def _steps(text: str, option: str) -> tuple[str | int, ...]:
-    """The path after ``json``."""
-    steps: list[str | int] = []
-    at = 0
-    while at < len(text):
-        step = _STEP.match(text, at)
-        if step is None:
-            raise UsageError(
-                f'{option}: a path has no "{text[at:]}"',
-                hint='paths are json.a.b, json.a[0], json["a name"]',
-            )
-        steps.append(int(step[2]) if step[2] else step[step.lastindex or 0])
-        at = step.end()
-    return tuple(steps)
-
-
-def _at_path(payload: bytes, path: tuple[str | int, ...]) -> bytes | None:
+def _at_path(payload: bytes, path: Path) -> bytes | None:
     """Text as it is; any other value as compact JSON. Raises ValueError, RecursionError."""
     import json
 
-    value: Any = json.loads(payload)
-    for step in path:
-        if isinstance(value, dict) and step in value:
-            value = value[step]
-        elif isinstance(value, list) and (isinstance(step, int) or step.isdecimal()):
-            place = int(step)
-            if not -len(value) <= place < len(value):
-                return None
-            value = value[place]
-        else:
-            return None
-    if value is None:
+    try:
+        value: Any = at_path(json.loads(payload), path)
+    except Absent:
         return None
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass").strip() or None
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
-        "utf-8", "surrogatepass"
-    )
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass")

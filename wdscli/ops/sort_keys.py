@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
+from wdscli.ops.json_paths import Absent, Path, at_path, field_and_path
 from wdscli.ops.sort_bytes import Number, json_code, natural_code, number_code, reversed_code, text_code
 from wdscli.ops.survey import PayloadOf
 from wdscli.samples import SampleBatch
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 How = Literal["plain", "natural", "numeric"]
 Missing = Literal["first", "last", "error"]
-Path = tuple[str | int, ...]
 
 MAX_VALUE = 1 << 20
 """A value of more than this many bytes is not compared: those of all samples are held together."""
@@ -67,7 +67,7 @@ def sort_key(text: str, how: How = "plain", reverse: bool = False) -> SortKey:
         how, reverse = _modifiers(match[2], match[0])
     if text == KEY:
         return SortKey(text, None, None, how, reverse)
-    field, path = _field_and_path(text)
+    field, path = field_and_path(text, "cannot sort by", _HINT)
     return SortKey(text, to_bytes(field), path, how, reverse)
 
 
@@ -86,30 +86,6 @@ def _modifiers(text: str, whole: str) -> tuple[How, bool]:
     if len(hows) > 1:
         raise UsageError(f"--by {whole}: {' and '.join(sorted(hows))} exclude each other")
     return next(iter(hows), "plain"), "reverse" in words  # type: ignore[return-value]
-
-
-_STEP = re.compile(r"""\.([^.\[\]"']+)|\[(-?[0-9]{1,9})\]|\["([^"]*)"\]|\['([^']*)'\]""")
-
-
-def _field_and_path(text: str) -> tuple[str, Path | None]:
-    """A field, and the path into its JSON, which begins after the first part that is ``json``."""
-    match = re.fullmatch(r"((?:[^.\[]+\.)*?json)([.\[].*)", text, re.DOTALL)
-    if match is None:
-        if not text or "/" in text:
-            raise UsageError(f'cannot sort by "{text}"', hint=_HINT)
-        return text, None
-    steps: list[str | int] = []
-    at = 0
-    while at < len(match[2]):
-        step = _STEP.match(match[2], at)
-        if step is None:
-            raise UsageError(
-                f'cannot sort by "{text}": a path has no "{match[2][at:]}"',
-                hint='paths are json.a.b, json.a[0], json["a name"]',
-            )
-        steps.append(int(step[2]) if step[2] else step[step.lastindex or 0])
-        at = step.end()
-    return match[1], tuple(steps)
 
 
 class SortValues(NamedTuple):
@@ -214,7 +190,7 @@ class _Sample:
         """None where it is missing, and may be."""
         try:
             return self._code(key)
-        except _Missing:
+        except (_Missing, Absent):
             pass
         except _Unfit as unfit:
             if not self._wanted.lenient:
@@ -234,9 +210,9 @@ class _Sample:
             if size > MAX_VALUE:
                 raise _Unfit(f"it has {size} bytes, and more than {MAX_VALUE} are not compared")
             return payload_code(self._payload_of(self._row, key.field), key.how)
-        code = value_code(_at_path(self._document(key.field), key.path), key.how)
-        if len(code) > 2 * MAX_VALUE:
-            raise _Unfit(f"it is too long: more than {MAX_VALUE} bytes are not compared")
+        code = value_code(at_path(self._document(key.field), key.path), key.how)
+        if len(code) > MAX_VALUE:
+            raise _Unfit(f"it is longer than the {MAX_VALUE} bytes that are compared")
         return code
 
     def _member(self, field: bytes) -> int:
@@ -314,23 +290,6 @@ def _number(text: str) -> bytes:
     if code is None:
         raise _Missing
     return code
-
-
-def _at_path(document: Any, path: Path) -> Any:
-    """What lies at a path. A name is that of an object's member or, of digits, a place in an array."""
-    for step in path:
-        if isinstance(document, list) and (isinstance(step, int) or (step.isdecimal() and len(step) < 10)):
-            place = int(step)
-            if not -len(document) <= place < len(document):
-                raise _Missing
-            document = document[place]
-        elif isinstance(document, dict) and step in document:
-            document = document[step]
-        else:
-            raise _Missing
-    if document is None:
-        raise _Missing
-    return document
 
 
 def decoded(payload: bytes) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
@@ -23,6 +23,8 @@ MISSING = b""
 UNDECODABLE = b"\0"
 """The value of one whose value cannot be decoded; no part can have this name."""
 DIGEST_BYTES = 8
+_LONGEST_CLASS = 64
+"""A class is kept for every sample, so that a longer one is kept as a hash."""
 
 
 class Asked(NamedTuple):
@@ -132,4 +134,6 @@ class GroupDigests(NamedTuple):
         for value in (group, kind) if self.stratify is not None else (group,):
             if value in (MISSING, UNDECODABLE):
                 return value
+        if len(kind) > _LONGEST_CLASS:
+            kind = xxh3_128_digest(kind)
         return xxh3_64_intdigest(group).to_bytes(DIGEST_BYTES, "little") + kind
