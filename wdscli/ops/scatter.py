@@ -8,10 +8,11 @@ is for.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, InputError, OutputError
+from wdscli.executors import tick_of_task
 from wdscli.ops.gather import Inputs
 from wdscli.ops.rows import Samples
 from wdscli.ops.runs import pieces_of
@@ -33,16 +34,24 @@ _GAP = 1 << 14
 """What lies between two samples that are loaded is read too, when it is less than this and less than they are."""
 
 
-class ScatterTask(NamedTuple):
-    """One chunk: the samples in input order, and the order in which they are written to ``address``; at byte ``begin``
-    of a file that other tasks write to as well, or, when that is -1, as an object of their own. ``loads`` is whether
-    samples that are not large are loaded first."""
+class Destination(NamedTuple):
+    """Where a part of a chunk goes: samples ``first`` to ``end`` of the order, to byte ``begin`` of a file that other
+    tasks write to as well, or, when that is -1, as an object of its own."""
 
     address: str
     begin: int
+    first: int
+    end: int
+
+
+class ScatterTask(NamedTuple):
+    """One chunk: the samples in input order, the order in which they are written, and where to. ``loads`` is whether
+    samples that are not large are loaded first."""
+
     inputs: dict[int, Input]
     samples: Samples
     order: I64
+    destinations: Sequence[Destination]
     loads: bool
 
 
@@ -50,18 +59,26 @@ def scatter(task: ScatterTask) -> int:
     """Write one chunk; returns its bytes. May run twice. Raises InputError, DataError, OutputError."""
     with Inputs(task.inputs) as inputs:
         chunk = _Chunk(task, inputs)
-        if task.begin < 0:
-            with open_sink(task.address, force=True) as sink:
-                return chunk.write(_Object(sink))
+        for part in task.destinations:
+            rows = task.order[part.first : part.end]
+            if part.begin < 0:
+                with open_sink(part.address, force=True) as sink:
+                    chunk.write(rows, _Object(sink))
+            else:
+                _write_stretch(part, chunk, rows)
+    return int(task.samples.lengths.sum())
+
+
+def _write_stretch(part: Destination, chunk: _Chunk, rows: I64) -> None:
+    try:
+        descriptor = os.open(part.address, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            descriptor = os.open(task.address, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.lseek(descriptor, task.begin, os.SEEK_SET)
-                return chunk.write(_Stretch(task.address, descriptor))
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise OutputError(f"cannot write {task.address}: {reason(error)}", hint=HINT) from error
+            os.lseek(descriptor, part.begin, os.SEEK_SET)
+            chunk.write(rows, _Stretch(descriptor))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise OutputError(f"cannot write {part.address}: {reason(error)}", hint=HINT) from error
 
 
 class _Object:
@@ -70,7 +87,7 @@ class _Object:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
-    def write(self, parts: list[memoryview]) -> None:
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
         self._sink.write(b"".join(parts))
 
     def copy(self, source: Source, start: int, length: int) -> None:
@@ -81,12 +98,11 @@ class _Object:
 class _Stretch:
     """Where a chunk goes that is a part of a file."""
 
-    def __init__(self, name: str, descriptor: int) -> None:
-        self._name = name
+    def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._in_kernel = hasattr(os, "copy_file_range")
 
-    def write(self, parts: list[memoryview]) -> None:
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
         write_all(self._descriptor, b"".join(parts))
 
     def copy(self, source: Source, start: int, length: int) -> None:
@@ -116,14 +132,16 @@ class _Chunk:
     def __init__(self, task: ScatterTask, inputs: Inputs) -> None:
         self._task = task
         self._inputs = inputs
+        self._tick = tick_of_task()
+        self._files, self._starts, self._loaded = self._load()
 
-    def write(self, out: _Object | _Stretch) -> int:
-        """All samples to ``out``, in the order that is wanted."""
-        samples, order = self._task.samples, self._task.order
-        files, starts, loaded = self._load()
+    def write(self, rows: I64, out: _Object | _Stretch) -> None:
+        """Some samples to ``out``, in the order that is wanted."""
+        loaded = self._loaded
         parts: list[memoryview] = []
         held = 0
-        for file, start, length in _runs(files[order], starts[order], samples.lengths[order]):
+        lengths = self._task.samples.lengths
+        for file, start, length in _runs(self._files[rows], self._starts[rows], lengths[rows]):
             if file == LOADED:
                 parts.append(loaded[start : start + length])
                 held += length
@@ -131,12 +149,14 @@ class _Chunk:
                     continue
             if parts:
                 out.write(parts)
+                self._tick(held)
                 parts, held = [], 0
             if file != LOADED:
                 self._copy(out, file, start, length)
+                self._tick(length)
         if parts:
             out.write(parts)
-        return int(samples.lengths.sum())
+            self._tick(held)
 
     def _copy(self, out: _Object | _Stretch, file: int, start: int, length: int) -> None:
         try:

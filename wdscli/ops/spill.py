@@ -1,11 +1,12 @@
 """The ``spill`` strategy: two passes through scratch space, each of which reads long stretches.
 
-What it is: :func:`spill`, the first pass, and the tasks of the second, which are those of ``gather`` with other places
-to read from. How: the output is divided into buckets, the input into chunks. The first pass writes each chunk anew with
-its samples in the order of their buckets; the second makes the output bucket by bucket, and finds all samples of a
-bucket in one stretch a chunk. A bucket is small enough for the page cache, so that on a local disc both passes copy
-ranges. Where each sample comes to lie is computed beforehand from lengths alone, so that a chunk needs no index, no
-header is walked and a task that runs twice writes the same bytes to the same place.
+What it is: :func:`spill`, the first pass; the tasks of the second are those of ``gather`` with other places to read
+from. How: the output is divided into buckets, the input into chunks. The first pass goes through the input chunk by
+chunk and adds each sample to its bucket; the second makes the output bucket by bucket. A bucket is small enough for the
+page cache, so that on a local disc both passes copy ranges, and its file goes as soon as its samples are written. On an
+object store a chunk becomes one object, in the order of the buckets. Where each sample comes to lie is computed
+beforehand from lengths alone, so that scratch space needs no index, no header is walked, and a task that runs twice
+writes the same bytes to the same places.
 
 A sample to which a pax global header applies is not spilled: it cannot be read without what stands before it.
 
@@ -21,9 +22,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.errors import OutputError
 from wdscli.executors import run_tasks
 from wdscli.ops.memory import Limits
-from wdscli.ops.scatter import ScatterTask, scatter
+from wdscli.ops.scatter import Destination, ScatterTask, scatter
 from wdscli.ops.scratch import HINT, Scratch
-from wdscli.ops.spilled import ELSEWHERE, LARGE, OBJECT_BITS, Scattered, Spilled
+from wdscli.ops.spilled import ELSEWHERE, LARGE, PART_BITS, Scattered, Spilled
+from wdscli.storage import remove
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
 
@@ -47,8 +49,8 @@ BUCKET_ROWS = 1 << 19
 ROW_BYTES = 256
 """What a sample of a chunk costs the task besides its bytes."""
 WORTH_LOADING = 8 << 20
-ALIGNED = 1 << 16
-"""Chunks in one file begin at multiples of this, so that no two tasks write to one page."""
+PAGE = 1 << 12
+"""Chunks begin at multiples of this, so that no two tasks write to one page of a file."""
 SMALL = 64 << 10
 """Samples of fewer bytes on average are cheaper to load and write together than to copy one by one."""
 
@@ -69,18 +71,18 @@ def spill(
     scratch: Scratch,
     limits: Limits,
     progress: Progress,
-) -> Iterator[Spilled]:
-    """Write the samples of ``shards``, some of the planned, to ``scratch``. Gives for each shard, in order, where its
-    samples lie. Raises InputError, DataError, OutputError (nothing is written when there is no room)."""
+) -> Layout:
+    """Write the samples of ``shards``, some of the planned, to ``scratch``. Raises InputError, DataError, OutputError
+    (nothing is written when there is no room)."""
     total = sum(_bytes_of(plan.ordered, shard.first, shard.end) for shard in shards)
     check_room(scratch, total)
     space = scratch.space()
-    layout = _Layout(plan.ordered, shards, sizes_for(plan, space, limits, total))
+    layout = Layout(plan.ordered, shards, space, sizes_for(plan, space, limits, total))
     progress.start("spilling", total, "bytes")
-    for written in run_tasks(executor, scatter, layout.tasks(plan, space), window=2 * limits.jobs):
-        progress.advance(written)
+    for _ in run_tasks(executor, scatter, layout.tasks(plan), advance=progress.advance, amount=int):
+        pass
     progress.finish()
-    return (layout.spilled(space, shard) for shard in shards)
+    return layout
 
 
 def check_room(scratch: Scratch, needed: int) -> None:
@@ -112,17 +114,23 @@ def _bytes_of(ordered: Ordered, first: int, end: int) -> int:
     )
 
 
-class _Layout:
-    """Where every sample comes to lie. ``_places`` has a number for each sample of the output order."""
+class Layout:
+    """Where every sample comes to lie, and what is still there. ``_places`` has a number for each sample of the output
+    order."""
 
-    def __init__(self, ordered: Ordered, shards: Sequence[PlannedShard], sizes: Sizes) -> None:
+    def __init__(
+        self, ordered: Ordered, shards: Sequence[PlannedShard], space: Scattered, sizes: Sizes
+    ) -> None:
         import numpy
 
         self._ordered = ordered
+        self._space = space
         self._sizes = sizes
         self._firsts = numpy.asarray([shard.first for shard in shards], dtype=numpy.int64)
         self._ends = numpy.asarray([shard.end for shard in shards], dtype=numpy.int64)
         self._bounds: I64 = numpy.asarray(list(self._bucket_bounds()), dtype=numpy.int64)
+        self._filled = [0] * len(self._bounds)
+        self._gone = 0
         self._places: U64 = numpy.full(ordered.total, ELSEWHERE, dtype=numpy.uint64)
 
     def _bucket_bounds(self) -> Iterator[int]:
@@ -135,29 +143,43 @@ class _Layout:
             yield first
             yield from (numpy.flatnonzero(numpy.diff(bucket)) + (1 + first)).tolist()
 
-    def tasks(self, plan: ReorderPlan, space: Scattered) -> Iterator[ScatterTask]:
+    def tasks(self, plan: ReorderPlan) -> Iterator[ScatterTask]:
         """The tasks of the first pass; when all have been taken, all places are known."""
         import numpy
 
-        at = 0
         for number, (positions, samples) in enumerate(self._chunks()):
-            buckets = numpy.searchsorted(self._bounds, positions, side="right")
+            buckets = numpy.searchsorted(self._bounds, positions, side="right") - 1
             order = numpy.argsort(buckets, kind="stable")
-            begin = at if space.is_local else number << OBJECT_BITS
             ends = numpy.cumsum(samples.lengths[order])
-            self._places[positions[order]] = ends - samples.lengths[order] + numpy.uint64(begin)
-            at += int(ends[-1]) + ALIGNED - 1 & -ALIGNED
-            yield ScatterTask(
-                space.chunk(number),
-                begin if space.is_local else -1,
-                {
-                    shard: plan.inputs[shard]
-                    for shard in numpy.flatnonzero(numpy.bincount(samples.shards)).tolist()
-                },
-                samples,
-                order,
-                self._sizes.loaded,
-            )
+            if self._space.is_local:
+                parts = self._added_to(buckets[order], ends)
+            else:
+                parts = [(number, 0, 0, len(order))]
+            offsets = ends - samples.lengths[order]
+            for part, begin, first, end in parts:
+                shift = (part << PART_BITS) + begin - int(offsets[first])
+                self._places[positions[order[first:end]]] = offsets[first:end] + numpy.uint64(shift)
+            to = [
+                Destination(self._space.part(part), begin if self._space.is_local else -1, first, end)
+                for part, begin, first, end in parts
+            ]
+            inputs = {shard: plan.inputs[shard] for shard in numpy.unique(samples.shards).tolist()}
+            yield ScatterTask(inputs, samples, order, to, self._sizes.loaded)
+
+    def _added_to(self, buckets: I64, ends: U64) -> list[tuple[int, int, int, int]]:
+        """What a chunk, whose samples are in the order of their buckets, adds to the files of these: (bucket, byte,
+        first and last sample)."""
+        import numpy
+
+        bounds = [0, *(numpy.flatnonzero(numpy.diff(buckets)) + 1).tolist(), len(buckets)]
+        parts, before = [], 0
+        for first, end in pairwise(bounds):
+            bucket = int(buckets[first])
+            parts.append((bucket, self._filled[bucket], first, end))
+            size = int(ends[end - 1]) - before
+            before += size
+            self._filled[bucket] += size + PAGE - 1 & -PAGE
+        return parts
 
     def _chunks(self) -> Iterator[tuple[I64, Samples]]:
         """Samples that are spilled together, in input order: their places in the output order, and they themselves."""
@@ -200,7 +222,16 @@ class _Layout:
         wanted: Mask = (at >= 0) & (positions < self._ends[at])
         return wanted
 
-    def spilled(self, space: Scattered, shard: PlannedShard) -> Spilled:
+    def spilled(self, shard: PlannedShard) -> Spilled:
         """What the task that makes ``shard`` is told."""
         bounds = self._bounds[(self._bounds > shard.first) & (self._bounds < shard.end)] - shard.first
-        return Spilled(space, self._places[shard.first : shard.end], tuple(bounds.tolist()))
+        return Spilled(self._space, self._places[shard.first : shard.end], tuple(bounds.tolist()))
+
+    def release(self, shard: PlannedShard) -> None:
+        """Let go of what nobody needs when ``shard`` and all before it are made."""
+        while self._space.is_local and self._gone + 1 < len(self._bounds):
+            if self._bounds[self._gone + 1] > shard.end:
+                break
+            if self._filled[self._gone]:
+                remove(self._space.part(self._gone))
+            self._gone += 1
