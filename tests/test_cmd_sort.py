@@ -36,7 +36,8 @@ from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
 from wdscli.ops.reorder import Request
 from wdscli.ops.sort import plan_sort, sort
-from wdscli.ops.sort_keys import MAX_VALUE, sort_key
+from wdscli.ops.sort_keys import MAX_VALUE, SortValues, sort_key
+from wdscli.samples import SampleBatch
 
 Command = Callable[..., Ran]
 GOOD = settings(
@@ -375,6 +376,9 @@ class TestMissing:
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls", "--by", "json.widht", "--by", "jpg")
         assert ran.code == 3
         assert "no sample has json.widht or jpg to sort by" in ran.err
+        assert "hint: `wds ls --members` shows the fields; --missing last" in ran.err
+        ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls,key")
+        assert "hint: several sort keys are several options: --by cls --by key" in ran.err
         assert by(MISSING, "--by", "json.widht", "--missing", "last") == "a b c d"
         assert by(MISSING, "--by", "json.widht", "--keys", "none") == ""
 
@@ -386,6 +390,10 @@ class TestMissing:
         ]
         assert by(samples, "--by", "txt:n") == "c b a"
         assert by(samples, "--by", "txt:n", "--missing", "first") == "a c b"
+        samples[0] = [("a.json", b'{"v": NaN}')]
+        samples[1] = [("b.json", b'{"v": Infinity}')]
+        samples[2] = [("c.json", b'{"v": 1}')]
+        assert by(samples, "--by", "json.v") == "c b a"
 
 
 class TestWhatIsWrong:
@@ -438,6 +446,21 @@ class TestWhatIsWrong:
             assert (error.code, error.member) == ("undecodable", "a.json")
         sort(Request(names, f"{tmp_path}/out2.tar", on_error="skip"), by=["json.v"], missing="first")
         assert keys_of(tmp_path / "out2.tar") == ["a"]
+
+    def test_a_long_value_in_json(self, tmp_path: Path) -> None:
+        names = spread(tmp_path / "in", [one("a", json=["x" * (MAX_VALUE + 1), 1])], 1)
+        sort(Request(names, f"{tmp_path}/out.tar"), by=["json[1]"])
+        with pytest.raises(DataError, match="it is longer than the 1048576 bytes that are compared"):
+            sort(Request(names, f"{tmp_path}/two.tar"), by=["json[0]"])
+
+    def test_a_payload_that_cannot_be_read_is_not_taken_for_missing(self) -> None:
+        batch = SampleBatch(0, [b"a"], [0, 1], [b"cls"], [0], [512], [1], [0], [0])
+
+        def cut_short(row: int, field: bytes) -> bytes:
+            raise DataError("archive ends", code="truncated")
+
+        with pytest.raises(DataError, match="archive ends"):
+            SortValues((sort_key("cls"),), lenient=True).values(batch, [0], "s", cut_short)
 
     @pytest.mark.parametrize(
         ("text", "told"),
@@ -514,6 +537,22 @@ class TestEngine:
         assert (told["operation"], told["samples"], told["dropped"]) == ("sort", 6, {"keys": 6, "where": 9})
         assert keys_of(tmp_path / "out.tar") == ["b002", "a002", "b001", "a001", "b000", "a000"]
         assert {name.partition(".")[2] for name, _ in members_of(tmp_path / "out.tar")} == {"jpg"}
+
+    def test_selection_and_keys(self, good: Command, names: list[str], tmp_path: Path) -> None:
+        good(*names, "-o", tmp_path / "out.tar", "--keys", "[ac]*", "--slice", "1:11:2", "--reverse")
+        selected = [key for key in keys_of(*names) if key[0] in "ac"][1:11:2]
+        assert keys_of(tmp_path / "out.tar") == sorted(selected, reverse=True)
+
+    def test_shards_that_are_no_local_files(self, names: list[str], tmp_path: Path) -> None:
+        import fsspec
+
+        addresses = [f"memory://sort-{tmp_path.name}/{Path(name).name}" for name in names]
+        for name, address in zip(names, addresses, strict=True):
+            with fsspec.open(address, "wb") as file:
+                file.write(Path(name).read_bytes())
+        for number, inputs in enumerate((names, addresses)):
+            sort(Request(inputs, f"{tmp_path}/{number}/out.tar", jobs=1), by=["cls:nr", "key"])
+        assert content(tmp_path / "0") == content(tmp_path / "1")
 
     def test_preserve(self, good: Command, tmp_path: Path) -> None:
         names = write_shards(tmp_path / "in", [numbered(3, "b"), numbered(3, "a")], mode=0o640, mtime=77)

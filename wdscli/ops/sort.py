@@ -49,11 +49,11 @@ class SortOrder(NamedTuple):
         no more of them than it must."""
         absent = self.extract.never_seen(values) if self.missing is None else []
         if absent:
-            raise DataError(
-                f"no sample has {' or '.join(key.text for key in absent)} to sort by",
-                code="missing-value",
-                hint="`wds ls --members` shows the fields; --missing last sorts all the same",
-            )
+            text = " or ".join(key.text for key in absent)
+            hint = "`wds ls --members` shows the fields; --missing last sorts all the same"
+            if "," in text:
+                hint = "several sort keys are several options: --by cls --by key"
+            raise DataError(f"no sample has {text} to sort by", code="missing-value", hint=hint)
 
 
 def sort_order(

@@ -85,7 +85,8 @@ def _modifiers(text: str, whole: str) -> tuple[How, bool]:
     hows = {word for word in words if word != "reverse"}
     if len(hows) > 1:
         raise UsageError(f"--by {whole}: {' and '.join(sorted(hows))} exclude each other")
-    return next(iter(hows), "plain"), "reverse" in words  # type: ignore[return-value]
+    how: How = "numeric" if "numeric" in hows else "natural" if "natural" in hows else "plain"
+    return how, "reverse" in words
 
 
 class SortValues(NamedTuple):
