@@ -68,7 +68,7 @@ class Cluster:
                 process.send_signal(signal.SIGTERM)
         for process in self._processes:
             try:
-                process.wait(10)
+                process.wait(3)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
