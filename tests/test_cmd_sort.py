@@ -447,6 +447,12 @@ class TestWhatIsWrong:
         sort(Request(names, f"{tmp_path}/out2.tar", on_error="skip"), by=["json.v"], missing="first")
         assert keys_of(tmp_path / "out2.tar") == ["a"]
 
+    @pytest.mark.parametrize("payload", ["é".encode(), "٣".encode(), b"\xff", b""])
+    def test_text_that_is_no_number(self, tmp_path: Path, payload: bytes) -> None:
+        names = spread(tmp_path / "in", [one("a", txt=payload)], 1)
+        with pytest.raises(DataError, match="it is not a number"):
+            sort(Request(names, f"{tmp_path}/out.tar"), by=["txt"], how="numeric")
+
     def test_a_long_value_in_json(self, tmp_path: Path) -> None:
         names = spread(tmp_path / "in", [one("a", json=["x" * (MAX_VALUE + 1), 1])], 1)
         sort(Request(names, f"{tmp_path}/out.tar"), by=["json[1]"])
