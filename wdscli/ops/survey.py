@@ -17,23 +17,25 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
+from wdscli.ops.indexed import plain_rows
 from wdscli.ops.preserve import kept_length, kept_mark, kept_members
 from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.rows import Samples, row_type
 from wdscli.ops.runs import Globals
 from wdscli.ops.salvage import salvaged_batches
 from wdscli.ops.scratch import Input, refused, spool
-from wdscli.samples import Ignored, SampleBatch
+from wdscli.samples import Ignored, SampleBatch, iter_batches
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.reading import Payloads, iter_selected
-from wdscli.shards.find import batches
+from wdscli.shards.find import batches, index_batches, index_for
 from wdscli.storage import Source
 from wdscli.tar import GLOBAL, Form, build_header, padded
 from wdscli.tar.header import BLOCK
 
 if TYPE_CHECKING:
     from wdscli.ops.rows import Rows
+    from wdscli.shards.index import Index
 
 RENAMED = 0b1000000
 """Mark of a sample that gets a new key."""
@@ -154,7 +156,12 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
         found.size_bytes = source.size or 0
         found.version = "" if task.input.copy else source.version
         payloads = _payloads(task, source)
-        for batch, rows in _selected(task, source, state, ignored, found, payloads):
+        index = _index_for(task, source, payloads, found)
+        if index is not None and (plain := plain_rows(task, index, hash_key)) is not None:
+            found.rows = plain
+            found.ignored = index.ignored
+            return found
+        for batch, rows in _selected(task, source, state, ignored, found, payloads, index):
             _add(columns, task, batch, rows)
             if extract is not None:
                 payloads.batch = batch
@@ -202,6 +209,16 @@ def _at_any_place(task: SurveyTask, warnings: list[str]) -> SurveyTask:
     return task._replace(input=Input(task.address, task.spool))
 
 
+def _index_for(task: SurveyTask, source: Source, payloads: Payloads, found: Survey) -> Index | None:
+    """The index to go by, if there is one and it says enough."""
+    if task.on_error == "skip" or not task.use_index or task.input.copy:
+        return None
+    # An index does not say where the headers of a sample's later members begin.
+    if task.preserve or (payloads.fields and source.fd is None):
+        return None
+    return index_for(task.address, source, task.form, found.warnings.append)
+
+
 def _selected(
     task: SurveyTask,
     source: Source,
@@ -209,6 +226,7 @@ def _selected(
     ignored: Ignored,
     found: Survey,
     payloads: Payloads,
+    index: Index | None,
 ) -> Iterator[tuple[SampleBatch, Sequence[int] | None]]:
     """Batches with the rows that are selected, None for all. ``payloads`` knows those of the batch."""
     form, selection = task.form, task.selection
@@ -221,15 +239,10 @@ def _selected(
         # A request for each payload would cost more than reading all that lies between them.
         yield from iter_selected(source, selection, state, form=form, ignored=ignored, payloads=payloads)
         return
-    known = batches(
-        task.address,
-        source,
-        form=form,
-        # An index does not say where the headers of a sample's later members begin.
-        use_index=task.use_index and not task.input.copy and not task.preserve,
-        ignored=ignored,
-        warn=found.warnings.append,
-    )
+    if index is None:
+        known = iter_batches(source, form=form, ignored=ignored)
+    else:
+        known = index_batches(index, ignored)
     if payloads.fields:
         yield from iter_selected(source, selection, state, form=form, batches=known, payloads=payloads)
         return

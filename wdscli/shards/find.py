@@ -107,12 +107,25 @@ def batches(
 ) -> Iterator[SampleBatch]:
     """The samples of a shard as columns, from its index when there is one to believe, else by a scan.
 
-    An index made for another ``form`` is not used, because its marks speak of that form.
+    An index made for another ``form`` is not used.
     """
-    index = find_index(address, source, warn) if use_index else None
-    if index is None or index.form != form:
+    index = index_for(address, source, form, warn) if use_index else None
+    if index is None:
         yield from iter_batches(source, form=form, ignored=ignored)
         return
+    yield from index_batches(index, ignored)
+
+
+def index_for(
+    address: str, source: Source, form: Form, warn: Callable[[str], None] | None = None
+) -> Index | None:
+    """:func:`find_index`, but None for an index that was made for another ``form``, because its marks speak of that."""
+    index = find_index(address, source, warn)
+    return index if index is not None and index.form == form else None
+
+
+def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[SampleBatch]:
+    """The samples of an index as columns; the ignored members are counted."""
     if ignored is not None:
         for reason, count in index.ignored.items():
             ignored.add(reason, count)
