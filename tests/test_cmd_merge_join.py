@@ -13,6 +13,7 @@ from shard_cases import (
     Members,
     Ran,
     assert_true_set,
+    content,
     keys_of,
     leftovers,
     members_of,
@@ -509,3 +510,51 @@ class TestCommand:
         assert ran.code == 2, ran.err
         assert said in ran.err
         assert leftovers(tmp_path) == []
+
+
+class TestPlans:
+    """A join is planned here and made elsewhere, or made in two attempts: the same bytes."""
+
+    @pytest.mark.parametrize("policy", ["error", "suffix"])
+    def test_a_stored_plan(
+        self, good: Command, images: str, captions: str, tmp_path: Path, policy: str
+    ) -> None:
+        if policy == "suffix":
+            captions = put(tmp_path, "more.tar", [("k3.txt", b"3"), ("k3.cls", b"c")], caption(7), image(1))
+        joined = ["--join", "outer", images, captions, "--on-conflict", policy, "--max-count", 3, "-o"]
+        good(*joined, tmp_path / "one" / "out-%d.tar")
+        ran = good(*joined, tmp_path / "two" / "out-%d.tar", "--plan", tmp_path / "plan")
+        assert "planned 7 samples in 3 shards" in ran.err
+        for task in (2, 0, 1):
+            assert main(["run", str(tmp_path / "plan"), "--task", str(task), "-q"]) == 0
+        assert main(["run", str(tmp_path / "plan"), "--finish", "-q"]) == 0
+        assert content(tmp_path / "one") == content(tmp_path / "two")
+        assert_true_set(tmp_path / "two")
+
+    def test_a_plan_holds_no_table(self, run: Command, images: str, table: str, tmp_path: Path) -> None:
+        joined = [images, "--table", table, "--key", "id", "--field", "txt=caption", "-o", tmp_path / "o.tar"]
+        with no_new_files(tmp_path):
+            ran = run(*joined, "--plan", tmp_path / "plan")
+        assert ran.code == 2
+        assert "is a table" in ran.err
+        assert "wds create --from-table" in ran.err
+
+    def test_resume(self, run: Command, good: Command, images: str, table: str, tmp_path: Path) -> None:
+        joined = [images, "--table", table, "--key", "id", "--field", "txt=caption", "--max-count", 2, "-o"]
+        good(*joined, tmp_path / "one" / "out-%d.tar")
+        out = tmp_path / "two" / "out-%d.tar"
+        (tmp_path / "two").mkdir()
+        # The second shard has no room for its name, so that only the first is made.
+        (tmp_path / "two" / "out-1.tar").mkdir()
+        assert run(*joined, out, "-j", 1, "--force").code != 0
+        assert (tmp_path / "two" / "out-0.tar").exists()
+        (tmp_path / "two" / "out-1.tar").rmdir()
+        changed = Path(table).read_text().replace("zwei", "deux")
+        Path(table).write_text(changed)
+        ran = run(*joined, out, "--resume")
+        assert ran.code == 4, ran.err
+        Path(table).write_text(changed.replace("deux", "zwei"))
+        before = (tmp_path / "two" / "out-0.tar").stat().st_mtime_ns
+        good(*joined, out, "--resume")
+        assert (tmp_path / "two" / "out-0.tar").stat().st_mtime_ns == before
+        assert content(tmp_path / "one") == content(tmp_path / "two")

@@ -23,6 +23,7 @@ from wdscli.ops.matching import JoinKind, match, twice
 from wdscli.ops.memory import limits_for
 from wdscli.ops.outputs import Outputs
 from wdscli.ops.plan import oversized
+from wdscli.ops.reach import away, check_reach
 from wdscli.ops.reorder import (
     ReorderPlan,
     Request,
@@ -116,7 +117,7 @@ class _Planner:
     def __init__(self, how: Join, request: Request, scratch: Scratch | None, progress: Progress) -> None:
         self.how = how
         self.request = request
-        self.scratch = scratch
+        self.scratch = None if away(request) else scratch
         self.progress = progress
         self.shards, sets = open_sets(request.inputs)
         self.total_sets = len(request.inputs) + (how.table is not None)
@@ -124,6 +125,7 @@ class _Planner:
         if request.selection.reads_stdin and "-" in self.shards.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
         self.outputs = Outputs(request.output, request.settings, may_exist=request.resume)
+        check_reach(request, self.shards.addresses, is_stream=self.outputs.is_stream)
         self.outputs.check(None, self.shards.addresses)
         self.cuts = self.outputs.cuts(request.cuts)
         self.sets = [*sets, *([len(request.inputs)] if how.table is not None else [])]
@@ -132,12 +134,14 @@ class _Planner:
             default.append("right")
         self.policies = tuple(how.on_conflict or policy for policy in default)
         self.dropped: dict[str, int] = {}
+        self.table_bytes = 0
 
     def plan(self) -> ReorderPlan:
         surveys, tasks, states = self._survey()
         self.inputs = tuple(
             task.task.input._replace(
-                copy=task.task.input.copy or found.copy, stamp=Stamp(found.size_bytes, found.version)
+                copy=task.task.input.copy or found.copy,
+                stamp=task.task.input.stamp or Stamp(found.size_bytes, found.version),
             )
             for task, found in zip(tasks, (one for of_set in surveys for one in of_set.surveys), strict=True)
         )
@@ -165,7 +169,8 @@ class _Planner:
             ordered=ordered,
             rekey=None,
             samples_in=samples_in,
-            bytes_in=sum(found.size_bytes for found in found_in),
+            bytes_in=self.table_bytes
+            + sum(found.size_bytes for found in found_in[: len(self.shards.addresses)]),
             dropped=dict(sorted(self.dropped.items())),
             ignored=sum_counts([found.ignored for found in found_in]),
             oversized=oversized(ordered, self.cuts),
@@ -221,13 +226,15 @@ class _Planner:
         """The table as an input: its rows, copied to a shard."""
         if self.scratch is None:
             raise UsageError(
-                f"{table.address} is a table, which is made a shard in scratch space",
-                hint="make it a set first: wds create --from-table",
+                f"{table.address} is a table, and becomes a shard in scratch space, which the tasks would not find",
+                hint="make it a set first, wds create --from-table, or with an engine name a --tmp that all share",
             )
         place = self.scratch.place(number)
         skip = self.request.on_duplicate == "skip"
-        self.dropped = table_shard(table, place, "skip" if skip else "error", self.progress)
-        return Input(table.address, place)
+        made = table_shard(table, place, "skip" if skip else "error", self.progress)
+        self.dropped = made.dropped
+        self.table_bytes = made.size_bytes
+        return Input(table.address, place, stamp=made.stamp)
 
     def _tell(self, surveys: Sequence[SetSurvey], states: Sequence[SelectionState]) -> None:
         """Warnings of the surveys, and what the selection has to remark: keys that no set has."""

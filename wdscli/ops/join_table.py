@@ -16,12 +16,12 @@ from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsErr
 from wdscli.model import to_text
 from wdscli.ops.keyset import KeySet
 from wdscli.ops.runs import pieces_of
-from wdscli.ops.scratch import HINT
+from wdscli.ops.scratch import HINT, Stamp
 from wdscli.ops.sources.rows import read_rows
 from wdscli.ops.sources.table import TableOptions, TableReader
 from wdscli.progress import Progress
 from wdscli.shards.shardfile import ShardFile
-from wdscli.storage import is_local, open_source
+from wdscli.storage import is_local, is_stream, open_source
 from wdscli.storage.addresses import local_path
 
 _SHOW_EVERY = 256
@@ -34,6 +34,15 @@ class Table(NamedTuple):
     address: str
     key: str
     fields: tuple[str, ...]
+
+
+class TableShard(NamedTuple):
+    """What became of a table: rows that are left out, by reason; the bytes that were read; and what tells its content
+    from another, by which a run is gone on with."""
+
+    dropped: dict[str, int]
+    size_bytes: int
+    stamp: Stamp
 
 
 class _Row(NamedTuple):
@@ -49,8 +58,8 @@ def table_shard(
     address: str,
     on_duplicate: Literal["error", "skip"],
     progress: Progress,
-) -> dict[str, int]:
-    """Write the rows of ``table`` as a shard at ``address``. Returns the rows that are left out, by reason.
+) -> TableShard:
+    """Write the rows of ``table`` as a shard at ``address``.
 
     Raises UsageError for a column that is not there, InputError, OutputError, and DataError with the row's number.
     """
@@ -58,13 +67,23 @@ def table_shard(
     dropped: dict[str, int] = {}
     if is_local(address):
         _make_folder(os.path.dirname(local_path(address)))
-    with ShardFile(address, checksum="none", with_index=False) as shard:
+    with ShardFile(address, with_index=False) as shard:
         progress.start("reading the table", None, "samples")
         for row in _without_repeats(_rows(table, reader, dropped, progress), table, on_duplicate, dropped):
             _write(shard, row, table)
         progress.finish()
-        shard.commit()
-    return dropped
+        info = shard.commit()
+    return TableShard(
+        dropped, _size_of(table.address, info.size_bytes), Stamp(info.size_bytes, info.checksum or "")
+    )
+
+
+def _size_of(address: str, otherwise: int) -> int:
+    """The bytes of a table, where that can be told without reading it."""
+    if is_stream(address):
+        return otherwise
+    with open_source(address, decompress=False) as source:
+        return otherwise if source.size is None else source.size
 
 
 def _make_folder(folder: str) -> None:
