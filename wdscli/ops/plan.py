@@ -30,8 +30,8 @@ BLOCK = 1 << 18
 
 class Cuts(NamedTuple):
     """Where shards end. With none of the first three given, a shard holds at most 1 GB; ``shards`` makes that many,
-    whose counts differ by at most one. ``divisible_by`` makes their number a multiple of itself, whatever the cut. Sizes
-    are real tar bytes, end of archive included."""
+    whose counts differ by at most one. ``divisible_by`` makes their number a multiple of itself, whatever the cut.
+    Sizes are real tar bytes, end of archive included."""
 
     max_count: int | None = None
     max_size: int | None = None
@@ -85,8 +85,20 @@ def shuffled(samples: Samples, seed: int) -> I64:
         places = samples.places[first:end]
         of_shard = rank_array(seed, int(samples.shards[first]), int(places[-1]) + 1)
         ranks[first:end] = of_shard[places.astype(numpy.int64)]
-    # The rows are in (shard, place) order, so a stable sort settles ties as pinned.
-    return numpy.argsort(ranks, kind="stable").astype(numpy.int64)
+    order: I64 = numpy.argsort(ranks).astype(numpy.int64, copy=False)
+    if not _has_ties(ranks, order):
+        return order
+    # The rows are in (shard, place) order, so a stable sort settles ties as pinned. It is slower and takes more memory.
+    return numpy.argsort(ranks, kind="stable").astype(numpy.int64, copy=False)
+
+
+def _has_ties(values: U64, order: I64) -> bool:
+    """Whether values that ``order`` sorts are equal anywhere."""
+    for first in range(0, len(order), BLOCK):
+        some = values[order[first : first + BLOCK + 1]]
+        if (some[1:] == some[:-1]).any():
+            return True
+    return False
 
 
 def multiple(count: int, of: int | None) -> int:
@@ -123,7 +135,8 @@ def _cut_to_multiple(blocks: Iterable[U64], total: int, cuts: Cuts, of: int) -> 
         return []
     kept = list(blocks)
     limits = cuts._replace(divisible_by=None)
-    shards = multiple(cuts.shards or len(cut(kept, total, limits)), of)
+    needed = cut(kept, total, limits) if cuts.shards is None else []
+    shards = multiple(cuts.shards or len(needed), of)
     if total < shards:
         raise UsageError(
             f"{total} samples do not fill {shards} shards, and --divisible-by leaves no shard empty",
@@ -132,7 +145,8 @@ def _cut_to_multiple(blocks: Iterable[U64], total: int, cuts: Cuts, of: int) -> 
     ends = evenly(total, shards)
     if cuts.shards is not None or _fits(kept, ends, limits):
         return ends
-    return _divided(cut(kept, total, _tightest(kept, total, limits, shards)), shards)
+    fullest = max(end - first for first, end in pairwise([0, *needed]))
+    return _divided(cut(kept, total, _tightest(kept, total, limits, shards, fullest)), shards)
 
 
 def _fits(blocks: Sequence[U64], ends: Sequence[int], limits: Cuts) -> bool:
@@ -150,9 +164,9 @@ def _fits(blocks: Sequence[U64], ends: Sequence[int], limits: Cuts) -> bool:
     return not bool(((sizes > limits.max_size) & (counts > 1)).any())
 
 
-def _tightest(blocks: Sequence[U64], total: int, limits: Cuts, shards: int) -> Cuts:
-    """The limits with the smallest count with which so many shards are enough."""
-    low, high = -(-total // shards), limits.max_count or total
+def _tightest(blocks: Sequence[U64], total: int, limits: Cuts, shards: int, high: int) -> Cuts:
+    """The limits with the smallest count with which so many shards are enough; ``high`` is large enough."""
+    low = -(-total // shards)
     while low < high:
         middle = (low + high) // 2
         if len(cut(blocks, total, limits._replace(max_count=middle))) <= shards:
@@ -221,9 +235,9 @@ def measure(ordered: Ordered, bounds: Sequence[int]) -> list[tuple[int, int]]:
     for first, end in pairwise(bounds):
         size, members = END_BYTES, 0
         for at in range(first, end, BLOCK):
-            some = ordered.part(at, min(at + BLOCK, end))
-            size += int(some.out_lengths.sum())
-            members += int(some.members.sum())
+            stop = min(at + BLOCK, end)
+            size += int(ordered.column("out", at, stop).sum())
+            members += int(ordered.column("members", at, stop).sum())
         found.append((size, members))
     return found
 
@@ -233,4 +247,7 @@ def oversized(ordered: Ordered, cuts: Cuts) -> int:
     if cuts.max_size is None:
         return 0
     room = max(0, cuts.max_size - END_BYTES)
-    return sum(int((some.out_lengths > room).sum()) for some in ordered.blocks())
+    if ordered.samples.total == ordered.total and not (ordered.samples.out_lengths > room).any():
+        return 0
+    firsts = range(0, ordered.total, BLOCK)
+    return sum(int((ordered.column("out", at, min(at + BLOCK, ordered.total)) > room).sum()) for at in firsts)
