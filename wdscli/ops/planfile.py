@@ -249,6 +249,10 @@ class StoredRows(Ordered):
             self._file.check(self._number, shard, data)
         return Samples(numpy.frombuffer(data, dtype=row_type()))
 
+    def column(self, name: str, first: int, end: int) -> U64:
+        values: U64 = self.part(first, end).rows[name]
+        return values
+
     def out_lengths(self) -> U64:
         import numpy
 

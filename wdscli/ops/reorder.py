@@ -295,7 +295,7 @@ def planned_shards(
     for number, part in enumerate(parts if parts is not None else [Part("", ordered.total)]):
         made.append(PlannedPart(part.name, outputs.set_of(part.name or "part")))
         blocks = (
-            ordered.part(at, min(at + (1 << 18), begin + part.samples)).out_lengths
+            ordered.column("out", at, min(at + (1 << 18), begin + part.samples))
             for at in range(begin, begin + part.samples, 1 << 18)
         )
         ends = [begin + end for end in cut(blocks, part.samples, cuts)]

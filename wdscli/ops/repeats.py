@@ -71,17 +71,25 @@ def _candidates(samples: Samples) -> Iterator[list[int]]:
     """Groups of rows whose keys have one hash, in the order of their second rows."""
     import numpy
 
-    order = numpy.argsort(samples.keys, kind="stable")
-    hashes = samples.keys[order]
-    same: NDArray[numpy.bool_] = hashes[1:] == hashes[:-1]
-    if not same.any():
+    again = _repeated_hashes(samples.keys)
+    if not len(again):
         return
-    begins: NDArray[numpy.int64] = numpy.flatnonzero(numpy.concatenate(([True], ~same)))
-    ends: NDArray[numpy.int64] = numpy.append(begins[1:], len(order))
-    several = ends - begins > 1
-    begins, ends = begins[several], ends[several]
-    for at in numpy.argsort(order[begins + 1], kind="stable").tolist():
-        yield order[int(begins[at]) : int(ends[at])].tolist()
+    rows: NDArray[numpy.int64] = numpy.flatnonzero(numpy.isin(samples.keys, again))
+    rows = rows[numpy.argsort(samples.keys[rows], kind="stable")]
+    hashes = samples.keys[rows]
+    begins: NDArray[numpy.int64] = numpy.flatnonzero(numpy.append(True, hashes[1:] != hashes[:-1]))
+    ends: NDArray[numpy.int64] = numpy.append(begins[1:], len(rows))
+    for at in numpy.argsort(rows[begins + 1], kind="stable").tolist():
+        yield rows[int(begins[at]) : int(ends[at])].tolist()
+
+
+def _repeated_hashes(hashes: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
+    """The hashes that come more than once. Usually none does, and one sorted copy is all that it takes to know."""
+    import numpy
+
+    ordered = numpy.sort(hashes)
+    same: NDArray[numpy.bool_] = ordered[1:] == ordered[:-1]
+    return ordered[1:][same]
 
 
 def _keys_of(

@@ -104,6 +104,36 @@ class Samples:
 
         return Samples(numpy.delete(self.rows, rows))
 
+    def parts(self, size: int = 1 << 14) -> Iterator[Samples]:
+        """All samples, some at a time."""
+        for first in range(0, self.total, size):
+            yield self.part(first, min(first + size, self.total))
+
+    def by_key(self) -> tuple[I64, U64]:
+        """Rows in the order of their hashes, equal ones in their own, and the hashes. A row whose hash no other row has
+        may be left out."""
+        import numpy
+
+        order: I64 = numpy.argsort(self.keys, kind="stable")
+        return order, self.keys[order]
+
+    def changeable(self) -> Samples:
+        """The same samples, for :meth:`put`."""
+        return Samples(self.rows.copy())
+
+    def put(self, rows: Sequence[int], changed: Samples) -> None:
+        """Replace some rows."""
+        self.rows[rows] = changed.rows
+
+    def shard_numbers(self) -> list[int]:
+        """The input shards that they come from, in rising order."""
+        import numpy
+
+        found: set[int] = set()
+        for part in self.parts(1 << 18):
+            found.update(numpy.flatnonzero(numpy.bincount(part.shards)).tolist())
+        return sorted(found)
+
 
 class Ordered:
     """The samples of a plan in output order: rows in any order, and the order over them.
@@ -126,6 +156,11 @@ class Ordered:
         if self.order is None:
             return self.samples.part(first, end)
         return self.samples.take(self.order[first:end])
+
+    def column(self, name: str, first: int, end: int) -> U64:
+        """One column (see :func:`row_type`) of samples ``first`` to ``end``."""
+        values: U64 = self.samples.rows[name]
+        return values[first:end] if self.order is None else values[self.order[first:end]]
 
     def blocks(self, size: int = 1 << 18) -> Iterator[Samples]:
         """All samples in output order, some at a time."""
