@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -558,3 +561,17 @@ class TestPlans:
         good(*joined, out, "--resume")
         assert (tmp_path / "two" / "out-0.tar").stat().st_mtime_ns == before
         assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_what_the_readme_shows(images: str, tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    lines = readme.split("<!-- join -->\n```sh\n")[1].split("```")[0]
+    (tmp_path / "set").symlink_to(images)
+    script = re.sub(r"\bwds\b(?= )", f"{sys.executable} -m wdscli", "set -e\n" + lines)
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [one for path in outputs(tmp_path / "again", "train-*.tar") for one in samples_of(path)]
+    assert [(key, [field for field, _ in fields]) for key, fields in found] == [
+        (f"k{number}", ["cls", "jpg", "txt"]) for number in range(6)
+    ]
+    assert {dict(fields)["txt"] for _, fields in found} == {b"a picture"}
