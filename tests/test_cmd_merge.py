@@ -33,8 +33,13 @@ from shard_cases import (
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
 from wdscli.ops import dedup as dedup_module
+from wdscli.ops.dedup import Digests
 from wdscli.ops.merge import merge, merge_order
 from wdscli.ops.reorder import Request, make_plan
+from wdscli.ops.scratch import Input
+from wdscli.ops.survey import SurveyTask, survey
+from wdscli.selection import Selection
+from wdscli.tar import Form
 
 Command = Callable[..., Ran]
 
@@ -356,6 +361,16 @@ class TestRepeat:
         assert content(tmp_path / "1") == content(tmp_path / "2") == content(tmp_path / "3")
         assert keys_of(*outputs(tmp_path / "1")).count("c000-18") == 1
 
+    def test_by_way_of_a_plan_file(self, good: Command, tmp_path: Path) -> None:
+        names = write_shards(tmp_path / "in", [numbered(3, "a"), numbered(9, "b")])
+        options = ["--weights", "1,2", "--stop", "repeat", "--max-count", 4]
+        good(*names, "-o", tmp_path / "1" / "out-%06d.tar", *options)
+        good(*names, "-o", tmp_path / "2" / "out-%06d.tar", *options, "--plan", tmp_path / "merge.plan")
+        assert not (tmp_path / "2" / "out-000000.tar").exists()
+        assert main(["run", str(tmp_path / "merge.plan")]) == 0
+        assert content(tmp_path / "1") == content(tmp_path / "2")
+        assert "a000-1" in keys_of(*outputs(tmp_path / "2"))
+
     def test_a_dry_run_knows_the_sizes(self, good: Command, tmp_path: Path) -> None:
         names = write_shards(tmp_path / "in", [[[("n" * 97 + ".x", b"1")]], numbered(15, "b")])
         options = [
@@ -519,6 +534,24 @@ class TestDedup:
             assert report.dropped["duplicate"] == (2 if by == "jpg" else 1)
         assert keys_of(tmp_path / "jpg.tar") == ["a0", "a1", "a2", "bare", "bald"]
 
+    def test_a_collision_with_the_beginning_of_another(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(dedup_module, "digest_of", lambda pieces: bytes(16))
+        names = write_shards(
+            tmp_path / "in", [[[("a.x", b"")], [("b.x", b"1")], [("c.x", b"12")], [("d.x", b"")]]]
+        )
+        assert merge(Request(names, f"{tmp_path}/out.tar"), dedup=["x"]).dropped == {"duplicate": 1}
+        assert keys_of(tmp_path / "out.tar") == ["a", "b", "c"]
+
+    def test_what_is_compared_first_is_xxh3(self, tmp_path: Path) -> None:
+        """That few candidates are read a second time; the result would be the same with any hash."""
+        import xxhash
+
+        names = twins(tmp_path / "in")
+        found = survey(SurveyTask(Input(names[0]), Form(), Selection(), extract=Digests(False, (b"jpg",))))
+        assert found.values == [xxhash.xxh3_128_digest(b"picture %d" % n) for n in range(3)] + [b""]
+
     def test_payloads_of_many_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Larger than what --where looks into; they differ in the last byte only."""
         monkeypatch.setattr("wdscli.selection.reading.MAX_LOOKED_INTO", 1 << 20)
@@ -594,6 +627,22 @@ class TestDedup:
 
         monkeypatch.setattr(dedup_module, "_groups", cut)
         with pytest.raises(DataError):
+            merge(Request(names, f"{tmp_path}/out.tar"), dedup=["jpg"])
+
+    def test_payloads_that_are_gone_are_not_equal(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = twins(tmp_path / "in")
+        original = dedup_module._Comparison._read
+
+        def cut(self: Any, rows: list[int]) -> Any:
+            known = original(self, rows)
+            os.truncate(names[1], 512)
+            os.truncate(names[0], 512)
+            return known
+
+        monkeypatch.setattr(dedup_module._Comparison, "_read", cut)
+        with pytest.raises(DataError, match="archive ends inside a payload"):
             merge(Request(names, f"{tmp_path}/out.tar"), dedup=["jpg"])
 
 
