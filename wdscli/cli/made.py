@@ -83,6 +83,7 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
                 "samples": report.samples,
                 "members": report.members,
                 "shards": report.shards,
+                "kept": report.kept,
                 "bytes_in": report.bytes_in,
                 "bytes": report.bytes_out,
                 "dropped": report.dropped,
@@ -95,6 +96,8 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
         )
     shards = plural(report.shards, "shard")
     out.summary(f"{done} {plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}")
+    if report.kept:
+        out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
     if report.parts != ("",):
         written = zip(report.parts, report.manifests, strict=True)
         _tell_parts(out, [PartTotals(name, m.samples, len(m.shards), m.size_bytes) for name, m in written])

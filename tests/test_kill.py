@@ -1,0 +1,121 @@
+"""Runs that are killed at random moments: what is left is true, and ``--resume`` makes of it what an undisturbed run
+makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from shard_cases import content, leftovers, numbered, outputs, samples_of, wds, write_shards
+
+from wdscli.cli.main import main
+
+KILLS = {("gather", "1"): 18, ("spill", "1"): 16, ("gather", "2"): 9, ("spill", "2"): 9}
+"""By strategy and jobs: 52 in all."""
+
+
+class Undisturbed(NamedTuple):
+    """What is shuffled, and every file of the result by its name."""
+
+    command: list[str]
+    files: dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    folder = tmp_path_factory.mktemp("kill")
+    names = write_shards(folder / "in", [numbered(60, f"p{n}-", [9_000, 700]) for n in range(4)])
+    command = ["shuffle", *names, "--shards", "40", "--seed", "3", "--fsync", "-q"]
+    ran = wds(*command, "-j", 1, "-o", folder / "out" / "out-%06d.tar")
+    assert ran.code == 0, ran.err
+    files = content(folder / "out")
+    assert len([name for name in files if name.endswith(".tar")]) == 40
+    return Undisturbed(command, files)
+
+
+def start(wanted: Undisturbed, folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "wdscli", *wanted.command, "-o", f"{folder}/out-%06d.tar", *more],
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def wait_for_work(process: subprocess.Popen[bytes], folder: Path, shards: int = 0) -> None:
+    """Until more shards than that have their names."""
+    until = time.monotonic() + 30
+    while process.poll() is None and len(list(folder.glob("out-*.tar"))) <= shards:
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+def kill_once(process: subprocess.Popen[bytes], folder: Path, chance: random.Random) -> bool:
+    """Kill it and its workers at some moment, now and then before anything is written. Says whether it was alive."""
+    if chance.random() < 0.2:
+        time.sleep(chance.uniform(0.02, 0.3))
+    else:
+        wait_for_work(process, folder, len(outputs(folder)))
+        time.sleep(chance.uniform(0, 0.12))
+    was_alive = process.poll() is None
+    if was_alive:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    return was_alive
+
+
+def assert_nothing_untrue(wanted: Undisturbed, folder: Path) -> None:
+    """Every shard under its name is whole, and so is the set of a manifest."""
+    there = content(folder) if folder.exists() else {}
+    for name, data in there.items():
+        if name.endswith((".tar", ".json")):
+            assert data == wanted.files[name], f"{name} is not whole"
+        else:
+            assert name in wanted.files or name.endswith((".tmp", ".done")), name
+    if "out-manifest.json" in there:
+        listed = [shard["url"] for shard in json.loads(there["out-manifest.json"])["shardlist"]]
+        assert set(listed) <= set(there)
+
+
+@pytest.mark.parametrize(("strategy", "jobs"), KILLS)
+def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, strategy: str, jobs: str) -> None:
+    chance = random.Random(f"{strategy} {jobs}")
+    scratch = tmp_path / "t"
+    scratch.mkdir()
+    how = ["--strategy", strategy, "--tmp", str(scratch), "--resume"]
+    kills = rounds = 0
+    while kills < KILLS[strategy, jobs]:
+        rounds += 1
+        assert rounds < 99, "most runs end before they are killed"
+        folder = tmp_path / f"round-{rounds}"
+        # A run that goes on may be killed too.
+        for _ in range(chance.choice([1, 1, 2, 3])):
+            kills += kill_once(start(undisturbed, folder, "-j", jobs, *how), folder, chance)
+            assert_nothing_untrue(undisturbed, folder)
+        assert main([*undisturbed.command, "-o", f"{folder}/out-%06d.tar", "-j", "1", *how]) == 0
+        assert content(folder) == undisturbed.files
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted(undisturbed: Undisturbed, tmp_path: Path, jobs: str, number: int, code: int) -> None:
+    """Nothing half-written stays; what is whole does, and is gone on with."""
+    folder = tmp_path / "out"
+    process = start(undisturbed, folder, "-j", jobs)
+    wait_for_work(process, folder)
+    os.killpg(process.pid, number)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == code, error
+    assert leftovers(folder) == []
+    assert_nothing_untrue(undisturbed, folder)
+    for path in outputs(folder):
+        samples_of(path)
+    assert main([*undisturbed.command, "-o", f"{folder}/out-%06d.tar", "-j", "1", "--resume"]) == 0
+    assert content(folder) == undisturbed.files

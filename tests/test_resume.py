@@ -1,0 +1,402 @@
+"""``--resume``: what an earlier run has left is kept when it is of the same plan and whole, else made or refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shard_cases import Ran, content, leftovers, numbered, outputs, tar_of, wds, write_shards
+
+from wdscli.cli.main import main
+from wdscli.errors import OutputExistsError
+from wdscli.ops import gather as gathering
+from wdscli.ops.plan import Cuts
+from wdscli.ops.reorder import Request
+from wdscli.ops.shuffle import shuffle
+from wdscli.shards.output import ShardSettings
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capfdbinary: Any) -> Command:
+    """Any command, in this process."""
+
+    def call(*args: object) -> Ran:
+        capfdbinary.readouterr()
+        code = main([*map(str, args)])
+        captured = capfdbinary.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    return write_shards(tmp_path / "in", [numbered(12, "a"), numbered(1, "b"), numbered(8, "c")])
+
+
+@pytest.fixture
+def command(shards: list[str], tmp_path: Path) -> list[str]:
+    """A shuffle into six shards, below ``out``."""
+    return ["shuffle", *shards, "-o", f"{tmp_path}/out/out-%d.tar", "--max-count", "4", "-j", "1", "-q"]
+
+
+class Stop(Exception):
+    """What ends a run in the middle."""
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch, run: Command, tmp_path: Path) -> Callable[..., None]:
+    """Run a command until so many shards are done, as if it were killed then."""
+
+    def end(*args: object, after: int = 3) -> None:
+        done = 0
+        original = gathering._gathered
+
+        def some(task: Any) -> Any:
+            nonlocal done
+            if done == after:
+                raise Stop
+            done += 1
+            return original(task)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gathering, "_gathered", some)
+            assert run(*args).code == 5
+        assert len(outputs(tmp_path / "out")) == after
+        assert not list(tmp_path.glob("out/*.json"))
+
+    return end
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The shards that are made from now on."""
+    names: list[str] = []
+    original = gathering._gathered
+
+    def noted(task: Any) -> Any:
+        names.append(os.path.basename(task.address))
+        return original(task)
+
+    monkeypatch.setattr(gathering, "_gathered", noted)
+    return names
+
+
+@pytest.fixture
+def undisturbed(run: Command, command: list[str], tmp_path: Path) -> dict[str, bytes]:
+    """All files of a run that nothing happened to, which is gone again."""
+    assert run(*command).code == 0
+    files = content(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out")
+    return files
+
+
+class TestKept:
+    def test_whole_shards_are_kept(
+        self, run: Command, command: list[str], undisturbed: Any, interrupted: Any, tmp_path: Path,
+        made: list[str],
+    ) -> None:  # fmt: skip
+        interrupted(*command)
+        before = {path: path.stat().st_ino for path in outputs(tmp_path / "out")}
+        made.clear()
+        assert run(*command, "--resume").code == 0
+        assert made == ["out-3.tar", "out-4.tar", "out-5.tar"]
+        assert {path: path.stat().st_ino for path in before} == before
+        assert content(tmp_path / "out") == undisturbed
+
+    def test_nothing_is_there(
+        self, run: Command, command: list[str], undisturbed: Any, tmp_path: Path
+    ) -> None:
+        assert run(*command, "--resume").code == 0
+        assert content(tmp_path / "out") == undisturbed
+
+    def test_the_set_is_complete(
+        self, run: Command, command: list[str], undisturbed: Any, tmp_path: Path, made: list[str]
+    ) -> None:
+        assert run(*command).code == 0
+        made.clear()
+        ran = run(*command[:-1], "--resume", "--json")
+        assert (ran.code, made) == (0, [])
+        assert "kept 6 shards" in ran.err
+        assert ran.objects[0]["kept"] == 6
+        assert content(tmp_path / "out") == undisturbed
+
+    @pytest.mark.parametrize("checksum", ["sha256", "none"])
+    def test_other_checksums(
+        self,
+        run: Command,
+        command: list[str],
+        interrupted: Any,
+        tmp_path: Path,
+        checksum: str,
+        made: list[str],
+    ) -> None:
+        command = [*command, "--checksum", checksum]
+        interrupted(*command)
+        made.clear()
+        assert run(*command, "--resume").code == 0
+        assert made == ["out-3.tar", "out-4.tar", "out-5.tar"]
+        kept = content(tmp_path / "out")
+        shutil.rmtree(tmp_path / "out")
+        assert run(*command).code == 0
+        assert content(tmp_path / "out") == kept
+
+    @pytest.mark.parametrize("there", [False, True], ids=["gone", "cut"])
+    def test_an_index_that_is_not_whole_is_made_again_with_its_shard(
+        self, run: Command, command: list[str], undisturbed: Any, interrupted: Any, tmp_path: Path,
+        made: list[str], there: bool,
+    ) -> None:  # fmt: skip
+        """A run may be killed between a shard's name and its index."""
+        interrupted(*command)
+        index = tmp_path / "out" / ".wds" / "out-1.tar.wdx"
+        data = index.read_bytes()
+        index.unlink()
+        if there:
+            index.write_bytes(data[:-3])
+        made.clear()
+        assert run(*command, "--resume").code == 0
+        assert made == ["out-1.tar", "out-3.tar", "out-4.tar", "out-5.tar"]
+        assert content(tmp_path / "out") == undisturbed
+
+    def test_without_indexes_no_folder_stays(
+        self, run: Command, command: list[str], interrupted: Any, tmp_path: Path
+    ) -> None:
+        command = [*command, "--no-index"]
+        interrupted(*command)
+        assert run(*command, "--resume").code == 0
+        assert not (tmp_path / "out" / ".wds").exists()
+
+    def test_other_circumstances_are_the_same_plan(
+        self, run: Command, command: list[str], undisturbed: Any, interrupted: Any, tmp_path: Path,
+        made: list[str],
+    ) -> None:  # fmt: skip
+        interrupted(*command)
+        made.clear()
+        ran = run(*command, "--resume", "--memory", "200MB", "--strategy", "spill", "--tmp", tmp_path)
+        assert ran.code == 0, ran.err
+        assert len(made) == 3
+        assert content(tmp_path / "out") == undisturbed
+
+    def test_parts(
+        self, run: Command, shards: list[str], interrupted: Any, tmp_path: Path, made: list[str]
+    ) -> None:
+        """Parts whose manifest is there are complete; the others go by receipts."""
+        how = ["--ratio", "a=0.5,b=0.5", "--max-count", "4", "-j", "1"]
+        command = ["split", *shards, "-o", f"{tmp_path}/out/out-{{part}}-%d.tar", *how]
+        ran = run(*command)
+        assert ran.code == 0, ran.err
+        files = content(tmp_path / "out")
+        (tmp_path / "out" / "out-b-manifest.json").unlink()
+        made.clear()
+        ran = run(*command, "--resume")
+        assert ran.code == 4
+        assert "out-b-0.tar is there, and no receipt says" in ran.err
+        shutil.rmtree(tmp_path / "out")
+        interrupted(*command)
+        made.clear()
+        assert run(*command, "--resume").code == 0
+        assert len(made) == len([name for name in files if name.endswith(".tar")]) - 3
+        assert content(tmp_path / "out") == files
+
+    def test_a_post_that_did_not_run_runs(
+        self, run: Command, command: list[str], undisturbed: Any, tmp_path: Path
+    ) -> None:
+        log = tmp_path / "log"
+        fails = f"case {{}} in *2.tar) exit 3;; *) echo {{}} >> {log};; esac"
+        assert run(*command, "--post", fails).code == 5
+        assert len(outputs(tmp_path / "out")) == 3
+        assert run(*command, "--resume", "--post", f"echo {{}} >> {log}").code == 0
+        done = [os.path.basename(line) for line in log.read_text().split()]
+        assert done == [f"out-{number}.tar" for number in range(6)]
+        assert content(tmp_path / "out") == undisturbed
+
+
+class TestRefused:
+    def test_leftovers_without_resume(self, run: Command, command: list[str], interrupted: Any) -> None:
+        interrupted(*command)
+        ran = run(*command)
+        assert ran.code == 4
+        assert "output exists" in ran.err
+        assert "--resume" in ran.err
+
+    def test_a_complete_set_has_no_such_hint(self, run: Command, command: list[str]) -> None:
+        assert run(*command).code == 0
+        assert "--resume" not in run(*command).err
+
+    @pytest.mark.parametrize(
+        ("more", "why"),
+        [
+            (["--seed", "9"], "options"),
+            (["--drop", "jpg"], "options"),
+            (["--max-count", "5"], "options"),
+            (["--checksum", "sha256"], "options"),
+            (["--no-index"], "options"),
+            (["--mtime", "7"], "options"),
+        ],
+        ids=str,
+    )
+    def test_other_options(
+        self, run: Command, command: list[str], interrupted: Any, more: list[str], why: str, tmp_path: Path
+    ) -> None:
+        interrupted(*command)
+        before = content(tmp_path / "out")
+        ran = run(*command, *more, "--resume")
+        assert ran.code == 4
+        assert f"was made by another run: its {why} were others" in ran.err
+        assert content(tmp_path / "out") == before
+
+    def test_changed_inputs(
+        self, run: Command, command: list[str], shards: list[str], interrupted: Any
+    ) -> None:
+        interrupted(*command)
+        # The same members in the same places: only the time of change tells.
+        data = Path(shards[0]).read_bytes()
+        Path(shards[0]).write_bytes(data[:512] + b"!" + data[513:])
+        ran = run(*command, "--resume")
+        assert ran.code == 4
+        assert "its inputs were others, or have been changed since" in ran.err
+
+    def test_another_order_of_inputs(self, run: Command, command: list[str], interrupted: Any) -> None:
+        interrupted(*command)
+        command[1:3] = command[2:0:-1]
+        assert run(*command, "--resume").code == 4
+
+    def test_a_shard_that_was_changed(
+        self, run: Command, command: list[str], interrupted: Any, undisturbed: Any, tmp_path: Path
+    ) -> None:
+        interrupted(*command)
+        path = tmp_path / "out" / "out-1.tar"
+        data = bytearray(path.read_bytes())
+        data[1030] ^= 1
+        path.write_bytes(data)
+        ran = run(*command, "--resume")
+        assert ran.code == 4
+        assert "out-1.tar is there and is not what was written under this name" in ran.err
+        assert path.read_bytes() == data
+        assert run(*command, "--resume", "--force").code == 0
+        assert content(tmp_path / "out") == undisturbed
+
+    @pytest.mark.parametrize("receipt", [None, b"", b"[]", b'{"format": "wdscli-receipt", "version": 1}'])
+    def test_a_shard_without_a_receipt(
+        self, run: Command, command: list[str], interrupted: Any, tmp_path: Path, receipt: bytes | None
+    ) -> None:
+        interrupted(*command)
+        path = tmp_path / "out" / ".wds" / "out-1.tar.done"
+        path.unlink() if receipt is None else path.write_bytes(receipt)
+        ran = run(*command, "--resume")
+        assert ran.code == 4
+        assert "no receipt says that this shuffle made it" in ran.err
+
+    def test_a_shard_that_is_not_made(
+        self, run: Command, command: list[str], interrupted: Any, tmp_path: Path
+    ) -> None:
+        interrupted(*command)
+        (tmp_path / "out" / "out-17.tar").write_bytes(tar_of([]))
+        ran = run(*command, "--resume")
+        assert ran.code == 4
+        assert "out-17.tar is there, and this shuffle makes no such shard" in ran.err
+
+    def test_the_manifest_of_another_set(self, run: Command, command: list[str]) -> None:
+        assert run(*command).code == 0
+        ran = run(*command, "--seed", 9, "--resume")
+        assert ran.code == 4
+        assert "is the manifest of another set" in ran.err
+
+    def test_a_complete_set_that_was_damaged(self, run: Command, command: list[str], tmp_path: Path) -> None:
+        assert run(*command).code == 0
+        (tmp_path / "out" / "out-3.tar").unlink()
+        ran = run(*command, "--resume")
+        assert ran.code == 3
+        assert "out-3.tar" in ran.err
+
+    def test_a_stream(self, shards: list[str]) -> None:
+        ran = wds("shuffle", *shards, "-o", "-", "--resume")
+        assert ran.code == 2
+        assert ran.out == b""
+
+    def test_an_output_that_is_an_input(self, run: Command, command: list[str], tmp_path: Path) -> None:
+        assert run(*command).code == 0
+        out = str(tmp_path / "out" / "out-%d.tar")
+        ran = run("shuffle", tmp_path / "out" / "out-0.tar", "-o", out, "--resume")
+        assert ran.code == 2
+        assert "is an input and would be an output too" in ran.err
+
+
+class TestTidying:
+    def test_temporary_files_of_these_shards_go(
+        self, run: Command, command: list[str], interrupted: Any, tmp_path: Path, undisturbed: Any
+    ) -> None:
+        interrupted(*command)
+        out = tmp_path / "out"
+        own = [".out-4.tar.0123456789ab.tmp", ".out-manifest.json.0123456789ab.tmp",
+               ".wds/.out-4.tar.wdx.0123456789ab.tmp", ".wds/.out-4.tar.done.0123456789ab.tmp"]  # fmt: skip
+        strange = [".other-4.tar.0123456789ab.tmp", ".out-4.tar.short.tmp", "out-4.tar.0123456789ab.tmp"]
+        for name in own + strange:
+            (out / name).write_bytes(b"?")
+        assert run(*command, "--resume").code == 0
+        assert leftovers(out) == sorted(strange) or set(leftovers(out)) == set(strange)
+        assert {name: data for name, data in content(out).items() if name not in strange} == undisturbed
+
+    def test_force_starts_anew(
+        self, run: Command, command: list[str], interrupted: Any, tmp_path: Path, undisturbed: Any,
+        made: list[str],
+    ) -> None:  # fmt: skip
+        interrupted(*command)
+        (tmp_path / "out" / ".out-4.tar.0123456789ab.tmp").write_bytes(b"?")
+        made.clear()
+        assert run(*command, "--force").code == 0
+        assert len(made) == 6
+        assert content(tmp_path / "out") == undisturbed
+
+    def test_force_that_was_interrupted(
+        self, run: Command, command: list[str], tmp_path: Path, undisturbed: Any, monkeypatch: Any
+    ) -> None:
+        """Shards of the old set are in the way of --resume, and not in that of --resume --force."""
+        assert run(*command, "--seed", 5, "--max-count", 2).code == 0
+        original = gathering._gathered
+
+        def some(task: Any) -> Any:
+            if task.address.endswith("2.tar"):
+                raise Stop
+            return original(task)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gathering, "_gathered", some)
+            assert run(*command, "--force").code == 5
+        assert not (tmp_path / "out" / "out-manifest.json").exists()
+        assert run(*command, "--resume").code == 4
+        assert run(*command, "--resume", "--force").code == 0
+        assert content(tmp_path / "out") == undisturbed
+
+    def test_no_receipt_stays(self, run: Command, command: list[str], tmp_path: Path) -> None:
+        assert run(*command).code == 0
+        assert [name for name in content(tmp_path / "out") if name.endswith(".done")] == []
+
+
+def test_in_the_library(shards: list[str], tmp_path: Path) -> None:
+    request = Request(shards, f"{tmp_path}/out/out-%d.tar", cuts=Cuts(max_count=4), jobs=1)
+    first = shuffle(request, 4)
+    assert first.kept == 0
+    again = shuffle(request._replace(resume=True), 4)
+    assert again.kept == 6
+    assert again.manifest == first.manifest
+    with pytest.raises(OutputExistsError):
+        shuffle(request, 4)
+    assert shuffle(request._replace(settings=ShardSettings(force=True)), 4).kept == 0
+
+
+def test_receipts_tell_the_shard(
+    command: list[str], interrupted: Callable[..., None], tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    interrupted(*command)
+    receipt = json.loads((tmp_path / "out" / ".wds" / "out-2.tar.done").read_bytes())
+    listed = json.loads(undisturbed["out-manifest.json"])["shardlist"][2]
+    assert receipt["shard"] == listed
+    assert (receipt["task"], receipt["posted"]) == (2, True)
