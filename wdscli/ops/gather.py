@@ -98,17 +98,23 @@ class Inputs:
         self._inputs = inputs
         self._spilled = spilled
         self._open: dict[int, Source] = {}
+        self.descriptors: dict[int, int] = {}
+        """Those that are open and plain local files."""
         self._globals: dict[int, Globals] = {}
 
     def __getitem__(self, number: int) -> Source:
         source = self._open.get(number)
         if source is None:
             if len(self._open) >= OPEN_SOURCES:
-                self._open.pop(next(iter(self._open))).close()
+                first = next(iter(self._open))
+                self.descriptors.pop(first, None)
+                self._open.pop(first).close()
             if number >= SPILLED and self._spilled is not None:
                 source = self._open[number] = self._spilled.open(number)
             else:
                 source = self._open[number] = self._inputs[number].open()
+            if source.fd is not None:
+                self.descriptors[number] = source.fd
         return source
 
     def globals_before(self, number: int, start: int) -> dict[bytes, bytes]:
@@ -195,13 +201,26 @@ class _Gatherer:
         if end == first:
             return first
         self.rows = range(first, end)
-        edges = self.edges[bisect_right(self.edges, first) : bisect_left(self.edges, end)]
-        low = first
-        for high in (*edges, end):
-            self._read(low, high, ends[low] - begin, ends[high] - begin)
-            low = high
+        self._read_rows(first, end)
         self._flush(self.buffer[: ends[end] - begin])
         return end
+
+    def _read_rows(self, first: int, end: int) -> None:
+        """The rows from ``first`` up to ``end``, into the buffer. A shuffle reads each sample on its own, so what it
+        costs to ask for one shows."""
+        buffer, ends, files, begin_at = self.buffer, self.ends, self.files, self.begin_at
+        preadv, descriptors = os.preadv, self.inputs.descriptors
+        low, at, begin = first, 0, ends[first]
+        edges = self.edges[bisect_right(self.edges, first) : bisect_left(self.edges, end)]
+        for high in (*edges, end):
+            stop = ends[high] - begin
+            try:
+                done = preadv(descriptors[files[low]], (buffer[at:stop],), begin_at[low])
+            except (KeyError, OSError):
+                done = -1
+            if done != stop - at:
+                self._read(low, high, at, stop)
+            low, at = high, stop
 
     def _read(self, first: int, end: int, at: int, stop: int) -> None:
         """The range that holds the rows from ``first`` up to ``end``, into the buffer from ``at`` up to ``stop``."""

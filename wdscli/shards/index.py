@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
@@ -26,6 +26,8 @@ from wdscli.tar import CANONICAL, Form
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
+
+Buffer: TypeAlias = bytes | memoryview
 
 FORMAT = "wdscli-index"
 VERSION = 1
@@ -217,11 +219,11 @@ class IndexBuilder:
             for field, number in self._field_ids.items()
         }
 
-    def columns(self) -> dict[str, bytes]:
-        """The packed columns, little-endian."""
+    def columns(self) -> dict[str, Buffer]:
+        """The packed columns, little-endian. Views, where they can be: nothing may be added while they are held."""
         self._settle()
         packed = {name: _packed(getattr(self, name)) for name in COLUMNS}
-        return {"fields": b"\0".join(self._field_ids), "keys": bytes(self.keys), **packed}
+        return {"fields": b"\0".join(self._field_ids), "keys": memoryview(self.keys), **packed}
 
     def digest(self) -> str:
         """See :func:`digest_of`."""
@@ -231,11 +233,17 @@ class IndexBuilder:
         self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None
     ) -> bytes:
         """The whole index file. ``size`` is the shard's size in bytes, ``shard`` its file name."""
+        return b"".join(self.pieces(shard=shard, size=size, form=form, ignored=ignored))
+
+    def pieces(
+        self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None
+    ) -> Iterator[bytes]:
+        """:meth:`to_bytes` piece by piece: an index is large where samples are small, and is not held twice."""
         import msgpack
         from xxhash import xxh3_64
 
         columns = self.columns()
-        head = {
+        whole = {
             "format": FORMAT,
             "version": VERSION,
             "shard": shard,
@@ -246,10 +254,23 @@ class IndexBuilder:
             "long_names": form.long_names,
             "ignored": dict(sorted((ignored or {}).items())),
             "digest": digest_of(columns),
+            **columns,
         }
-        whole = {**head, **columns, "seal": bytes(8)}
-        body: bytes = msgpack.packb(whole, unicode_errors="surrogateescape")[:-8]
-        return body + xxh3_64(body).digest()
+        packer = msgpack.Packer(unicode_errors="surrogateescape")
+        seal = xxh3_64()
+        for piece in _pieces_of(whole, packer):
+            seal.update(piece)
+            yield piece
+        yield seal.digest()
+
+
+def _pieces_of(whole: Mapping[str, Any], packer: Any) -> Iterator[bytes]:
+    """A map's head, its names and values, and the head of the seal, which comes last."""
+    yield packer.pack_map_header(len(whole) + 1)
+    for name, value in whole.items():
+        yield packer.pack(name)
+        yield packer.pack(value)
+    yield _SEAL
 
 
 def _extend(column: array[int], numbers: NDArray[numpy.int64]) -> None:
@@ -257,16 +278,14 @@ def _extend(column: array[int], numbers: NDArray[numpy.int64]) -> None:
     column.frombytes(numbers.astype("u8" if column.typecode == "Q" else "u4").tobytes())
 
 
-def _packed(column: array[int] | bytearray) -> bytes:
-    if isinstance(column, bytearray):
-        return bytes(column)
-    if sys.byteorder == "big":
+def _packed(column: array[int] | bytearray) -> Buffer:
+    if isinstance(column, array) and sys.byteorder == "big":
         column = array(column.typecode, column)
         column.byteswap()
-    return column.tobytes()
+    return memoryview(column).cast("B")
 
 
-def digest_of(columns: dict[str, bytes]) -> str:
+def digest_of(columns: Mapping[str, Buffer]) -> str:
     """XXH3-64 (hexadecimal) over what the headers say: field names, keys and every packed column but ``marks``, each
     preceded by its length as eight little-endian bytes."""
     from xxhash import xxh3_64
