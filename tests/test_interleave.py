@@ -55,6 +55,15 @@ def test_it_is_that_of_the_book(stop: Stop, seed: int) -> None:
 
 
 @pytest.mark.parametrize("stop", ["first", "all", "repeat"])
+@pytest.mark.parametrize("seed", range(6))
+def test_shares_without_a_small_common_multiple(stop: Stop, seed: int) -> None:
+    rng = random.Random(seed)
+    counts = [rng.choice([0, 1, 5, 40]) for _ in range(40)]
+    shares = tuple(rng.randint(50, 2000) for _ in range(40))
+    assert found(counts, Shares(shares), stop) == by_the_book(counts, shares, stop)
+
+
+@pytest.mark.parametrize("stop", ["first", "all", "repeat"])
 def test_weights_that_no_float_tells_apart(stop: Stop) -> None:
     shares = (LARGEST, LARGEST - 1, LARGEST - 2)
     counts = [50, 60, 40]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from math import ceil, floor, gcd, lcm
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -97,14 +98,20 @@ def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> In
             f"--stop repeat would write {sum(taken)} samples, since input {short[1] + 1} has only {short[0]}",
             hint="give it less weight, or --stop all",
         )
-    turns: list[I64] = [numpy.arange(take, dtype=numpy.int64) for take in taken]
-    order = _by_time(turns, shares)
-    begins: I64 = numpy.repeat(numpy.cumsum([0, *counts])[:-1], taken)
+    order = _by_time(taken, shares)
+    if taken == list(counts):
+        return Interleaved(order, None, 0)
     left = sum(max(0, count - take) for count, take in zip(counts, taken, strict=True))
+    begins = [0, *accumulate(counts)]
     if all(take <= count for take, count in zip(taken, counts, strict=True)):
-        return Interleaved((begins + numpy.concatenate(turns))[order], None, left)
-    rounds, places = numpy.divmod(numpy.concatenate(turns), numpy.repeat(numpy.maximum(counts, 1), taken))
-    return Interleaved((begins + places)[order], rounds[order].astype(numpy.uint32), left)
+        rows: I64 = numpy.concatenate(
+            [numpy.arange(at, at + take) for at, take in zip(begins[:-1], taken, strict=True)]
+        )
+        return Interleaved(rows[order], None, left)
+    turns: I64 = numpy.concatenate([numpy.arange(take) for take in taken])
+    rounds, places = numpy.divmod(turns, numpy.repeat(numpy.maximum(counts, 1), taken))
+    places += numpy.repeat(begins[:-1], taken)
+    return Interleaved(places[order], rounds[order].astype(numpy.uint32), left)
 
 
 def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
@@ -133,30 +140,41 @@ def _before(end: Fraction, inclusive: bool) -> int:
     return max(0, floor(half) + 1 if inclusive else ceil(half))
 
 
-def _by_time(turns: Sequence[I64], shares: Shares) -> I64:
+def _by_time(taken: Sequence[int], shares: Shares) -> I64:
     """The places of all samples, set after set, by rising time; sets that are equal in time stay in their order."""
     import numpy
 
-    times = [time_of(turn, share) for turn, share in zip(turns, shares.numbers, strict=True)]
-    whole = numpy.concatenate([one for one, _ in times])
-    parts = numpy.concatenate([one for _, one in times])
-    if not parts.any():
-        return numpy.argsort(whole, kind="stable")
+    ends = [0, *accumulate(taken)]
+    scale = lcm(*shares.numbers)
+    steps = [scale // share for share in shares.numbers]
+    if all(2 * take * step < 1 << 64 for take, step in zip(taken, steps, strict=True)):
+        times: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
+        for (first, end), step in zip(pairwise(ends), steps, strict=True):
+            times[first:end] = _odd(end - first) * numpy.uint64(step)
+        return numpy.argsort(times, kind="stable")
+    whole: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
+    parts: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
+    for (first, end), share in zip(pairwise(ends), shares.numbers, strict=True):
+        whole[first:end], parts[first:end] = times_of(end - first, share)
     return numpy.lexsort((parts, whole))
 
 
-def time_of(turns: I64, share: int) -> tuple[U64, U64]:
-    """(2j + 1) / share for each j, as a whole number and 64 binary places of the rest.
+def _odd(count: int) -> U64:
+    """1, 3, 5, ..."""
+    import numpy
+
+    return numpy.arange(1, 2 * count, 2, dtype=numpy.uint64)
+
+
+def times_of(count: int, share: int) -> tuple[U64, U64]:
+    """(2j + 1) / share for each j below ``count``, as a whole number and 64 binary places of the rest.
 
     Shares are at most 2^31, so two times that differ do so by at least 2^-62: cutting the rest off neither makes
     different times equal nor exchanges them.
     """
     import numpy
 
-    odd = turns.astype(numpy.uint64) * numpy.uint64(2) + numpy.uint64(1)
-    if share == 1:
-        return odd, numpy.zeros(len(odd), dtype=numpy.uint64)
     divisor, shift = numpy.uint64(share), numpy.uint64(32)
-    whole, rest = numpy.divmod(odd, divisor)
+    whole, rest = numpy.divmod(_odd(count), divisor)
     upper, rest = numpy.divmod(rest << shift, divisor)
     return whole, (upper << shift) | ((rest << shift) // divisor)
