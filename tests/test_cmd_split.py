@@ -500,7 +500,7 @@ class TestFamilies:
     def test_too_many_parts(
         self, run: Command, shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("wdscli.ops.split.MOST_PARTS", 11)
+        monkeypatch.setattr("wdscli.ops.split_orders.MOST_PARTS", 11)
         ran = run(*shards, "-o", tmp_path / "{part}.tar", "--by", "cls")
         assert (ran.code, "makes 12 parts, and 11 are the most" in ran.err) == (2, True)
 
