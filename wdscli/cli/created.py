@@ -42,6 +42,7 @@ def create_options(
         force=output.force,
         fsync=output.fsync,
         jobs=output.jobs,
+        post=output.post,
     )
 
 

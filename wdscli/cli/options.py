@@ -271,6 +271,17 @@ Preserve = Annotated[
 ]
 
 
+Post = Annotated[
+    str | None,
+    typer.Option(
+        "--post",
+        metavar="CMD",
+        help="A shell command to run for each shard that is done; {} in it is the shard.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+
+
 class OutputOptions(NamedTuple):
     """Where shards are written, and how."""
 
@@ -283,6 +294,7 @@ class OutputOptions(NamedTuple):
     long_names: LongNames = "pax"
     dry_run: DryRun = False
     jobs: Jobs = None
+    post: Post = None
 
 
 Engine = Annotated[
@@ -313,15 +325,6 @@ class EngineOptions(NamedTuple):
     """How samples are brought into another order, and where."""
 
     engine: Engine = None
-    post: Annotated[
-        str | None,
-        typer.Option(
-            "--post",
-            metavar="CMD",
-            help="A shell command to run for each shard that is done; {} in it is the shard.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None
     strategy: Annotated[
         Literal["auto", "gather", "spill"],
         typer.Option(

@@ -64,6 +64,7 @@ def reorder_request(
         rekey=duplicates.rekey,
         preserve=preserve,
         jobs=getattr(output, "jobs", 1),
+        post=getattr(output, "post", None),
         selection_text=selection_text(selection),
         **({} if engine is None else engine._asdict()),
     )

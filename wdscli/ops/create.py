@@ -20,6 +20,7 @@ from wdscli.model import ShardInfo, to_text
 from wdscli.ops.forms import make_form
 from wdscli.ops.packing import PackTask, pack
 from wdscli.ops.plan import END_BYTES, Cuts
+from wdscli.ops.post import check_post
 from wdscli.ops.sources import grouping
 from wdscli.ops.sources.columns import SEPARATOR, Files, Skipped
 from wdscli.ops.sources.globs import Globs
@@ -42,6 +43,7 @@ _WORTH_PROCESSES_MEMBERS = 30_000
 class CreateOptions:
     """How shards are made of files; each is the option of the same name of ``wds create``.
 
+    ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.ops.post`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
     table where one is given, else ``path``. ``mtime`` None is SOURCE_DATE_EPOCH or 0. ``jobs`` None is one a
     processor; it never shows in the bytes.
@@ -65,6 +67,7 @@ class CreateOptions:
     force: bool = False
     fsync: bool = False
     jobs: int | None = None
+    post: str | None = None
 
 
 class PlannedShard(NamedTuple):
@@ -129,6 +132,7 @@ class CreatePlan(NamedTuple):
                 files.rows[low:high],
                 files.sizes[low:high],
                 files.places[low:high],
+                self.options.post,
             )
 
 
@@ -174,6 +178,7 @@ def plan_create(
     form = make_form(options.mtime, options.long_names)
     settings = ShardSettings(form, options.checksum, options.index, options.force, options.fsync)
     out = OutputSet(output, settings)
+    check_post(options.post, output, is_stream=out.pattern.is_stream)
     cuts = _cuts(options.cuts, out)
     out.check()
     rule, skipped = KeyRule(options.key_rule), Skipped(progress)
@@ -339,9 +344,9 @@ def _run(plan: CreatePlan, progress: Progress) -> Iterator[ShardInfo]:
             yield pack(task, progress.advance)
         return
     with make_executor(jobs) as executor:
-        for info in run_tasks(executor, pack, plan.tasks()):
-            progress.advance(info.size_bytes)
-            yield info
+        yield from run_tasks(
+            executor, pack, plan.tasks(), advance=progress.advance, amount=lambda info: info.size_bytes
+        )
 
 
 def _worthwhile_jobs(plan: CreatePlan) -> int:

@@ -15,7 +15,9 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from wdscli.errors import DataError, InputError
+from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_text
+from wdscli.ops.post import run_post
 from wdscli.ops.sources.columns import SEPARATOR, Inline, Place, Remote, Stored, describe_place
 from wdscli.samples import SampleBatch
 from wdscli.shards.output import ShardSettings
@@ -42,16 +44,25 @@ class PackTask(NamedTuple):
     rows: list[bytes]
     sizes: list[int]
     places: list[Place]
+    post: str | None = None
+    """The command that is run for the shard once it has its name."""
 
 
 def pack(task: PackTask, advance: Advance | None = None) -> ShardInfo:
-    """Write the shard. Raises InputError, DataError ``changed-while-read``, OutputError."""
+    """Write the shard. Raises InputError, DataError ``changed-while-read``, OutputError, and EngineError when the
+    command that follows fails."""
+    info = _packed(task, advance or tick_of_task())
+    if task.post is not None:
+        run_post(task.post, task.address)
+    return info
+
+
+def _packed(task: PackTask, advance: Advance) -> ShardInfo:
     with task.settings.open(task.address) as shard:
         packer = _Packer(shard, task)
         for first in range(0, len(task.firsts) - 1, _SAMPLES_AT_ONCE):
             done = packer.pack(first, min(first + _SAMPLES_AT_ONCE, len(task.firsts) - 1))
-            if advance is not None:
-                advance(done)
+            advance(done)
         return shard.commit()
 
 

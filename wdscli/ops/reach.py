@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wdscli.errors import UsageError
+from wdscli.ops.post import check_post
 from wdscli.ops.scratch import is_read_once
 from wdscli.storage import scheme
 
@@ -22,10 +23,7 @@ ALONE = "the workers of the engine share no scratch space (--tmp)"
 
 def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> None:
     """Raise UsageError for an engine that is not there, and for inputs, outputs and options that need this process."""
-    if is_stream and request.post is not None:
-        raise UsageError(
-            f"--post needs shards that have names, and {request.output} has none", hint="-o out-%06d.tar"
-        )
+    check_post(request.post, request.output, is_stream=is_stream)
     if request.plan_file is not None and request.strategy == "spill":
         raise UsageError("the tasks of a stored plan share no scratch space", hint="leave --strategy spill out")
     if request.plan_file is not None and request.resume:
@@ -48,11 +46,17 @@ def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> 
             f"the workers of {request.engine} cannot write {request.output}",
             hint="-o 'DIR/out-%06d.tar', a folder or an address that all workers share",
         )
-    if request.strategy == "spill" and request.tmp is None:
-        raise UsageError("--strategy spill on an engine needs scratch space", hint=SHARED)
+    if request.strategy == "spill":
+        check_scratch(request)
+
+
+def check_scratch(request: Request) -> None:
+    """Raise UsageError when samples are to be spilled where workers cannot reach them."""
+    if request.engine is not None and request.tmp is None:
+        raise UsageError("to spill on an engine needs scratch space", hint=SHARED)
 
 
 def away(request: Request) -> bool:
     """Whether tasks run where nothing can be left for others: from a stored plan, or on an engine with no scratch space
     that all share."""
-    return request.plan_file is not None or request.engine is not None and request.tmp is None
+    return request.plan_file is not None or (request.engine is not None and request.tmp is None)
