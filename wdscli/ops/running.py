@@ -21,6 +21,7 @@ from wdscli.ops.gather import GatherTask, gather
 from wdscli.ops.making import Making, make
 from wdscli.ops.memory import limits_for
 from wdscli.ops.orders import Order, Planner
+from wdscli.ops.reach import check_scratch
 from wdscli.ops.receipts import PlanMark, Witness, mark_of
 from wdscli.ops.reorder import PlannedShard, ReorderPlan, Request, make_plan, useful_jobs
 from wdscli.ops.resuming import NOTHING, Kept, begin, tidy
@@ -98,6 +99,8 @@ def run_some(
     planned = [plan.planned[number] for number in numbers]
     limits = limits_for(plan.request.memory, plan.request.jobs)
     is_stream = any(part.output.pattern.is_stream for part in plan.parts)
+    if plan.strategy == "spill":
+        check_scratch(plan.request)
     # The tasks of a first pass are others; an output that is one stream is written by this process.
     tasks = len(planned) if plan.strategy == "gather" else limits.jobs
     size = sum(shard.size for shard in planned)
@@ -149,14 +152,11 @@ def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
 
     samples = plan.ordered.part(shard.first, shard.end)
     beside = None if plan.joined is None else plan.joined.part(shard.first, shard.end)
-    used = samples.shards if beside is None else beside.inputs(samples)
+    used = samples.shard_numbers() if beside is None else numpy.unique(beside.inputs(samples)).tolist()
     return GatherTask(
         shard.address,
         plan.request.settings,
-        {
-            number: plan.inputs[number]
-            for number in numpy.flatnonzero(numpy.bincount(used)).tolist()
-        },
+        {number: plan.inputs[number] for number in used},
         samples,
         Selection(field_rule=plan.request.selection.field_rule),
         plan.rekey,
