@@ -111,6 +111,8 @@ class _Recorder:
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
     ) -> list[bytes]:
         """Takes its notes; nobody wants the values."""
+        if not self._selection.changes_members and len(rows) == len(batch.keys) and self._take_alike(batch):
+            return []
         numbers = self._numbers
         for row in rows:
             plan = None
@@ -122,6 +124,27 @@ class _Recorder:
             if plan is not None and self._with_lengths:
                 self._add_lengths(batch, row, plan, shard)
         return []
+
+    def _take_alike(self, batch: SampleBatch) -> bool:
+        """Samples that all have the same fields, together; whether they are such. Most batches are."""
+        count, total = len(batch.keys), len(batch.fields)
+        if not count or total % count:
+            return False
+        width = total // count
+        shape = tuple(batch.fields[:width])
+        if batch.fields != list(shape) * count or batch.firsts != list(range(0, total + 1, width)):
+            return False
+        if self._with_lengths:
+            longest = (
+                max(map(len, batch.keys)) + 1 + max(len(suffixed(field, self._number)) for field in shape)
+            )
+            if longest > 100 or max(batch.sizes) >= 1 << 33:
+                return False
+            blocks = [(size + 1023) >> 9 for size in batch.sizes]
+            self.plain.extend(blocks)
+            self.renamed.extend(blocks)
+        self.shape_of.extend([self._numbers.setdefault(shape, len(self._numbers))] * count)
+        return True
 
     def _add_lengths(
         self, batch: SampleBatch, row: int, plan: tuple[tuple[int, bytes], ...], shard: str

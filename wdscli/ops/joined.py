@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from wdscli.errors import DataError, InputError
@@ -292,20 +293,27 @@ def _samples(samples: Samples, beside: Beside) -> Iterator[_Sample]:
     for first in range(0, samples.total, AT_ONCE):
         end = min(first + AT_ONCE, samples.total)
         own = samples.part(first, end)
-        columns = [_parts(other.part(first, end), number) for number, other in enumerate(beside.others, 1)]
-        rows = zip(own.keys.tolist(), own.marks.tolist(), _parts(own, 0), *columns, strict=True)
-        for key, mark, own_part, *others in rows:
-            parts = [own_part._replace(set=beside.sets[own_part.shard], mark=own_part.mark & ~CHANGED)]
-            parts += [part for part in others if part is not None]
-            yield _Sample(key, mark, parts)
+        sets = [beside.sets[number] for number in own.shards.tolist()]
+        columns = [
+            _parts(other.part(first, end), repeat(number)) for number, other in enumerate(beside.others, 1)
+        ]
+        rows = zip(own.keys.tolist(), own.marks.tolist(), _parts(own, sets), *columns, strict=True)
+        for key, mark, *parts in rows:
+            yield _Sample(key, mark, [part for part in parts if part is not None])
 
 
-def _parts(samples: Samples, number: int) -> list[Part | None]:
+def _parts(samples: Samples, sets: Iterable[int]) -> list[Part | None]:
     """The rows of one set as parts, None for those that are not there."""
-    columns = (samples.shards, samples.places, samples.starts, samples.lengths, samples.marks)
+    columns = (
+        samples.shards,
+        samples.places,
+        samples.starts,
+        samples.lengths,
+        samples.marks & (0xFF ^ CHANGED),
+    )
     return [
-        None if values[0] == NOBODY else Part(number, *values)
-        for values in zip(*(column.tolist() for column in columns), strict=True)
+        None if values[1] == NOBODY else Part(*values)
+        for values in zip(sets, *(column.tolist() for column in columns))
     ]
 
 
