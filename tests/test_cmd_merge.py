@@ -35,6 +35,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.ops import dedup as dedup_module
 from wdscli.ops.dedup import Digests
 from wdscli.ops.merge import merge, merge_order
+from wdscli.ops.orders import InputOrder
 from wdscli.ops.reorder import Request, make_plan
 from wdscli.ops.scratch import Input
 from wdscli.ops.survey import SurveyTask, survey
@@ -119,7 +120,7 @@ class TestInputOrder:
     def test_nothing_asked_for_is_no_work_for_each_sample(self, shards: list[str], tmp_path: Path) -> None:
         order = merge_order(Request(shards, str(tmp_path / "out.tar")))
         plan = make_plan(Request(shards, str(tmp_path / "out.tar")), order)
-        assert order.extract is None
+        assert isinstance(order, InputOrder)
         assert plan.ordered.order is None
 
     def test_selection_and_names(self, good: Command, shards: list[str], tmp_path: Path) -> None:
@@ -213,6 +214,11 @@ class TestInTurn:
         ran = wds("merge", shards[1], "-", "-o", "-", "--interleave", stdin=Path(shards[2]).read_bytes())
         assert ran.code == 0, ran.err
         assert letters(ran.out) == "bcccccccc"
+
+    def test_a_list_from_standard_input_is_read_once(self, shards: list[str], tmp_path: Path) -> None:
+        ran = wds("merge", "@-", shards[2], "-o", "-", "--interleave", stdin="\n".join(shards[:2]).encode())
+        assert ran.code == 0, ran.err
+        assert letters(ran.out) == "ac" * 8 + "aaaab"
 
     def test_same_bytes_whatever_the_jobs_and_the_strategy(
         self, good: Command, shards: list[str], tmp_path: Path

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from wdscli.errors import UsageError
 from wdscli.ops.dedup import Dedup, Digests
 from wdscli.ops.interleave import Shares, Stop, interleaved
-from wdscli.ops.orders import Arranged, Pool
+from wdscli.ops.orders import Arranged, InputOrder, Pool
 from wdscli.ops.reorder import ReorderPlan, Request, make_plan
 from wdscli.ops.running import ReorderReport, reorder
 from wdscli.ops.scratch import Scratch
@@ -25,7 +25,7 @@ SET_ENDED = "set-ended"
 
 class MergeOrder(NamedTuple):
     """Input order, or with ``shares`` the sets in turn; ``dedup`` says which samples are left out before. Made by
-    :func:`merge_order`."""
+    :func:`merge_order`, where anything of it is asked for."""
 
     shares: Shares | None = None
     stop: Stop = "all"
@@ -67,7 +67,7 @@ def merge_order(
     weights: str | None = None,
     stop: Stop | None = None,
     dedup: Sequence[str] = (),
-) -> MergeOrder:
+) -> MergeOrder | InputOrder:
     """The order of a merge, from options as they were typed; see :func:`merge`. Raises UsageError."""
     shares = Shares.parse(weights) if weights is not None else None
     if interleave and shares is None:
@@ -83,6 +83,8 @@ def merge_order(
             "--preserve keeps names as they are, and --stop repeat needs new ones",
             hint="leave one of them out",
         )
+    if shares is None and not dedup:
+        return InputOrder("merge")
     rekeyed = request.rekey is not None and request.on_duplicate != "rekey"
     return MergeOrder(shares, stop or "all", Dedup.parse(dedup, rekeyed=rekeyed) if dedup else None)
 
@@ -96,7 +98,11 @@ def _check_sets(inputs: Sequence[str], shares: Shares, option: str) -> None:
 
 
 def plan_merge(
-    request: Request, order: MergeOrder, scratch: Scratch | None = None, *, progress: Progress = QUIET
+    request: Request,
+    order: MergeOrder | InputOrder,
+    scratch: Scratch | None = None,
+    *,
+    progress: Progress = QUIET,
 ) -> ReorderPlan:
     """What :func:`merge` would do. Reads headers or indexes, and what is compared, and writes nothing but copies of
     what can be read only once to ``scratch``; without it such inputs are refused."""

@@ -258,11 +258,11 @@ def make_plan(
 
 def open_sets(inputs: Sequence[str]) -> tuple[ShardSet, list[int]]:
     """The shards of all inputs, and for each shard the number of the input that named it."""
-    each = [len(open_set([text]).addresses) for text in inputs] if len(inputs) > 1 else []
-    shards = open_set(inputs)
-    if not each:
-        return shards, [0] * len(shards.addresses)
-    return shards, [number for number, count in enumerate(each) for _ in range(count)]
+    each = [open_set([text]) for text in inputs]
+    sets = [number for number, one in enumerate(each) for _ in one.addresses]
+    if len(each) == 1:
+        return each[0], sets
+    return ShardSet([address for one in each for address in one.addresses], None), sets
 
 
 def _pool(surveys: Sequence[Survey], sets: Sequence[int], order: Order) -> Pool:
