@@ -592,6 +592,12 @@ class TestMissing:
             "b": 1,
         }
 
+    def test_a_part_called_drop(self, good: Command, shards: list[str], tmp_path: Path) -> None:
+        (tmp_path / "map").write_text("a000 drop\na001 error\n")
+        options = [*shards, "--by-map", tmp_path / "map", "--missing", "drop"]
+        good(*options, "-o", tmp_path / "{part}.tar")
+        assert keys_by_part(tmp_path) == {"drop": ["a000"], "error": ["a001"]}
+
     def test_values_that_cannot_name_a_part(self, run: Command, tmp_path: Path) -> None:
         names = write_shards(tmp_path / "in", [[sample("a", 1), [("b.cls", b"../x")]]])
         with no_new_files(tmp_path):

@@ -58,7 +58,193 @@ class Routes(NamedTuple):
         """How many numbers there are."""
         return len(self.names) + len(_LEFT_OUT)
 
-    def arranged(routes: Routes, numbers: I64) -> Arranged:
+    def arranged(self, counts: Sequence[int], order: I64 | None) -> Arranged:
+        """The parts, from how many samples each number has; ``order`` has the samples of all numbers."""
+        parts = [Part(name, count) for name, count in zip(self.names, counts) if count or self.keeps_empty]
+        left = dict(zip(_LEFT_OUT.values(), counts[len(self.names) :], strict=True))
+        if order is not None:
+            order = order[: len(order) - sum(left.values())]
+        return Arranged(order, parts, {why: count for why, count in left.items() if count})
+
+
+class RatioOrder(NamedTuple):
+    """Parts by a hash. ``extract`` is None where the hash of the (unchanged) key, which every row has, is enough."""
+
+    shares: tuple[Share, ...]
+    asked: SplitOptions
+    extract: Extract | None = None
+    operation: str = "split"
+
+    @property
+    def seed(self) -> int:
+        return self.asked.seed
+
+    @property
+    def part_names(self) -> list[str]:
+        """The parts, in the order of the numbers that :meth:`ranks` gives."""
+        return [share.part for share in self.shares]
+
+    def options(self) -> dict[str, Any]:
+        return {"ratio": ratio_text(self.shares), **_given(self.asked, "group_by", "stratify", "missing")}
+
+    def arrange(self, pool: Pool) -> Arranged:
+        parts_of = self._by_digests if self.asked.stratify is None else self._quotas
+        routes = self._with_left_out(parts_of)
+        if pool.values is None:
+            return arranged(routes, self._parts_of(pool.samples.keys))
+        return arranged(routes, routes.numbers_of(pool.values))
+
+    def routes(self, values: Iterable[Sequence[bytes]]) -> Routes | None:
+        """How values lead to parts; None with ``stratify``, where a part depends on all of them."""
+        return self._with_left_out(self._by_digests) if self.asked.stratify is None else None
+
+    def ranks(self, samples: Samples) -> U64:
+        """The part of each sample, where there is no ``extract``."""
+        import numpy
+
+        return self._parts_of(samples.keys).astype(numpy.uint64)
+
+    def _parts_of(self, digests: U64) -> I64:
+        return parts_of_ranks(ranks_of(self.seed, digests), self.shares)
+
+    def _by_digests(self, values: Sequence[bytes]) -> I64:
+        return self._parts_of(_digests(values))
+
+    def _quotas(self, values: Sequence[bytes]) -> I64:
+        classes = [value[DIGEST_BYTES:] for value in values]
+        numbers = {name: number for number, name in enumerate(sorted(set(classes)))}
+        return stratified(_digests(values), _looked_up(classes, numbers), self.seed, self.shares)
+
+    def _with_left_out(self, numbers_of: Callable[[Sequence[bytes]], I64]) -> Routes:
+        """Routes by digests, which leave out what has none."""
+
+        def numbers(values: Sequence[bytes]) -> I64:
+            import numpy
+
+            marks = {mark: len(self.shares) + place for place, mark in enumerate(_LEFT_OUT)}
+            found: I64 = numpy.fromiter((marks.get(value, -1) for value in values), numpy.int64, len(values))
+            rows = numpy.flatnonzero(found < 0).tolist()
+            found[rows] = numbers_of(values if len(rows) == len(values) else [values[row] for row in rows])
+            return found
+
+        return Routes(self.part_names, numbers)
+
+
+class FamilyOrder(NamedTuple):
+    """A part for each value, in natural order of their names."""
+
+    asked: SplitOptions
+    extract: Extract | None
+    operation: str = "split"
+    seed: int | None = None
+
+    def options(self) -> dict[str, Any]:
+        return _given(self.asked, "by", "missing")
+
+    def arrange(self, pool: Pool) -> Arranged:
+        values = pool.values or []
+        routes = self.routes([values])
+        return arranged(routes, routes.numbers_of(values))
+
+    def routes(self, values: Iterable[Sequence[bytes]]) -> Routes:
+        """How values lead to parts, from all values, some at a time. Raises UsageError."""
+        seen: set[bytes] = set()
+        for some in values:
+            seen.update(some)
+        names = sorted((to_text(value) for value in seen.difference(_LEFT_OUT)), key=natural)
+        if len(names) > MOST_PARTS:
+            raise UsageError(
+                f"--by {self.asked.by} makes {len(names)} parts, and {MOST_PARTS} are the most",
+                hint="put several values into one part with --by-map FILE",
+            )
+        places = {value: place for place, value in enumerate([*map(to_bytes, names), *_LEFT_OUT])}
+        return Routes(names, lambda values: _looked_up(values, places))
+
+
+class MapOrder(NamedTuple):
+    """The parts that a map names, as far as they have samples."""
+
+    asked: SplitOptions
+    key_map: KeyMap
+    extract: Extract | None = Keys()
+    operation: str = "split"
+    seed: int | None = None
+
+    def options(self) -> dict[str, Any]:
+        return {"by_map": f"xxh3_128:{self.key_map.digest}", **_given(self.asked, "missing")}
+
+    def arrange(self, pool: Pool) -> Arranged:
+        keys = pool.values or []
+        routes = self.routes([keys])
+        return arranged(routes, routes.numbers_of(keys))
+
+    def routes(self, values: Iterable[Sequence[bytes]]) -> Routes:
+        """How keys lead to parts. Raises DataError for keys that are not in the map, unless these go elsewhere."""
+        missing, part_of = self.asked.missing, self.key_map.part_of
+        if missing == "error":
+            self._check_all(values)
+        fallback = [] if missing in ("error", "drop") else [missing]
+        names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
+        places = {name: place for place, name in enumerate(names)}
+        # A key that is not there has the number -1, and so the last place.
+        rest = places[missing] if fallback else len(names)
+        new = [*(places[part] for part in self.key_map.parts), rest]
+        return Routes(names, lambda keys: _mapped(keys, part_of, new), keeps_empty=False)
+
+    def _check_all(self, values: Iterable[Sequence[bytes]]) -> None:
+        first, count = b"", 0
+        for keys in values:
+            lacking = [key for key in keys if key not in self.key_map.part_of]
+            first = first if count or not lacking else lacking[0]
+            count += len(lacking)
+        if count:
+            more = f" and for {count - 1} more keys" if count > 1 else ""
+            raise DataError(
+                f'{self.key_map.name} has no part for "{to_text(first)}"{more}',
+                code="missing",
+                hint="leave such samples out with --missing drop, or name a part for them: --missing PART",
+            )
+
+
+def _given(options: SplitOptions, *names: str) -> dict[str, Any]:
+    """The options of these names that are not at their default."""
+    defaults = SplitOptions._field_defaults
+    given = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in given.items() if value != defaults[name]}
+
+
+def ratio_text(shares: Sequence[Share]) -> str:
+    """The shares as the manifest tells them.
+
+    >>> from wdscli.ops.parts import parse_ratio
+    >>> ratio_text(parse_ratio("train=2,val=0001"))
+    'train=2/3,val=1/3'
+    """
+    return ",".join(f"{share.part}={share.share}" for share in shares)
+
+
+def _digests(values: Sequence[bytes]) -> U64:
+    """The hashes at the beginning of values."""
+    import numpy
+
+    together = b"".join([value[:DIGEST_BYTES] for value in values])
+    return numpy.frombuffer(together, dtype="<u8").astype(numpy.uint64)
+
+
+def _looked_up(values: Sequence[bytes], numbers: dict[bytes, int]) -> I64:
+    import numpy
+
+    return numpy.fromiter(map(numbers.__getitem__, values), dtype=numpy.int64, count=len(values))
+
+
+def _mapped(keys: Sequence[bytes], part_of: dict[bytes, int], new: Sequence[int]) -> I64:
+    import numpy
+
+    found = numpy.fromiter((part_of.get(key, -1) for key in keys), dtype=numpy.int64, count=len(keys))
+    return numpy.array(new, dtype=numpy.int64)[found]
+
+
+def arranged(routes: Routes, numbers: I64) -> Arranged:
     """All samples by the number of their part, in each in input order."""
     import numpy
 
