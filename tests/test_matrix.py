@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from awkward_sets import write_awkward
+from dask_cluster import Cluster, dask_cluster
 from shard_cases import assert_true_set, content, leftovers, members_of, outputs, split
 
 from wdscli.cli.main import main
@@ -144,3 +146,20 @@ def test_same_bytes_of_parts(name: str, sets: Any, tmp_path: Path) -> None:
         found = made(case, sets, tmp_path / f"out{number}", indexed, *way, part="{part}-")
         assert found == wanted, way
         shutil.rmtree(tmp_path / f"out{number}")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    pytest.importorskip("distributed")
+    with dask_cluster(tmp_path_factory.mktemp("dask")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", [*CASES, *EXTRA])
+def test_same_bytes_by_dask(name: str, sets: Any, cluster: Cluster, tmp_path: Path) -> None:
+    case = {**CASES, **EXTRA}[name]
+    part = "{part}-" if name in EXTRA else ""
+    wanted = made(case, sets, tmp_path / "wanted", False, "--strategy", "gather", "-j1", part=part)
+    for number, (strategy, memory, indexed) in enumerate([("gather", LARGE, True), ("spill", TINY, False)]):
+        way = ["--engine", cluster.url, "--strategy", strategy, "--memory", memory, "--tmp", str(tmp_path)]
+        assert made(case, sets, tmp_path / f"out{number}", indexed, *way, part=part) == wanted, way
