@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy
 import pytest
+from awkward_sets import write_awkward
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shard_cases import content
 
+from wdscli.cli.main import main
 from wdscli.errors import OutputError
-from wdscli.ops import external
+from wdscli.ops import external, large, reorder
 from wdscli.ops.external import Stored, sort_by_values, sort_records, store
 from wdscli.ops.value_order import order_by_values
 
@@ -118,3 +121,100 @@ class TestStored:
         stored.put([3, 9], changed)
         rows["more"][[3, 9]] = 5
         assert Stored(stored.path, KIND, 50).read(0, 50).tobytes() == rows.tobytes()
+
+
+@pytest.fixture(scope="module")
+def awkward(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return write_awkward(tmp_path_factory.mktemp("awkward") / "in", repeats=True)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """No plan fits: surveys hold four rows, sorts some more. The list tells what was done on disc."""
+    done: list[str] = []
+    limits = reorder.limits_for
+    arranged = reorder.arranged_on_disc
+    monkeypatch.setattr(reorder, "limits_for", lambda *args: limits(*args)._replace(plan=2000))
+    monkeypatch.setattr(large, "LEAST_SHARE", 4)
+    monkeypatch.setattr(large, "HELD", 7)
+    monkeypatch.setattr(external, "LEAST_RUN", 16)
+    monkeypatch.setattr(external, "LEAST_READ", 4)
+    monkeypatch.setattr(
+        reorder, "arranged_on_disc", lambda *args: done.append(args[0].operation) or arranged(*args)
+    )
+    return done
+
+
+def made(folder: Path, names: list[str], *words: str) -> dict[str, bytes]:
+    out = f"{folder}/{'{part}-' if '--ratio' in words else ''}out-%06d.tar"
+    command = [words[0], *names, "-o", out, "-q", "-j", "1", *words[1:]]
+    assert main(command) == 0, command
+    return content(folder)
+
+
+WORDS = {
+    "shuffle": ["shuffle", "--seed", "3", "--on-duplicate", "skip", "--max-count", "9"],
+    "shuffle, repeats renamed": ["shuffle", "--on-duplicate", "rekey", "--max-size", "64KiB"],
+    "shuffle, keys renamed": ["shuffle", "--rekey", "{shard}-{index}", "--shards", "3"],
+    "shuffle, some": ["shuffle", "--where", "index % 3 == 1", "--on-duplicate", "skip", "--shards", "1"],
+    "sort": ["sort", "--by", "cls", "--on-duplicate", "skip", "--shards", "3"],
+    "sort, repeats renamed": ["sort", "--by", "key:r", "--on-duplicate", "rekey", "--shards", "2"],
+    "split": ["split", "--on-duplicate", "skip", "--max-size", "64KiB"],
+    "split by ratio": ["split", "--on-duplicate", "skip", "--ratio", "a=0.5,b=0.5", "--shards", "2"],
+    "merge": ["merge", "--on-duplicate", "skip", "--shards", "2"],
+}
+
+
+class TestPlans:
+    """Plans that do not fit in memory give the same bytes."""
+
+    @pytest.mark.parametrize("strategy", ["gather", "spill"])
+    @pytest.mark.parametrize("name", WORDS, ids=str)
+    def test_same_bytes(
+        self, awkward: list[str], tmp_path: Path, request: Any, name: str, strategy: str
+    ) -> None:
+        words = [*WORDS[name], "--strategy", strategy]
+        expected = made(tmp_path / "a", awkward, *words)
+        tiny = request.getfixturevalue("tiny")
+        assert made(tmp_path / "b", awkward, *words) == expected
+        assert tiny == [words[0]]
+
+    def test_the_same_error_for_a_repeated_key(
+        self, awkward: list[str], tmp_path: Path, request: Any, capfd: Any
+    ) -> None:
+        told = []
+        for number in range(2):
+            assert main(["shuffle", *awkward, "-o", str(tmp_path / "o.tar")]) == 3
+            told.append(capfd.readouterr().err)
+            if number == 0:
+                request.getfixturevalue("tiny")
+        assert told[0] == told[1]
+
+    def test_a_value_that_no_sample_has(self, awkward: list[str], tmp_path: Path, tiny: list[str]) -> None:
+        command = ["sort", *awkward, "-o", str(tmp_path / "o.tar"), "--on-duplicate", "skip"]
+        assert main([*command, "--by", "nothing"]) == 3
+
+    def test_in_processes(self, awkward: list[str], tmp_path: Path, request: Any) -> None:
+        words = [*WORDS["shuffle"], "-j", "2", "--strategy", "spill"]
+        expected = made(tmp_path / "a", awkward, *words)
+        tiny = request.getfixturevalue("tiny")
+        assert made(tmp_path / "b", awkward, *words) == expected
+        assert tiny == ["shuffle"]
+
+    def test_scratch_space_is_empty_in_the_end(
+        self, awkward: list[str], tmp_path: Path, tiny: list[str]
+    ) -> None:
+        (tmp_path / "tmp").mkdir()
+        made(tmp_path / "a", awkward, *WORDS["sort"], "--tmp", str(tmp_path / "tmp"), "--strategy", "spill")
+        assert tiny == ["sort"]
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+    def test_what_cannot_is_told(
+        self, awkward: list[str], tmp_path: Path, tiny: list[str], capfd: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        command = ["merge", *awkward, "--interleave", "--on-duplicate", "skip", "-o"]
+        assert main([*command, str(tmp_path / "a.tar"), "--memory", "1MiB"]) == 0
+        assert "holds all samples in memory" in capfd.readouterr().err
+        monkeypatch.setattr(large, "available", lambda: 1000)
+        assert main([*command, str(tmp_path / "b.tar")]) == 5
+        assert "1.00 kB are free" in capfd.readouterr().err

@@ -62,6 +62,19 @@ def rank_array(seed: int, shard: int, count: int, first: int = 0) -> NDArray[num
     return mix_array(x)
 
 
+def rank_places(
+    seed: int, shards: NDArray[numpy.uint32], places: NDArray[numpy.uint32]
+) -> NDArray[numpy.uint64]:
+    """The ranks of samples, each by its shard's number and its own."""
+    import numpy
+
+    x: NDArray[numpy.uint64] = shards.astype(numpy.uint64)
+    x ^= numpy.uint64(mix(seed))
+    x = mix_array(x)
+    x ^= places
+    return mix_array(x)
+
+
 def mix_array(x: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
     """:func:`mix` of each number, in place."""
     import numpy

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from wdscli.ops.plan import shuffled
+from wdscli.ordering import rank_places
 
 if TYPE_CHECKING:
     from wdscli.ops.reorder import ReorderPlan, Request
-    from wdscli.ops.rows import I64, U32, Samples
+    from wdscli.ops.rows import I64, U32, U64, Samples
     from wdscli.ops.scratch import Scratch
     from wdscli.ops.survey import Extract
     from wdscli.progress import Progress
@@ -125,3 +126,8 @@ class ShuffledOrder(NamedTuple):
 
     def arrange(self, pool: Pool) -> Arranged:
         return Arranged(shuffled(pool.samples, self.seed))
+
+    def ranks(self, samples: Samples) -> U64:
+        """Samples are ordered by these numbers, equal ones as the inputs hold them; that is all there is to it, so an
+        external sort may do it in place of :meth:`arrange`."""
+        return rank_places(self.seed, samples.shards, samples.places)

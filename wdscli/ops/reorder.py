@@ -20,6 +20,16 @@ from wdscli.executors import default_jobs, make_executor, run_tasks
 from wdscli.ops.beside import Joined
 from wdscli.ops.dedup import without_duplicates
 from wdscli.ops.duplicates import Duplicates
+from wdscli.ops.large import (
+    Found,
+    StoredSamples,
+    arranged_on_disc,
+    bounded,
+    can_be_external,
+    check_memory,
+    is_too_large,
+    stored_samples,
+)
 from wdscli.ops.memory import limits_for
 from wdscli.ops.orders import Order, Part, Planner, Pool
 from wdscli.ops.outputs import FIELD, Outputs
@@ -204,10 +214,14 @@ def make_plan(
         request.preserve,
         extract=order.extract,
     )
-    tasks = survey_tasks(shards.addresses, template, None if away(request) else scratch)
     limits = limits_for(request.memory, request.jobs)
     if limits.warning:
         progress.warn(limits.warning)
+    tasks = survey_tasks(shards.addresses, template, None if away(request) else scratch)
+    # Where an order needs all samples at once, they may as well stay where they are.
+    room = scratch if can_be_external(order) and request.engine is None and not away(request) else None
+    if room is not None:
+        tasks = bounded(tasks, room, limits)
     surveys = _surveys(tasks, state, request, limits.jobs, progress)
     inputs = tuple(
         Input(address, found.copy, stamp=Stamp(found.size_bytes, found.version))
@@ -216,14 +230,23 @@ def make_plan(
     for message in [*_warnings(surveys), *request.selection.remarks(state)]:
         progress.warn(message)
     dropped = sum_counts([state.dropped, *(found.dropped for found in surveys)])
-    pool = _pool(surveys, sets, order)
-    samples_in = pool.samples.total + sum(dropped.values())
+    samples_in = sum(found.total for found in surveys) + sum(dropped.values())
+    is_large = is_too_large(surveys, order, limits)
+    if is_large and room is not None:
+        pool = Pool(stored_samples(surveys, room, limits.plan), None, sets)
+    else:
+        if is_large and (message := check_memory(surveys, order)) and limits.given:
+            progress.warn(message)
+        pool = _pool(surveys, sets, order)
     pool, duplicates = without_duplicates(order, pool, inputs, template, dropped, progress)
-    pool, rekey = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
-    arranged = order.arrange(pool)
+    pool, rekey, gone = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
+    if isinstance(pool.samples, StoredSamples):
+        ordered, arranged = arranged_on_disc(order, Found(pool.samples, surveys, gone))
+    else:
+        arranged = order.arrange(pool)
+        ordered = Ordered(pool.samples, arranged.order)
     for reason, count in arranged.dropped.items():
         dropped[reason] = dropped.get(reason, 0) + count
-    ordered = Ordered(pool.samples, arranged.order)
     repeated = 0
     if arranged.rounds is not None:
         repeated = int((arranged.rounds > 0).sum())
@@ -311,9 +334,7 @@ def planned_shards(
     return tuple(made), tuple(shards)
 
 
-def survey_tasks(
-    addresses: Sequence[str], template: SurveyTask, scratch: Scratch | None
-) -> list[SurveyTask]:
+def survey_tasks(addresses: Sequence[str], template: SurveyTask, scratch: Scratch | None) -> list[SurveyTask]:
     """One task a shard, each with a place for a copy."""
     if scratch is None:
         for address in filter(is_read_once, addresses):
@@ -396,19 +417,20 @@ def _without_repeats(
     on_duplicate: OnDuplicate,
     rekey: Rekey | None,
     dropped: dict[str, int],
-) -> tuple[Pool, Rekey | None]:
-    """The samples without repeated keys, by the policy; and the format by which workers make new keys."""
+) -> tuple[Pool, Rekey | None, list[int]]:
+    """The samples without repeated keys, by the policy; the format by which workers make new keys; and the rows that
+    were taken out."""
     samples = pool.samples
     pairs = repeated_rows(samples, inputs, template, first_only=on_duplicate == "error")
     if not pairs:
-        return pool, rekey
+        return pool, rekey, []
     rows = [row for row, _ in pairs]
     if on_duplicate == "skip":
         dropped["duplicate-key"] = len(rows)
-        return pool.without(rows), rekey
+        return pool.without(rows), rekey, rows
     if on_duplicate == "rekey":
         rekey = rekey or Rekey(DEFAULT)
-        return pool._replace(samples=renamed(samples, inputs, template, rows, rekey)), rekey
+        return pool._replace(samples=renamed(samples, inputs, template, rows, rekey)), rekey, []
     raise repeated_error(samples, inputs, template, pairs[0])
 
 

@@ -71,25 +71,13 @@ def _candidates(samples: Samples) -> Iterator[list[int]]:
     """Groups of rows whose keys have one hash, in the order of their second rows."""
     import numpy
 
-    again = _repeated_hashes(samples.keys)
-    if not len(again):
+    rows, hashes = samples.repeated()
+    if not len(rows):
         return
-    rows: NDArray[numpy.int64] = numpy.flatnonzero(numpy.isin(samples.keys, again))
-    rows = rows[numpy.argsort(samples.keys[rows], kind="stable")]
-    hashes = samples.keys[rows]
     begins: NDArray[numpy.int64] = numpy.flatnonzero(numpy.append(True, hashes[1:] != hashes[:-1]))
     ends: NDArray[numpy.int64] = numpy.append(begins[1:], len(rows))
     for at in numpy.argsort(rows[begins + 1], kind="stable").tolist():
         yield rows[int(begins[at]) : int(ends[at])].tolist()
-
-
-def _repeated_hashes(hashes: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
-    """The hashes that come more than once. Usually none does, and one sorted copy is all that it takes to know."""
-    import numpy
-
-    ordered = numpy.sort(hashes)
-    same: NDArray[numpy.bool_] = ordered[1:] == ordered[:-1]
-    return ordered[1:][same]
 
 
 def _keys_of(
@@ -107,21 +95,33 @@ def read_again(
     samples: Samples, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int]
 ) -> Iterator[tuple[int, str, SampleBatch, int]]:
     """Rows in rising order, each with its shard's address and its batch and row there."""
-    for shard, group in groupby(rows, key=lambda row: int(samples.shards[row])):
-        some = list(group)
-        places = [int(samples.places[row]) for row in some]
-        task = template._replace(input=inputs[shard])
-        found = 0
-        for row, (batch, at) in zip(some, samples_at(task, places)):
-            yield row, task.address, batch, at
-            found += 1
-        if found < len(some):
-            raise DataError(
-                f"sample {places[found]} is there no longer",
-                code="changed",
-                shard=task.address,
-                hint="the shard was changed while it was read: start again",
+    for first in range(0, len(rows), _AT_ONCE):
+        chosen = rows[first : first + _AT_ONCE]
+        taken = samples.take(list(chosen))
+        facts = zip(chosen, taken.shards.tolist(), taken.places.tolist(), strict=True)
+        for shard, group in groupby(facts, key=lambda fact: fact[1]):
+            some = list(group)
+            places = [place for _, _, place in some]
+            yield from _read_places(
+                template._replace(input=inputs[shard]), [row for row, _, _ in some], places
             )
+
+
+def _read_places(
+    task: SurveyTask, rows: Sequence[int], places: Sequence[int]
+) -> Iterator[tuple[int, str, SampleBatch, int]]:
+    """Rows of one shard by their places there."""
+    found = 0
+    for row, (batch, at) in zip(rows, samples_at(task, places)):
+        yield row, task.address, batch, at
+        found += 1
+    if found < len(rows):
+        raise DataError(
+            f"sample {places[found]} is there no longer",
+            code="changed",
+            shard=task.address,
+            hint="the shard was changed while it was read: start again",
+        )
 
 
 def repeated_error(
@@ -136,12 +136,13 @@ def repeated_error(
 def _error(
     samples: Samples, inputs: Sequence[Input], key: bytes, row: int, first: int, hint: str
 ) -> DataError:
-    before = inputs[int(samples.shards[first])].address
+    both = samples.take([first, row])
+    before, again = [inputs[shard].address for shard in both.shards.tolist()]
     return DataError(
-        f'key "{to_text(key)}" a second time (first: sample {int(samples.places[first])} of {before})',
+        f'key "{to_text(key)}" a second time (first: sample {int(both.places[0])} of {before})',
         code="duplicate-key",
-        shard=inputs[int(samples.shards[row])].address,
-        offset=int(samples.starts[row]),
+        shard=again,
+        offset=int(both.starts[1]),
         hint=hint,
     )
 
@@ -150,13 +151,17 @@ def renamed(
     samples: Samples, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int], rekey: Rekey
 ) -> Samples:
     """The same samples, these with new keys. Raises DataError when a new key is taken."""
-    changed = Samples(samples.rows.copy())
-    for row, address, batch, at in read_again(samples, inputs, template, rows):
-        key = rekey.key(batch.keys[at], shard_stem(address), batch.index + at)
-        sizes = out_sizes(batch, at, template.selection, address, key)
-        changed.out_lengths[row] = out_length(sizes, template.form)
-        changed.marks[row] |= RENAMED
-        changed.keys[row] = hash_key(key)
+    changed = samples.changeable()
+    for first in range(0, len(rows), _AT_ONCE):
+        some = list(rows[first : first + _AT_ONCE])
+        new = Samples(changed.take(some).rows.copy())
+        for place, (_, address, batch, at) in enumerate(read_again(samples, inputs, template, some)):
+            key = rekey.key(batch.keys[at], shard_stem(address), batch.index + at)
+            sizes = out_sizes(batch, at, template.selection, address, key)
+            new.out_lengths[place] = out_length(sizes, template.form)
+            new.marks[place] |= RENAMED
+            new.keys[place] = hash_key(key)
+        changed.put(some, new)
     _check_new_keys(changed, inputs, template, frozenset(rows), rekey)
     return changed
 

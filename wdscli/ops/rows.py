@@ -109,13 +109,19 @@ class Samples:
         for first in range(0, self.total, size):
             yield self.part(first, min(first + size, self.total))
 
-    def by_key(self) -> tuple[I64, U64]:
-        """Rows in the order of their hashes, equal ones in their own, and the hashes. A row whose hash no other row has
-        may be left out."""
+    def repeated(self) -> tuple[I64, U64]:
+        """The rows whose hashes others have too, in the order of these, equal ones in their own; and the hashes."""
         import numpy
 
-        order: I64 = numpy.argsort(self.keys, kind="stable")
-        return order, self.keys[order]
+        # Usually no hash comes twice, and one sorted copy is all that it takes to know.
+        ordered = numpy.sort(self.keys)
+        again = ordered[1:][ordered[1:] == ordered[:-1]]
+        del ordered
+        if not len(again):
+            return numpy.empty(0, dtype=numpy.int64), again
+        rows: I64 = numpy.flatnonzero(numpy.isin(self.keys, again))
+        rows = rows[numpy.argsort(self.keys[rows], kind="stable")]
+        return rows, self.keys[rows]
 
     def changeable(self) -> Samples:
         """The same samples, for :meth:`put`."""

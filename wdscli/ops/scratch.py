@@ -111,12 +111,22 @@ class Scratch:
             self._near = self._near or Scratch()
             return self._near.new_path(name)
         self._files += 1
+        self._make()
+        return f"{self.folder}/{name}-{self._files}"
+
+    def path_of(self, name: str) -> str:
+        """The path of a file of this machine that may have to be written; the folder is made by whoever does."""
+        if not self.is_local:
+            self._near = self._near or Scratch()
+            return self._near.path_of(name)
+        return f"{self.folder}/{name}"
+
+    def _make(self) -> None:
         try:
             with suppress(FileExistsError):
                 os.mkdir(self.folder, 0o700)
         except OSError as error:
             raise OutputError(f"cannot make {self.folder}: {error.strerror}", hint=HINT) from error
-        return f"{self.folder}/{name}-{self._files}"
 
     def free_bytes(self) -> int | None:
         """How much room there is, None where nobody can tell. Raises OutputError when the folder is not there."""

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import OutputError
 from wdscli.executors import run_tasks
+from wdscli.ops.large import StoredSamples
 from wdscli.ops.memory import Limits
+from wdscli.ops.places import Places, StoredPlaces, by_input
 from wdscli.ops.scatter import Destination, ScatterTask, scatter
 from wdscli.ops.scratch import HINT, Scratch
-from wdscli.ops.spilled import ELSEWHERE, LARGE, PART_BITS, Scattered, Spilled
+from wdscli.ops.spilled import LARGE, PART_BITS, Scattered, Spilled
 from wdscli.storage import remove
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
@@ -81,6 +83,7 @@ def spill(
     progress.start("spilling", total, "bytes")
     for _ in run_tasks(executor, scatter, layout.tasks(plan), advance=progress.advance, amount=int):
         pass
+    layout.settle()
     progress.finish()
     return layout
 
@@ -115,8 +118,7 @@ def _bytes_of(ordered: Ordered, first: int, end: int) -> int:
 
 
 class Layout:
-    """Where every sample comes to lie, and what is still there. ``_places`` has a number for each sample of the output
-    order."""
+    """Where every sample comes to lie, and what is still there."""
 
     def __init__(
         self, ordered: Ordered, shards: Sequence[PlannedShard], space: Scattered, sizes: Sizes
@@ -131,7 +133,9 @@ class Layout:
         self._bounds: I64 = numpy.asarray(list(self._bucket_bounds()), dtype=numpy.int64)
         self._filled = [0] * len(self._bounds)
         self._gone = 0
-        self._places: U64 = numpy.full(ordered.total, ELSEWHERE, dtype=numpy.uint64)
+        self._places: Places | StoredPlaces = Places(ordered.total)
+        if isinstance(ordered.samples, StoredSamples):
+            self._places = StoredPlaces(ordered.samples)
 
     def _bucket_bounds(self) -> Iterator[int]:
         """Where buckets begin in the output order. A sample belongs to the bucket in which its first byte lies."""
@@ -158,13 +162,17 @@ class Layout:
             offsets = ends - samples.lengths[order]
             for part, begin, first, end in parts:
                 shift = (part << PART_BITS) + begin - int(offsets[first])
-                self._places[positions[order[first:end]]] = offsets[first:end] + numpy.uint64(shift)
+                self._places.put(positions[order[first:end]], offsets[first:end] + numpy.uint64(shift))
             to = [
                 Destination(self._space.part(part), begin if self._space.is_local else -1, first, end)
                 for part, begin, first, end in parts
             ]
             inputs = {shard: plan.inputs[shard] for shard in numpy.unique(samples.shards).tolist()}
             yield ScatterTask(inputs, samples, order, to, self._sizes.loaded)
+
+    def settle(self) -> None:
+        """All tasks have been taken."""
+        self._places.settle()
 
     def _added_to(self, buckets: I64, ends: U64) -> list[tuple[int, int, int, int]]:
         """What a chunk, whose samples are in the order of their buckets, adds to the files of these: (bucket, byte,
@@ -203,13 +211,16 @@ class Layout:
         import numpy
 
         ordered = self._ordered
-        by_input = None if ordered.order is None else numpy.argsort(ordered.order, kind="stable")
+        if isinstance(ordered.samples, StoredSamples):
+            yield from by_input(ordered.samples, self._sizes.chunk_rows)
+            return
+        rows = None if ordered.order is None else numpy.argsort(ordered.order, kind="stable")
         for first in range(0, ordered.total, self._sizes.chunk_rows):
             end = min(first + self._sizes.chunk_rows, ordered.total)
-            if ordered.order is None or by_input is None:
+            if ordered.order is None or rows is None:
                 yield numpy.arange(first, end), ordered.part(first, end)
             else:
-                block = by_input[first:end]
+                block = rows[first:end]
                 yield block, ordered.samples.take(ordered.order[block])
 
     def _is_wanted(self, positions: I64) -> Mask:
@@ -225,7 +236,7 @@ class Layout:
     def spilled(self, shard: PlannedShard) -> Spilled:
         """What the task that makes ``shard`` is told."""
         bounds = self._bounds[(self._bounds > shard.first) & (self._bounds < shard.end)] - shard.first
-        return Spilled(self._space, self._places[shard.first : shard.end], tuple(bounds.tolist()))
+        return Spilled(self._space, self._places.get(shard.first, shard.end), tuple(bounds.tolist()))
 
     def release(self, shard: PlannedShard) -> None:
         """Let go of what nobody needs when ``shard`` and all before it are made."""

@@ -93,7 +93,7 @@ class Reading:
         if self._spilled is None:
             return -1
         end = next((bound for bound in self._bounds if bound > row), -1)
-        stretches = stretches_of(self._spilled.places[row:end], self._samples.lengths[row:end])
+        stretches = stretches_of(self._spilled.places[row:end], self._samples.part(row, end).lengths)
         if not self._spilled.space.is_local:
             source = open_part(SPILLED)
             assert isinstance(source, _Objects)

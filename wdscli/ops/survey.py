@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest
 from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.ops.indexed import plain_rows
+from wdscli.ops.overflow import Keep, Overflow, StoredRows
 from wdscli.ops.preserve import kept_length, kept_mark, kept_members
 from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.rows import Samples, row_type
@@ -81,6 +82,8 @@ class SurveyTask(NamedTuple):
     preserve: bool = False
     spool: str = ""
     extract: Extract | None = None
+    keep: Keep | None = None
+    """How many rows the survey may hold; None for all."""
 
     @property
     def address(self) -> str:
@@ -92,21 +95,41 @@ class Survey:
     """What one input shard holds. ``rows`` are its selected samples (see :func:`~wdscli.ops.rows.row_type`; ``shard``
     is not set), ``values`` what an :class:`Extract` took of each, None without one. ``copy`` is the path of the shard's
     copy, if it had to be copied. ``dropped`` counts samples, ``ignored`` members, by reason. ``version`` is that of the
-    input, empty for one that was copied."""
+    input, empty for one that was copied. Rows and values may be ``stored`` instead."""
 
-    __slots__ = ("copy", "dropped", "ignored", "rows", "size_bytes", "values", "version", "warnings")
+    __slots__ = (
+        "copy",
+        "dropped",
+        "ignored",
+        "rows",
+        "size_bytes",
+        "stored",
+        "values",
+        "version",
+        "warnings",
+    )
 
     def __init__(self) -> None:
         import numpy
 
         self.rows: Rows = numpy.empty(0, dtype=row_type())
         self.values: list[bytes] | None = None
+        self.stored: StoredRows | None = None
         self.size_bytes = 0
         self.version = ""
         self.ignored: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.warnings: list[str] = []
         self.copy = ""
+
+    @property
+    def total(self) -> int:
+        """How many samples."""
+        return len(self.rows) if self.stored is None else self.stored.total
+
+    def blocks(self) -> Iterator[Rows]:
+        """All rows, in one array or several."""
+        return iter((self.rows,)) if self.stored is None else self.stored.blocks()
 
     def let_go(self) -> None:
         """Hold the rows no longer: they have been copied."""
@@ -152,14 +175,14 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
     state = state or task.selection.new_state(task.on_error)
     task = _at_any_place(task, found.warnings)
     extract, values = task.extract, []
-    with task.input.open() as source:
+    with task.input.open() as source, Overflow(task.keep) as overflow:
         found.size_bytes = source.size or 0
         found.version = "" if task.input.copy else source.version
         payloads = _payloads(task, source)
         index = _index_for(task, source, payloads, found)
         if index is not None and (plain := plain_rows(task, index, hash_key)) is not None:
-            found.rows = plain
             found.ignored = index.ignored
+            _hold(found, overflow, plain, None)
             return found
         for batch, rows in _selected(task, source, state, ignored, found, payloads, index):
             _add(columns, task, batch, rows)
@@ -167,11 +190,23 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
                 payloads.batch = batch
                 chosen = range(len(batch.keys)) if rows is None else rows
                 values += extract.values(batch, chosen, task.address, payloads)
-    found.rows = columns.rows()
-    found.values = None if extract is None else values
+            if overflow.is_due(len(columns.places)):
+                overflow.write(columns.rows(), values if extract is not None else None)
+                columns, values = _Columns(), []
+        _hold(found, overflow, columns.rows(), None if extract is None else values)
     found.ignored = ignored.counts
     found.copy = task.input.copy
     return found
+
+
+def _hold(found: Survey, overflow: Overflow, rows: Rows, values: list[bytes] | None) -> None:
+    """The last rows, together with those that were written already."""
+    if overflow.total or overflow.is_due(len(rows)):
+        overflow.write(rows, values)
+        found.stored = overflow.stored()
+        found.values = None if values is None else []
+    else:
+        found.rows, found.values = rows, values
 
 
 def _payloads(task: SurveyTask, source: Source) -> Payloads:
@@ -187,14 +222,15 @@ def gather_samples(surveys: Sequence[Survey]) -> Samples:
     more than one shard is held twice."""
     import numpy
 
-    rows: Rows = numpy.empty(sum(len(found.rows) for found in surveys), dtype=row_type())
+    rows: Rows = numpy.empty(sum(found.total for found in surveys), dtype=row_type())
     at = 0
     for number, found in enumerate(surveys):
-        end = at + len(found.rows)
-        rows[at:end] = found.rows
-        rows["shard"][at:end] = number
+        first = at
+        for block in found.blocks():
+            rows[at : at + len(block)] = block
+            at += len(block)
+        rows["shard"][first:at] = number
         found.let_go()
-        at = end
     return Samples(rows)
 
 
