@@ -121,11 +121,10 @@ class SortValues(NamedTuple):
             sample = _Sample(self, batch, shard, payload_of)
             return [sample.value(row) for row in rows]
         own = batch.keys if len(rows) == len(batch.keys) else [batch.keys[row] for row in rows]
-        columns = [_codes(own, key) for key in self.keys]
-        if self.keys[1:]:
-            return list(map(b"".join, zip(*columns, strict=True)))
-        (only,) = self.keys
-        return own if only.how == "plain" and not only.reverse else columns[0]
+        first, *more = self.keys
+        if not more:
+            return own if first.how == "plain" and not first.reverse else _codes(own, first)
+        return list(map(b"".join, zip(*(_codes(own, key) for key in self.keys), strict=True)))
 
     def never_seen(self, values: Iterable[bytes]) -> list[SortKey]:
         """The sort keys by which every one of ``values`` is missing; none when there are no values."""
@@ -273,8 +272,8 @@ def value_code(value: Any, how: How) -> bytes:
         if not isinstance(value, str):
             raise _Unfit("it is not a number")
         return _number(value.strip())
-    if isinstance(value, Number):
-        _number(value)
+    if isinstance(value, Number) and value == "NaN":
+        raise _Missing
     try:
         return json_code(value, natural_code if how == "natural" else text_code)
     except ValueError as error:
