@@ -277,12 +277,10 @@ class _Planner:
         """The samples in output order."""
         import numpy
 
+        firsts = numpy.cumsum([0, *(of_set.samples.total for of_set in surveys)])
+        pool = _pooled(surveys)
         rows = match([of_set.samples.keys for of_set in surveys], self.how.kind)
         measured = _Measured(self, surveys, rows)
-        firsts = numpy.cumsum([0, *(of_set.samples.total for of_set in surveys)])
-        nobody: Rows = numpy.zeros(1, dtype=row_type())
-        nobody["shard"] = NOBODY
-        pool = Samples(numpy.concatenate([*(of_set.samples.rows for of_set in surveys), nobody]))
         own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
         others: list[Ordered] = []
         for number, column in enumerate(rows):
@@ -320,6 +318,22 @@ class _Planner:
             measured.left_out,
             measured.renamed,
         )
+
+
+def _pooled(surveys: list[SetSurvey]) -> Samples:
+    """The rows of all sets, and behind them one that stands for nobody. The sets' own rows become views of these, one
+    set at a time, so that no more than one is held twice."""
+    import numpy
+
+    pool: Rows = numpy.zeros(sum(of_set.samples.total for of_set in surveys) + 1, dtype=row_type())
+    pool["shard"][-1] = NOBODY
+    at = 0
+    for number, of_set in enumerate(surveys):
+        end = at + of_set.samples.total
+        pool[at:end] = of_set.samples.rows
+        surveys[number] = of_set._replace(samples=Samples(pool[at:end]))
+        at = end
+    return Samples(pool)
 
 
 class _Measured:
