@@ -615,6 +615,19 @@ class TestDedup:
         firsts = ["a0", "a2", "a0", "a1"][: 3 if how == "skip" else 4]
         assert [one["of"]["key"] for one in ran.objects[:-1]] == firsts
 
+    def test_inputs_that_are_far_away(self, good: Command, tmp_path: Path) -> None:
+        import fsspec
+
+        large = os.urandom(1_500_000)
+        members = [[("a.x", b"1")], [("b.x", large)], [("c.x", b"1")], [("d.x", large)], [("e.x", b"2")]]
+        data = tar_of([member for one in members for member in one])
+        fsspec.filesystem("memory").pipe(f"{tmp_path}/far.tar", data)
+        told = good(
+            f"memory:/{tmp_path}/far.tar", "-o", tmp_path / "out.tar", "--dedup", "x", "--json"
+        ).objects
+        assert keys_of(tmp_path / "out.tar") == ["a", "b", "e"]
+        assert [(one["duplicate"], one["of"]["key"]) for one in told[:-1]] == [("c", "a"), ("d", "b")]
+
     def test_nothing_to_compare(self, good: Command, tmp_path: Path) -> None:
         names = twins(tmp_path / "in")
         good(*names, "-o", tmp_path / "out.tar", "--dedup", "mp3", "--on-duplicate", "skip")
