@@ -63,7 +63,10 @@ def _packed(task: PackTask, advance: Advance) -> ShardInfo:
         for first in range(0, len(task.firsts) - 1, _SAMPLES_AT_ONCE):
             done = packer.pack(first, min(first + _SAMPLES_AT_ONCE, len(task.firsts) - 1))
             advance(done)
-        return shard.commit()
+        done = shard.position
+        info = shard.commit()
+        advance(info.size_bytes - done)
+        return info
 
 
 class _Packer:

@@ -1,0 +1,176 @@
+"""The bar moves while a shard is written: in this process, in others, and for create; inputs are slow on purpose."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from shard_cases import numbered, tar_of, wds
+from storage_servers import Web, web_server
+
+from wdscli.executors import make_executor, run_tasks, tick_of_task
+from wdscli.ops.plan import Cuts
+from wdscli.ops.reorder import Request
+from wdscli.ops.shuffle import shuffle
+from wdscli.progress import NullProgress
+
+SHARD_BYTES = 12 * 600_000
+
+
+class Slow(dict[str, bytes]):
+    """Files that take their time whenever they are asked for."""
+
+    seconds = 0.0
+
+    def get(self, *args: object) -> bytes | None:  # type: ignore[override]
+        time.sleep(self.seconds)
+        return super().get(*args)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Web]:
+    """Two shards, which take about two seconds to read sample by sample; and their indexes, so that a plan does not."""
+    for name in "ab":
+        samples = numbered(12, name, (600_000,))
+        (tmp_path / f"{name}.tar").write_bytes(tar_of([member for one in samples for member in one]))
+    assert wds("index", "a.tar", "b.tar", cwd=tmp_path).code == 0
+    with web_server("ranges") as web:
+        files = Slow()
+        for path in tmp_path.rglob("*"):
+            if path.is_file():
+                files[str(path.relative_to(tmp_path))] = path.read_bytes()
+        files.seconds = 0.04
+        web.files = files
+        yield web
+
+
+class Listener(NullProgress):
+    """Remembers the stage and what is done in it."""
+
+    def __init__(self) -> None:
+        self.stage = ""
+        self.total: int | None = None
+        self.done: list[int] = []
+
+    def start(self, what: str, total: int | None, unit: str) -> None:
+        self.stage, self.total, self.done = what, total, [0]
+
+    def advance(self, amount: int) -> None:
+        assert amount >= 0
+        self.done.append(self.done[-1] + amount)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "cuts"), [(1, Cuts(shards=1)), (2, Cuts(shards=2))], ids=["serial", "processes"]
+)
+def test_it_moves_before_the_first_shard_is_done(server: Web, tmp_path: Path, jobs: int, cuts: Cuts) -> None:
+    listener = Listener()
+    inputs = [server.url("a.tar"), server.url("b.tar")]
+    request = Request(inputs, f"{tmp_path}/out/o-%06d.tar", cuts=cuts, jobs=jobs)
+    report = shuffle(request, progress=listener)
+    assert listener.stage == "writing"
+    assert listener.done[-1] == listener.total == report.bytes_out
+    first = report.manifest.shards[0].size_bytes
+    assert len({done for done in listener.done if 0 < done < first}) >= 3
+    assert listener.done == sorted(listener.done)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_on_a_terminal(server: Web, tmp_path: Path, jobs: int) -> None:
+    """Done, rate and time left, while the shards are made."""
+    args = [
+        server.url("a.tar"),
+        server.url("b.tar"),
+        "-o",
+        "o-%06d.tar",
+        "--shards",
+        str(jobs),
+        "-j",
+        str(jobs),
+    ]
+    said = on_terminal(["shuffle", *args], tmp_path)
+    facts = re.findall(r"writing .*?([0-9.]+) (k|M)?B of 14\.4 MB, ([0-9.]+) [kM]?B/s(?:, ([0-9.a-z ]+) left)?", said)
+    places = [float(number) * {"": 1e-6, "k": 1e-3, "M": 1}[unit] for number, unit, *_ in facts]
+    assert any(0 < place < SHARD_BYTES / 1e6 for place in places), said
+    assert len({place for place in places if 0 < place < 2 * SHARD_BYTES / 1e6}) >= 3, said
+    assert any(left for *_, left in facts)
+
+
+def test_create(tmp_path: Path) -> None:
+    """In other processes too."""
+    from wdscli.ops.create import CreateOptions, create
+
+    for number in range(3000):
+        (tmp_path / f"{number}.txt").write_bytes(bytes(20_000))
+    for jobs, shards in ((1, 1), (2, 2)):
+        listener = Listener()
+        report = create(
+            [str(tmp_path)], f"{tmp_path}/out-{jobs}/o-%06d.tar", CreateOptions(cuts=Cuts(shards=shards), jobs=jobs),
+            progress=listener,
+        )  # fmt: skip
+        assert listener.done[-1] == listener.total == report.size_bytes
+        if jobs == 1:
+            assert len(listener.done) > 3
+
+
+def count(number: int) -> int:
+    tick = tick_of_task()
+    for _ in range(number):
+        time.sleep(0.05)
+        tick(1)
+    return number + 2
+
+
+class TestRunTasks:
+    @pytest.mark.parametrize("jobs", [1, 2])
+    def test_what_tasks_tell_and_what_they_do_not(self, jobs: int) -> None:
+        told: list[int] = []
+        with make_executor(jobs) as executor:
+            found = list(run_tasks(executor, count, [12, 3, 0, 9], advance=told.append, amount=int))
+        assert found == [14, 5, 2, 11]
+        assert sum(told) == 32
+        assert len([one for one in told if one]) > 6
+
+    def test_a_counter_is_used_again(self) -> None:
+        """By a later task in the same place."""
+        from wdscli.executors import local
+
+        told: list[int] = []
+        with make_executor(2) as executor:
+            numbers = [0] * local.SLOTS + [1, 2, 0]
+            assert sum(run_tasks(executor, count, numbers, advance=told.append, amount=int)) == sum(told)
+
+    def test_nobody_listens(self) -> None:
+        for jobs in (1, 2):
+            with make_executor(jobs) as executor:
+                assert list(run_tasks(executor, count, [1, 2])) == [3, 4]
+
+
+def on_terminal(args: list[str], folder: Path) -> str:
+    """What a command says on a terminal."""
+    leader, follower = pty.openpty()
+    env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI")}
+    env |= {"TERM": "xterm", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "wdscli", *args]
+    with subprocess.Popen(command, cwd=folder, stderr=follower, stdin=subprocess.DEVNULL, env=env) as process:
+        os.close(follower)
+        said = b""
+        while chunk := _read(leader):
+            said += chunk
+        os.close(leader)
+    assert process.returncode == 0, said
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode())
+
+
+def _read(leader: int) -> bytes:
+    try:
+        return os.read(leader, 65536)
+    except OSError:
+        return b""
