@@ -3,7 +3,8 @@
 The sets: ``tiny`` has two members of a few bytes a sample, ``text`` one of 2 KB, ``images`` a picture of 100 KB (random
 bytes: nothing here decodes), a JSON caption and a class. Whole-process rows start a program; the others call
 functions in a process of their own, without its start. Outputs are removed before every run, because a full page
-cache slows the next.
+cache slows the next. Memory is that of whole commands in one process; plans are made of synthetic indexes, whose shards
+have nothing but the headers that are looked at.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def _row(
 
 
 CAT = "$ cat $SET/*.tar > $OUT/all.tar"
+SHUFFLE = "$ wds shuffle $SET -o $OUT/s-%06d.tar -q --shards 4"
+GATHER, SPILL = f"{SHUFFLE} --strategy gather", f"{SHUFFLE} --strategy spill --memory 256MiB"
 ROWS = [
     _row("list members (library)", "tarfile", "list_ours", "list_tarfile", 10, 10, 8),
     _row("iterate samples (library)", "webdataset", "iterate_ours", "iterate_webdataset", 12, 10, 7),
@@ -62,8 +65,22 @@ ROWS = [
         images=0.8,
     ),
     _row("wds cat -o", "cat", "$ wds cat $SET -o $OUT/all.tar -q", CAT, images=0.7),
+    _row("wds split", "cat", "$ wds split $SET -o $OUT/s-%06d.tar -q --shards 8", CAT, 0.15, 0.27, 0.75),
+    _row("wds merge", "cat", "$ wds merge $SET -o $OUT/m-%06d.tar -q --shards 2", CAT, 0.15, 0.27, 0.75),
     _row("wds shuffle", "cat", "$ wds shuffle $SET -o $OUT/s-%06d.tar -q", CAT, images=0.5),
-    _row("wds shuffle -j1", "cat", "$ wds shuffle $SET -o $OUT/s-%06d.tar -q -j1", CAT),
+    _row("wds shuffle, gather, -j1", "cat", f"{GATHER} -j1", CAT, 0.09, 0.14, 0.55),
+    _row("wds shuffle, gather, -j2", "cat", f"{GATHER} -j2", CAT, 0.10, 0.17, 0.7),
+    _row("wds shuffle, spill, -j1", "cat", f"{SPILL} -j1", CAT, 0.07, 0.10, 0.28),
+    _row("wds shuffle, spill, -j2", "cat", f"{SPILL} -j2", CAT, 0.11, 0.15, 0.4),
+    _row(
+        "wds sort --by key",
+        "cat",
+        "$ wds sort --by key $SET -o $OUT/o-%06d.tar -q --shards 4",
+        CAT,
+        0.10,
+        0.17,
+        0.55,
+    ),
     _row("wds verify", "tar tf", "$ wds verify $WHOLE -q", "$ tar tf $WHOLE"),
     _row("wds verify --checksums", "sha256sum", "$ wds verify --checksums $SET -q", "$ sha256sum $SET/*.tar"),
 ]
@@ -252,6 +269,87 @@ def peak_memory(path: Path) -> float:
     return float(answer.stdout) / 1024
 
 
+def peak_of_gather(folder: Path, count: int) -> tuple[float, float]:
+    """Resident MB of a whole gather in one process, and what it may have: 100 MB and 64 bytes a sample."""
+    out = folder / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    words = f"shuffle {folder}/set -o {out}/s-%06d.tar -q -j1 --strategy gather".split()
+    return measured(words)[1], 100 + 64 * count / 1e6
+
+
+def measured(words: list[str]) -> tuple[float, float]:
+    """Seconds and peak resident MB of one command, its own process and no other."""
+    program = (
+        "import sys, time\n"
+        "begin = time.perf_counter()\n"
+        "from wdscli.cli.main import main\n"
+        "assert main(sys.argv[1:]) == 0\n"
+        "seconds = time.perf_counter() - begin\n"
+        "peak = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(seconds, peak, file=sys.stderr)\n"
+    )
+    environment = {**ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, check=True, text=True, env=environment
+    )
+    seconds, kilobytes = done.stderr.split()[-2:]
+    return float(seconds), float(kilobytes) / 1024
+
+
+PLANNED = (100_000, 1_000_000, 10_000_000)
+IN_SHARD = 100_000
+LENGTH = 1536
+
+
+def make_indexes(folder: Path, count: int) -> None:
+    """Shards that are holes but for the headers that are looked at, and indexes of samples with one member each."""
+    from numpy import arange, full, int64, zeros
+
+    from wdscli.shards.index import IndexBuilder, Packed
+    from wdscli.tar import build_header
+
+    (folder / ".wds").mkdir(parents=True)
+    for number in range(count // IN_SHARD):
+        first, size = number * IN_SHARD, IN_SHARD * LENGTH + 1024
+        name = f"p-{number:06d}.tar"
+        with open(folder / name, "wb") as file:
+            for row in (0, IN_SHARD // 2, IN_SHARD - 1):
+                file.seek(row * LENGTH)
+                file.write(build_header(b"n%09d.txt" % (first + row), 1000))
+            file.truncate(size)
+        starts = arange(IN_SHARD, dtype=int64) * LENGTH
+        ones = full(IN_SHARD, 1, dtype=int64)
+        keys = b"".join([b"n%09d" % (first + row) for row in range(IN_SHARD)])
+        builder = IndexBuilder()
+        builder.add_packed(
+            Packed(
+                keys,
+                10 * ones,
+                starts,
+                LENGTH * ones,
+                ones,
+                [b"txt"],
+                zeros(IN_SHARD, int64),
+                starts + 512,
+                1000 * ones,
+            ),
+            0,
+        )
+        (folder / ".wds" / f"{name}.wdx").write_bytes(builder.to_bytes(shard=name, size=size))
+
+
+def print_planning(folder: Path, counts: tuple[int, ...]) -> None:
+    """How time and memory of a plan grow."""
+    print("\nplanning a shuffle from indexes alone (wds shuffle --dry-run -j1):")
+    for count in counts:
+        make_indexes(folder / "plan", count)
+        words = f"shuffle {folder}/plan -o {folder}/out/s-%06d.tar -q --dry-run -j1".split()
+        seconds, peak = measured(words)
+        shutil.rmtree(folder / "plan")
+        bound = 100 + 64 * count / 1e6
+        print(f"  {count:>10,} samples: {seconds:5.1f} s, {peak:4.0f} MB (at most {bound:.0f})", flush=True)
+
+
 def cell(value: float | None, target: float | None) -> str:
     if value is None:
         return ""
@@ -280,7 +378,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the data, for a first look")
     parser.add_argument("--dir", help="where to put data; default /dev/shm if it has room")
     parser.add_argument("--rounds", type=int, default=4, help="counted rounds of each row")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument(
+        "--only", default="", help="rows whose name contains this; plan for the planning alone"
+    )
     options = parser.parse_args()
     counts = QUICK if options.quick else COUNTS
     folder = wanted_dir(options.dir, counts["images"] * 700_000)
@@ -292,14 +392,16 @@ def main() -> None:
 
 def run(folder: Path, counts: dict[str, int], rounds: int, only: str) -> None:
     rows = [row for row in ROWS if only in row.work]
+    counts_of_rows = counts if rows else {}
     table: dict[tuple[str, str], dict[str, tuple[float, float | None]]] = {
         (row.work, row.peer): {} for row in rows
     }
+    peaks: dict[str, tuple[float, float]] = {}
     print(
         f"{os.cpu_count()} processors, data in {folder.parent}, median of {rounds} rounds (the aim)",
         flush=True,
     )
-    for kind, count in counts.items():
+    for kind, count in counts_of_rows.items():
         print(f"{kind}: {count} samples ...", file=sys.stderr, flush=True)
         home = folder / kind
         make_set(home, kind, count)
@@ -313,12 +415,19 @@ def run(folder: Path, counts: dict[str, int], rounds: int, only: str) -> None:
             table[row.work, row.peer][kind] = middle, row.targets.get(kind)
             print(f"  {row.work}: {middle:.2f}x ({least:.2f} to {greatest:.2f})", file=sys.stderr, flush=True)
         HELD.clear()
+        if not only:
+            peaks[kind] = peak_of_gather(home, count)
         if kind == "text":
             memory = peak_memory(one(home))
         shutil.rmtree(home)
     print_table(table)
     if not only:
         print_rest(folder, rounds, memory)
+        print("\nresident memory of a shuffle, gather, -j1:")
+        for kind, (peak, bound) in peaks.items():
+            print(f"  {kind}: {peak:.0f} MB (at most {bound:.0f})")
+    if not only or only == "plan":
+        print_planning(folder, PLANNED[:2] if counts is QUICK else PLANNED)
 
 
 def print_rest(folder: Path, rounds: int, memory: float) -> None:
