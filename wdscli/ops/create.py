@@ -15,9 +15,10 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from wdscli.errors import InputError, UsageError
-from wdscli.executors import default_jobs, make_executor, run_tasks
+from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text
 from wdscli.ops.forms import make_form
+from wdscli.ops.jobs import useful_jobs
 from wdscli.ops.packing import PackTask, pack
 from wdscli.ops.plan import END_BYTES, Cuts
 from wdscli.ops.post import check_post
@@ -35,8 +36,9 @@ from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.storage import is_local
 
-_WORTH_PROCESSES_BYTES = 400_000_000
-_WORTH_PROCESSES_MEMBERS = 30_000
+_WORTH_BYTES = 400_000_000
+_MEMBER_BYTES = 13_000
+"""To open a file costs as much as to copy so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,18 +353,10 @@ def _run(plan: CreatePlan, progress: Progress) -> Iterator[ShardInfo]:
 
 def _worthwhile_jobs(plan: CreatePlan) -> int:
     """As many as were asked for, but one where starting a process would take longer than the work."""
-    report, asked = plan.report, plan.options.jobs
-    if asked is not None and asked < 1:
-        raise UsageError(f"--jobs must be at least 1, not {asked}")
-    if plan.output.pattern.is_stream:
-        return 1
-    shards = report.shards
+    work = [shard.size_bytes + _MEMBER_BYTES * shard.members for shard in plan.report.shards]
     # What other processes can take off the largest shard's task is all that there is to win.
-    spare_bytes = report.size_bytes - max(shard.size_bytes for shard in shards)
-    spare_members = report.members - max(shard.members for shard in shards)
-    if asked is None and spare_bytes < _WORTH_PROCESSES_BYTES and spare_members < _WORTH_PROCESSES_MEMBERS:
-        return 1
-    return min(asked or default_jobs(), len(shards))
+    jobs = useful_jobs(plan.options.jobs, len(work), sum(work) - max(work), _WORTH_BYTES)
+    return 1 if plan.output.pattern.is_stream else jobs
 
 
 def _shaping(options: CreateOptions) -> dict[str, Any]:

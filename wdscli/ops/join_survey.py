@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.errors import DataError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import to_text
+from wdscli.ops.jobs import useful_jobs
 from wdscli.ops.layout import Shape, suffixed
-from wdscli.ops.reorder import useful_jobs
 from wdscli.ops.rows import Samples
 from wdscli.ops.scratch import is_ours_alone
 from wdscli.ops.survey import PayloadOf, Survey, SurveyTask, gather_samples, out_length, survey

@@ -16,10 +16,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
-from wdscli.executors import default_jobs, make_executor, run_tasks
+from wdscli.executors import make_executor, run_tasks
 from wdscli.ops.beside import Joined
 from wdscli.ops.dedup import without_duplicates
 from wdscli.ops.duplicates import Duplicates
+from wdscli.ops.jobs import WORTH_BYTES, useful_jobs
 from wdscli.ops.large import (
     Found,
     StoredSamples,
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
 OnDuplicate = Literal["error", "skip", "rekey"]
 
 HEADERS_WORTH = 16 << 20
-SMALL_BYTES = 64 << 20
-"""Below this many bytes of output, starting processes costs more than they bring."""
 
 
 class Request(NamedTuple):
@@ -361,7 +360,7 @@ def _surveys(
     # What only this process can read, no worker can.
     alone = any(map(is_ours_alone, addresses)) or not all(task.selection.is_trivial for task in tasks)
     size = bytes_of(tasks)
-    alone = alone or (size < SMALL_BYTES and all(map(_has_index, tasks)))
+    alone = alone or (size < WORTH_BYTES and all(map(_has_index, tasks)))
     workers = 1 if alone else min(most, useful_jobs(request.jobs, len(tasks), size))
     if alone or (workers == 1 and request.engine is None):
         for task in tasks:
@@ -396,14 +395,6 @@ def _has_index(task: SurveyTask) -> bool:
     if reads_payloads or not task.use_index or task.on_error == "skip" or not is_local(task.address):
         return False
     return os.path.exists(local_path(index_address(task.address)))
-
-
-def useful_jobs(jobs: int | None, tasks: int, size_bytes: int) -> int:
-    """How many processes pay for their start: none for little work, never more than there are tasks."""
-    wanted = default_jobs() if jobs is None else jobs
-    if jobs is None and size_bytes < SMALL_BYTES:
-        return 1
-    return max(1, min(wanted, tasks))
 
 
 def _warnings(surveys: Sequence[Survey]) -> list[str]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.errors import DataError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
+from wdscli.ops.jobs import useful_jobs
 from wdscli.ops.receipts import CheckTask, PlanMark, Receipt, check_shard, read_receipt
-from wdscli.ops.reorder import useful_jobs
 from wdscli.progress import Progress
 from wdscli.shards.inputs import read_manifest
 from wdscli.shards.leftovers import RECEIPT, names_in, remove_receipts, remove_temporaries

@@ -18,12 +18,13 @@ from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
 from wdscli.ops.beside import JoinCounts
 from wdscli.ops.gather import GatherTask, gather
+from wdscli.ops.jobs import useful_jobs
 from wdscli.ops.making import Making, make
 from wdscli.ops.memory import limits_for
 from wdscli.ops.orders import Order, Planner
 from wdscli.ops.reach import check_scratch
 from wdscli.ops.receipts import PlanMark, Witness, mark_of
-from wdscli.ops.reorder import PlannedShard, ReorderPlan, Request, make_plan, useful_jobs
+from wdscli.ops.reorder import PlannedShard, ReorderPlan, Request, make_plan
 from wdscli.ops.resuming import NOTHING, Kept, begin, tidy
 from wdscli.ops.scratch import Scratch
 from wdscli.ops.spill import Layout, spill
