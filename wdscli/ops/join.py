@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.ops.beside import NOBODY, JoinCounts, Joined
+from wdscli.ops.jobs import useful_jobs
 from wdscli.ops.join_survey import JoinSurveyTask, SetSurvey, survey_sets
 from wdscli.ops.join_table import Table, table_shard
 from wdscli.ops.joined import CHANGED, collision
@@ -202,9 +203,8 @@ class _Planner:
         states = [template.selection.new_state(request.on_error) for template in self.templates]
         groups = [[task for task in tasks if task.number == number] for number in range(self.total_sets)]
         size = bytes_of([task.task for task in tasks])
-        surveys = survey_sets(
-            groups, states, min(limits.jobs, request.jobs or limits.jobs), size, self.progress
-        )
+        jobs = useful_jobs(request.jobs, sum(map(len, groups)), size)
+        surveys = survey_sets(groups, states, min(limits.jobs, jobs), request.engine, self.progress)
         held = ROW_BYTES * sum(of_set.samples.total for of_set in surveys)
         if limits.given and held > limits.plan:
             self.progress.warn(

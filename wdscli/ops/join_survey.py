@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.errors import DataError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import to_text
-from wdscli.ops.jobs import useful_jobs
 from wdscli.ops.layout import Shape, suffixed
 from wdscli.ops.rows import Samples
 from wdscli.ops.scratch import is_ours_alone
@@ -179,25 +178,24 @@ def survey_shard(task: JoinSurveyTask, state: SelectionState | None = None) -> _
 def survey_sets(
     sets: Sequence[Sequence[JoinSurveyTask]],
     states: Sequence[SelectionState],
-    jobs: int | None,
-    size_bytes: int,
+    jobs: int,
+    engine: str | None,
     progress: Progress,
 ) -> list[SetSurvey]:
     """One survey a set; ``states`` has one for each. In this process when samples are counted across shards, or when
-    there is little to do."""
+    it is the only one."""
     tasks = [task for of_set in sets for task in of_set]
     progress.start("reading headers", len(tasks), "shards")
     alone = any(is_ours_alone(one.task.address) or not one.task.selection.is_trivial for one in tasks)
-    workers = 1 if alone else useful_jobs(jobs, len(tasks), size_bytes)
     found: list[_Taken] = []
-    if workers == 1:
+    if alone or (jobs == 1 and engine is None):
         for task in tasks:
             state = states[task.number]
             found.append(_nothing() if state.done else survey_shard(task, state))
             progress.advance(1)
     else:
-        with make_executor(workers) as executor:
-            for one in run_tasks(executor, survey_shard, tasks, window=2 * workers):
+        with make_executor(jobs, engine) as executor:
+            for one in run_tasks(executor, survey_shard, tasks):
                 found.append(one)
                 progress.advance(1)
     progress.finish()
