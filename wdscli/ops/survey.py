@@ -219,18 +219,19 @@ def _payloads(task: SurveyTask, source: Source) -> Payloads:
 
 def gather_samples(surveys: Sequence[Survey]) -> Samples:
     """The rows of all input shards, one after the other. The surveys' own rows are let go of on the way, so that no
-    more than one shard is held twice."""
+    more than one shard is held twice; the last come first, because only from its end a heap becomes smaller."""
     import numpy
 
-    rows: Rows = numpy.empty(sum(found.total for found in surveys), dtype=row_type())
-    at = 0
-    for number, found in enumerate(surveys):
-        first = at
+    end = sum(found.total for found in surveys)
+    rows: Rows = numpy.empty(end, dtype=row_type())
+    for number, found in reversed(list(enumerate(surveys))):
+        at = first = end - found.total
         for block in found.blocks():
             rows[at : at + len(block)] = block
             at += len(block)
-        rows["shard"][first:at] = number
+        rows["shard"][first:end] = number
         found.let_go()
+        end = first
     return Samples(rows)
 
 
