@@ -243,18 +243,40 @@ class TestTask:
         found = joined_bytes(tmp_path, write(tmp_path, sets), Join("inner", "suffix"))
         assert found == tar_of(members(oracle(sets, "inner", "suffix")))
 
-    @pytest.mark.parametrize("policy", ["left", "right", "suffix"])
-    def test_padding_that_is_not_zero_does_not_show(self, tmp_path: Path, policy: Any) -> None:
+    @pytest.mark.parametrize("drop", ["cls", None])
+    def test_padding_that_is_not_zero_does_not_show(self, tmp_path: Path, drop: str | None) -> None:
         sets = small_sets()
+        sets = [sets[0], [(key, {"txt": fields["txt"]}) for key, fields in sets[1]]]
         inputs = write(tmp_path, sets)
         path = tmp_path / "set0" / "0.tar"
         data = bytearray(path.read_bytes())
-        end = data.index(b"1" + bytes(511))
-        data[end + 1 : end + 512] = b"z" * 511
+        end = data.index(b"j" * 100 + bytes(412)) + 100
+        data[end : end + 412] = b"z" * 412
         path.write_bytes(data)
-        assert joined_bytes(tmp_path, inputs, Join("left", policy)) == tar_of(
-            members(oracle(sets, "left", policy))
-        )
+        if drop:
+            sets = [
+                [(key, {f: p for f, p in fields.items() if f != drop}) for key, fields in sets[0]][1:],
+                sets[1],
+            ]
+        found = joined_bytes(tmp_path, inputs, Join(), selection=Selection.parse(drop=drop))
+        assert found == tar_of(members(oracle(sets, "inner")))
+
+    def test_keys_that_were_changed_together(self, tmp_path: Path) -> None:
+        from wdscli.ops.running import run_plan
+
+        inputs = write(tmp_path, [[("a", {"x": b"1"})], [("a", {"y": b"3"})]])
+        plan = Join().plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1))
+        for number, field in enumerate("xy"):
+            (tmp_path / f"set{number}" / "0.tar").write_bytes(tar_of([(f"b.{field}", b"1")]))
+        with pytest.raises(DataError, match="is not what was planned"):
+            run_plan(plan)
+
+    def test_empty_shards_and_sets(self, tmp_path: Path) -> None:
+        for number, sets in enumerate([[[], []], [[("a", {"x": b"1"})], []], [[], [("a", {"x": b"1"})]]]):
+            for kind in ("inner", "left", "outer"):
+                folder = tmp_path / f"{number}{kind}"
+                found = joined_bytes(folder, write(folder, sets, shards=2), Join(kind, "left"))  # type: ignore[arg-type]
+                assert found == tar_of(members(oracle(sets, kind)))  # type: ignore[arg-type]
 
     def test_a_key_that_was_changed_after_the_plan(self, tmp_path: Path) -> None:
         from wdscli.ops.running import run_plan
