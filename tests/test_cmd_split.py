@@ -537,6 +537,8 @@ class TestMissing:
         assert ran.code == 3
         assert f'no value for {options[-2]} cls in member "b" in {holes[0]} at byte 3584' in ran.err
         assert "--missing drop" in ran.err
+        planned = good(*holes, "-o", tmp_path / "{part}.tar", *options, "--missing", "drop", "-n")
+        assert "would write 4 samples" in planned.err
         (told,) = good(*holes, "-o", tmp_path / "{part}.tar", *options, "--missing", "drop", "--json").objects
         assert told["dropped"] == {"missing": 3}
         assert told["samples_in"] == told["samples"] + 3 == 7

@@ -21,7 +21,9 @@ from wdscli.ops.field_values import FieldValue, KeyValue, field_or_pattern
 from wdscli.ops.key_map import read_key_map
 from wdscli.ops.outputs import Outputs, checked_part
 from wdscli.ops.parts import Share, bounds, parse_ratio, parts_of_ranks, quotas, rank_of, ranks_of, stratified
+from wdscli.ops.split_values import Asked, FamilyNames, GroupDigests
 from wdscli.ordering import mix_array
+from wdscli.samples import SampleBatch
 from wdscli.shards.output import ShardSettings
 
 
@@ -202,6 +204,24 @@ class TestValues:
     def test_what_is_no_field(self, text: str) -> None:
         with pytest.raises(UsageError):
             FieldValue.parse(text, "--by")
+
+    def test_the_fields_that_are_looked_into(self) -> None:
+        """They are read together with the headers where a request for each would cost more."""
+        cls = Asked(FieldValue.parse("cls", "--stratify"), "--stratify")
+        meta = Asked(FieldValue.parse("json.a", "--group-by"), "--group-by")
+        key = Asked(KeyValue.parse("^p", "--group-by"), "--group-by")
+        assert GroupDigests(meta, cls).payload_fields == {b"json", b"cls"}
+        assert GroupDigests(key, cls).payload_fields == {b"cls"}
+        assert GroupDigests(key).payload_fields == set()
+        assert FamilyNames(meta).payload_fields == {b"json"}
+
+    def test_a_long_class_is_kept_as_a_hash(self) -> None:
+        batch = SampleBatch(0, [b"a"], [0, 1], [b"txt"], [0], [512], [5000], [0], [0])
+        wanted = GroupDigests(stratify=Asked(FieldValue.parse("txt", "--stratify"), "--stratify"))
+        (short,) = wanted.values(batch, [0], "", lambda row, field: b" cat\n")
+        (long,) = wanted.values(batch, [0], "", lambda row, field: b"x" * 5000)
+        assert short == xxhash.xxh3_64_digest(b"a")[::-1] + b"cat"
+        assert long == xxhash.xxh3_64_digest(b"a")[::-1] + xxhash.xxh3_128_digest(b"x" * 5000)
 
 
 class TestNames:
