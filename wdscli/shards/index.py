@@ -12,290 +12,42 @@ It must not know how shards are written or which command asks.
 
 from __future__ import annotations
 
-import sys
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, islice, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
-from wdscli.samples import SampleBatch, new_batch
-from wdscli.tar import CANONICAL, Form
+from wdscli.samples import SampleBatch
+from wdscli.shards.building import (
+    COLUMNS,
+    FOLDER,
+    FORMAT,
+    SEAL,
+    SUFFIX,
+    VERSION,
+    IndexBuilder,
+    Packed,
+    digest_of,
+)
+from wdscli.tar import Form
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-Buffer: TypeAlias = bytes | memoryview
-
-FORMAT = "wdscli-index"
-VERSION = 1
-FOLDER = ".wds"
-SUFFIX = ".wdx"
-
-#: column -> array typecode: Q u64, I u32, B u8; in the order in which the digest takes them
-COLUMNS = {
-    "key_ends": "Q",
-    "starts": "Q",
-    "lengths": "Q",
-    "member_ends": "Q",
-    "marks": "B",
-    "member_fields": "I",
-    "member_offsets": "Q",
-    "member_sizes": "Q",
-}
-_NOT_DIGESTED = {"marks"}
-_SEAL = b"\xa4seal\xc4\x08"
-"""How msgpack writes the key ``seal`` and the head of eight bytes: what stands before the file's last eight."""
-_PENDING = 512
-
-
-class Packed(NamedTuple):
-    """Canonical samples as arrays. One number a sample: bytes of its key (``keys`` has them one behind the other), its
-    first byte, its bytes, its members; one a member: the place of its field in ``fields``, byte and bytes of the
-    payload."""
-
-    keys: bytes
-    key_lengths: NDArray[numpy.int64]
-    starts: NDArray[numpy.int64]
-    lengths: NDArray[numpy.int64]
-    counts: NDArray[numpy.int64]
-    fields: list[bytes]
-    codes: NDArray[numpy.int64]
-    offsets: NDArray[numpy.int64]
-    sizes: NDArray[numpy.int64]
-
-
-class IndexBuilder:
-    """Gathers the columns of one shard while it is written or scanned.
-
-    Samples that come one by one are kept as a batch until there are some hundreds, because whole columns are packed ten
-    times faster than single numbers.
-    """
-
-    def __init__(self) -> None:
-        self.keys = bytearray()
-        self.key_ends = array("Q")
-        self.starts = array("Q")
-        self.lengths = array("Q")
-        self.member_ends = array("Q")
-        self.marks = bytearray()
-        self.member_fields = array("I")
-        self.member_offsets = array("Q")
-        self.member_sizes = array("Q")
-        self._field_ids: dict[bytes, int] = {}
-        self._counts: list[int] = []
-        self._bytes: list[int] = []
-        self._pending = new_batch()
-
-    @property
-    def samples(self) -> int:
-        return len(self.key_ends) + len(self._pending.keys)
-
-    @property
-    def members(self) -> int:
-        return len(self.member_fields) + len(self._pending.fields)
-
-    def add_batch(self, batch: SampleBatch) -> None:
-        """Whole samples whose places are those of this shard."""
-        self._settle()
-        self._add(batch)
-
-    def add_packed(self, packed: Packed, shift: int) -> None:
-        """Samples as arrays, whose places count from byte ``shift`` of this shard."""
-        import numpy
-
-        self._settle()
-        _extend(self.key_ends, packed.key_lengths.cumsum() + len(self.keys))
-        self.keys += packed.keys
-        _extend(self.starts, packed.starts + shift)
-        _extend(self.lengths, packed.lengths)
-        _extend(self.member_ends, packed.counts.cumsum() + len(self.member_fields))
-        self.marks += bytes(len(packed.starts))
-        ids = self._ids_of(packed)
-        _extend(self.member_fields, ids)
-        _extend(self.member_offsets, packed.offsets + shift)
-        _extend(self.member_sizes, packed.sizes)
-        counts = numpy.bincount(ids)
-        # Exact: a float holds every whole number up to 2^53.
-        totals = numpy.bincount(ids, packed.sizes)
-        for number in numpy.flatnonzero(counts).tolist():
-            self._counts[number] += int(counts[number])
-            self._bytes[number] += int(totals[number])
-
-    def _ids_of(self, packed: Packed) -> NDArray[numpy.int64]:
-        """The number of each member's field. New fields are numbered in the order in which they come."""
-        import numpy
-
-        codes, fields = packed.codes, packed.fields
-        if any(field not in self._field_ids for field in fields):
-            firsts = {code: numpy.argmax(codes == code) for code in range(len(fields))}
-            for code in sorted(firsts, key=firsts.__getitem__):
-                self._field_id(fields[code])
-        ids: NDArray[numpy.int64] = numpy.array([self._field_id(field) for field in fields])
-        return ids[codes]
-
-    def add_sample(
-        self, key: bytes, start: int, fields: Sequence[bytes], offsets: Sequence[int], sizes: Sequence[int]
-    ) -> None:
-        """One canonical sample that begins at byte ``start``; a number per member in ``offsets`` and ``sizes``."""
-        pending = self._pending
-        pending.keys.append(key)
-        pending.starts.append(start)
-        pending.fields.extend(fields)
-        pending.offsets.extend(offsets)
-        pending.sizes.extend(sizes)
-        pending.firsts.append(len(pending.fields))
-        if len(pending.keys) >= _PENDING:
-            self._settle()
-
-    def _settle(self) -> None:
-        """The samples that came one by one, into the columns. Their ``starts`` have one number a sample."""
-        pending = self._pending
-        if pending.keys:
-            self._pending = new_batch()
-            pending.marks.extend([0] * len(pending.keys))
-            self._add(pending, pending.starts)
-
-    def _add(self, batch: SampleBatch, begins: list[int] | None = None) -> None:
-        keys, firsts = batch.keys, batch.firsts
-        if begins is None:
-            begins = list(map(batch.starts.__getitem__, firsts[:-1]))
-        self.key_ends.fromlist(list(accumulate(map(len, keys), initial=len(self.keys)))[1:])
-        self.keys += b"".join(keys)
-        self.starts.fromlist(begins)
-        offsets, sizes = batch.offsets, batch.sizes
-        self.lengths.fromlist(
-            [
-                (offsets[end - 1] + sizes[end - 1] + 511 & -512) - begin
-                for end, begin in zip(islice(firsts, 1, None), begins)
-            ]
-        )
-        shift = len(self.member_fields)
-        self.member_ends.fromlist([end + shift for end in islice(firsts, 1, None)])
-        self.marks += bytes(batch.marks)
-        self._add_fields(batch)
-        self.member_offsets.fromlist(offsets)
-        self.member_sizes.fromlist(sizes)
-
-    def _add_fields(self, batch: SampleBatch) -> None:
-        """Nearly always all samples of a batch have the fields of its first, in its order: whole columns at a time."""
-        fields, sizes, count = batch.fields, batch.sizes, len(batch.keys)
-        width = batch.firsts[1] if count else 0
-        if count > 1 and fields[:width] * count == fields:
-            ids = [self._field_id(field) for field in fields[:width]]
-            self.member_fields.extend(array("I", ids) * count)
-            for place, number in enumerate(ids):
-                self._counts[number] += count
-                self._bytes[number] += sum(sizes[place::width])
-            return
-        known, counts, totals = self._field_ids, self._counts, self._bytes
-        numbers = []
-        for field, size in zip(fields, sizes):
-            try:
-                number = known[field]
-            except KeyError:
-                number = self._field_id(field)
-            numbers.append(number)
-            counts[number] += 1
-            totals[number] += size
-        self.member_fields.fromlist(numbers)
-
-    def _field_id(self, field: bytes) -> int:
-        """The number of a field's name; a new one for a name not seen before."""
-        known = self._field_ids.get(field)
-        if known is None:
-            known = self._field_ids[field] = len(self._field_ids)
-            self._counts.append(0)
-            self._bytes.append(0)
-        return known
-
-    def totals(self) -> dict[str, FieldTotals]:
-        """Count and bytes of every field, in order of first appearance."""
-        self._settle()
-        return {
-            to_text(field): FieldTotals(self._counts[number], self._bytes[number])
-            for field, number in self._field_ids.items()
-        }
-
-    def columns(self) -> dict[str, Buffer]:
-        """The packed columns, little-endian. Views, where they can be: nothing may be added while they are held."""
-        self._settle()
-        packed = {name: _packed(getattr(self, name)) for name in COLUMNS}
-        return {"fields": b"\0".join(self._field_ids), "keys": memoryview(self.keys), **packed}
-
-    def digest(self) -> str:
-        """See :func:`digest_of`."""
-        return digest_of(self.columns())
-
-    def to_bytes(
-        self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None
-    ) -> bytes:
-        """The whole index file. ``size`` is the shard's size in bytes, ``shard`` its file name."""
-        return b"".join(self.pieces(shard=shard, size=size, form=form, ignored=ignored))
-
-    def pieces(
-        self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None
-    ) -> Iterator[bytes]:
-        """:meth:`to_bytes` piece by piece: an index is large where samples are small, and is not held twice."""
-        import msgpack
-        from xxhash import xxh3_64
-
-        columns = self.columns()
-        whole = {
-            "format": FORMAT,
-            "version": VERSION,
-            "shard": shard,
-            "size": size,
-            "samples": self.samples,
-            "members": self.members,
-            "mtime": form.mtime,
-            "long_names": form.long_names,
-            "ignored": dict(sorted((ignored or {}).items())),
-            "digest": digest_of(columns),
-            **columns,
-        }
-        packer = msgpack.Packer(unicode_errors="surrogateescape")
-        seal = xxh3_64()
-        for piece in _pieces_of(whole, packer):
-            seal.update(piece)
-            yield piece
-        yield seal.digest()
-
-
-def _pieces_of(whole: Mapping[str, Any], packer: Any) -> Iterator[bytes]:
-    """A map's head, its names and values, and the head of the seal, which comes last."""
-    yield packer.pack_map_header(len(whole) + 1)
-    for name, value in whole.items():
-        yield packer.pack(name)
-        yield packer.pack(value)
-    yield _SEAL
-
-
-def _extend(column: array[int], numbers: NDArray[numpy.int64]) -> None:
-    """Append an array's numbers."""
-    column.frombytes(numbers.astype("u8" if column.typecode == "Q" else "u4").tobytes())
-
-
-def _packed(column: array[int] | bytearray) -> Buffer:
-    if isinstance(column, array) and sys.byteorder == "big":
-        column = array(column.typecode, column)
-        column.byteswap()
-    return memoryview(column).cast("B")
-
-
-def digest_of(columns: Mapping[str, Buffer]) -> str:
-    """XXH3-64 (hexadecimal) over what the headers say: field names, keys and every packed column but ``marks``, each
-    preceded by its length as eight little-endian bytes."""
-    from xxhash import xxh3_64
-
-    digest = xxh3_64()
-    for name in ("fields", "keys", *COLUMNS):
-        if name not in _NOT_DIGESTED:
-            digest.update(len(columns[name]).to_bytes(8, "little"))
-            digest.update(columns[name])
-    return digest.hexdigest()
+__all__ = [
+    "COLUMNS",
+    "FOLDER",
+    "FORMAT",
+    "Index",
+    "IndexBuilder",
+    "Packed",
+    "SUFFIX",
+    "VERSION",
+    "check_seal",
+    "digest_of",
+    "parse_index",
+]
 
 
 class Index:
@@ -406,7 +158,7 @@ def check_seal(data: bytes) -> None:
     """Raise ValueError unless the seal at the end of an index is that of all bytes before it."""
     from xxhash import xxh3_64
 
-    if data[-8 - len(_SEAL) : -8] != _SEAL or xxh3_64(memoryview(data)[:-8]).digest() != data[-8:]:
+    if data[-8 - len(SEAL) : -8] != SEAL or xxh3_64(memoryview(data)[:-8]).digest() != data[-8:]:
         raise ValueError("it is cut, changed or of another format")
 
 
