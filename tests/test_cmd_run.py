@@ -152,6 +152,13 @@ class TestTheSameBytes:
         good("run", tmp_path / "plan", "--finish")
         assert content(tmp_path / "out") == content(tmp_path / "own")
 
+    def test_of_repeated_keys(self, good: Command, shards: list[str], tmp_path: Path) -> None:
+        how = [*shards, shards[2], "--on-duplicate", "rekey", "--max-count", "6"]
+        good("shuffle", *how, "-o", f"{tmp_path}/own/out-%d.tar")
+        good("shuffle", *how, "-o", f"{tmp_path}/out/out-%d.tar", "--plan", tmp_path / "plan")
+        good("run", tmp_path / "plan")
+        assert content(tmp_path / "out") == content(tmp_path / "own")
+
     def test_of_nothing(self, good: Command, shards: list[str], tmp_path: Path) -> None:
         how = [*shards, "--keys", "none"]
         good("shuffle", *how, "-o", f"{tmp_path}/own/out-%d.tar")
@@ -380,7 +387,45 @@ def test_names_of_no_tasks(text: str) -> None:
         parse_tasks(text, 8)
 
 
+class TestWhere:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
+        """What executors are asked for."""
+        from wdscli.ops import running
+
+        asked = []
+        original = running.make_executor
+
+        def make(jobs: int, engine: str | None = None) -> Any:
+            asked.append((jobs, engine))
+            return original(1)
+
+        monkeypatch.setattr(running, "make_executor", make)
+        return asked
+
+    def test_jobs(self, good: Command, plan: Path, asked: list[Any]) -> None:
+        good("run", plan, "--task", "0-3", "-j", 3)
+        good("run", plan, "-j", 2)
+        assert asked == [(3, None), (2, None)]
+
+    def test_memory(self, good: Command, plan: Path, asked: list[Any]) -> None:
+        good("run", plan, "-j", 3, "--memory", "1MB")
+        assert asked == [(1, None)]
+
+    def test_engine(self, good: Command, plan: Path, asked: list[Any]) -> None:
+        good("run", plan, "--engine", "some://where")
+        assert asked[0][1] == "some://where"
+
+
 class TestFinish:
+    def test_temporary_files_of_killed_attempts_go(
+        self, good: Command, plan: Path, tmp_path: Path, undisturbed: Any
+    ) -> None:
+        good("run", plan, "--task", "0-5")
+        (tmp_path / "out" / ".out-3.tar.0123456789ab.tmp").write_bytes(b"?")
+        good("run", plan, "--finish")
+        assert content(tmp_path / "out") == undisturbed
+
     def test_it_names_what_is_not_done(self, good: Command, run: Command, plan: Path, tmp_path: Path) -> None:
         good("run", plan, "--task", "1,3")
         ran = run("run", plan, "--finish")
@@ -442,6 +487,10 @@ class TestList:
         }  # fmt: skip
         good("run", plan)
         assert [one.state for one in states(load_plan(str(plan)))] == ["done"] * 6
+
+    def test_it_changes_nothing(self, good: Command, plan: Path, tmp_path: Path) -> None:
+        good("run", plan, "-n")
+        assert not (tmp_path / "out").exists()
 
     def test_options_that_exclude_each_other(self, run: Command, plan: Path) -> None:
         for more in (["--task", 1, "--finish"], ["-n", "--finish"], ["-n", "--task", "1"]):

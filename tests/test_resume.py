@@ -217,6 +217,16 @@ class TestKept:
         assert done == [f"out-{number}.tar" for number in range(6)]
         assert content(tmp_path / "out") == undisturbed
 
+    def test_a_dry_run_tells_how_much_is_there(
+        self, run: Command, command: list[str], interrupted: Any, tmp_path: Path
+    ) -> None:
+        interrupted(*command)
+        before = content(tmp_path / "out")
+        ran = run(*command[:-1], "--resume", "-n")
+        assert ran.code == 0
+        assert "3 of 6 shards are there already" in ran.err
+        assert content(tmp_path / "out") == before
+
 
 class TestRefused:
     def test_leftovers_without_resume(self, run: Command, command: list[str], interrupted: Any) -> None:
@@ -309,12 +319,16 @@ class TestRefused:
         assert ran.code == 4
         assert "is the manifest of another set" in ran.err
 
-    def test_a_complete_set_that_was_damaged(self, run: Command, command: list[str], tmp_path: Path) -> None:
+    def test_a_complete_set_that_was_damaged(
+        self, run: Command, command: list[str], tmp_path: Path, undisturbed: dict[str, bytes]
+    ) -> None:
         assert run(*command).code == 0
         (tmp_path / "out" / "out-3.tar").unlink()
         ran = run(*command, "--resume")
         assert ran.code == 3
         assert "out-3.tar" in ran.err
+        assert run(*command, "--resume", "--force").code == 0
+        assert content(tmp_path / "out") == undisturbed
 
     def test_a_stream(self, shards: list[str]) -> None:
         ran = wds("shuffle", *shards, "-o", "-", "--resume")

@@ -39,12 +39,22 @@ def reorder(
             planned(plan)
         if dry_run:
             print_plan(out, plan)
+            if request.resume:
+                tell_kept(out, plan)
             return
         if request.plan_file is not None:
             store_plan(out, plan, request.plan_file)
             return
         report = run_plan(plan, progress=progress)
     print_report(out, report, done, plan.oversized)
+
+
+def tell_kept(out: Out, plan: ReorderPlan) -> None:
+    """How much of what would be written is there already, as far as receipts tell."""
+    from wdscli.ops.run import states
+
+    done = sum(one.state == "done" for one in states(plan))
+    out.summary(f"{done} of {plural(len(plan.planned), 'shard')} are there already")
 
 
 def check_free(address: str, force: bool) -> None:
@@ -72,6 +82,8 @@ def store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
     out.summary(f"planned {total}: {address}")
     if tasks > 1:
         out.summary(f"wds run {address} --task K, for K from 0 to {tasks - 1}, makes one shard each")
-        out.summary(f"wds run {address} --finish then writes the manifest; wds run {address} alone does it all")
+        out.summary(
+            f"wds run {address} --finish then writes the manifest; wds run {address} alone does it all"
+        )
     else:
         out.summary(f"wds run {address} does it")

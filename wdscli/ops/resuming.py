@@ -9,8 +9,8 @@ must not know how shards are made.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from wdscli.errors import DataError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks
@@ -21,10 +21,12 @@ from wdscli.progress import Progress
 from wdscli.shards.inputs import read_manifest
 from wdscli.shards.leftovers import RECEIPT, names_in, remove_receipts, remove_temporaries
 from wdscli.shards.manifest import INDEX_FOLDER, Manifest
-from wdscli.storage import base_name, exists, folder_of, remove
+from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
 
 if TYPE_CHECKING:
     from wdscli.ops.reorder import PlannedShard, ReorderPlan
+
+Result = TypeVar("Result")
 
 
 class Kept(NamedTuple):
@@ -36,6 +38,7 @@ class Kept(NamedTuple):
     manifests: dict[int, Manifest]
 
 
+_REQUESTS = 16
 NOTHING = Kept({}, frozenset(), {})
 
 
@@ -88,8 +91,9 @@ def find_kept(
     """What is there of some tasks. With ``reading`` the bytes of what would be kept are compared with its checksum,
     else its size. Raises OutputExistsError."""
     everything = len(tasks) == len(plan.planned)
-    manifests = complete_parts(plan)
-    _clear_manifests(plan, manifests, None if everything else {plan.planned[task].part for task in tasks})
+    parts = range(len(plan.parts)) if everything else sorted({plan.planned[task].part for task in tasks})
+    manifests = complete_parts(plan, parts)
+    _clear_manifests(plan, manifests, parts)
     if everything:
         _refuse_strangers(plan, manifests)
     shards: dict[int, ShardInfo] = {}
@@ -121,9 +125,21 @@ def look(plan: ReorderPlan, tasks: Sequence[int]) -> list[Found]:
     for task in tasks:
         shard = plan.planned[task]
         folder, name = folder_of(shard.address), base_name(shard.address)
-        receipt = read_receipt(shard.address) if name + RECEIPT in receipts[folder] else None
-        found.append(Found(task, shard, name in names[folder], receipt))
-    return found
+        there = name + RECEIPT in receipts[folder]
+        found.append((Found(task, shard, name in names[folder], None), there))
+    read = at_once(read_receipt, [one.shard.address for one, there in found if there])
+    return [one._replace(receipt=next(read)) if there else one for one, there in found]
+
+
+def at_once(function: Callable[[str], Result], addresses: Sequence[str]) -> Iterator[Result]:
+    """``function`` of each address; where most of the time is waiting for answers, of several at a time."""
+    if not addresses or all(map(is_local, addresses)):
+        yield from map(function, addresses)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_REQUESTS) as threads:
+        yield from threads.map(function, addresses)
 
 
 def _is_ours(plan: ReorderPlan, mark: PlanMark, found: Found) -> bool:
@@ -148,7 +164,7 @@ _AWAY = "replace it with --force, or choose another name"
 
 
 def _refuse_other(plan: ReorderPlan, found: Found) -> None:
-    if plan.request.settings.force and found.receipt is not None:
+    if plan.request.settings.force:
         return
     if found.receipt is None:
         raise DataError(
@@ -192,23 +208,27 @@ def _listed(
             yield task, shard, CheckTask(shard.address, info, None, plan.request.settings.form)
 
 
-def complete_parts(plan: ReorderPlan) -> dict[int, Manifest]:
-    """The manifests that are there and say what this plan's would say, by the number of their part."""
+def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifest]:
+    """Those of some parts whose manifest is there and says what this plan's would say, with it."""
     found = {}
-    for number, part in enumerate(plan.parts):
-        address = part.output.manifest_address
-        manifest = None if address is None else _manifest_of_plan(plan, number, address)
+    counts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in parts}
+    for shard in plan.planned:
+        if shard.part in counts:
+            counts[shard.part].append((shard.samples, shard.members, shard.size))
+    for number, wanted in counts.items():
+        address = plan.parts[number].output.manifest_address
+        manifest = None if address is None else _manifest_of_part(plan, number, address, wanted)
         if manifest is not None:
             found[number] = manifest
     return found
 
 
-def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: set[int] | None) -> None:
-    """Deal with other manifests in the place of those of some parts (None: all): remove one that may be replaced, raise
+def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: Iterable[int]) -> None:
+    """Deal with other manifests in the place of those of some parts: remove one that may be replaced, raise
     OutputExistsError for one that may not."""
-    for number, part in enumerate(plan.parts):
-        address = part.output.manifest_address
-        if address is None or number in complete or (parts is not None and number not in parts):
+    for number in parts:
+        address = plan.parts[number].output.manifest_address
+        if address is None or number in complete:
             continue
         if plan.request.settings.force:
             remove(address)
@@ -216,14 +236,15 @@ def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: se
             raise OutputExistsError(f"{address} is there and is the manifest of another set", hint=_AWAY)
 
 
-def _manifest_of_plan(plan: ReorderPlan, number: int, address: str) -> Manifest | None:
-    """The manifest at an address, if it says what this plan's would say."""
+def _manifest_of_part(
+    plan: ReorderPlan, number: int, address: str, counts: list[tuple[int, int, int]]
+) -> Manifest | None:
+    """The manifest at an address, if it says what this plan's would say: ``counts`` has samples, members and bytes of
+    each shard."""
     try:
         manifest = read_manifest(address)
     except WdsError:
         return None
-    planned = [shard for shard in plan.planned if shard.part == number]
-    counts = [(shard.samples, shard.members, shard.size) for shard in planned]
     if counts != [(one.samples, one.members, one.size_bytes) for one in manifest.shards]:
         return None
     wanted = plan.parts[number].output.manifest_of(manifest.shards, **plan.made)
@@ -238,7 +259,10 @@ def _states(
     if not checks:
         return
     if not reading:
-        yield from map(_by_size, checks)
+        sizes = at_once(_size_of, [check.address for check in checks])
+        yield from (
+            "whole" if size == check.shard.size_bytes else "other" for check, size in zip(checks, sizes)
+        )
         return
     total = sum(check.shard.size_bytes for check in checks)
     jobs = useful_jobs(plan.request.jobs, len(checks), total)
@@ -250,11 +274,9 @@ def _states(
     progress.finish()
 
 
-def _by_size(check: CheckTask) -> str:
-    from wdscli.storage import open_source
-
-    with open_source(check.address, decompress=False) as source:
-        return "whole" if source.size == check.shard.size_bytes else "other"
+def _size_of(address: str) -> int | None:
+    with open_source(address, decompress=False) as source:
+        return source.size
 
 
 def tidy(plan: ReorderPlan) -> None:
