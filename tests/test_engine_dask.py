@@ -97,6 +97,25 @@ class TestSameBytes:
         assert s3.pending(bucket) == []
         assert not [name for name in s3.names(bucket) if name.startswith("scratch")]
 
+    @pytest.mark.parametrize(
+        "args",
+        [
+            ["sort", "in", "--by", "cls", "--numeric", "--reverse"],
+            ["split", "in", "--max-count", "4"],
+            ["merge", "in", "more", "--on-duplicate", "rekey"],
+            ["merge", "in", "more", "--join", "left", "--on-conflict", "suffix"],
+        ],
+        ids=lambda args: " ".join(args[:1] + args[3:4]),
+    )
+    def test_every_command_that_reorders(
+        self, cluster: Cluster, inputs: list[str], tmp_path: Path, args: list[str]
+    ) -> None:
+        write_shards(tmp_path / "more", [numbered(9, "b")])
+        for name, where in (("serial", ["-j", "1"]), ("dask", ["--engine", cluster.url])):
+            done = wds(*args, "-o", f"{name}/out-%06d.tar", *where, cwd=tmp_path)
+            assert done.code == 0, done.err
+        assert content(tmp_path / "serial") == content(tmp_path / "dask")
+
     def test_the_library(self, cluster: Cluster, inputs: list[str], tmp_path: Path) -> None:
         from wdscli.ops.plan import Cuts
         from wdscli.ops.reorder import Request

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from wdscli.errors import UsageError
 
 if TYPE_CHECKING:
+    import logging
+
     from distributed import Client
 
 CONNECT_SECONDS = 10
@@ -90,8 +92,15 @@ def _knock(address: str) -> None:
 
 
 def _quiet() -> None:
-    """What Dask logs of lost connections, we say in one error."""
+    """What Dask logs of lost connections and cancelled tasks, we say in one error."""
     import logging
 
     for name in ("distributed.client", "distributed.core", "distributed.comm"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger("tornado.application").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not that a task was cancelled while Dask itself was looking at it."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or "Cancelled" not in kind.__name__
