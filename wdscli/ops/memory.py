@@ -18,7 +18,7 @@ from wdscli.executors import default_jobs
 from wdscli.units import human_size
 
 MIB = 1 << 20
-MAIN = 52 * MIB
+MAIN = 44 * MIB
 """Resident bytes of the command itself with numpy and its bars, before it holds a row."""
 WORKER = 34 * MIB
 """Resident bytes of a worker that has done nothing yet, and those by which the command grows that starts it."""

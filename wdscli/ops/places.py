@@ -54,7 +54,7 @@ class StoredPlaces:
     def put(self, positions: I64, places: U64) -> None:
         import numpy
 
-        records = numpy.empty(len(positions), dtype=self._kind)
+        records: Any = numpy.empty(len(positions), dtype=self._kind)
         records["at"], records["place"] = positions, places
         with open(self._path, "ab") as file:
             records.tofile(file)
@@ -115,7 +115,7 @@ def _numbered(samples: Samples, kind: Any) -> Iterator[Any]:
 
     at = 0
     for part in samples.parts():
-        records = numpy.empty(part.total, dtype=kind)
+        records: Any = numpy.empty(part.total, dtype=kind)
         records["row"], records["at"] = part.rows, numpy.arange(at, at + part.total)
         at += part.total
         yield records

@@ -1,0 +1,115 @@
+"""``--memory`` bounds what all processes together have resident, changes no byte, and never makes a run fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memory_of import peak_of_all
+from shard_cases import content, keys_of, outputs, wds
+
+from wdscli.ops import memory
+from wdscli.ops.memory import LEAST_PLAN, LEAST_TASK, MIB, Limits, available, least, limits_for
+from wdscli.tar import END_OF_ARCHIVE, build_header, padding
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """60 thousand small samples in three shards."""
+    folder = tmp_path_factory.mktemp("many")
+    names = []
+    for shard in range(3):
+        path = folder / f"in-{shard}.tar"
+        with path.open("wb") as file:
+            for number in range(20_000):
+                payload = b"%d" % (number % 7) * (number % 900)
+                header = build_header(b"s%d/n%06d.cls" % (shard, number), len(payload))
+                file.write(header + payload + padding(len(payload)))
+            file.write(END_OF_ARCHIVE)
+        names.append(path)
+    return names
+
+
+def peak(many: list[Path], folder: Path, *more: object) -> int:
+    words = ["shuffle", *many, "-o", f"{folder}/out-%03d.tar", "--max-count", 5000, "-q", *more]
+    return peak_of_all(*words)
+
+
+class TestResidentMemory:
+    def test_of_all_processes_together(self, many: list[Path], tmp_path: Path) -> None:
+        """Within a quarter; and the bytes are the same."""
+        free = peak(many, tmp_path / "free", "-j", 5, "--memory", "4GiB")
+        for number, (limit, jobs, strategy) in enumerate(
+            [(96, 1, "gather"), (96, 1, "spill"), (160, 2, "gather"), (160, 2, "spill"), (96, 5, "spill")]
+        ):
+            folder = tmp_path / str(number)
+            options = ["-j", jobs, "--memory", f"{limit}MiB", "--strategy", strategy]
+            assert peak(many, folder, *options) < limit * MIB * 5 // 4 < free
+            assert content(folder) == content(tmp_path / "free")
+
+    def test_too_little_is_a_warning_and_the_least_there_can_be(
+        self, many: list[Path], tmp_path: Path
+    ) -> None:
+        """Here the plan does not fit either: it is made on disc."""
+        for strategy in ("gather", "spill"):
+            words = [*many, "-o", f"{tmp_path}/{strategy}/out-%03d.tar", "--max-count", 5000, "-j", 2]
+            ran = wds("shuffle", *words, "--memory", "1MiB", "--strategy", strategy)
+            assert ran.code == 0, ran.err
+            assert "warning: --memory 1.05 MB is less than the least there can be" in ran.err
+            assert len(keys_of(*outputs(tmp_path / strategy))) == 60_000
+        assert content(tmp_path / "gather") == content(tmp_path / "spill")
+        assert peak(many, tmp_path / "again", "-j", 2, "--memory", "1MiB") < least(1) * 5 // 4
+
+
+class TestShares:
+    def test_as_many_jobs_as_fit(self) -> None:
+        assert limits_for(least(3), 8).jobs == 3
+        assert limits_for(least(3) - 1, 8).jobs == 2
+        assert limits_for(least(8), 2).jobs == 2
+        assert limits_for(1, 8).jobs == 1
+        assert limits_for(None, 7).jobs == 7
+
+    def test_the_shares_are_not_more_than_all(self) -> None:
+        for limit in range(least(1), 4 * GIB, 77 * MIB):
+            for jobs in (1, 2, 5, 64):
+                found = limits_for(limit, jobs)
+                processes = least(found.jobs) - LEAST_PLAN - found.jobs * LEAST_TASK
+                assert processes + found.plan + found.jobs * found.task <= limit
+                assert found.given
+                assert not found.warning
+
+    def test_what_the_machine_has_when_nobody_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory, "available", lambda: 8 * GIB)
+        found = limits_for(None, 2)
+        assert found == Limits(2, 2 * GIB, 64 * MIB, GIB)
+        monkeypatch.setattr(memory, "available", lambda: 100 * MIB)
+        assert limits_for(None, 2) == Limits(2, 128 * MIB, 32 * MIB, 64 * MIB)
+
+
+class TestAvailable:
+    def test_it_is_what_the_kernel_says(self) -> None:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        total = next(line for line in lines if line.startswith("MemTotal"))
+        assert 0 < available() <= int(total.split()[1]) * 1024
+
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_a_control_group_s_limit(self, tmp_path: Path, version: int, monkeypatch: Any) -> None:
+        root = tmp_path
+        if version == 1:
+            folder, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            stat = "total_inactive_file 1000\ninactive_file 1\n"
+        else:
+            folder, names = root, ("memory.max", "memory.current")
+            stat = "anon 4\ninactive_file 1000\n"
+        folder.mkdir(exist_ok=True)
+        monkeypatch.setattr(memory, "_ROOT", str(root))
+        before = available()
+        for name, value in zip(names, ("500000", "200000"), strict=True):
+            (folder / name).write_text(value + "\n")
+        (folder / "memory.stat").write_text(stat)
+        assert available() == 301_000 < before
+        (folder / names[0]).write_text("max\n")
+        assert available() > GIB // 100
