@@ -20,6 +20,7 @@ from wdscli.errors import OutputError
 from wdscli.ops import external, large, reorder
 from wdscli.ops.external import Stored, sort_by_values, sort_records, store
 from wdscli.ops.value_order import order_by_values
+from wdscli.shards import ShardReader
 
 KIND = numpy.dtype([("key", "<u8"), ("more", "<u2"), ("at", "<u4")])
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -145,8 +146,19 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
+def key_map(path: Path, names: list[str]) -> str:
+    """A file that takes two of three keys to parts."""
+    keys = sorted({sample.key for name in names for sample in ShardReader(name)})
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{key}\tp{at % 3}\n" for at, key in enumerate(keys) if at % 3))
+    return str(path)
+
+
 def made(folder: Path, names: list[str], *words: str) -> dict[str, bytes]:
-    out = f"{folder}/{'{part}-' if '--ratio' in words else ''}out-%06d.tar"
+    has_parts = not {"--ratio", "--by", "--by-map"}.isdisjoint(words) and words[0] == "split"
+    out = f"{folder}/{'{part}-' if has_parts else ''}out-%06d.tar"
+    if "MAP" in words:
+        words = tuple(key_map(folder.with_suffix(".map"), names) if word == "MAP" else word for word in words)
     command = [words[0], *names, "-o", out, "-q", "-j", "1", *words[1:]]
     assert main(command) == 0, command
     return content(folder)
@@ -161,6 +173,12 @@ WORDS = {
     "sort, repeats renamed": ["sort", "--by", "key:r", "--on-duplicate", "rekey", "--shards", "2"],
     "split": ["split", "--on-duplicate", "skip", "--max-size", "64KiB"],
     "split by ratio": ["split", "--on-duplicate", "skip", "--ratio", "a=0.5,b=0.5", "--shards", "2"],
+    "split in groups": [
+        *["split", "--on-duplicate", "skip", "--ratio", "a=1,b=1", "--group-by", "cls", "--missing", "drop"]
+    ],
+    "split, keys renamed": ["split", "--rekey", "{shard}-{index}", "--ratio", "a=1,b=1", "--shards", "2"],
+    "split by field": ["split", "--on-duplicate", "skip", "--by", "cls", "--missing", "none"],
+    "split by map": ["split", "--on-duplicate", "rekey", "--by-map", "MAP", "--missing", "drop"],
     "merge": ["merge", "--on-duplicate", "skip", "--shards", "2"],
 }
 

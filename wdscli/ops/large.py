@@ -3,14 +3,16 @@
 What it is: what :func:`~wdscli.ops.reorder.make_plan` does with the rows of surveys, for more of them than memory
 holds: :func:`stored_samples` instead of one array, :func:`arranged_on_disc` instead of ``Order.arrange``; and
 :class:`StoredSamples` and :class:`StoredOrdered`, which stand in for their namesakes in memory. How: an order that can
-be told by a number a sample (``ranks``), by the byte strings it took (``by_value``), or that is the input's, needs no
-sight of all samples at once. What else there is is arranged in memory, with a warning.
+be told by a number a sample (``ranks``), by the byte strings it took (``by_value``) or by a number for each of these
+(``by_routes``), or that is the input's, needs no sight of all samples at once. What else there is is arranged in
+memory, with a warning.
 
 It must not know what the orders mean.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -233,7 +235,7 @@ def can_be_external(order: Order) -> bool:
     """Whether the order needs no sight of all samples at once."""
     return (
         isinstance(order, InputOrder)
-        or bool(getattr(order, "by_value", False))
+        or bool(getattr(order, "by_value", False) or getattr(order, "by_routes", False))
         or _ranks_of(order) is not None
     )
 
@@ -278,10 +280,39 @@ def arranged_on_disc(order: Order, found: Found) -> tuple[Ordered, Arranged]:
         parts = None
         order.check(value for values in found.values() for value in values)  # type: ignore[attr-defined]
         kept = sort_by_values(found.blocks(), row_type(), order_by_values, samples.new_path, samples.limit)
+    elif getattr(order, "by_routes", False):
+        return _routed(order, found, samples)
     else:
         return StoredOrdered(samples), Arranged()
     ordered = StoredSamples(kept, 0, kept.total, samples.new_path, samples.limit)
     return StoredOrdered(ordered), Arranged(None, parts)
+
+
+def _routed(order: Any, found: Found, samples: StoredSamples) -> tuple[Ordered, Arranged]:
+    """Samples by the number that the order's ``routes`` give to the byte string of each."""
+    import numpy
+
+    routes = order.routes(found.values())
+    counts = numpy.zeros(routes.total, dtype=numpy.int64)
+    kind = numpy.dtype([("row", row_type()), ("number", "<u4")])
+
+    def numbered() -> Iterator[Any]:
+        for values, rows in found.blocks():
+            records: Any = numpy.empty(len(rows), dtype=kind)
+            records["row"], records["number"] = rows, routes.numbers_of(values)
+            counts[:] += numpy.bincount(records["number"], minlength=routes.total)
+            yield records
+
+    by_number = sort_records(numbered(), kind, _number_of, samples.new_path, samples.limit)
+    kept = store((some["row"] for some in by_number.blocks()), row_type(), samples.new_path("parts"))
+    os.unlink(by_number.path)
+    arranged: Arranged = routes.arranged(counts.tolist(), None)
+    total = sum(part.samples for part in arranged.parts or ())
+    return StoredOrdered(StoredSamples(kept, 0, total, samples.new_path, samples.limit)), arranged
+
+
+def _number_of(records: Any) -> Any:
+    return records["number"].astype("<u8")
 
 
 def _blocks(samples: Samples) -> Iterator[Rows]:

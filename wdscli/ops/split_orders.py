@@ -94,9 +94,14 @@ class RatioOrder(NamedTuple):
             return arranged(routes, self._parts_of(pool.samples.keys))
         return arranged(routes, routes.numbers_of(pool.values))
 
-    def routes(self, values: Iterable[Sequence[bytes]]) -> Routes | None:
-        """How values lead to parts; None with ``stratify``, where a part depends on all of them."""
-        return self._with_left_out(self._by_digests) if self.asked.stratify is None else None
+    @property
+    def by_routes(self) -> bool:
+        """Whether :meth:`routes` are all there is to the order; a quota depends on all samples."""
+        return self.extract is not None and self.asked.stratify is None
+
+    def routes(self, values: Iterable[Sequence[bytes]]) -> Routes:
+        """How values lead to parts, for an external sort in place of :meth:`arrange`."""
+        return self._with_left_out(self._by_digests)
 
     def ranks(self, samples: Samples) -> U64:
         """The part of each sample, where there is no ``extract``."""
@@ -137,6 +142,7 @@ class FamilyOrder(NamedTuple):
     extract: Extract | None
     operation: str = "split"
     seed: int | None = None
+    by_routes: bool = True
 
     def options(self) -> dict[str, Any]:
         return _given(self.asked, "by", "missing")
@@ -169,6 +175,7 @@ class MapOrder(NamedTuple):
     extract: Extract | None = Keys()
     operation: str = "split"
     seed: int | None = None
+    by_routes: bool = True
 
     def options(self) -> dict[str, Any]:
         return {"by_map": f"xxh3_128:{self.key_map.digest}", **_given(self.asked, "missing")}
