@@ -33,7 +33,7 @@ from shard_cases import (
 from storage_servers import s3_server
 
 from wdscli.errors import DataError, InputError, OutputError, UsageError
-from wdscli.ops import gather as gather_module
+from wdscli.ops import opened as opened_inputs
 from wdscli.ops.plan import Cuts
 from wdscli.ops.reorder import Request
 from wdscli.ops.scratch import Input, Scratch, spool
@@ -221,13 +221,13 @@ class TestGlobals:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = []
-        original = gather_module.Globals
+        original = opened_inputs.Globals
 
         def counted(source: Any) -> Any:
             made.append(source.name)
             return original(source)
 
-        monkeypatch.setattr(gather_module, "Globals", counted)
+        monkeypatch.setattr(opened_inputs, "Globals", counted)
         data = g(comment="c") + b"".join(raw_member(name, data) for name, data in flat(numbered(50)))
         name = self.shard(tmp_path, data)
         check([name], tmp_path)
@@ -499,7 +499,7 @@ def test_s3_to_s3(plain: list[str], wanted: dict[str, bytes], tmp_path: Path) ->
 
 
 def test_more_inputs_than_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather_module, "OPEN_SOURCES", 3)
+    monkeypatch.setattr(opened_inputs, "OPEN_SOURCES", 3)
     opened: list[str] = []
     original = Input.open
 

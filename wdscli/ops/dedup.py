@@ -16,7 +16,7 @@ from xxhash import xxh3_128, xxh3_128_digest
 from wdscli.errors import UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.ops.duplicates import AT_ONCE, Duplicates
-from wdscli.ops.gather import Inputs
+from wdscli.ops.opened import Inputs
 from wdscli.ops.orders import Order, Pool
 from wdscli.ops.repeats import read_again, repeated_rows
 from wdscli.ops.rows import Samples

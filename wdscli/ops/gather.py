@@ -19,34 +19,32 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo
+from wdscli.ops.opened import Inputs, edges_of, totals_of
 from wdscli.ops.padding import clear_padding
 from wdscli.ops.post import run_post
 from wdscli.ops.preserve import APART, kept_members
 from wdscli.ops.rekey import Rekey, in_round, shard_stem
 from wdscli.ops.rows import Samples
-from wdscli.ops.runs import Globals, members_of_run, pieces_of
+from wdscli.ops.runs import grouped_as_planned, members_of_run, pieces_of
 from wdscli.ops.scratch import Input
-from wdscli.ops.spilled import SPILLED, Reading, Spilled
+from wdscli.ops.spilled import Reading, Spilled
 from wdscli.ops.survey import RENAMED, hash_key
 from wdscli.ops.walk import WORTH, Walker
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.shards.output import ShardSettings
 from wdscli.shards.shardfile import ShardFile
-from wdscli.storage import Source
-from wdscli.tar import FOREIGN, GLOBAL, Columns, Scanner
-from wdscli.tar.columns import new_columns
+from wdscli.tar import GLOBAL, Scanner
 
 if TYPE_CHECKING:
     from wdscli.ops.beside import Beside
     from wdscli.ops.joined import Joiner
-    from wdscli.ops.rows import I64, U64
+    from wdscli.ops.rows import I64
 
 ALONE = GLOBAL | APART
 BUFFER = 1 << 20
 CHUNK = 1 << 14
 """Samples that are lists in memory at a time."""
-OPEN_SOURCES = 64
 
 
 class GatherTask(NamedTuple):
@@ -88,48 +86,6 @@ def _work_of(task: GatherTask, inputs: Inputs, shard: ShardFile) -> _Gatherer | 
     from wdscli.ops.joined import Joiner
 
     return Joiner(task, task.beside, inputs, shard)
-
-
-class Inputs:
-    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. From the number
-    :data:`~wdscli.ops.spilled.SPILLED` on they are what a first pass has written."""
-
-    def __init__(self, inputs: dict[int, Input], spilled: Spilled | None = None) -> None:
-        self._inputs = inputs
-        self._spilled = spilled
-        self._open: dict[int, Source] = {}
-        self.descriptors: dict[int, int] = {}
-        """Those that are open and plain local files."""
-        self._globals: dict[int, Globals] = {}
-
-    def __getitem__(self, number: int) -> Source:
-        source = self._open.get(number)
-        if source is None:
-            if len(self._open) >= OPEN_SOURCES:
-                first = next(iter(self._open))
-                self.descriptors.pop(first, None)
-                self._open.pop(first).close()
-            if number >= SPILLED and self._spilled is not None:
-                source = self._open[number] = self._spilled.open(number)
-            else:
-                source = self._open[number] = self._inputs[number].open()
-            if source.fd is not None:
-                self.descriptors[number] = source.fd
-        return source
-
-    def globals_before(self, number: int, start: int) -> dict[bytes, bytes]:
-        """The records of pax global headers that hold at a byte of an input."""
-        found = self._globals.get(number)
-        if found is None:
-            found = self._globals[number] = Globals(self[number])
-        return found.before(start)
-
-    def __enter__(self) -> Inputs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for source in self._open.values():
-            source.close()
 
 
 class _Gatherer:
@@ -292,7 +248,7 @@ class _Gatherer:
         batch = group_columns(columns, self.task.address)
         begins = [begin + base for begin in self.begins]
         if [batch.starts[first] for first in batch.firsts[:-1]] != begins:
-            batch = _grouped_as_planned(columns, begins, self.task.address)
+            batch = grouped_as_planned(columns, begins, self.task.address)
         if len(batch.keys) != len(self.rows):
             raise self._first_changed(view)
         self._check_keys(batch)
@@ -341,7 +297,7 @@ class _Gatherer:
             columns = members_of_run(source, start, end, known)
         except DataError:
             raise self._changed(row) from None
-        batch = _grouped_as_planned(columns, [start], source.name)
+        batch = grouped_as_planned(columns, [start], source.name)
         if len(batch.keys) != 1:
             raise self._changed(row)
         key = batch.keys[0]
@@ -400,50 +356,3 @@ class _Gatherer:
             offset=int(self.samples.starts[row]),
             hint="the shard was changed meanwhile, or its index is stale: make it again with `wds index`",
         )
-
-
-def totals_of(samples: Samples) -> I64:
-    """How many bytes lie before each sample and behind the last, when they lie side by side."""
-    import numpy
-
-    totals: I64 = numpy.zeros(samples.total + 1, dtype=numpy.int64)
-    numpy.cumsum(samples.lengths, out=totals[1:], dtype=numpy.int64)
-    return totals
-
-
-def edges_of(files: I64, begins: U64, lengths: U64) -> list[int]:
-    """The rows, from 1 on, that do not begin where the one before ends."""
-    import numpy
-
-    apart = (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1])
-    found: list[int] = (numpy.flatnonzero(apart) + 1).tolist()
-    return found
-
-
-def _grouped_as_planned(columns: Columns, begins: list[int], shard: str) -> SampleBatch:
-    """Samples by where they were planned to begin, not by key: neighbours may share a key until they get new ones.
-
-    Gives fewer samples than planned when the members do not fit the plan.
-    """
-    whole = group_columns(new_columns(), shard)
-    bounds = [*begins[1:], 1 << 63]
-    at, count = 0, len(columns.names)
-    for begin, bound in zip(begins, bounds, strict=True):
-        first = at
-        while at < count and columns.starts[at] < bound:
-            at += 1
-        sample = group_columns(columns.part(first, at), shard)
-        if len(sample.keys) != 1 or sample.starts[0] < begin:
-            break
-        _append(whole, sample)
-    return whole
-
-
-def _append(whole: SampleBatch, sample: SampleBatch) -> None:
-    shift = len(whole.fields)
-    whole.keys.extend(sample.keys)
-    whole.firsts.extend(first + shift for first in sample.firsts[1:])
-    whole.fields.extend(sample.fields)
-    for column, values in zip(whole.numbers(), sample.numbers(), strict=True):
-        column.extend(values)
-    whole.marks.extend(mark | FOREIGN for mark in sample.marks)

@@ -21,8 +21,9 @@ from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import to_text
 from wdscli.ops.beside import NOBODY, Beside
-from wdscli.ops.gather import GatherTask, Inputs
+from wdscli.ops.gather import GatherTask
 from wdscli.ops.layout import Layout, Shape, lay_out
+from wdscli.ops.opened import Inputs
 from wdscli.ops.padding import clear_padding
 from wdscli.ops.rows import Samples
 from wdscli.ops.runs import members_of_run, pieces_of

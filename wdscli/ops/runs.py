@@ -1,8 +1,8 @@
 """Members and payloads of one stretch of a shard that can be read at any place.
 
 What it is: the members that lie between two bytes (:func:`members_of_run`), a payload piece by piece
-(:func:`pieces_of`), and the pax global headers that hold at a byte (:class:`Globals`). It must not know why a stretch
-is wanted.
+(:func:`pieces_of`), members as the samples that were planned (:func:`grouped_as_planned`), and the pax global headers
+that hold at a byte (:class:`Globals`). It must not know why a stretch is wanted.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from wdscli.errors import DataError
+from wdscli.samples import SampleBatch, group_columns
 from wdscli.storage import Source
-from wdscli.tar import Columns, Scanner, padded, scan
+from wdscli.tar import FOREIGN, Columns, Scanner, padded, scan
+from wdscli.tar.columns import new_columns
 from wdscli.tar.header import BLOCK
 
 PIECE = 1 << 20
@@ -86,3 +88,32 @@ def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:
 def cut_short(shard: str, offset: int) -> DataError:
     """The error of a payload that ends too soon."""
     return DataError("archive ends inside a payload", code="truncated", shard=shard, offset=offset)
+
+
+def grouped_as_planned(columns: Columns, begins: list[int], shard: str) -> SampleBatch:
+    """Samples by where they were planned to begin, not by key: neighbours may share a key until they get new ones.
+
+    Gives fewer samples than planned when the members do not fit the plan.
+    """
+    whole = group_columns(new_columns(), shard)
+    bounds = [*begins[1:], 1 << 63]
+    at, count = 0, len(columns.names)
+    for begin, bound in zip(begins, bounds, strict=True):
+        first = at
+        while at < count and columns.starts[at] < bound:
+            at += 1
+        sample = group_columns(columns.part(first, at), shard)
+        if len(sample.keys) != 1 or sample.starts[0] < begin:
+            break
+        _append(whole, sample)
+    return whole
+
+
+def _append(whole: SampleBatch, sample: SampleBatch) -> None:
+    shift = len(whole.fields)
+    whole.keys.extend(sample.keys)
+    whole.firsts.extend(first + shift for first in sample.firsts[1:])
+    whole.fields.extend(sample.fields)
+    for column, values in zip(whole.numbers(), sample.numbers(), strict=True):
+        column.extend(values)
+    whole.marks.extend(mark | FOREIGN for mark in sample.marks)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, InputError, OutputError
 from wdscli.executors import tick_of_task
-from wdscli.ops.gather import Inputs
+from wdscli.ops.opened import Inputs
 from wdscli.ops.rows import Samples
 from wdscli.ops.runs import pieces_of
 from wdscli.ops.scratch import HINT, Input
