@@ -163,6 +163,7 @@ class TestLayout:
 
 
 class TestMatching:
+    @QUICK
     @given(
         st.lists(st.lists(st.integers(0, 9), unique=True), min_size=2, max_size=4),
         st.sampled_from(["inner", "left", "outer"]),

@@ -10,16 +10,17 @@ sums over arrays. It must not know how shards are written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.ops.beside import NOBODY, JoinCounts, Joined
 from wdscli.ops.jobs import useful_jobs
+from wdscli.ops.join_measure import Measured
 from wdscli.ops.join_survey import JoinSurveyTask, SetSurvey, survey_sets
 from wdscli.ops.join_table import Table, table_shard
 from wdscli.ops.joined import CHANGED, collision
-from wdscli.ops.layout import Layout, OnConflict, lay_out
+from wdscli.ops.layout import OnConflict
 from wdscli.ops.matching import JoinKind, match, twice
 from wdscli.ops.memory import limits_for
 from wdscli.ops.outputs import Outputs
@@ -43,17 +44,11 @@ from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.inputs import fingerprint_of
 from wdscli.storage import base_name
-from wdscli.tar.header import BLOCK
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
     from wdscli.ops.rows import I64, Rows
     from wdscli.ops.running import ReorderReport
-
-    Bools: TypeAlias = NDArray[numpy.bool_]
 
 ROW_BYTES = 120
 """What a plan holds for each sample that is read, about: a row, its place among the others, what sorting needs."""
@@ -280,7 +275,9 @@ class _Planner:
         firsts = numpy.cumsum([0, *(of_set.samples.total for of_set in surveys)])
         pool = _pooled(surveys)
         rows = match([of_set.samples.keys for of_set in surveys], self.how.kind)
-        measured = _Measured(self, surveys, rows)
+        measured = Measured(self.policies, surveys, rows)
+        if measured.trouble is not None:
+            raise self._conflict(surveys, rows, *measured.trouble)
         own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
         others: list[Ordered] = []
         for number, column in enumerate(rows):
@@ -296,7 +293,24 @@ class _Planner:
         counts = self._counts(surveys, rows, measured)
         return Ordered(pool, own), Joined(tuple(others), tuple(self.sets), self.policies, counts)
 
-    def _counts(self, surveys: Sequence[SetSurvey], rows: Sequence[I64], measured: _Measured) -> JoinCounts:
+    def _conflict(
+        self, surveys: Sequence[SetSurvey], rows: Sequence[I64], row: int, error: DataError
+    ) -> DataError:
+        """The error with the samples' key and places."""
+        parts = [number for number, column in enumerate(rows) if column[row] >= 0]
+        places = [surveys[number].samples.take([int(rows[number][row])]) for number in parts]
+        addresses = [self.inputs[int(place.shards[0])].address for place in places]
+        key = self.key_of(places[0], 0, parts[0])
+        is_table = self.how.table is not None and parts[-1] == len(surveys) - 1
+        return DataError(
+            f'sample "{to_text(key)}" {error.message}: {", ".join(addresses)}',
+            code=error.code,
+            shard=None if is_table else addresses[-1],
+            offset=None if is_table else int(places[-1].starts[0]),
+            hint=error.hint,
+        )
+
+    def _counts(self, surveys: Sequence[SetSurvey], rows: Sequence[I64], measured: Measured) -> JoinCounts:
         """What came together, and what did not."""
         import numpy
 
@@ -334,96 +348,6 @@ def _pooled(surveys: list[SetSurvey]) -> Samples:
         surveys[number] = of_set._replace(samples=Samples(pool[at:end]))
         at = end
     return Samples(pool)
-
-
-class _Measured:
-    """The bytes and members of all output samples, and the fields that gave way; a combination of fields at a time."""
-
-    def __init__(self, planner: _Planner, surveys: Sequence[SetSurvey], rows: Sequence[I64]) -> None:
-        import numpy
-
-        self.surveys = surveys
-        self.rows = rows
-        total = len(rows[0])
-        self.lengths: I64 = numpy.zeros(total, dtype=numpy.int64)
-        self.members: I64 = numpy.zeros(total, dtype=numpy.int64)
-        self.changed: Bools = numpy.zeros(total, dtype=numpy.bool_)
-        self.replaced = self.left_out = self.renamed = 0
-        for of_set, column in zip(surveys, rows, strict=True):
-            there = column >= 0
-            self.lengths[there] += of_set.samples.out_lengths[column[there]].astype(numpy.int64)
-            self.members[there] += of_set.samples.members[column[there]]
-        trouble: tuple[int, DataError] | None = None
-        for chosen in self._combinations():
-            parts = [
-                of_set.shapes[int(of_set.shape_of[column[chosen[0]]])] if column[chosen[0]] >= 0 else None
-                for of_set, column in zip(surveys, rows, strict=True)
-            ]
-            try:
-                self._add(chosen, lay_out(parts, planner.policies))
-            except DataError as error:
-                if trouble is None or int(chosen[0]) < trouble[0]:
-                    trouble = int(chosen[0]), error
-        if trouble is not None:
-            raise self._conflict(planner, *trouble)
-
-    def _combinations(self) -> list[I64]:
-        """Output samples, those together whose parts have the same fields; each group in output order."""
-        import numpy
-
-        kinds: I64 = numpy.zeros(len(self.rows[0]), dtype=numpy.int64)
-        for of_set, column in zip(self.surveys, self.rows, strict=True):
-            shapes: I64 = numpy.zeros(len(column), dtype=numpy.int64)
-            there = column >= 0
-            shapes[there] = of_set.shape_of[column[there]].astype(numpy.int64) + 1
-            kinds = kinds * (len(of_set.shapes) + 1) + shapes
-            if len(of_set.shapes) > 0:
-                kinds = numpy.unique(kinds, return_inverse=True)[1].reshape(-1)
-        if not len(kinds):
-            return []
-        order = numpy.argsort(kinds, kind="stable")
-        bounds: I64 = numpy.flatnonzero(numpy.diff(kinds[order])) + 1
-        return list(numpy.split(order, bounds))
-
-    def _add(self, chosen: I64, layout: Layout) -> None:
-        """Samples of one combination."""
-        if layout.is_plain:
-            return
-        self.changed[chosen] = True
-        self.members[chosen] = len(layout.slots)
-        for slot in layout.out:
-            self.lengths[chosen] -= self._blocks(chosen, slot.part, slot.member, False) * BLOCK
-        for slot in layout.renamed:
-            more = self._blocks(chosen, slot.part, slot.member, True)
-            self.lengths[chosen] += (more - self._blocks(chosen, slot.part, slot.member, False)) * BLOCK
-        self.replaced += layout.replaced * len(chosen)
-        self.left_out += (len(layout.out) - layout.replaced) * len(chosen)
-        self.renamed += len(layout.renamed) * len(chosen)
-
-    def _blocks(self, chosen: I64, part: int, member: int, is_renamed: bool) -> I64:
-        """The blocks of one member of a part, for each of some output samples."""
-        import numpy
-
-        lengths = self.surveys[part].lengths
-        assert lengths is not None
-        column = lengths.renamed if is_renamed else lengths.plain
-        blocks: I64 = column[lengths.firsts[self.rows[part][chosen]] + member].astype(numpy.int64)
-        return blocks
-
-    def _conflict(self, planner: _Planner, row: int, error: DataError) -> DataError:
-        """The error with the samples' key and places."""
-        parts = [number for number, column in enumerate(self.rows) if column[row] >= 0]
-        places = [self.surveys[number].samples.take([int(self.rows[number][row])]) for number in parts]
-        addresses = [planner.inputs[int(place.shards[0])].address for place in places]
-        key = planner.key_of(places[0], 0, parts[0])
-        is_table = planner.how.table is not None and parts[-1] == len(self.surveys) - 1
-        return DataError(
-            f'sample "{to_text(key)}" {error.message}: {", ".join(addresses)}',
-            code=error.code,
-            shard=None if is_table else addresses[-1],
-            offset=None if is_table else int(places[-1].starts[0]),
-            hint=error.hint,
-        )
 
 
 def _check(how: Join, request: Request, sets: int) -> None:
