@@ -208,6 +208,19 @@ class TestPlans:
                 request.getfixturevalue("tiny")
         assert told[0] == told[1]
 
+    def test_what_is_left_out_is_not_planned(
+        self, awkward: list[str], tmp_path: Path, request: Any, capfd: Any
+    ) -> None:
+        command = ["split", *awkward, "-n", "-o", str(tmp_path / "{part}.tar"), "--on-duplicate", "skip"]
+        told = []
+        for number in range(2):
+            assert main([*command, "--by", "cls", "--missing", "drop"]) == 0
+            told.append(capfd.readouterr().err.replace(" in runs of", ""))
+            if number == 0:
+                request.getfixturevalue("tiny")
+        assert "missing " in told[0]
+        assert told[0] == told[1]
+
     def test_a_value_that_no_sample_has(self, awkward: list[str], tmp_path: Path, tiny: list[str]) -> None:
         command = ["sort", *awkward, "-o", str(tmp_path / "o.tar"), "--on-duplicate", "skip"]
         assert main([*command, "--by", "nothing"]) == 3
