@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,17 @@ class TestKept:
         assert ran.code == 0, ran.err
         assert len(made) == 3
         assert content(tmp_path / "out") == undisturbed
+
+    def test_inputs_that_are_copied_first(
+        self, run: Command, shards: list[str], interrupted: Any, tmp_path: Path, made: list[str]
+    ) -> None:
+        subprocess.run(["gzip", "-k", shards[0]], check=True)
+        inputs = [f"{shards[0]}.gz", f"pipe:cat {shards[2]}"]
+        command = ["shuffle", *inputs, "-o", f"{tmp_path}/out/out-%d.tar", "--max-count", "4", "-j", "1"]
+        interrupted(*command)
+        made.clear()
+        assert run(*command, "--resume").code == 0
+        assert made == ["out-3.tar", "out-4.tar"]
 
     def test_parts(
         self, run: Command, shards: list[str], interrupted: Any, tmp_path: Path, made: list[str]

@@ -152,15 +152,19 @@ def _is_ours(plan: ReorderPlan, mark: PlanMark, found: Found) -> bool:
     address = found.shard.address
     if found.receipt is None:
         raise OutputExistsError(
-            f"{address} is there, and no receipt says that this {plan.operation} made it", hint=_AWAY
+            f"{address} is there, and no receipt says that this {plan.operation} made it", hint=_away(plan)
         )
     raise OutputExistsError(
         f"{address} was made by another run: {mark.difference(found.receipt.mark)}",
-        hint=_AWAY,
+        hint=_away(plan),
     )
 
 
-_AWAY = "replace it with --force, or choose another name"
+def _away(plan: ReorderPlan) -> str:
+    """What helps against a file in the way."""
+    if plan.is_stored:
+        return "remove it, or make the plan again: with --force, or for another output"
+    return "replace it with --force, or choose another name"
 
 
 def _refuse_other(plan: ReorderPlan, found: Found) -> None:
@@ -174,7 +178,7 @@ def _refuse_other(plan: ReorderPlan, found: Found) -> None:
             hint="make the set again with --force",
         )
     raise OutputExistsError(
-        f"{found.shard.address} is there and is not what was written under this name", hint=_AWAY
+        f"{found.shard.address} is there and is not what was written under this name", hint=_away(plan)
     )
 
 
@@ -187,7 +191,7 @@ def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
         for address in part.output.pattern.existing() if number not in complete else ():
             if address not in own:
                 raise OutputExistsError(
-                    f"{address} is there, and this {plan.operation} makes no such shard", hint=_AWAY
+                    f"{address} is there, and this {plan.operation} makes no such shard", hint=_away(plan)
                 )
 
 
@@ -233,7 +237,9 @@ def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: It
         if plan.request.settings.force:
             remove(address)
         elif exists(address):
-            raise OutputExistsError(f"{address} is there and is the manifest of another set", hint=_AWAY)
+            raise OutputExistsError(
+                f"{address} is there and is the manifest of another set", hint=_away(plan)
+            )
 
 
 def _manifest_of_part(
