@@ -29,18 +29,19 @@ Set = list[Sample]
 
 def oracle(sets: Sequence[Set], kind: str, policy: str = "error") -> Set:
     """What a join is, said with dictionaries. Raises KeyError for a conflict."""
-    first, *others = sets
-    made: dict[str, dict[str, bytes]] = {key: dict(fields) for key, fields in first}
-    for number, more in enumerate(others, 2):
-        theirs = dict(more)
+    keys = list(dict(sets[0]))
+    for more in sets[1:]:
         if kind == "inner":
-            made = {key: fields for key, fields in made.items() if key in theirs}
-        for key, fields in more:
-            if key not in made and kind == "outer":
-                made[key] = {}
-            if key in made:
-                made[key] = _beside(made[key], fields, number, policy)
-    return list(made.items())
+            keys = [key for key in keys if key in dict(more)]
+        if kind == "outer":
+            keys += [key for key, _ in more if key not in keys]
+    made: Set = []
+    for key in keys:
+        fields: dict[str, bytes] = {}
+        for number, one in enumerate(sets, 1):
+            fields = _beside(fields, dict(one).get(key, {}), number, policy)
+        made.append((key, fields))
+    return made
 
 
 def _beside(fields: dict[str, bytes], more: dict[str, bytes], number: int, policy: str) -> dict[str, bytes]:
