@@ -114,16 +114,16 @@ class _Meter:
 
 
 def _submitted(executor: Executor, function: Callable[..., Any], *args: Any) -> Future[Any]:
-    from concurrent.futures.process import BrokenProcessPool
+    from concurrent.futures import BrokenExecutor
 
     try:
         return executor.submit(function, *args)
-    except BrokenProcessPool:
+    except BrokenExecutor:
         raise _lost_worker() from None
 
 
 def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result:
-    from concurrent.futures.process import BrokenProcessPool
+    from concurrent.futures import BrokenExecutor
 
     try:
         if meter.counters is not None:
@@ -131,7 +131,7 @@ def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result
         return future.result()
     except (WdsError, BrokenPipeError):
         raise
-    except BrokenProcessPool:
+    except BrokenExecutor:
         raise _lost_worker() from None
     except Exception as error:
         explain = getattr(executor, "explain", task_failed)
