@@ -89,7 +89,7 @@ def parts_of_ranks(ranks: U64, shares: Sequence[Share]) -> I64:
 
     # A part so small that no rank is in it begins where there is no rank any more.
     begins = numpy.array([min(bound, (1 << 64) - 1) for bound in bounds(shares)], dtype=numpy.uint64)
-    return numpy.searchsorted(begins, ranks, side="right").astype(numpy.int64)
+    return numpy.searchsorted(begins, ranks, side="right").astype(numpy.int64, copy=False)
 
 
 def stratified(digests: U64, classes: I64, seed: int, shares: Sequence[Share]) -> I64:

@@ -10,6 +10,7 @@ It must not know where samples are written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
@@ -17,12 +18,17 @@ from wdscli.model import to_bytes, to_text
 from wdscli.ops.key_map import KeyMap
 from wdscli.ops.orders import Arranged, Part, Pool
 from wdscli.ops.parts import Share, parts_of_ranks, ranks_of, stratified
+from wdscli.ops.plan import BLOCK
 from wdscli.ops.split_values import DIGEST_BYTES, MISSING, UNDECODABLE, Keys
 from wdscli.storage.addresses import natural
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import I64, U64, Samples
+    from typing import TypeAlias
+
+    from wdscli.ops.rows import I64, U32, U64, Samples
     from wdscli.ops.survey import Extract
+
+    Numbers: TypeAlias = I64 | U32
 
 MOST_PARTS = 10_000
 _LEFT_OUT = {MISSING: "missing", UNDECODABLE: "undecodable"}
@@ -91,7 +97,7 @@ class RatioOrder(NamedTuple):
         parts_of = self._by_digests if self.asked.stratify is None else self._quotas
         routes = self._with_left_out(parts_of)
         if pool.values is None:
-            return arranged(routes, self._parts_of(pool.samples.keys))
+            return arranged(routes, self._parts_of_keys(pool.samples))
         return arranged(routes, routes.numbers_of(pool.values))
 
     @property
@@ -111,6 +117,15 @@ class RatioOrder(NamedTuple):
 
     def _parts_of(self, digests: U64) -> I64:
         return parts_of_ranks(ranks_of(self.seed, digests), self.shares)
+
+    def _parts_of_keys(self, samples: Samples) -> Numbers:
+        """Some at a time, because all hashes together are a fifth of a plan."""
+        import numpy
+
+        found: U32 = numpy.empty(samples.total, dtype=numpy.uint32)
+        for first in range(0, samples.total, BLOCK):
+            found[first : first + BLOCK] = self._parts_of(samples.keys[first : first + BLOCK])
+        return found
 
     def _by_digests(self, values: Sequence[bytes]) -> I64:
         return self._parts_of(_digests(values))
@@ -251,12 +266,20 @@ def _mapped(keys: Sequence[bytes], part_of: dict[bytes, int], new: Sequence[int]
     return numpy.array(new, dtype=numpy.int64)[found]
 
 
-def arranged(routes: Routes, numbers: I64) -> Arranged:
-    """All samples by the number of their part, in each in input order."""
+def arranged(routes: Routes, numbers: Numbers) -> Arranged:
+    """All samples by the number of their part, in each in input order: a counting sort, which needs no memory but for
+    the order."""
     import numpy
 
-    counts = numpy.bincount(numbers, minlength=routes.total).tolist()
-    # Few parts: numpy sorts small numbers by counting them.
-    small = numbers.astype(numpy.int16 if routes.total < 1 << 15 else numpy.int64)
-    order = numpy.argsort(small, kind="stable").astype(numpy.int64, copy=False)
+    blocks = [numbers[first : first + BLOCK] for first in range(0, len(numbers), BLOCK)]
+    tallies = (numpy.bincount(some, minlength=routes.total) for some in blocks)
+    counts = sum(tallies, numpy.zeros(routes.total, dtype=numpy.int64)).tolist()
+    ends = [0, *accumulate(counts)][: len(counts)]
+    order: I64 = numpy.empty(len(numbers), dtype=numpy.int64)
+    for block, some in enumerate(blocks):
+        rows = numpy.argsort(some, kind="stable") + block * BLOCK
+        for number, taken in enumerate(numpy.bincount(some).tolist()):
+            order[ends[number] : ends[number] + taken] = rows[:taken]
+            ends[number] += taken
+            rows = rows[taken:]
     return routes.arranged(counts, order)
