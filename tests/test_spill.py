@@ -108,6 +108,8 @@ class TestSameBytes:
             raise OSError(18, "Invalid cross-device link")
 
         monkeypatch.setattr(os, "copy_file_range", refuse)
+        assert shuffled(awkward, tmp_path / "sent") == by_gather
+        monkeypatch.setattr(os, "sendfile", refuse)
         assert shuffled(awkward, tmp_path / "spill") == by_gather
 
     def test_samples_are_read_from_scratch_space(
@@ -124,6 +126,27 @@ class TestSameBytes:
         names = [shutil.copy(name, tmp_path) for name in awkward if "in-08" not in name]
         monkeypatch.setattr(spill, "run_tasks", then_remove)
         assert shuffled(names, tmp_path / "spill")
+
+    @pytest.mark.parametrize("cuts", [Cuts(shards=1), Cuts(max_count=9)])
+    def test_scratch_space_shrinks_as_the_output_grows(
+        self, awkward: list[str], tmp_path: Path, sized: Fix, monkeypatch: pytest.MonkeyPatch, cuts: Cuts
+    ) -> None:
+        """With one shard, too: the task removes what nobody else needs."""
+        sized(1 << 20, 8_000, False)
+        left: list[int] = []
+        original = spilled.Reading.enter
+
+        def look(*args: Any) -> int:
+            found = original(*args)
+            left.append(len(list((tmp_path / "tmp").glob("*/*"))))
+            return found
+
+        (tmp_path / "tmp").mkdir()
+        monkeypatch.setattr(spilled.Reading, "enter", look)
+        assert shuffled(awkward, tmp_path / "out", cuts=cuts, tmp=str(tmp_path / "tmp"))
+        assert left == sorted(left, reverse=True)
+        assert left[0] > 20
+        assert left[-1] <= 2
 
     def test_a_selection_that_leaves_gaps(self, awkward: list[str], tmp_path: Path, sized: Fix) -> None:
         sized(20_000, 9_000, True)

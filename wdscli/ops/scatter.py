@@ -100,7 +100,8 @@ class _Stretch:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._in_kernel = hasattr(os, "copy_file_range")
+        self._is_one_system = hasattr(os, "copy_file_range")
+        self._in_kernel = True
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
         write_all(self._descriptor, b"".join(parts))
@@ -114,12 +115,16 @@ class _Stretch:
 
     def _copied(self, descriptor: int, start: int, end: int) -> int:
         """Where the copy by the kernel ended: some file systems and pairs of them cannot."""
-        while start < end:
+        while start < end and self._in_kernel:
+            size = min(end - start, _IN_KERNEL)
             try:
-                done = os.copy_file_range(descriptor, self._descriptor, min(end - start, _IN_KERNEL), start)
+                if self._is_one_system:
+                    done = os.copy_file_range(descriptor, self._descriptor, size, start)
+                else:
+                    done = os.sendfile(self._descriptor, descriptor, start, size)
             except OSError:
-                self._in_kernel = False
-                return start
+                self._in_kernel, self._is_one_system = self._is_one_system, False
+                continue
             if not done:
                 return start
             start += done

@@ -50,6 +50,9 @@ BUCKET_ROWS = 1 << 19
 """At most so many samples in a bucket."""
 ROW_BYTES = 256
 """What a sample of a chunk costs the task besides its bytes."""
+BUCKETS = 16
+LEAST_BUCKET = 32 << 20
+"""So many buckets at least, of so many bytes at least: scratch space is let go of bucket by bucket."""
 WORTH_LOADING = 8 << 20
 PAGE = 1 << 12
 """Chunks begin at multiples of this, so that no two tasks write to one page of a file."""
@@ -80,6 +83,7 @@ def spill(
     check_room(scratch, total)
     space = scratch.space()
     layout = Layout(plan.ordered, shards, space, sizes_for(plan, space, limits, total))
+    layout.tasks_run_once = space.is_local and plan.request.engine is None
     progress.start("spilling", total, "bytes")
     for _ in run_tasks(executor, scatter, layout.tasks(plan), advance=progress.advance, amount=int):
         pass
@@ -103,10 +107,11 @@ def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -
     to file, by way of the page cache."""
     small = total < SMALL * max(1, plan.samples) and limits.task >= WORTH_LOADING
     loaded = small or not space.is_local or not all(one.is_near for one in plan.inputs)
+    cache = max(LEAST_BUCKET, min(limits.cache, total // BUCKETS))
     return Sizes(
         chunk=limits.task if loaded else limits.cache,
         chunk_rows=max(1 << 12, min(limits.task // ROW_BYTES, MOST_ROWS)),
-        bucket=limits.cache if space.is_local else limits.task,
+        bucket=cache if space.is_local else limits.task,
         loaded=loaded,
     )
 
@@ -133,6 +138,8 @@ class Layout:
         self._bounds: I64 = numpy.asarray(list(self._bucket_bounds()), dtype=numpy.int64)
         self._filled = [0] * len(self._bounds)
         self._gone = 0
+        self.tasks_run_once = False
+        """Whether a task may remove what it needs no more: not where tasks are tried again."""
         self._places: Places | StoredPlaces = Places(ordered.total)
         if isinstance(ordered.samples, StoredSamples):
             self._places = StoredPlaces(ordered.samples)
@@ -236,7 +243,15 @@ class Layout:
     def spilled(self, shard: PlannedShard) -> Spilled:
         """What the task that makes ``shard`` is told."""
         bounds = self._bounds[(self._bounds > shard.first) & (self._bounds < shard.end)] - shard.first
-        return Spilled(self._space, self._places.get(shard.first, shard.end), tuple(bounds.tolist()))
+        own: list[tuple[int, int]] = []
+        if self.tasks_run_once:
+            bucket = int(self._bounds.searchsorted(shard.first))
+            while bucket + 1 < len(self._bounds) and self._bounds[bucket + 1] <= shard.end:
+                if self._filled[bucket]:
+                    own.append((bucket, int(self._bounds[bucket + 1]) - shard.first))
+                bucket += 1
+        places = self._places.get(shard.first, shard.end)
+        return Spilled(self._space, places, tuple(bounds.tolist()), tuple(own))
 
     def release(self, shard: PlannedShard) -> None:
         """Let go of what nobody needs when ``shard`` and all before it are made."""

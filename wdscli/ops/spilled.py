@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.storage import Source, open_source
+from wdscli.storage import Source, open_source, remove
 
 if TYPE_CHECKING:
     from wdscli.ops.rows import I64, U64, Samples
@@ -47,11 +47,13 @@ class Scattered(NamedTuple):
 
 class Spilled(NamedTuple):
     """Where the samples of one task lie: the place of each (or :data:`ELSEWHERE`), and the rows at which another bucket
-    begins."""
+    begins. ``own`` are the parts, each with the row behind it, that no other task needs: they go as the task goes on,
+    so that scratch space shrinks as the output grows."""
 
     space: Scattered
     places: U64
     buckets: tuple[int, ...] = ()
+    own: tuple[tuple[int, int], ...] = ()
 
     def open(self, number: int) -> Source:
         """The bytes under one of the numbers that :meth:`Reading.places` gives. Raises InputError."""
@@ -68,6 +70,7 @@ class Reading:
         self._spilled = spilled
         self._samples = samples
         self._bounds = [] if spilled is None else [*spilled.buckets, samples.total]
+        self._own = [] if spilled is None else list(spilled.own)
         self.next_bucket = 0 if spilled is not None and samples.total else -1
 
     def places(self, first: int, end: int) -> tuple[I64, U64]:
@@ -92,6 +95,11 @@ class Reading:
         row at which the next one begins."""
         if self._spilled is None:
             return -1
+        while self._own and self._own[0][1] <= row:
+            # Its descriptor may still be open, and would hold its blocks.
+            path = self._spilled.space.part(self._own.pop(0)[0])
+            os.truncate(path, 0)
+            remove(path)
         end = next((bound for bound in self._bounds if bound > row), -1)
         stretches = stretches_of(self._spilled.places[row:end], self._samples.part(row, end).lengths)
         if not self._spilled.space.is_local:
