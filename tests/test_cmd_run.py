@@ -206,6 +206,23 @@ class TestPlan:
         good("shuffle", *shards, "-o", out, "--max-count", "4", "--plan", tmp_path / "two.plan", "-j", 2)
         assert plan.read_bytes() == (tmp_path / "two.plan").read_bytes()
 
+    def test_a_plan_that_is_larger_than_its_share_of_memory(
+        self, good: Command, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ordered by way of scratch files, stored as it is."""
+        from wdscli.ops import reorder
+
+        shards = write_shards(tmp_path / "in", [numbered(50, f"p{n}-", [2]) for n in range(2)])
+        how = ["shuffle", *shards, "-o", f"{tmp_path}/out-%d.tar", "--shards", "3"]
+        good(*how, "--plan", tmp_path / "one")
+        monkeypatch.setattr(reorder, "is_too_large", lambda *_: True)
+        assert (
+            "holds all samples in memory" not in good(*how, "--plan", tmp_path / "two", "--memory", "1MB").err
+        )
+        assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+        told = good(*how, "--plan", tmp_path / "three", "-v").err
+        assert "strategy gather: the tasks of a stored plan share no scratch space" in told
+
     def test_one_that_is_there_is_not_replaced(
         self, run: Command, shards: list[str], plan: Path, tmp_path: Path
     ) -> None:

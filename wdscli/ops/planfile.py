@@ -222,7 +222,7 @@ class PlanFile:
             raise self._broken(f"the rows of task {shard} were changed")
 
 
-class StoredRows(Ordered):
+class PlanRows(Ordered):
     """A list of rows in a plan's file."""
 
     __slots__ = ("_by_range", "_file", "_number", "_total")
@@ -290,7 +290,7 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
     request = _request(header, [one.address for one in inputs], settings)
     outputs = Outputs(request.output, request.settings, may_exist=True)
     parts = tuple(PlannedPart(name, outputs.set_of(name or "part")) for name in header["parts"])
-    rows = [StoredRows(file, number, counts["samples"]) for number in range(len(header["rows"]))]
+    rows = [PlanRows(file, number, counts["samples"]) for number in range(len(header["rows"]))]
     return ReorderPlan(
         request=request,
         operation=header["operation"],

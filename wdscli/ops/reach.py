@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 SHARED = "--tmp DIR names a folder, or an address, that all workers share"
 ALONE = "the workers of the engine share no scratch space (--tmp)"
+STORED = "the tasks of a stored plan share no scratch space"
 
 
 def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> None:
     """Raise UsageError for an engine that is not there, and for inputs, outputs and options that need this process."""
     check_post(request.post, request.output, is_stream=is_stream)
     if request.plan_file is not None and request.strategy == "spill":
-        raise UsageError("the tasks of a stored plan share no scratch space", hint="leave --strategy spill out")
+        raise UsageError(STORED, hint="leave --strategy spill out")
     if request.plan_file is not None and request.resume:
         raise UsageError(
-            "--plan writes no shard, so there is nothing to --resume", hint="wds run FILE makes what is not there"
+            "--plan writes no shard, so there is nothing to --resume",
+            hint="wds run FILE makes what is not there",
         )
     if request.engine is None:
         return

@@ -36,7 +36,7 @@ from wdscli.ops.orders import Order, Part, Planner, Pool
 from wdscli.ops.outputs import FIELD, Outputs
 from wdscli.ops.plan import Cuts, cut, measure, oversized
 from wdscli.ops.preserve import check_preserve
-from wdscli.ops.reach import ALONE, away, check_reach
+from wdscli.ops.reach import ALONE, STORED, away, check_reach
 from wdscli.ops.rekey import DEFAULT, Rekey
 from wdscli.ops.repeats import renamed, repeated_error, repeated_rows
 from wdscli.ops.rounds import in_rounds
@@ -218,7 +218,7 @@ def make_plan(
         progress.warn(limits.warning)
     tasks = survey_tasks(shards.addresses, template, None if away(request) else scratch)
     # Where an order needs all samples at once, they may as well stay where they are.
-    room = scratch if can_be_external(order) and request.engine is None and not away(request) else None
+    room = scratch if can_be_external(order) and request.engine is None else None
     if room is not None:
         tasks = bounded(tasks, room, limits)
     surveys = _surveys(tasks, state, request, limits.jobs, progress)
@@ -253,7 +253,7 @@ def make_plan(
     parts, planned = planned_shards(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
     choice = choose(request.strategy, inputs[: len(shards.addresses)], ordered, request.tmp)
     if away(request):
-        choice = Choice("gather", ALONE)
+        choice = Choice("gather", STORED if request.plan_file is not None else ALONE)
     return ReorderPlan(
         request=request,
         operation=order.operation,
