@@ -773,6 +773,20 @@ class TestSameBytes:
         assert shards[0] == shards[1] == shards[2] == shards[3]
         assert found[0] == found[1] == found[2]
 
+    @pytest.mark.parametrize("options", [["--ratio", RATIO], ["--by", "json.who.id"]], ids=" ".join)
+    def test_whatever_is_looked_at_together(
+        self,
+        good: Command,
+        clinic: list[str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        options: list[str],
+    ) -> None:
+        good(*clinic, "-o", tmp_path / "a" / "{part}.tar", *options)
+        monkeypatch.setattr("wdscli.ops.split_orders.BLOCK", 7)
+        good(*clinic, "-o", tmp_path / "b" / "{part}.tar", *options)
+        assert content(tmp_path / "a") == content(tmp_path / "b")
+
     def test_from_a_stream(self, good: Command, clinic: list[str], tmp_path: Path) -> None:
         """As from plain files, by way of a scratch folder."""
         piped = [f"pipe:cat {name}" for name in clinic]
