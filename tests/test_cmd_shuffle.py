@@ -452,11 +452,11 @@ class TestOptions:
     def test_jobs_start_processes(
         self, good: Command, shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from wdscli import executors
+        from wdscli.executors import local
 
         asked = []
-        original = executors._processes
-        monkeypatch.setattr(executors, "_processes", lambda jobs: asked.append(jobs) or original(jobs))
+        original = local._processes
+        monkeypatch.setattr(local, "_processes", lambda jobs: asked.append(jobs) or original(jobs))
         good(*shards, "-o", tmp_path / "a-%d.tar", "-j", 1)
         assert asked == []
         good(*shards, "-o", tmp_path / "b-%d.tar", "-j", 2, "--max-count", 9)

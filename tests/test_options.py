@@ -56,7 +56,7 @@ def test_defaults() -> None:
         "limit": None,
         "max_count": None, "max_size": None, "shard_count": None,
         "output": "out.tar", "force": False, "fsync": False, "no_index": False, "checksum": "xxh3_128", "mtime": None,
-        "long_names": "pax", "dry_run": False, "jobs": None,
+        "long_names": "pax", "dry_run": False, "jobs": None, "post": None,
         "on_error": "stop", "on_duplicate": "error", "rekey": None,
         "json": False, "quiet": False, "verbose": False, "progress": None, "debug": False,
     }  # fmt: skip
