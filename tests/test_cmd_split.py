@@ -196,6 +196,13 @@ class TestCuts:
         made = assert_true_set(tmp_path)["wdscli"]["made"]["options"]
         assert made["divisible_by"] == cut[-1]
 
+    @pytest.mark.parametrize("command", ["shuffle", "sort", "merge"])
+    def test_other_commands_cut_so_too(self, shards: list[str], tmp_path: Path, command: str) -> None:
+        out = ["-o", f"{tmp_path}/out-%06d.tar", "--max-count", "10", "--divisible-by", "2", "-q"]
+        assert main([command, *shards, *out]) == 0
+        assert [len(keys_of(path)) for path in outputs(tmp_path)] == [5, 5, 5, 6]
+        assert main([command, *shards, *out, "--force", "--divisible-by", "22"]) == 2
+
     def test_divisible_by_holds_for_each_part(self, good: Command, tmp_path: Path) -> None:
         names = write_shards(tmp_path / "in", [numbered(60)])
         good(*names, "-o", tmp_path / "{part}-%06d.tar", "--by", "cls", "--divisible-by", 1)

@@ -7,12 +7,12 @@ import typer
 from wdscli.cli.joining import JoinOptions, check_alone
 from wdscli.cli.options import (
     CommonOptions,
-    CutOptions,
     DuplicateOptions,
     EngineOptions,
     ErrorOptions,
     JsonOptions,
     OutputOptions,
+    PlannedCutOptions,
     Preserve,
     SelectionOptions,
     grouped,
@@ -97,7 +97,7 @@ def merge(
     turns: TurnOptions,
     join: JoinOptions,
     dedup: DedupOptions,
-    cuts: CutOptions,
+    cuts: PlannedCutOptions,
     engine: EngineOptions,
     preserve: Preserve = False,
     selection: SelectionOptions,

@@ -8,12 +8,12 @@ import typer
 
 from wdscli.cli.options import (
     CommonOptions,
-    CutOptions,
     DuplicateOptions,
     EngineOptions,
     ErrorOptions,
     JsonOptions,
     OutputOptions,
+    PlannedCutOptions,
     Preserve,
     SelectionOptions,
     Shards,
@@ -54,7 +54,7 @@ def shuffle(
             rich_help_panel="Order",
         ),
     ] = None,
-    cuts: CutOptions,
+    cuts: PlannedCutOptions,
     engine: EngineOptions,
     preserve: Preserve = False,
     selection: SelectionOptions,

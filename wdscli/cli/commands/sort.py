@@ -8,12 +8,12 @@ import typer
 
 from wdscli.cli.options import (
     CommonOptions,
-    CutOptions,
     DuplicateOptions,
     EngineOptions,
     ErrorOptions,
     JsonOptions,
     OutputOptions,
+    PlannedCutOptions,
     Preserve,
     SelectionOptions,
     Shards,
@@ -66,7 +66,7 @@ def sort(
             rich_help_panel=_ORDER,
         ),
     ] = None,
-    cuts: CutOptions,
+    cuts: PlannedCutOptions,
     engine: EngineOptions,
     preserve: Preserve = False,
     selection: SelectionOptions,
