@@ -22,6 +22,7 @@ from wdscli.ops.layout import lay_out
 from wdscli.ops.plan import Cuts
 from wdscli.ops.reorder import Request
 from wdscli.selection import Selection
+from wdscli.tar import build_header
 
 Sample = tuple[str, dict[str, bytes]]
 Set = list[Sample]
@@ -232,6 +233,11 @@ class TestTask:
                     import io
 
                     tar.addfile(info, io.BytesIO(payload))
+        (tmp_path / "set1" / "1.tar").write_bytes(
+            tar_of([("k0.txt", b"0"), ("k1.txt", b"1"), ("k3.txt", b"3")])
+        )
+        sets[1] += [(f"k{number}", {"txt": b"%d" % number}) for number in (0, 1, 3)]
+        (tmp_path / "set0" / "0.tar").write_bytes(tar_of(members(sets[0])))
         found = joined_bytes(tmp_path, inputs, Join("outer", "left"))
         assert found == tar_of(members(oracle(sets, "outer", "left")))
 
@@ -263,15 +269,46 @@ class TestTask:
         found = joined_bytes(tmp_path, inputs, Join(), selection=Selection.parse(drop=drop))
         assert found == tar_of(members(oracle(sets, "inner")))
 
-    def test_keys_that_were_changed_together(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("buffer", [1 << 19, 1])
+    @pytest.mark.parametrize(
+        "names",
+        [("b.x", "b.y"), ("a.y", "a.y"), ("a.x", "a.x")],
+        ids=["other keys", "a conflict", "the other conflict"],
+    )
+    def test_what_was_changed_in_both(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str], buffer: int
+    ) -> None:
         from wdscli.ops.running import run_plan
 
+        monkeypatch.setattr(joined, "BUFFER", buffer)
         inputs = write(tmp_path, [[("a", {"x": b"1"})], [("a", {"y": b"3"})]])
         plan = Join().plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1))
-        for number, field in enumerate("xy"):
-            (tmp_path / f"set{number}" / "0.tar").write_bytes(tar_of([(f"b.{field}", b"1")]))
+        for number, name in enumerate(names):
+            (tmp_path / f"set{number}" / "0.tar").write_bytes(tar_of([(name, b"1")]))
         with pytest.raises(DataError, match="is not what was planned"):
             run_plan(plan)
+        assert outputs(tmp_path, "out*") == []
+
+    def test_members_that_end_elsewhere(self, tmp_path: Path) -> None:
+        """The parts together have the same bytes and the same key, but the first goes on in what was the second."""
+        from wdscli.ops.running import run_plan
+
+        sets: list[Set] = [[("a", {"x": b"1"})], [("a", {"y": b"2" * 1000, "z": b"3"})]]
+        inputs = write(tmp_path, sets)
+        plan = Join("inner", "suffix").plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1))
+        header = build_header(b"a.x", 512 + 512 + 512)
+        (tmp_path / "set0" / "0.tar").write_bytes((header + b"1" * 512).ljust(10_240, b"\0"))
+        with pytest.raises(DataError, match="is not what was planned"):
+            run_plan(plan)
+
+    @pytest.mark.parametrize("length", range(92, 98))
+    def test_a_suffix_may_need_a_longer_header(self, tmp_path: Path, length: int) -> None:
+        sets: list[Set] = [
+            [("e" * length, {"txt": b"1"}), ("b", {"txt": b""})],
+            [("b", {"txt": b"2"}), ("e" * length, {"txt": b"3" * 600})],
+        ]
+        found = joined_bytes(tmp_path, write(tmp_path, sets), Join("inner", "suffix"))
+        assert found == tar_of(members(oracle(sets, "inner", "suffix")))
 
     def test_empty_shards_and_sets(self, tmp_path: Path) -> None:
         for number, sets in enumerate([[[], []], [[("a", {"x": b"1"})], []], [[], [("a", {"x": b"1"})]]]):

@@ -120,6 +120,14 @@ class _Planner:
         _check(how, request, self.total_sets)
         if request.selection.reads_stdin and "-" in self.shards.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+        if (
+            how.table is not None
+            and how.table.address == "-"
+            and _reads_stdin(request, self.shards.addresses)
+        ):
+            raise UsageError(
+                "standard input cannot hold both a table and something else", hint="--table FILE"
+            )
         self.outputs = Outputs(request.output, request.settings, may_exist=request.resume)
         check_reach(request, self.shards.addresses, is_stream=self.outputs.is_stream)
         self.outputs.check(None, self.shards.addresses)
@@ -348,6 +356,10 @@ def _pooled(surveys: list[SetSurvey]) -> Samples:
         surveys[number] = of_set._replace(samples=Samples(pool[at:end]))
         at = end
     return Samples(pool)
+
+
+def _reads_stdin(request: Request, addresses: Sequence[str]) -> bool:
+    return request.selection.reads_stdin or "-" in addresses
 
 
 def _check(how: Join, request: Request, sets: int) -> None:

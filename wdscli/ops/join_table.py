@@ -181,5 +181,7 @@ def _all_of(source: Any) -> bytes:
 
 
 def _in_row(table: Table, number: int, error: WdsError) -> WdsError:
+    if getattr(error, "code", "") == "unsafe-name":
+        error.hint = "the column must have keys as the samples have them: n01/img7 for n01/img7.jpg"
     error.message = f"{table.address}, row {number}: {error.message}"
     return error

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from wdscli.errors import DataError, InputError
@@ -173,6 +173,8 @@ class Joiner:
         if [batch.starts[first] - base for first in batch.firsts[:-1]] != [places[0] for places in begins]:
             raise self._first_changed(view, begins)
         if list(map(hash_key, batch.keys)) != [sample.key for sample in self.samples]:
+            raise self._first_changed(view, begins)
+        if not {start - base for start in batch.starts}.issuperset(chain.from_iterable(begins)):
             raise self._first_changed(view, begins)
         self._check_fields(batch)
         return batch
