@@ -301,6 +301,16 @@ class TestTask:
         with pytest.raises(DataError, match="is not what was planned"):
             run_plan(plan)
 
+    def test_a_member_that_went_to_the_next_sample(self, tmp_path: Path) -> None:
+        from wdscli.ops.running import run_plan
+
+        sets: list[Set] = [[("a", {"x": b"1", "y": b"2"}), ("b", {"x": b"3"})], [("c", {"z": b"4"})]]
+        inputs = write(tmp_path, sets)
+        plan = Join("outer").plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1))
+        (tmp_path / "set0" / "0.tar").write_bytes(tar_of([("a.x", b"1"), ("b.y", b"2"), ("b.x", b"3")]))
+        with pytest.raises(DataError, match="sample 0 is not what was planned"):
+            run_plan(plan)
+
     @pytest.mark.parametrize("length", range(92, 98))
     def test_a_suffix_may_need_a_longer_header(self, tmp_path: Path, length: int) -> None:
         sets: list[Set] = [
@@ -352,7 +362,7 @@ class TestTask:
             monkeypatch.setattr(module, "hash_key", len)
         sets: list[Set] = [[("a", {"x": b"1"}), ("b", {"x": b"2"})], [("b", {"y": b"3"})]]
         with pytest.raises(DataError, match='"a" and "b" have one XXH3-64'):
-            joined_bytes(tmp_path, write(tmp_path, sets), Join())
+            Join().plan(Request(write(tmp_path, sets), str(tmp_path / "out.tar"), jobs=1))
 
     def test_jobs_and_indexes_do_not_show(self, tmp_path: Path) -> None:
         from wdscli.ops.index import index
@@ -413,6 +423,14 @@ class TestReport:
 
 
 class TestRefused:
+    def test_the_first_conflict_is_told(self, tmp_path: Path) -> None:
+        sets: list[Set] = [
+            [("k0", {"x": b"1"}), ("k1", {"x": b"2"})],
+            [("k1", {"x": b"3"}), ("k0", {"x": b"4", "z": b"5"})],
+        ]
+        with pytest.raises(DataError, match='sample "k0" has a field "x" in two sets'):
+            joined_bytes(tmp_path, write(tmp_path, sets), Join())
+
     def test_one_set(self, tmp_path: Path) -> None:
         inputs = write(tmp_path, [[("a", {"x": b"1"})]])
         with pytest.raises(UsageError, match="two sets"):
