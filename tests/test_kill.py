@@ -18,8 +18,8 @@ from shard_cases import content, leftovers, numbered, outputs, samples_of, wds, 
 
 from wdscli.cli.main import main
 
-KILLS = {("gather", "1"): 18, ("spill", "1"): 16, ("gather", "2"): 9, ("spill", "2"): 9}
-"""By strategy and jobs: 52 in all."""
+KILLS = {("gather", "1"): 16, ("spill", "1"): 14, ("gather", "2"): 8, ("spill", "2"): 8, ("plan", "1"): 10}
+"""By strategy (or a stored plan) and jobs: 56 in all."""
 
 
 class Undisturbed(NamedTuple):
@@ -41,11 +41,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return Undisturbed(command, files)
 
 
-def start(wanted: Undisturbed, folder: Path, *more: str) -> subprocess.Popen[bytes]:
+def start(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "wdscli", *wanted.command, "-o", f"{folder}/out-%06d.tar", *more],
-        stderr=subprocess.PIPE,
-        start_new_session=True,
+        [sys.executable, "-m", "wdscli", *command], stderr=subprocess.PIPE, start_new_session=True
     )
 
 
@@ -87,19 +85,23 @@ def assert_nothing_untrue(wanted: Undisturbed, folder: Path) -> None:
 @pytest.mark.parametrize(("strategy", "jobs"), KILLS)
 def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, strategy: str, jobs: str) -> None:
     chance = random.Random(f"{strategy} {jobs}")
-    scratch = tmp_path / "t"
-    scratch.mkdir()
-    how = ["--strategy", strategy, "--tmp", str(scratch), "--resume"]
+    (tmp_path / "t").mkdir()
     kills = rounds = 0
     while kills < KILLS[strategy, jobs]:
         rounds += 1
         assert rounds < 99, "most runs end before they are killed"
         folder = tmp_path / f"round-{rounds}"
+        command = [*undisturbed.command, "-o", f"{folder}/out-%06d.tar", "-j", jobs]
+        if strategy == "plan":
+            assert main([*command, "--plan", f"{folder}.plan"]) == 0
+            command = ["run", f"{folder}.plan", "-q", "-j", jobs]
+        else:
+            command += ["--strategy", strategy, "--tmp", f"{tmp_path}/t", "--resume"]
         # A run that goes on may be killed too.
         for _ in range(chance.choice([1, 1, 2, 3])):
-            kills += kill_once(start(undisturbed, folder, "-j", jobs, *how), folder, chance)
+            kills += kill_once(start(command), folder, chance)
             assert_nothing_untrue(undisturbed, folder)
-        assert main([*undisturbed.command, "-o", f"{folder}/out-%06d.tar", "-j", "1", *how]) == 0
+        assert main([*command, "-j", "1"]) == 0
         assert content(folder) == undisturbed.files
 
 
@@ -108,7 +110,8 @@ def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, stra
 def test_interrupted(undisturbed: Undisturbed, tmp_path: Path, jobs: str, number: int, code: int) -> None:
     """Nothing half-written stays; what is whole does, and is gone on with."""
     folder = tmp_path / "out"
-    process = start(undisturbed, folder, "-j", jobs)
+    command = [*undisturbed.command, "-o", f"{folder}/out-%06d.tar"]
+    process = start([*command, "-j", jobs])
     wait_for_work(process, folder)
     os.killpg(process.pid, number)
     _, error = process.communicate(timeout=30)
@@ -117,5 +120,5 @@ def test_interrupted(undisturbed: Undisturbed, tmp_path: Path, jobs: str, number
     assert_nothing_untrue(undisturbed, folder)
     for path in outputs(folder):
         samples_of(path)
-    assert main([*undisturbed.command, "-o", f"{folder}/out-%06d.tar", "-j", "1", "--resume"]) == 0
+    assert main([*command, "-j", "1", "--resume"]) == 0
     assert content(folder) == undisturbed.files

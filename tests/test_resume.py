@@ -16,10 +16,11 @@ from shard_cases import Ran, content, leftovers, numbered, outputs, tar_of, wds,
 from wdscli.cli.main import main
 from wdscli.errors import OutputExistsError
 from wdscli.ops import gather as gathering
+from wdscli.ops import running
 from wdscli.ops.plan import Cuts
 from wdscli.ops.reorder import Request
 from wdscli.ops.shuffle import shuffle
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.output import OutputSet, ShardSettings
 
 Command = Callable[..., Ran]
 
@@ -216,6 +217,55 @@ class TestKept:
         assert run(*command, "--resume").code == 0
         assert len(made) == len([name for name in files if name.endswith(".tar")]) - 3
         assert content(tmp_path / "out") == files
+
+    def test_ended_between_the_manifests_of_parts(
+        self, run: Command, shards: list[str], tmp_path: Path, made: list[str], monkeypatch: Any
+    ) -> None:
+        how = ["--ratio", "a=0.5,b=0.5", "--max-count", "4", "-j", "1"]
+        command = ["split", *shards, "-o", f"{tmp_path}/out/out-{{part}}-%d.tar", *how]
+        assert run(*command).code == 0
+        files = content(tmp_path / "out")
+        shutil.rmtree(tmp_path / "out")
+        original = OutputSet.finish
+
+        def some(output: OutputSet, *args: Any, **made: Any) -> Any:
+            if "-b-" in output.pattern.text:
+                raise Stop
+            return original(output, *args, **made)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OutputSet, "finish", some)
+            assert run(*command).code == 5
+        assert [path.name for path in tmp_path.glob("out/*.json")] == ["out-a-manifest.json"]
+        made.clear()
+        assert run(*command, "--resume").code == 0
+        assert made == []
+        assert content(tmp_path / "out") == files
+
+    def test_ended_before_the_receipts_were_removed(
+        self, run: Command, command: list[str], undisturbed: Any, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        def stop(_: Any) -> None:
+            raise Stop
+
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "tidy", stop)
+            assert run(*command).code == 5
+        assert len(list(tmp_path.glob("out/.wds/*.done"))) == 6
+        assert run(*command, "--resume").code == 0
+        assert content(tmp_path / "out") == undisturbed
+
+    def test_in_the_current_folder(
+        self, run: Command, shards: list[str], undisturbed: Any, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        command = ["shuffle", *shards, "-o", "out-%d.tar", "--max-count", "4", "-j", "1"]
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "finish_plan", None)
+            assert run(*command).code == 5
+        assert "kept 6 shards" in run(*command, "--resume").err
+        assert content(tmp_path / "here") == undisturbed
 
     def test_a_post_that_did_not_run_runs(
         self, run: Command, command: list[str], undisturbed: Any, tmp_path: Path
