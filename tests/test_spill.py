@@ -39,8 +39,8 @@ def awkward(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def sized(monkeypatch: pytest.MonkeyPatch) -> Fix:
     """Fix the sizes of chunks and buckets."""
 
-    def fix(chunk: int, bucket: int, loaded: bool, rows: int = 1000) -> None:
-        sizes = spill.Sizes(chunk, rows, bucket, loaded)
+    def fix(chunk: int, bucket: int, loaded: bool, rows: int = 1000, hold: int = 0) -> None:
+        sizes = spill.Sizes(chunk, rows, bucket, loaded, hold)
         monkeypatch.setattr(spill, "sizes_for", lambda *_: sizes)
 
     return fix
@@ -81,6 +81,15 @@ class TestSameBytes:
     ) -> None:
         by_gather = shuffled(awkward, tmp_path / "gather", strategy="gather", **WAYS[way])
         sized(chunk, bucket, loaded)
+        assert shuffled(awkward, tmp_path / "spill", **WAYS[way]) == by_gather
+
+    @pytest.mark.parametrize("way", WAYS, ids=str)
+    @pytest.mark.parametrize("hold", [9_000, 1 << 30])
+    def test_buckets_held_in_memory(
+        self, awkward: list[str], tmp_path: Path, sized: Fix, way: str, hold: int
+    ) -> None:
+        by_gather = shuffled(awkward, tmp_path / "gather", strategy="gather", **WAYS[way])
+        sized(60_000, 20_000, True, hold=hold)
         assert shuffled(awkward, tmp_path / "spill", **WAYS[way]) == by_gather
 
     @pytest.mark.parametrize("jobs", [2, 5])

@@ -61,12 +61,14 @@ SMALL = 64 << 10
 
 
 class Sizes(NamedTuple):
-    """How much is a chunk and a bucket, in bytes and samples, and whether a chunk is loaded into memory."""
+    """How much is a chunk and a bucket, in bytes and samples; whether a chunk is loaded into memory; and up to how many
+    bytes a bucket is."""
 
     chunk: int
     chunk_rows: int
     bucket: int
     loaded: bool
+    hold: int = 0
 
 
 def spill(
@@ -113,6 +115,7 @@ def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -
         chunk_rows=max(1 << 12, min(limits.task // ROW_BYTES, MOST_ROWS)),
         bucket=cache if space.is_local else limits.task,
         loaded=loaded,
+        hold=limits.task if small else 0,
     )
 
 
@@ -251,7 +254,7 @@ class Layout:
                     own.append((bucket, int(self._bounds[bucket + 1]) - shard.first))
                 bucket += 1
         places = self._places.get(shard.first, shard.end)
-        return Spilled(self._space, places, tuple(bounds.tolist()), tuple(own))
+        return Spilled(self._space, places, tuple(bounds.tolist()), tuple(own), self._sizes.hold)
 
     def release(self, shard: PlannedShard) -> None:
         """Let go of what nobody needs when ``shard`` and all before it are made."""

@@ -48,12 +48,13 @@ class Scattered(NamedTuple):
 class Spilled(NamedTuple):
     """Where the samples of one task lie: the place of each (or :data:`ELSEWHERE`), and the rows at which another bucket
     begins. ``own`` are the parts, each with the row behind it, that no other task needs: they go as the task goes on,
-    so that scratch space shrinks as the output grows."""
+    so that scratch space shrinks as the output grows. A bucket of at most ``hold`` bytes is loaded at once."""
 
     space: Scattered
     places: U64
     buckets: tuple[int, ...] = ()
     own: tuple[tuple[int, int], ...] = ()
+    hold: int = 0
 
     def open(self, number: int) -> Source:
         """The bytes under one of the numbers that :meth:`Reading.places` gives. Raises InputError."""
@@ -64,13 +65,16 @@ class Spilled(NamedTuple):
 
 class Reading:
     """Where a task reads each sample, and what it does at the edge of a bucket. ``next_bucket`` is the first row at
-    which :meth:`enter` is to be called, -1 for never."""
+    which :meth:`enter` is to be called, -1 for never. When ``held`` is not None, all spilled samples of the bucket are
+    there, from byte ``held_from`` of their part on."""
 
     def __init__(self, spilled: Spilled | None, samples: Samples) -> None:
         self._spilled = spilled
         self._samples = samples
         self._bounds = [] if spilled is None else [*spilled.buckets, samples.total]
         self._own = [] if spilled is None else list(spilled.own)
+        self.held: memoryview | None = None
+        self.held_from = 0
         self.next_bucket = 0 if spilled is not None and samples.total else -1
 
     def places(self, first: int, end: int) -> tuple[I64, U64]:
@@ -106,6 +110,8 @@ class Reading:
             source = open_part(SPILLED)
             assert isinstance(source, _Objects)
             source.expect(stretches)
+        elif self._holds(stretches, open_part):
+            pass
         elif hasattr(os, "posix_fadvise"):
             for begin, stop in stretches:
                 descriptor = open_part(SPILLED + (begin >> PART_BITS)).fd
@@ -113,6 +119,17 @@ class Reading:
                     begin_at = begin & (1 << PART_BITS) - 1
                     os.posix_fadvise(descriptor, begin_at, stop - begin, os.POSIX_FADV_WILLNEED)
         return end if end < self._samples.total else -1
+
+    def _holds(self, stretches: list[tuple[int, int]], open_part: Callable[[int], Source]) -> bool:
+        """Load the bucket, if it is small enough and has no large samples."""
+        self.held = None
+        begin, end = (stretches[0][0], stretches[-1][1]) if stretches else (0, 0)
+        if self._spilled is None or not 0 < end - begin <= self._spilled.hold:
+            return False
+        self.held_from = begin & (1 << PART_BITS) - 1
+        source = open_part(SPILLED + (begin >> PART_BITS))
+        self.held = memoryview(source.read_at(self.held_from, end - begin))
+        return True
 
 
 def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
