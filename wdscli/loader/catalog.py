@@ -1,0 +1,165 @@
+"""The shards of a set as the loader knows them: how many samples each has, and where they lie.
+
+What it is: :class:`Catalog`. How: counts come from the manifest when there is one, else from the indexes, else from a
+scan of local shards; where the samples of a shard lie is read when it is needed and forgotten again, least recently
+used first. What travels to workers is the addresses and the counts. It must not know orders, ranks or stages.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from wdscli.errors import DataError, InputError
+from wdscli.model import to_text
+from wdscli.shards.find import find_index, scan_index
+from wdscli.shards.inputs import manifest_beside, open_set
+from wdscli.shards.manifest import Manifest, fingerprint
+from wdscli.storage import is_stream, open_source
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    from wdscli.shards.index import Index
+    from wdscli.storage import Source
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+KEPT_BYTES = 256 << 20
+"""About how much of the shards' tables is kept in memory."""
+
+
+class ShardTable:
+    """Where the samples of one shard lie: numpy columns of its index, and names of fields as text."""
+
+    def __init__(self, address: str, index: Index) -> None:
+        import numpy
+
+        self.address = address
+        self.size = index.size
+        self.samples = index.samples
+        self.starts: I64 = index.starts.view(numpy.int64)
+        self.ends: I64 = self.starts + index.lengths.view(numpy.int64)
+        self.member_ends: I64 = index.member_ends.view(numpy.int64)
+        self.offsets: I64 = index.member_offsets.view(numpy.int64)
+        self.sizes: I64 = index.member_sizes.view(numpy.int64)
+        self.field_ids = index.member_fields
+        self.fields = [to_text(field) for field in index.fields]
+        self.keys = index.keys
+        self.key_ends: I64 = index.key_ends.view(numpy.int64)
+        self.marks = index.marks
+
+    @property
+    def bytes(self) -> int:
+        """About what it takes in memory."""
+        return 40 * self.samples + 24 * len(self.offsets) + len(self.keys)
+
+    def key(self, sample: int) -> str:
+        """The key of one sample."""
+        return to_text(
+            self.keys[int(self.key_ends[sample - 1]) if sample else 0 : int(self.key_ends[sample])]
+        )
+
+
+class Catalog:
+    """The shards that ``urls`` name, in order. Raises InputError and DataError when they cannot be had or counted.
+
+    ``counts`` has the samples of each shard, ``fingerprint`` tells this set from others. ``is_indexed`` is False when
+    some shard can only be streamed; then there are no counts.
+    """
+
+    def __init__(self, urls: str | Sequence[str]) -> None:
+        found = open_set([urls] if isinstance(urls, str) else list(urls))
+        self.addresses = found.addresses
+        if not self.addresses:
+            raise InputError("no shards", hint="name shards, a folder, a glob or a manifest")
+        self.manifest: Manifest | None = found.manifest
+        self._tables: OrderedDict[int, ShardTable] = OrderedDict()
+        self._scanned: dict[int, Index] = {}
+        self.is_indexed = not any(map(is_stream, self.addresses))
+        self.counts: I64 | None = None
+        self.fingerprint = ""
+        if self.is_indexed:
+            self._count()
+
+    @property
+    def total(self) -> int | None:
+        """Samples of all shards, None when that is not known."""
+        return None if self.counts is None else int(self.counts.sum())
+
+    def _count(self) -> None:
+        import numpy
+
+        manifest = self.manifest or _beside(self.addresses)
+        if manifest is not None:
+            self.counts = numpy.array([shard.samples for shard in manifest.shards], dtype=numpy.int64)
+            self.fingerprint = fingerprint(manifest.shards)
+            return
+        from xxhash import xxh3_128
+
+        digest, counts = xxh3_128(), []
+        for number, address in enumerate(self.addresses):
+            index = self._index(number, address)
+            if index is None:
+                self.is_indexed = False
+                return
+            counts.append(index.samples)
+            digest.update(f"{index.samples} {index.size} {index.digest}\n".encode())
+        self.counts = numpy.array(counts, dtype=numpy.int64)
+        self.fingerprint = f"xxh3_128:{digest.hexdigest()}"
+
+    def _index(self, number: int, address: str) -> Index | None:
+        """The index of one shard, found or made by a scan; None for one that can only be streamed."""
+        if number in self._scanned:
+            return self._scanned[number]
+        with open_source(address) as source:
+            index = find_index(address, source)
+            if index is None and source.seekable:
+                index = self._scanned[number] = _scan(address, source)
+            return index
+
+    def table(self, number: int) -> ShardTable:
+        """Where the samples of shard ``number`` lie. Raises DataError when it no longer has as many as were counted."""
+        known = self._tables.get(number)
+        if known is not None:
+            self._tables.move_to_end(number)
+            return known
+        address = self.addresses[number]
+        index = self._index(number, address)
+        assert self.counts is not None
+        if index is None or index.samples != int(self.counts[number]):
+            raise DataError(
+                f"{'no' if index is None else index.samples} samples where {int(self.counts[number])} were counted",
+                code="changed",
+                shard=address,
+                hint="the shard was changed since the set was opened, or its manifest is not its own",
+            )
+        table = self._tables[number] = ShardTable(address, index)
+        kept = sum(one.bytes for one in self._tables.values())
+        while kept > KEPT_BYTES and len(self._tables) > 1:
+            kept -= self._tables.popitem(last=False)[1].bytes
+        return table
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tables": OrderedDict(), "_scanned": {}, "manifest": None}
+
+
+def _beside(addresses: Sequence[str]) -> Manifest | None:
+    """The manifest beside shards that names exactly them, in this order."""
+    from wdscli.storage import base_name
+
+    found = manifest_beside(addresses)
+    if found is None or [shard.name for shard in found[1].shards] != [base_name(one) for one in addresses]:
+        return None
+    return found[1]
+
+
+def _scan(address: str, source: Source) -> Index:
+    from wdscli.shards.index import parse_index
+    from wdscli.storage import base_name
+
+    builder, ignored = scan_index(source)
+    data = builder.to_bytes(shard=base_name(address), size=source.size or 0, ignored=ignored)
+    return parse_index(data, address)

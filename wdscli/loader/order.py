@@ -1,0 +1,201 @@
+"""The order of an epoch: a pure function of (counts of the shards, seed, epoch, position).
+
+What it is: :class:`EpochOrder`, which says for any positions of an epoch which sample of which shard is read there. How
+(all arithmetic modulo 2^64, ``mix`` is splitmix64's, see :mod:`wdscli.ordering`):
+
+* ``key(a, b, ...)`` is ``mix(... mix(mix(a) ^ b) ...)``. An epoch's key is ``key(seed, epoch)``.
+* A permutation of n things by a key: up to 2^20 of them are sorted by ``mix(key ^ i)``, ties by i. More are permuted by
+  a generalised Feistel network (Black and Rogaway, *Ciphers with arbitrary finite domains*, 2002) over a x b numbers,
+  a = ceil(sqrt(n)), b = ceil(n / a): x is written as l*b + r; in round j = 0..5 with ``k_j = mix(key + j)``, for even j
+  ``l = (l + mix(k_j ^ r)) mod a``, for odd j ``r = (r + mix(k_j ^ l)) mod b``; a result that is not below n goes in
+  again.
+* ``"window"``: shards are permuted by ``key(seed, epoch, 1)`` and laid end to end. These N samples are divided into
+  ``lanes`` stretches, the first N mod lanes of which have one sample more; position p is number p // lanes of lane
+  p mod lanes. A lane of n samples is divided into m windows, window i from n*i // m to n*(i+1) // m, with
+  m = ceil(n / size) and size = min(cap, ceil(window * N / (shards * lanes))). Inside window i of lane c the samples
+  are permuted by ``key(seed, epoch, 2, c, i)``.
+* ``"full"``: all samples are permuted by ``key(seed, epoch, 3)``. ``"none"``: they come in the order of the shards.
+
+It must not know what is in a shard, nor who reads which position.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from wdscli.errors import UsageError
+from wdscli.ordering import mix
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    I64: TypeAlias = NDArray[numpy.int64]
+    U64: TypeAlias = NDArray[numpy.uint64]
+
+Shuffle = Literal["window", "full", "none"]
+SHARDS, WINDOW, FULL = 1, 2, 3
+"""What a key is for."""
+SORTED = 1 << 20
+ROUNDS = 6
+LANES = 8
+CAP = 1 << 18
+
+
+def key(*parts: int) -> int:
+    """A key of 64 bits from numbers, each taken modulo 2^64."""
+    state = mix(parts[0])
+    for part in parts[1:]:
+        state = mix(state ^ (part & 0xFFFFFFFFFFFFFFFF))
+    return state
+
+
+def mixed(x: U64) -> U64:
+    """``mix`` of each number; ``x`` is not kept."""
+    import numpy
+
+    x = x + numpy.uint64(0x9E3779B97F4A7C15)
+    x ^= x >> numpy.uint64(30)
+    x *= numpy.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> numpy.uint64(27)
+    x *= numpy.uint64(0x94D049BB133111EB)
+    x ^= x >> numpy.uint64(31)
+    return x
+
+
+class Permutation:
+    """A permutation of ``range(count)`` by a key of 64 bits."""
+
+    def __init__(self, count: int, key: int) -> None:
+        self._count = count
+        self._key = key
+        self._table: I64 | None = None
+        if count <= SORTED:
+            self._table = _sorted(count, key)
+
+    def at(self, places: I64) -> I64:
+        """Where each of some places goes."""
+        if self._table is not None:
+            return self._table[places]
+        return _walked(places, self._count, self._key)
+
+
+def _sorted(count: int, key: int) -> I64:
+    import numpy
+
+    places: U64 = numpy.arange(count, dtype=numpy.uint64)
+    return numpy.argsort(mixed(places ^ numpy.uint64(key)), kind="stable").astype(numpy.int64)
+
+
+def _walked(places: I64, count: int, key: int) -> I64:
+    import numpy
+
+    found = _feistel(places, count, key)
+    outside = numpy.flatnonzero(found >= count)
+    while len(outside):
+        found[outside] = _feistel(found[outside], count, key)
+        outside = outside[found[outside] >= count]
+    return found
+
+
+def _feistel(places: I64, count: int, key: int) -> I64:
+    import numpy
+
+    rows = isqrt(count - 1) + 1
+    columns = -(-count // rows)
+    a, b = numpy.uint64(rows), numpy.uint64(columns)
+    left, right = numpy.divmod(places.astype(numpy.uint64), b)
+    for number in range(ROUNDS):
+        of_round = numpy.uint64(mix(key + number))
+        if number % 2 == 0:
+            left = (left + mixed(right ^ of_round) % a) % a
+        else:
+            right = (right + mixed(left ^ of_round) % b) % b
+    return (left * b + right).astype(numpy.int64)
+
+
+class EpochOrder:
+    """One epoch over shards of ``counts`` samples. ``window`` is in shards, and ``cap`` bounds the samples of a window
+    in one lane. Raises UsageError for values that cannot be meant."""
+
+    def __init__(
+        self,
+        counts: I64,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        shuffle: Shuffle = "window",
+        window: int = 64,
+        lanes: int = LANES,
+        cap: int = CAP,
+    ) -> None:
+        import numpy
+
+        if shuffle not in ("window", "full", "none"):
+            raise UsageError(f'no such shuffle: "{shuffle}"', hint='"window", "full" or "none"')
+        if min(window, lanes, cap) < 1:
+            raise UsageError(f"window, lanes and cap must be at least 1, not {min(window, lanes, cap)}")
+        self._seed, self._epoch, self._shuffle = seed, epoch, shuffle
+        self._shards: I64 | None = None
+        if shuffle == "window":
+            self._shards = Permutation(len(counts), key(seed, epoch, SHARDS)).at(
+                numpy.arange(len(counts), dtype=numpy.int64)
+            )
+            counts = counts[self._shards]
+        self._ends: I64 = numpy.cumsum(counts, dtype=numpy.int64)
+        self.total = int(self._ends[-1]) if len(counts) else 0
+        self._lanes = max(1, min(lanes, self.total))
+        self._window = max(1, min(cap, -(-window * self.total // (max(1, len(counts)) * self._lanes))))
+        self._full: Permutation | None = None
+        self._windows: dict[tuple[int, int], Permutation] = {}
+
+    def locate(self, positions: I64) -> tuple[I64, I64]:
+        """(shard, sample in the shard) at each of some positions, 0 <= position < ``total``."""
+        import numpy
+
+        if self._shuffle == "full":
+            self._full = self._full or Permutation(self.total, key(self._seed, self._epoch, FULL))
+            positions = self._full.at(positions)
+        elif self._shuffle == "window":
+            positions = self._in_windows(positions)
+        rows = numpy.searchsorted(self._ends, positions, side="right")
+        samples = positions - numpy.where(rows > 0, self._ends[rows - 1], 0)
+        return (rows if self._shards is None else self._shards[rows]), samples
+
+    def _in_windows(self, positions: I64) -> I64:
+        """Places in the line of permuted shards."""
+        import numpy
+
+        lanes, base, longer = self._lanes, *divmod(self.total, self._lanes)
+        places, lane_of = numpy.divmod(positions, lanes)
+        found: I64 = numpy.empty_like(positions)
+        for lane in numpy.unique(lane_of).tolist():
+            chosen = numpy.flatnonzero(lane_of == lane)
+            count = base + (lane < longer)
+            begin = lane * base + min(lane, longer)
+            found[chosen] = begin + self._in_lane(places[chosen], lane, count)
+        return found
+
+    def _in_lane(self, places: I64, lane: int, count: int) -> I64:
+        import numpy
+
+        windows = -(-count // self._window)
+        window_of = ((places + 1) * windows - 1) // count
+        found: I64 = numpy.empty_like(places)
+        for window in numpy.unique(window_of).tolist():
+            chosen = numpy.flatnonzero(window_of == window)
+            first, end = count * window // windows, count * (window + 1) // windows
+            permuted = self._permutation(lane, window, end - first)
+            found[chosen] = first + permuted.at(places[chosen] - first)
+        return found
+
+    def _permutation(self, lane: int, window: int, count: int) -> Permutation:
+        """The permutation of one window; a few are kept, because neighbours come soon."""
+        known = self._windows.get((lane, window))
+        if known is None:
+            if len(self._windows) > 2 * self._lanes:
+                self._windows.pop(next(iter(self._windows)))
+            known = Permutation(count, key(self._seed, self._epoch, WINDOW, lane, window))
+            self._windows[lane, window] = known
+        return known

@@ -1,0 +1,71 @@
+"""Who reads what: the rank of this process among those that train together, and this worker among the rank's.
+
+What it is: :class:`Share`, and where it is found: arguments, ``torch.distributed`` when it is in use, or what launchers
+put into the environment; the worker from ``torch.utils.data`` when it is loaded. torch is never imported here: whoever
+uses it has it in ``sys.modules``. It must not know what is read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NamedTuple
+
+from wdscli.errors import UsageError
+
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),  # torchrun, Horovod's and most others
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+
+
+class Share(NamedTuple):
+    """Rank ``rank`` of ``world`` ranks, worker ``worker`` of the rank's ``workers``; both count from 0."""
+
+    rank: int = 0
+    world: int = 1
+    worker: int = 0
+    workers: int = 1
+
+
+def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
+    """(rank, world size): as given, else as torch.distributed says when it is initialised, else as the launcher says,
+    else (0, 1). Raises UsageError for half an answer or an impossible one."""
+    if rank is None and world is None:
+        found = _from_torch() or _from_environment() or (0, 1)
+    elif rank is None or world is None:
+        raise UsageError("rank and world_size belong together", hint="give both or neither")
+    else:
+        found = rank, world
+    if not 0 <= found[0] < found[1]:
+        raise UsageError(f"rank {found[0]} of {found[1]} is impossible", hint="ranks count from 0")
+    return found
+
+
+def _from_torch() -> tuple[int, int] | None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return int(distributed.get_rank()), int(distributed.get_world_size())
+
+
+def _from_environment() -> tuple[int, int] | None:
+    for rank, world in LAUNCHERS:
+        if rank in os.environ and world in os.environ:
+            try:
+                return int(os.environ[rank]), int(os.environ[world])
+            except ValueError:
+                raise UsageError(
+                    f"{rank}={os.environ[rank]} and {world}={os.environ[world]} are no numbers",
+                    hint="unset them, or give rank= and world_size=",
+                ) from None
+    return None
+
+
+def find_worker() -> tuple[int, int]:
+    """(worker, workers) of the DataLoader whose worker this process is; (0, 1) elsewhere."""
+    data = sys.modules.get("torch.utils.data")
+    info = None if data is None else data.get_worker_info()
+    return (0, 1) if info is None else (int(info.id), int(info.num_workers))

@@ -1,0 +1,56 @@
+"""Which positions of an epoch a worker reads, batch by batch.
+
+How: with ``batch`` samples a rank and ``world`` ranks, global batch k has the positions from k*G to (k+1)*G, where G is
+batch * world. Rank r reads those whose place in the global batch is r modulo ``world``; batch k of a rank is made by
+the worker k - first modulo ``workers``, because a DataLoader takes a batch from each worker in turn. So the global
+batches are the same for any world and any number of workers. It must not know what lies at a position.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from wdscli.loader.ranks import Share
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+Tail = Literal["drop", "pad", "uneven"]
+
+
+class Batches(NamedTuple):
+    """The batches of one epoch. ``length`` is the epoch's positions, ``batch`` the samples of a rank's batch."""
+
+    length: int
+    batch: int
+    share: Share
+    tail: Tail = "uneven"
+
+    @property
+    def whole(self) -> int:
+        """Samples of a global batch."""
+        return self.batch * self.share.world
+
+    @property
+    def total(self) -> int:
+        """Batches of an epoch, the same on every rank. With ``tail="uneven"`` the last may be short or, on some ranks,
+        empty."""
+        whole = self.length // self.whole
+        return whole if self.tail == "drop" else -(-self.length // self.whole)
+
+    def positions(self, number: int) -> I64:
+        """The positions of batch ``number`` for this rank, in order."""
+        import numpy
+
+        first = number * self.whole
+        found: I64 = first + self.share.rank + self.share.world * numpy.arange(self.batch, dtype=numpy.int64)
+        if first + self.whole <= self.length:
+            return found
+        return found % self.length if self.tail == "pad" else found[found < self.length]
+
+    def numbers(self, first: int) -> range:
+        """The batches that this worker makes when the epoch is gone on with at batch ``first``."""
+        return range(first + self.share.worker, self.total, self.share.workers)

@@ -1,0 +1,94 @@
+"""Where positions of an epoch become samples: the protocol :class:`PositionSource`, and the one over an indexed set.
+
+What it is: a source has a length for each epoch and gives the samples at any positions of it, the same ones in every
+process that asks. How: :class:`~wdscli.loader.order.EpochOrder` says where they lie, a
+:class:`~wdscli.loader.fetch.Fetcher` reads them. It must not know of ranks, workers, batches or stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from wdscli.loader.catalog import Catalog
+from wdscli.loader.fetch import Fetcher, Raw
+from wdscli.loader.order import CAP, LANES, EpochOrder, Shuffle
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+Read: TypeAlias = "Callable[[I64], list[Raw]]"
+
+
+class PositionSource(Protocol):
+    """Picklable, and small when pickled."""
+
+    def identity(self) -> dict[str, Any]:
+        """What a state must share with this source to fit it: plain values, a few hundred bytes."""
+
+    def length(self, epoch: int) -> int:
+        """Positions in an epoch."""
+
+    def reader(self, epoch: int) -> EpochReader:
+        """The samples of an epoch; closed by the caller."""
+
+
+class EpochReader(Protocol):
+    """One epoch of a source, for one thread."""
+
+    def read(self, positions: I64) -> list[Raw]:
+        """The samples at some positions, in their order."""
+
+    def close(self) -> None:
+        """Let go of files."""
+
+
+class IndexedSource:
+    """A set whose samples are known by place."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        seed: int = 0,
+        shuffle: Shuffle = "window",
+        window: int = 64,
+        lanes: int = LANES,
+        cap: int = CAP,
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        self.catalog = catalog
+        self.fields = fields
+        self.seed = seed
+        self._how: dict[str, Any] = {"shuffle": shuffle, "window": window, "lanes": lanes, "cap": cap}
+
+    def identity(self) -> dict[str, Any]:
+        how = self._how if self._how["shuffle"] == "window" else {"shuffle": self._how["shuffle"]}
+        return {"fingerprint": self.catalog.fingerprint, "seed": self.seed, **how}
+
+    def shuffled(self, **how: Any) -> IndexedSource:
+        """The same samples in another order."""
+        return IndexedSource(self.catalog, seed=self.seed, fields=self.fields, **{**self._how, **how})
+
+    def length(self, epoch: int) -> int:
+        return self.catalog.total or 0
+
+    def reader(self, epoch: int) -> EpochReader:
+        assert self.catalog.counts is not None
+        order = EpochOrder(self.catalog.counts, seed=self.seed, epoch=epoch, **self._how)
+        return _Reader(order, Fetcher(self.catalog, self.fields))
+
+
+class _Reader:
+    def __init__(self, order: EpochOrder, fetcher: Fetcher) -> None:
+        self._order = order
+        self._fetcher = fetcher
+
+    def read(self, positions: I64) -> list[Raw]:
+        return self._fetcher.fetch(*self._order.locate(positions))
+
+    def close(self) -> None:
+        self._fetcher.close()
