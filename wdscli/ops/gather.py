@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo
-from wdscli.ops.opened import Inputs, edges_of, totals_of
+from wdscli.ops.opened import Inputs, edges_of, is_cold, totals_of
 from wdscli.ops.padding import clear_padding
 from wdscli.ops.post import run_post
 from wdscli.ops.preserve import APART, kept_members
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 ALONE = GLOBAL | APART
 BUFFER = 1 << 20
+AHEAD = 1 << 24
+"""Bytes that are asked for before they are read, where they lie on a device."""
 CHUNK = 1 << 14
 """Samples that are lists in memory at a time."""
 
@@ -139,6 +141,7 @@ class _Gatherer:
         self.files, self.begin_at = files.tolist(), begins.tolist()
         # The rows at which another range begins.
         self.edges = edges_of(files, begins, samples.lengths)
+        self.asked = 0
         at = 0
         while at < end - first:
             stop = self._fill(at)
@@ -157,18 +160,43 @@ class _Gatherer:
         if end == first:
             return first
         self.rows = range(first, end)
+        self._ask_ahead(first)
         self._read_rows(first, end)
         self._flush(self.buffer[: ends[end] - begin])
         return end
 
+    def _ask_ahead(self, first: int) -> None:
+        """Where a file is not in memory, have the kernel fetch what is wanted next, so that its device always has
+        several requests to choose from."""
+        low = max(first, self.asked)
+        if self.reading.held is not None:
+            return
+        if low == self.samples.total or self.ends[low] - self.ends[first] > AHEAD // 2:
+            return
+        descriptor = self.inputs[self.files[low]].fd
+        if descriptor is None or not is_cold(descriptor, self.begin_at[low]):
+            return
+        self.asked = bisect_right(self.ends, self.ends[first] + AHEAD, low + 1) - 1
+        for high in self._ranges(low, self.asked):
+            descriptor = self.inputs[self.files[low]].fd
+            if descriptor is not None:
+                length = self.ends[high] - self.ends[low]
+                os.posix_fadvise(descriptor, self.begin_at[low], length, os.POSIX_FADV_WILLNEED)
+            low = high
+
+    def _ranges(self, first: int, end: int) -> list[int]:
+        """Where the ranges end that hold the rows from ``first`` up to ``end``."""
+        return [*self.edges[bisect_right(self.edges, first) : bisect_left(self.edges, end)], end]
+
     def _read_rows(self, first: int, end: int) -> None:
         """The rows from ``first`` up to ``end``, into the buffer. A shuffle reads each sample on its own, so what it
         costs to ask for one shows."""
+        if self.reading.held is not None and self._copy_held(self.reading.held, first, end):
+            return
         buffer, ends, files, begin_at = self.buffer, self.ends, self.files, self.begin_at
         preadv, descriptors = os.preadv, self.inputs.descriptors
         low, at, begin = first, 0, ends[first]
-        edges = self.edges[bisect_right(self.edges, first) : bisect_left(self.edges, end)]
-        for high in (*edges, end):
+        for high in self._ranges(first, end):
             stop = ends[high] - begin
             try:
                 done = preadv(descriptors[files[low]], (buffer[at:stop],), begin_at[low])
@@ -177,6 +205,20 @@ class _Gatherer:
             if done != stop - at:
                 self._read(low, high, at, stop)
             low, at = high, stop
+
+    def _copy_held(self, held: memoryview, first: int, end: int) -> bool:
+        """The same from memory; False when it is not all there."""
+        base, ends, begin_at = self.reading.held_from, self.ends, self.begin_at
+        low, parts = first, []
+        for high in self._ranges(first, end):
+            at = begin_at[low] - base
+            parts.append(held[at : at + ends[high] - ends[low]])
+            low = high
+        data = b"".join(parts)
+        if len(data) != ends[end] - ends[first]:
+            return False
+        self.buffer[: len(data)] = data
+        return True
 
     def _read(self, first: int, end: int, at: int, stop: int) -> None:
         """The range that holds the rows from ``first`` up to ``end``, into the buffer from ``at`` up to ``stop``."""

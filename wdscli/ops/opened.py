@@ -1,11 +1,13 @@
 """The inputs of one task while it reads them, and the ranges that it reads.
 
-What it is: :class:`Inputs`, which opens what is wanted and keeps a few dozen open; :func:`totals_of` and
-:func:`edges_of`, which say where samples come to lie and which of them adjoin. It must not know what is read for what.
+What it is: :class:`Inputs`, which opens what is wanted and keeps a few dozen open; :func:`is_cold`, by which a reader
+knows that it should ask ahead; :func:`totals_of` and :func:`edges_of`, which say where samples come to lie and which of
+them adjoin. It must not know what is read for what.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from wdscli.ops.rows import Samples
@@ -60,6 +62,18 @@ class Inputs:
     def __exit__(self, *_: object) -> None:
         for source in self._open.values():
             source.close()
+
+
+def is_cold(descriptor: int, offset: int) -> bool:
+    """Whether a byte of a file would have to come from the device, as far as the system tells without waiting."""
+    if not (hasattr(os, "RWF_NOWAIT") and hasattr(os, "posix_fadvise")):
+        return False
+    try:
+        return os.preadv(descriptor, (bytearray(1),), offset, os.RWF_NOWAIT) == 0
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 def totals_of(samples: Samples) -> I64:

@@ -1,0 +1,78 @@
+"""What gather asks of the kernel, and that its buffers cannot be seen. Results are tested with the commands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from shard_cases import numbered, outputs, samples_of, shuffled_by_the_book, write_shards
+
+from wdscli.ops import gather as gathering
+from wdscli.ops.opened import is_cold
+from wdscli.ops.plan import Cuts
+from wdscli.ops.reorder import Request
+from wdscli.ops.running import run_plan
+from wdscli.ops.shuffle import plan_shuffle, shuffle
+
+
+def let_go_of(path: str) -> bool:
+    """Have the kernel forget a file's bytes; whether it did."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        return is_cold(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_ranges_are_asked_for_ahead_where_they_lie_on_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
+    names = write_shards(tmp_path / "in", [numbered(30, f"p{n}-", [40_000]) for n in range(3)])
+    expected = shuffled_by_the_book([samples_of(name) for name in names], 0)
+    monkeypatch.setattr(gathering, "BUFFER", 1 << 17)
+    monkeypatch.setattr(gathering, "AHEAD", 1 << 19)
+    asked: list[tuple[int, int]] = []
+    original = os.posix_fadvise
+
+    def counted(descriptor: int, offset: int, length: int, advice: int) -> None:
+        if advice == os.POSIX_FADV_WILLNEED:
+            asked.append((offset, length))
+        original(descriptor, offset, length, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", counted)
+    plan = plan_shuffle(Request(names, f"{tmp_path}/out-%06d.tar", cuts=Cuts(shards=2), jobs=1))
+    if cold and any(not let_go_of(name) for name in names):
+        pytest.skip("this file system keeps its files in memory")
+    run_plan(plan)
+    found = [one for path in outputs(tmp_path) for one in samples_of(path)]
+    assert found == expected
+    assert sum(length for _, length in asked) <= plan.size_bytes, "none twice"
+    if cold:
+        assert len(asked) > 20, asked
+    else:
+        assert asked == []
+
+
+def test_a_sample_in_chunks_and_in_large_buffers_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many samples are looked at together."""
+    names = write_shards(tmp_path / "in", [numbered(150, f"p{n}-", [n, 600]) for n in range(3)])
+    made = []
+    for name, chunk, buffer, worth in (
+        ("usual", 1 << 14, 1 << 20, 48),
+        ("one", 1, 1 << 12, 1),
+        ("few", 7, 1 << 14, 2),
+        ("exact", 64, 1 << 15, 1 << 30),
+    ):
+        monkeypatch.setattr(gathering, "CHUNK", chunk)
+        monkeypatch.setattr(gathering, "BUFFER", buffer)
+        monkeypatch.setattr(gathering, "WORTH", worth)
+        shuffle(Request(names, f"{tmp_path}/{name}/out-%06d.tar", cuts=Cuts(shards=2), jobs=1))
+        made.append([path.read_bytes() for path in sorted((tmp_path / name).rglob("*")) if path.is_file()])
+    assert len(made[0]) == 5
+    assert made[1] == made[2] == made[3] == made[0]
