@@ -64,13 +64,13 @@ def find(wanted: U64, hashes: U64) -> I64:
     found: I64 = numpy.full(len(wanted), -1, dtype=numpy.int64)
     if not len(hashes) or not len(wanted):
         return found
-    order = numpy.argsort(hashes, kind="stable")
+    order = numpy.argsort(hashes)
+    there = hashes[order]
     # Both in rising order: the lookups walk through memory instead of jumping about in it.
-    asked = numpy.argsort(wanted, kind="stable")
+    asked = numpy.argsort(wanted)
     rising = wanted[asked]
-    places = numpy.searchsorted(hashes, rising, sorter=order)
-    places = order[numpy.minimum(places, len(order) - 1)]
-    found[asked] = numpy.where(hashes[places] == rising, places, -1)
+    places = numpy.minimum(numpy.searchsorted(there, rising), len(there) - 1)
+    found[asked] = numpy.where(there[places] == rising, order[places], -1)
     return found
 
 
@@ -78,9 +78,9 @@ def twice(hashes: U64) -> tuple[int, int] | None:
     """Two rows of one hash, if there are any."""
     import numpy
 
-    order = numpy.argsort(hashes, kind="stable")
-    rising = hashes[order]
-    same = numpy.flatnonzero(rising[1:] == rising[:-1])
-    if not len(same):
+    rising = numpy.sort(hashes)
+    same = rising[1:] == rising[:-1]
+    if not same.any():
         return None
-    return int(order[same[0]]), int(order[same[0] + 1])
+    rows = numpy.flatnonzero(hashes == rising[:-1][same][0])
+    return int(rows[0]), int(rows[1])
