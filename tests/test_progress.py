@@ -82,6 +82,13 @@ def test_it_moves_before_the_first_shard_is_done(server: Web, tmp_path: Path, jo
     assert listener.done == sorted(listener.done)
 
 
+def test_it_moves_inside_a_large_sample(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_of(numbered(1, sizes=(9_000_000,))[0]))
+    listener = Listener()
+    shuffle(Request([f"{tmp_path}/a.tar"], f"{tmp_path}/o.tar", jobs=1), progress=listener)
+    assert len(set(listener.done)) > 5
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_on_a_terminal(server: Web, tmp_path: Path, jobs: int) -> None:
     """Done, rate and time left, while the shards are made."""
@@ -144,7 +151,7 @@ class TestRunTasks:
 
         told: list[int] = []
         with make_executor(2) as executor:
-            numbers = [0] * local.SLOTS + [1, 2, 0]
+            numbers = [8] + [0] * (local.SLOTS - 1) + [8]
             assert sum(run_tasks(executor, count, numbers, advance=told.append, amount=int)) == sum(told)
 
     def test_nobody_listens(self) -> None:
