@@ -1,0 +1,114 @@
+"""Rows from an index are the rows of a scan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy
+import pytest
+from shard_cases import numbered, sample, write_shards
+from xxhash import xxh3_64_intdigest
+
+from wdscli.errors import DataError
+from wdscli.ops import survey as surveying
+from wdscli.ops.indexed import plain_rows
+from wdscli.ops.rekey import Rekey
+from wdscli.ops.scratch import Input
+from wdscli.ops.survey import SurveyTask, survey
+from wdscli.selection import Selection
+from wdscli.shards.find import find_index
+from wdscli.shards.index import Index, IndexBuilder, parse_index
+from wdscli.shards.shardfile import index_address
+from wdscli.storage import open_source
+from wdscli.tar import CANONICAL
+
+
+def indexed(folder: Path, samples: list[list[tuple[str, bytes]]], **how: object) -> tuple[str, Index]:
+    """A shard, and its index."""
+    (name,) = write_shards(folder, [samples], **how)
+    from wdscli.ops.index import index
+
+    index([name])
+    with open_source(name) as source:
+        found = find_index(name, source)
+    assert found is not None
+    return name, found
+
+
+def task(name: str, **more: object) -> SurveyTask:
+    return SurveyTask(Input(name), CANONICAL, Selection())._replace(**more)
+
+
+SAMPLES = [*numbered(40), sample("dir/x", 1, []), *numbered(9, "dir/long-name-", [1, 2, 3])]
+
+
+def test_the_rows_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, index = indexed(tmp_path, SAMPLES)
+    scanned = survey(task(name, use_index=False))
+    assert len(scanned.rows) == 50
+    for at_once in (1, 7, 50, 1000):
+        monkeypatch.setattr("wdscli.ops.indexed.AT_ONCE", at_once)
+        rows = plain_rows(task(name), index, xxh3_64_intdigest)
+        assert rows is not None
+        assert rows.tobytes() == scanned.rows.tobytes()
+    found = survey(task(name))
+    assert found.rows.tobytes() == scanned.rows.tobytes()
+    assert (found.ignored, found.size_bytes) == (scanned.ignored, scanned.size_bytes)
+
+
+def test_it_is_how_a_shard_with_an_index_is_surveyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, _ = indexed(tmp_path, SAMPLES)
+    monkeypatch.setattr(surveying, "index_batches", None)
+    assert len(survey(task(name)).rows) == 50
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"selection": Selection.parse(fields="cls")},
+        {"selection": Selection.parse(limit=3)},
+        {"rekey": Rekey("{index}")},
+    ],
+    ids=["fields", "limit", "rekey"],
+)
+def test_what_is_not_plain_is_looked_at(tmp_path: Path, more: dict[str, object]) -> None:
+    name, index = indexed(tmp_path, SAMPLES)
+    assert plain_rows(task(name, **more), index, xxh3_64_intdigest) is None
+    with_index, without = survey(task(name, **more)), survey(task(name, use_index=False, **more))
+    assert with_index.rows.tobytes() == without.rows.tobytes()
+
+
+def test_foreign_headers_are_looked_at(tmp_path: Path) -> None:
+    name, index = indexed(tmp_path, SAMPLES, mtime=77)
+    assert plain_rows(task(name), index, xxh3_64_intdigest) is None
+
+
+@pytest.mark.parametrize("key", [b"/a", b"../a", b"b/../a"])
+def test_unsafe_names_are_found(tmp_path: Path, key: bytes) -> None:
+    """An index can say what it likes."""
+    name, _ = indexed(tmp_path, SAMPLES)
+    builder = IndexBuilder()
+    builder.add_sample(b"ok", 0, [b"a"], [512], [1])
+    builder.add_sample(key, 1024, [b"a"], [1536], [1])
+    index = parse_index(builder.to_bytes(shard="x.tar", size=4096), "x")
+    assert plain_rows(task(name), index, xxh3_64_intdigest) is None
+    (bad,) = write_shards(tmp_path / "bad", [[[("ok.a", b"1")], [(f"{key.decode()}.a", b"1")]]])
+    Path(index_address(bad)).parent.mkdir()
+    Path(index_address(bad)).write_bytes(builder.to_bytes(shard="in-0.tar", size=4096 - 1024))
+    with pytest.raises(DataError, match="unsafe name"):
+        survey(task(bad))
+
+
+def test_an_empty_shard(tmp_path: Path) -> None:
+    name, index = indexed(tmp_path, [])
+    rows = plain_rows(task(name), index, xxh3_64_intdigest)
+    assert rows is None or rows.tobytes() == b""
+    assert survey(task(name)).rows.tobytes() == b""
+
+
+def test_a_row_says_what_the_index_says(tmp_path: Path) -> None:
+    name, index = indexed(tmp_path, SAMPLES)
+    rows = survey(task(name)).rows
+    assert numpy.array_equal(rows["start"], index.starts)
+    assert rows["members"].sum() == index.members
+    assert rows["key"][3] == xxh3_64_intdigest(b"n003")
