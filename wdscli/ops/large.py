@@ -161,6 +161,10 @@ class StoredOrdered(Ordered):
     def __init__(self, samples: Samples) -> None:
         super().__init__(samples, None)
 
+    def column(self, name: str, first: int, end: int) -> U64:
+        values: U64 = self.samples.part(first, end).rows[name]
+        return values
+
     def out_lengths(self) -> U64:
         import numpy
 

@@ -120,9 +120,8 @@ def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -
 
 
 def _bytes_of(ordered: Ordered, first: int, end: int) -> int:
-    return sum(
-        int(ordered.part(at, min(at + MOST_ROWS, end)).lengths.sum()) for at in range(first, end, MOST_ROWS)
-    )
+    firsts = range(first, end, MOST_ROWS)
+    return sum(int(ordered.column("length", at, min(at + MOST_ROWS, end)).sum()) for at in firsts)
 
 
 class Layout:
@@ -152,7 +151,8 @@ class Layout:
         import numpy
 
         for first in range(0, self._ordered.total, BUCKET_ROWS):
-            lengths = self._ordered.part(first, min(first + BUCKET_ROWS, self._ordered.total)).lengths
+            end = min(first + BUCKET_ROWS, self._ordered.total)
+            lengths = self._ordered.column("length", first, end)
             bucket = (numpy.cumsum(lengths) - lengths) // numpy.uint64(self._sizes.bucket)
             yield first
             yield from (numpy.flatnonzero(numpy.diff(bucket)) + (1 + first)).tolist()

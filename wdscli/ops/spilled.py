@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.storage import Source, open_source, remove
 
@@ -75,6 +75,7 @@ class Reading:
         self._own = [] if spilled is None else list(spilled.own)
         self.held: memoryview | None = None
         self.held_from = 0
+        self._space = memoryview(b"")
         self.next_bucket = 0 if spilled is not None and samples.total else -1
 
     def places(self, first: int, end: int) -> tuple[I64, U64]:
@@ -126,9 +127,20 @@ class Reading:
         begin, end = (stretches[0][0], stretches[-1][1]) if stretches else (0, 0)
         if self._spilled is None or not 0 < end - begin <= self._spilled.hold:
             return False
+        descriptor = open_part(SPILLED + (begin >> PART_BITS)).fd
+        if descriptor is None:
+            return False
+        if len(self._space) < end - begin:
+            import numpy
+
+            # One space for all buckets: pages that are new to a process cost as much as the bytes that come into them.
+            fresh: Any = numpy.empty(max(end - begin, self._spilled.hold // 2), dtype=numpy.uint8)
+            self._space = memoryview(fresh)
+        view = self._space[: end - begin]
         self.held_from = begin & (1 << PART_BITS) - 1
-        source = open_part(SPILLED + (begin >> PART_BITS))
-        self.held = memoryview(source.read_at(self.held_from, end - begin))
+        # What is not there will be missed when it is wanted.
+        if os.preadv(descriptor, [view], self.held_from) == len(view):
+            self.held = view
         return True
 
 
