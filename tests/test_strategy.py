@@ -1,0 +1,123 @@
+"""Which strategy is chosen, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from shard_cases import numbered, wds, write_shards
+
+from wdscli.ops import strategy
+from wdscli.ops.plan import shuffled
+from wdscli.ops.rows import Ordered, Samples, row_type
+from wdscli.ops.scratch import Input, Scratch
+from wdscli.ops.strategy import Choice, choose, is_rotational, mean_run
+
+GIB = 1 << 30
+
+
+def plan(count: int, size: int, *, in_order: bool = False) -> Ordered:
+    """``count`` samples of ``size`` bytes in one shard, shuffled or not."""
+    rows = numpy.zeros(count, dtype=row_type())
+    rows["place"] = numpy.arange(count)
+    rows["start"] = numpy.arange(count) * size
+    rows["length"] = rows["out"] = size
+    samples = Samples(rows)
+    return Ordered(samples, None if in_order else shuffled(samples, 1))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Say what the machine is like."""
+
+    def set_up(*, memory: int = 100 * GIB, turns: bool = False, free: int = 10_000 * GIB) -> None:
+        monkeypatch.setattr(strategy, "available", lambda: memory)
+        monkeypatch.setattr(strategy, "is_rotational", lambda _: turns)
+        monkeypatch.setattr(Scratch, "free_bytes", lambda _: free)
+
+    set_up()
+    return set_up
+
+
+NEAR = [Input("in-0.tar")]
+FAR = [Input("s3://b/in-0.tar")]
+
+
+def auto(inputs: list[Input], ordered: Ordered, tmp: str | None = None) -> Choice:
+    return choose("auto", inputs, ordered, tmp)
+
+
+class TestAuto:
+    def test_files_of_this_machine(self, here: Any) -> None:
+        assert auto(NEAR, plan(10_000, 10_240)) == Choice(
+            "gather", "all inputs can be read at any place, in runs of 10.2 kB"
+        )
+
+    def test_small_samples_far_away(self, here: Any) -> None:
+        found = auto(FAR, plan(10_000, 10_240))
+        assert found == Choice(
+            "spill", "1 of 1 inputs are remote, and samples lie scattered, in runs of 10.2 kB"
+        )
+        mixed = [*NEAR, *FAR, Input("pipe:x", "/tmp/copy")]
+        assert auto(mixed, plan(10_000, 10_240)).strategy == "spill"
+        assert "1 of 3 inputs are remote" in auto(mixed, plan(10_000, 10_240)).reason
+        assert "1 of 3 inputs copied first" in auto(mixed, plan(10_000, 10_240)).reason
+
+    def test_a_copy_here_of_what_is_far_away(self, here: Any) -> None:
+        assert auto([Input("s3://b/x.tar.gz", "/tmp/copy")], plan(10_000, 10_240)).strategy == "gather"
+
+    def test_large_samples_or_long_runs_far_away(self, here: Any) -> None:
+        assert auto(FAR, plan(100, 2 << 20)).strategy == "gather"
+        found = auto(FAR, plan(10_000, 10_240, in_order=True))
+        assert found.strategy == "gather"
+        assert "what is read lies in runs of" in found.reason
+
+    def test_little_far_away(self, here: Any) -> None:
+        assert auto(FAR, plan(100, 10_240)) == Choice(
+            "gather", "1 of 1 inputs are remote, but 1.02 MB are little to read"
+        )
+
+    def test_a_disc_that_turns(self, here: Any) -> None:
+        here(memory=50 << 20, turns=True)
+        assert auto(NEAR, plan(10_000, 10_240)).strategy == "spill"
+        here(memory=500 << 20, turns=True)
+        assert auto(NEAR, plan(10_000, 10_240)).strategy == "gather"
+        here(memory=50 << 20, turns=False)
+        assert auto(NEAR, plan(10_000, 10_240)).strategy == "gather"
+
+    def test_too_little_scratch_space(self, here: Any) -> None:
+        here(free=1000)
+        found = auto(FAR, plan(10_000, 10_240))
+        assert found.strategy == "gather"
+        assert found.reason.endswith("but spilling needs 102 MB and 1.00 kB are free")
+        assert auto(FAR, plan(10_000, 10_240), "s3://b/tmp").strategy == "spill"
+
+    def test_nothing(self, here: Any) -> None:
+        assert auto(FAR, plan(0, 1)).strategy == "gather"
+        assert auto([], plan(0, 1)).strategy == "gather"
+
+
+def test_what_is_asked_for_is_done(here: Any) -> None:
+    for name in ("gather", "spill"):
+        assert choose(name, FAR, plan(10, 512), None) == Choice(name, "as --strategy asks")
+
+
+def test_mean_run() -> None:
+    assert mean_run(plan(1000, 512)) == (pytest.approx(512, abs=30), 512_000)
+    assert mean_run(plan(100_000, 512, in_order=True))[0] > 1 << 20
+    assert mean_run(plan(0, 512)) == (0, 0)
+
+
+def test_is_rotational() -> None:
+    assert is_rotational("/proc") is False
+    assert is_rotational("/no/such/place") is False
+
+
+def test_a_dry_run_and_v_say_it(tmp_path: Path) -> None:
+    names = write_shards(tmp_path / "in", [numbered(5)])
+    command = ["shuffle", *names, "-o", tmp_path / "out.tar", "--strategy", "spill"]
+    assert "(spill: as --strategy asks)" in wds(*command, "-n").err
+    assert not (tmp_path / "out.tar").exists()
+    assert "strategy spill: as --strategy asks" in wds(*command, "-v").err
