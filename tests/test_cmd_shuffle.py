@@ -37,6 +37,7 @@ from wdscli.cli.main import main
 from wdscli.ops.plan import Cuts
 from wdscli.ops.reorder import Request
 from wdscli.ops.shuffle import plan_shuffle, shuffle
+from wdscli.storage import open_sink
 from wdscli.tar import build_header, padded
 
 Command = Callable[..., Ran]
@@ -494,3 +495,16 @@ def mtimes(path: Path) -> set[float]:
 
 def test_split_is_the_key_rule() -> None:
     assert split("a.b/c.d.e") == ("a.b/c", "d.e")
+
+
+def test_a_set_in_the_memory_of_this_process(tmp_path: Path) -> None:
+    """No worker could read or write it, however many are asked for."""
+    names = write_shards(tmp_path / "in", [numbered(9, "a"), numbered(9, "b")])
+    address = f"memory://{tmp_path.name}"
+    for number, name in enumerate(names):
+        with open_sink(f"{address}/in-{number}.tar") as sink:
+            sink.write(Path(name).read_bytes())
+    report = shuffle(
+        Request([f"{address}/in-*.tar"], f"{address}/out-%06d.tar", cuts=Cuts(max_count=5), jobs=2)
+    )
+    assert (report.samples, report.shards) == (18, 4)

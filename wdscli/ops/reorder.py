@@ -41,7 +41,7 @@ from wdscli.ops.rekey import DEFAULT, Rekey
 from wdscli.ops.repeats import renamed, repeated_error, repeated_rows
 from wdscli.ops.rounds import in_rounds
 from wdscli.ops.rows import Ordered
-from wdscli.ops.scratch import Input, Scratch, Stamp, is_ours_alone, is_read_once, refused
+from wdscli.ops.scratch import Input, Scratch, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
 from wdscli.ops.strategy import Choice, Strategy, choose
 from wdscli.ops.survey import Survey, SurveyTask, gather_samples, survey
 from wdscli.progress import QUIET, Progress
@@ -358,7 +358,9 @@ def _surveys(
     progress.start("reading headers", len(tasks), "shards")
     found: list[Survey] = []
     # What only this process can read, no worker can.
-    alone = any(map(is_ours_alone, addresses)) or not all(task.selection.is_trivial for task in tasks)
+    alone = any(is_ours_alone(one) or is_of_this_process(one) for one in addresses) or not all(
+        task.selection.is_trivial for task in tasks
+    )
     size = bytes_of(tasks)
     alone = alone or (size < WORTH_BYTES and all(map(_has_index, tasks)))
     workers = 1 if alone else min(most, useful_jobs(request.jobs, len(tasks), size))

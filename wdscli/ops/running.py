@@ -26,7 +26,7 @@ from wdscli.ops.reach import check_scratch
 from wdscli.ops.receipts import PlanMark, Witness, mark_of
 from wdscli.ops.reorder import PlannedShard, ReorderPlan, Request, make_plan
 from wdscli.ops.resuming import NOTHING, Kept, begin, tidy
-from wdscli.ops.scratch import Scratch
+from wdscli.ops.scratch import Scratch, is_of_this_process
 from wdscli.ops.spill import Layout, spill
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection
@@ -127,7 +127,8 @@ def run_some(
 
 
 def _executor(plan: ReorderPlan, is_stream: bool, jobs: int) -> Executor:
-    return make_executor(1 if is_stream else jobs, plan.request.engine)
+    ours = map(is_of_this_process, [plan.request.output, *plan.shards.addresses])
+    return make_executor(1 if is_stream or any(ours) else jobs, plan.request.engine)
 
 
 def _making(mark: PlanMark, kept: Kept, number: int, task: GatherTask) -> Making:

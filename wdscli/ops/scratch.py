@@ -26,6 +26,7 @@ from wdscli.storage import (
     open_sink,
     open_source,
     remove,
+    scheme,
 )
 from wdscli.storage.opening import is_device
 
@@ -171,6 +172,11 @@ def is_read_once(address: str) -> bool:
 def is_ours_alone(address: str) -> bool:
     """Whether no other process can read an address: standard input, ``<(...)``; a named pipe has one reader too."""
     return address == "-" or (is_local(address) and is_device(local_path(address)))
+
+
+def is_of_this_process(address: str) -> bool:
+    """Whether the bytes lie in this process's own memory, where no worker reaches them."""
+    return scheme(address) == "memory"
 
 
 def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None = None) -> None:
