@@ -329,7 +329,8 @@ class EngineOptions(NamedTuple):
         Literal["auto", "gather", "spill"],
         typer.Option(
             "--strategy",
-            help="Copy samples straight from the inputs, or by way of a scratch folder. The bytes are the same.",
+            help="Copy samples straight from the inputs, or by way of a scratch folder; auto takes what is quicker, and "
+            "-v says why. The bytes are the same.",
             rich_help_panel=_ENGINE,
         ),
     ] = "auto"
@@ -339,7 +340,7 @@ class EngineOptions(NamedTuple):
         typer.Option(
             "--tmp",
             metavar="DIR",
-            help="The scratch folder's place. Default: TMPDIR.",
+            help="Where scratch space is made: a folder, or a URL. Default: TMPDIR.",
             rich_help_panel=_ENGINE,
         ),
     ] = None
