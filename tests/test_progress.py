@@ -103,7 +103,9 @@ def test_on_a_terminal(server: Web, tmp_path: Path, jobs: int) -> None:
         str(jobs),
     ]
     said = on_terminal(["shuffle", *args], tmp_path)
-    facts = re.findall(r"writing .*?([0-9.]+) (k|M)?B of 14\.4 MB, ([0-9.]+) [kM]?B/s(?:, ([0-9.a-z ]+) left)?", said)
+    facts = re.findall(
+        r"writing .*?([0-9.]+) (k|M)?B of 14\.4 MB, ([0-9.]+) [kM]?B/s(?:, ([0-9.a-z ]+) left)?", said
+    )
     places = [float(number) * {"": 1e-6, "k": 1e-3, "M": 1}[unit] for number, unit, *_ in facts]
     assert any(0 < place < SHARD_BYTES / 1e6 for place in places), said
     assert len({place for place in places if 0 < place < 2 * SHARD_BYTES / 1e6}) >= 3, said

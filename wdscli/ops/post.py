@@ -38,7 +38,9 @@ def post_command(command: str, address: str) -> str:
 def check_post(command: str | None, output: str, *, is_stream: bool) -> None:
     """Raise UsageError for a command after shards that have no name."""
     if command is not None and is_stream:
-        raise UsageError(f"--post needs shards that have names, and {output} has none", hint="-o out-%06d.tar")
+        raise UsageError(
+            f"--post needs shards that have names, and {output} has none", hint="-o out-%06d.tar"
+        )
     if command is not None and not command.strip():
         raise UsageError("--post needs a command", hint="--post 'sha256sum {}'")
 
