@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.errors import DataError, InputError
@@ -77,6 +78,7 @@ class Catalog:
             raise InputError("no shards", hint="name shards, a folder, a glob or a manifest")
         self.manifest: Manifest | None = found.manifest
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
+        self._kept_bytes = 0
         self._scanned: dict[int, Index] = {}
         self.is_indexed = not any(map(is_stream, self.addresses))
         self.counts: I64 | None = None
@@ -101,7 +103,7 @@ class Catalog:
 
         digest, counts = xxh3_128(), []
         for number, address in enumerate(self.addresses):
-            index = self._index(number, address)
+            index = self._found_index(number, address)
             if index is None:
                 self.is_indexed = False
                 return
@@ -110,7 +112,7 @@ class Catalog:
         self.counts = numpy.array(counts, dtype=numpy.int64)
         self.fingerprint = f"xxh3_128:{digest.hexdigest()}"
 
-    def _index(self, number: int, address: str) -> Index | None:
+    def _found_index(self, number: int, address: str) -> Index | None:
         """The index of one shard, found or made by a scan; None for one that can only be streamed."""
         if number in self._scanned:
             return self._scanned[number]
@@ -120,30 +122,64 @@ class Catalog:
                 index = self._scanned[number] = _scan(address, source)
             return index
 
-    def table(self, number: int) -> ShardTable:
-        """Where the samples of shard ``number`` lie. Raises DataError when it no longer has as many as were counted."""
-        known = self._tables.get(number)
-        if known is not None:
-            self._tables.move_to_end(number)
-            return known
+    def index(self, number: int) -> Index:
+        """The index of shard ``number``, which is not kept unless a scan made it. Raises DataError when it no longer
+        has as many samples as were counted."""
         address = self.addresses[number]
-        index = self._index(number, address)
-        assert self.counts is not None
-        if index is None or index.samples != int(self.counts[number]):
+        index = self._found_index(number, address)
+        counted = self._counted(number)
+        if index is None or index.samples != counted:
             raise DataError(
-                f"{'no' if index is None else index.samples} samples where {int(self.counts[number])} were counted",
+                f"{'no' if index is None else index.samples} samples where {counted} were counted",
                 code="changed",
                 shard=address,
                 hint="the shard was changed since the set was opened, or its manifest is not its own",
             )
-        table = self._tables[number] = ShardTable(address, index)
-        kept = sum(one.bytes for one in self._tables.values())
-        while kept > KEPT_BYTES and len(self._tables) > 1:
-            kept -= self._tables.popitem(last=False)[1].bytes
+        return index
+
+    def _counted(self, number: int) -> int:
+        assert self.counts is not None
+        return int(self.counts[number])
+
+    def table(self, number: int) -> ShardTable:
+        """Where the samples of shard ``number`` lie; for any thread. Raises DataError as :meth:`index` does."""
+        known = self._tables.get(number)
+        if known is not None:
+            # Another thread may have let go of it meanwhile.
+            with suppress(KeyError):
+                self._tables.move_to_end(number)
+            return known
+        table = self._tables[number] = ShardTable(self.addresses[number], self.index(number))
+        self._kept_bytes += table.bytes
+        while self._kept_bytes > KEPT_BYTES and len(self._tables) > 1:
+            with suppress(KeyError):
+                self._kept_bytes -= self._tables.popitem(last=False)[1].bytes
         return table
 
+    def places(self, shards: I64, samples: I64) -> I64:
+        """The places in their shards of samples that are numbered as ``counts`` counts them: the same numbers here,
+        where nothing is left out."""
+        return samples
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": OrderedDict(), "_scanned": {}, "manifest": None}
+        """Addresses and counts, packed: names of shards that differ by a number take a few bytes each."""
+        from zlib import compress
+
+        counts = None if self.counts is None else compress(self.counts.tobytes())
+        names = compress("\0".join(self.addresses).encode("utf-8", "surrogateescape"), 9)
+        packed = {"addresses": names, "counts": counts}
+        empty = {"_tables": OrderedDict(), "_scanned": {}, "_kept_bytes": 0, "manifest": None}
+        return {**self.__dict__, **empty, **packed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from zlib import decompress
+
+        self.__dict__.update(state)
+        self.addresses = decompress(state["addresses"]).decode("utf-8", "surrogateescape").split("\0")
+        if state["counts"] is not None:
+            import numpy
+
+            self.counts = numpy.frombuffer(decompress(state["counts"]), dtype=numpy.int64)
 
 
 def _beside(addresses: Sequence[str]) -> Manifest | None:

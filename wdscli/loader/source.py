@@ -79,16 +79,18 @@ class IndexedSource:
     def reader(self, epoch: int) -> EpochReader:
         assert self.catalog.counts is not None
         order = EpochOrder(self.catalog.counts, seed=self.seed, epoch=epoch, **self._how)
-        return _Reader(order, Fetcher(self.catalog, self.fields))
+        return _Reader(self.catalog, order, Fetcher(self.catalog, self.fields))
 
 
 class _Reader:
-    def __init__(self, order: EpochOrder, fetcher: Fetcher) -> None:
+    def __init__(self, catalog: Catalog, order: EpochOrder, fetcher: Fetcher) -> None:
+        self._catalog = catalog
         self._order = order
         self._fetcher = fetcher
 
     def read(self, positions: I64) -> list[Raw]:
-        return self._fetcher.fetch(*self._order.locate(positions))
+        shards, samples = self._order.locate(positions)
+        return self._fetcher.fetch(shards, self._catalog.places(shards, samples))
 
     def close(self) -> None:
         self._fetcher.close()
