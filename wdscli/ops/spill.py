@@ -110,8 +110,10 @@ def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -
     small = total < SMALL * max(1, plan.samples) and limits.task >= WORTH_LOADING
     loaded = small or not space.is_local or not all(one.is_near for one in plan.inputs)
     cache = max(LEAST_BUCKET, min(limits.cache, total // BUCKETS))
+    # As many chunks as keep all processes busy to the end.
+    chunk = max(LEAST_BUCKET, min(limits.cache, total // (4 * limits.jobs)))
     return Sizes(
-        chunk=limits.task if loaded else limits.cache,
+        chunk=limits.task if loaded else chunk,
         chunk_rows=max(1 << 12, min(limits.task // ROW_BYTES, MOST_ROWS)),
         bucket=cache if space.is_local else limits.task,
         loaded=loaded,
