@@ -151,7 +151,9 @@ class WebDataset(PositionDataset):
 
     ``urls`` are shards as everywhere in wdscli: paths, folders, globs, braces, manifests, URLs, one or a list.
     ``shuffle`` is ``"window"`` (shards permuted, samples permuted among ``window`` shards), ``"full"`` or ``"none"``;
-    ``shardshuffle``, webdataset's name, chooses between the first and the last.
+    ``shardshuffle``, webdataset's name, chooses between the first and the last. ``where``, ``keys`` and ``keys_from``
+    keep the samples that wdscli's options of these names select, as if the set had no others (see
+    :mod:`wdscli.loader.filters`).
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -172,12 +174,20 @@ class WebDataset(PositionDataset):
         window: int = 64,
         seed: int = 0,
         fields: Sequence[str] | None = None,
+        where: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        keys_from: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
     ) -> None:
         chosen: Shuffle = shuffle or ("window" if shardshuffle else "none")
-        source = IndexedSource(Catalog(urls), seed=seed, shuffle=chosen, window=window, fields=fields)
+        catalog = Catalog(urls)
+        if where is not None or keys is not None or keys_from is not None:
+            from wdscli.loader.filters import filtered
+
+            catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from)
+        source = IndexedSource(catalog, seed=seed, shuffle=chosen, window=window, fields=fields)
         super().__init__(source, rank=rank, world_size=world_size, tail=tail)
 
 
