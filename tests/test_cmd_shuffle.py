@@ -34,6 +34,7 @@ from shard_cases import (
 )
 
 from wdscli.cli.main import main
+from wdscli.ops.gather import BUFFER
 from wdscli.ops.plan import Cuts
 from wdscli.ops.reorder import Request
 from wdscli.ops.shuffle import plan_shuffle, shuffle
@@ -230,8 +231,8 @@ class TestWhatIsWritten:
 
     def test_samples_larger_than_the_buffer(self, good: Command, tmp_path: Path) -> None:
         """Some as one large member, some of many, canonical and not."""
-        large = [sample(f"l{n}", n, [600_000, 5, 3_000_000]) for n in range(3)]
-        exact = [sample(f"e{n}", n, [(1 << 19) - 2048 + step]) for n, step in enumerate([-512, 0, 512])]
+        large = [sample(f"l{n}", n, [BUFFER + 80_000, 5, 3_000_000]) for n in range(3)]
+        exact = [sample(f"e{n}", n, [BUFFER - 2048 + step]) for n, step in enumerate([-512, 0, 512])]
         names = write_shards(tmp_path / "in", [large[:2] + numbered(5), [*exact, large[2]]])
         names += write_shards(tmp_path / "old", [large[1:2]], format=tarfile.GNU_FORMAT, mode=0o600)
         good(*names, "-o", tmp_path / "out.tar", "--on-duplicate", "rekey")

@@ -31,6 +31,7 @@ from shard_cases import (
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, EngineError, UsageError, WdsError
+from wdscli.ops import gather as gathering
 from wdscli.ops import repeats, running, survey
 from wdscli.ops.plan import Cuts
 from wdscli.ops.reorder import Request
@@ -274,7 +275,8 @@ class TestChangesMeanwhile:
     """Between the plan and its run."""
 
     @pytest.fixture(params=[[10, 700], [600_000]], ids=["small", "large"])
-    def names(self, request: Any, tmp_path: Path) -> list[str]:
+    def names(self, request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        monkeypatch.setattr(gathering, "BUFFER", 1 << 19)
         return write_shards(
             tmp_path / "in", [numbered(3, "a", request.param), numbered(3, "b", request.param)]
         )
@@ -513,7 +515,9 @@ class TestInterrupts:
         assert "Traceback" not in error
 
 
-@pytest.mark.parametrize("wrong", [{"samples": 99}, {"members": 99}, {"size_bytes": 512}], ids=["samples", "members", "bytes"])
+@pytest.mark.parametrize(
+    "wrong", [{"samples": 99}, {"members": 99}, {"size_bytes": 512}], ids=["samples", "members", "bytes"]
+)
 def test_what_was_written_is_compared_with_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, int]
 ) -> None:

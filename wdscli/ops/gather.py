@@ -1,10 +1,10 @@
 """The ``gather`` strategy: one output shard out of byte ranges of seekable inputs.
 
 What it is: a task, :func:`gather`, that fills one shard with the runs a plan lists. How: runs are read into one buffer
-of a few hundred KiB, adjacent ones by one call; the headers in the buffer are walked again, which costs a microsecond a
-member and proves that every run is what the plan took it for; then the buffer goes out as it stands, or member by
-member with new headers where a sample is not canonical yet, loses fields or changes names. Checksum and write find
-the bytes in the processor's cache. A sample larger than the buffer is copied in pieces.
+of a few MiB, adjacent ones by one call; the headers in the buffer are walked again, many at once where samples are
+small (:mod:`wdscli.ops.walk`), which proves that every run is what the plan took it for; then the buffer goes out as it
+stands, or member by member with new headers where a sample is not canonical yet, loses fields or changes names.
+Checksum and write find the bytes in the processor's cache. A sample larger than the buffer is copied in pieces.
 
 It must not know orders, cuts or selections beyond the names that members get.
 """
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from wdscli.ops.rows import I64
 
 ALONE = GLOBAL | APART
-BUFFER = 1 << 20
+BUFFER = 1 << 22
+"""Bytes that are read, looked at and written together."""
 AHEAD = 1 << 24
 """Bytes that are asked for before they are read, where they lie on a device."""
 CHUNK = 1 << 14
@@ -169,9 +170,9 @@ class _Gatherer:
         """Where a file is not in memory, have the kernel fetch what is wanted next, so that its device always has
         several requests to choose from."""
         low = max(first, self.asked)
-        if self.reading.held is not None:
+        if self.reading.held is not None or low == self.samples.total:
             return
-        if low == self.samples.total or self.ends[low] - self.ends[first] > AHEAD // 2:
+        if self.ends[low] - self.ends[first] > AHEAD // 2:
             return
         descriptor = self.inputs[self.files[low]].fd
         if descriptor is None or not is_cold(descriptor, self.begin_at[low]):
