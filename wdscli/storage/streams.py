@@ -229,7 +229,7 @@ class CommandSink(Sink):
             raise OutputError(f"{self.name} failed: {outcome(self._process.returncode)}")
 
     def _discard(self) -> None:
-        for child in _descendants(self._process.pid):
+        for child in _held(self._process):
             _signal(child, signal.SIGKILL)
         stop(self._process, signal.SIGKILL)
         _close_pipes(self._process)
@@ -287,6 +287,20 @@ def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 def _signal(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(OSError):
         os.kill(pid, number)
+
+
+def _held(process: subprocess.Popen[bytes]) -> list[int]:
+    """What a command started, all of it stopped, and the command itself too: a shell whose child ends must not come to
+    its next word."""
+    if process.poll() is not None:
+        return []
+    _signal(process.pid, signal.SIGSTOP)
+    held: list[int] = []
+    while new := [child for child in _descendants(process.pid) if child not in held]:
+        for child in new:
+            _signal(child, signal.SIGSTOP)
+        held += new
+    return held
 
 
 def _descendants(pid: int) -> list[int]:
