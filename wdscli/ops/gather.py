@@ -170,9 +170,8 @@ class _Gatherer:
         """Where a file is not in memory, have the kernel fetch what is wanted next, so that its device always has
         several requests to choose from."""
         low = max(first, self.asked)
-        if self.reading.held is not None or low == self.samples.total:
-            return
-        if self.ends[low] - self.ends[first] > AHEAD // 2:
+        is_near = low < self.samples.total and self.ends[low] - self.ends[first] <= AHEAD // 2
+        if self.reading.held is not None or not is_near:
             return
         descriptor = self.inputs[self.files[low]].fd
         if descriptor is None or not is_cold(descriptor, self.begin_at[low]):
