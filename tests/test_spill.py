@@ -92,6 +92,22 @@ class TestSameBytes:
         sized(60_000, 20_000, True, hold=hold)
         assert shuffled(awkward, tmp_path / "spill", **WAYS[way]) == by_gather
 
+    @pytest.mark.parametrize("loaded", [True, False])
+    def test_a_large_sample_at_the_edge_of_a_bucket_that_is_held(
+        self, tmp_path: Path, sized: Fix, loaded: bool
+    ) -> None:
+        """In each place there is, so that it is the first, the last and between others."""
+        shards = [
+            [sample(f"{shard}-{n}", n, [1_200_000 if n == shard else 9_000]) for n in range(6)]
+            for shard in range(6)
+        ]
+        names = write_shards(tmp_path / "in", shards)
+        cuts = Cuts(shards=2)
+        by_gather = shuffled(names, tmp_path / "gather", strategy="gather", cuts=cuts)
+        for bucket in (1_500_000, 2_500_000, 1 << 30):
+            sized(1_300_000, bucket, loaded, hold=1 << 30)
+            assert shuffled(names, tmp_path / str(bucket), cuts=cuts) == by_gather
+
     @pytest.mark.parametrize("jobs", [2, 5])
     def test_whatever_the_jobs(self, awkward: list[str], tmp_path: Path, sized: Fix, jobs: int) -> None:
         by_gather = shuffled(awkward, tmp_path / "gather", strategy="gather")

@@ -106,12 +106,13 @@ class Reading:
             os.truncate(path, 0)
             remove(path)
         end = next((bound for bound in self._bounds if bound > row), -1)
-        stretches = stretches_of(self._spilled.places[row:end], self._samples.part(row, end).lengths)
+        places, lengths = self._spilled.places[row:end], self._samples.part(row, end).lengths
+        stretches = stretches_of(places, lengths)
         if not self._spilled.space.is_local:
             source = open_part(SPILLED)
             assert isinstance(source, _Objects)
             source.expect(stretches)
-        elif self._holds(stretches, open_part):
+        elif self._holds(places, lengths, open_part):
             pass
         elif hasattr(os, "posix_fadvise"):
             for begin, stop in stretches:
@@ -121,18 +122,20 @@ class Reading:
                     os.posix_fadvise(descriptor, begin_at, stop - begin, os.POSIX_FADV_WILLNEED)
         return end if end < self._samples.total else -1
 
-    def _holds(self, stretches: list[tuple[int, int]], open_part: Callable[[int], Source]) -> bool:
-        """Load the bucket, if it is small enough and has no large samples."""
+    def _holds(self, places: U64, lengths: U64, open_part: Callable[[int], Source]) -> bool:
+        """Load the bucket, all of it, if it is small enough."""
+        import numpy
+
         self.held = None
-        begin, end = (stretches[0][0], stretches[-1][1]) if stretches else (0, 0)
+        there = places != numpy.uint64(ELSEWHERE)
+        places, lengths = places[there], lengths[there]
+        begin, end = (int(places.min()), int((places + lengths).max())) if len(places) else (0, 0)
         if self._spilled is None or not 0 < end - begin <= self._spilled.hold:
             return False
         descriptor = open_part(SPILLED + (begin >> PART_BITS)).fd
         if descriptor is None:
             return False
         if len(self._space) < end - begin:
-            import numpy
-
             # One space for all buckets: pages that are new to a process cost as much as the bytes that come into them.
             fresh: Any = numpy.empty(max(end - begin, self._spilled.hold // 2), dtype=numpy.uint8)
             self._space = memoryview(fresh)
