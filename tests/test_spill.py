@@ -306,6 +306,12 @@ class TestTrouble:
         assert list((tmp_path / "tmp").iterdir()) == [left]
 
 
+def test_scratch_space_in_this_process(awkward: list[str], tmp_path: Path) -> None:
+    """No worker reaches it, so there are none."""
+    by_gather = shuffled(awkward, tmp_path / "gather", strategy="gather")
+    assert shuffled(awkward, tmp_path / "spill", tmp="memory://scratch", jobs=2) == by_gather
+
+
 class TestTelling:
     def test_both_passes_are_shown(self, awkward: list[str], tmp_path: Path) -> None:
         seen: list[tuple[str, int | None]] = []

@@ -127,7 +127,7 @@ def run_some(
 
 
 def _executor(plan: ReorderPlan, is_stream: bool, jobs: int) -> Executor:
-    ours = map(is_of_this_process, [plan.request.output, *plan.shards.addresses])
+    ours = map(is_of_this_process, [plan.request.output, plan.request.tmp or "", *plan.shards.addresses])
     return make_executor(1 if is_stream or any(ours) else jobs, plan.request.engine)
 
 
