@@ -127,7 +127,7 @@ class Catalog:
         has as many samples as were counted."""
         address = self.addresses[number]
         index = self._found_index(number, address)
-        counted = self._counted(number)
+        counted = self.held(number)
         if index is None or index.samples != counted:
             raise DataError(
                 f"{'no' if index is None else index.samples} samples where {counted} were counted",
@@ -137,7 +137,8 @@ class Catalog:
             )
         return index
 
-    def _counted(self, number: int) -> int:
+    def held(self, number: int) -> int:
+        """Samples that shard ``number`` was counted to have, whether a filter leaves some out or not."""
         assert self.counts is not None
         return int(self.counts[number])
 

@@ -16,7 +16,6 @@ It must not know in which order samples are read.
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from warnings import warn
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.catalog import Catalog, ShardTable
 from wdscli.loader.fetch import Fetcher, Raw
+from wdscli.loader.pool import each_shard
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.find import index_batches
@@ -48,7 +48,6 @@ LOOKED_INTO = 256
 """Samples whose payloads are read at once for an expression."""
 LARGEST = 1 << 26
 """Bytes of a payload above which it is not decoded for an expression."""
-THREADS = 16
 
 
 class Kept(NamedTuple):
@@ -176,22 +175,35 @@ class FilteredCatalog(Catalog):
                 "where= and keys= need shards that can be read at any place",
                 hint="a stream is filtered while it is read: .select(function)",
             )
-        self._base = base
-        self._chosen: Filter | None = chosen
+        within = base if isinstance(base, FilteredCatalog) else None
+        self._base: Catalog = base if within is None else within._base
+        self._chosen: Filter | None = None if within else chosen
         self.addresses, self.manifest, self.is_indexed = base.addresses, base.manifest, True
         self._bits: list[bytes | None] = []
         self._unpacked: OrderedDict[int, I64] = OrderedDict()
         self.undecodable = 0
         counts, seen = [], chosen.selection.new_state()
         for shard, (rows, state) in enumerate(_each_shard(base, chosen)):
+            if within is not None:
+                rows = within.also_kept(shard, rows)
             self.undecodable += state.dropped.get("undecodable", 0)
             seen.found |= state.found
             counts.append(len(rows))
-            self._bits.append(_packed(rows, int(base.counts[shard])))
+            self._bits.append(_packed(rows, self.held(shard)))
         self.counts = numpy.array(counts, dtype=numpy.int64)
-        self.fingerprint = mark(base.fingerprint, self._bits)
+        self.fingerprint = mark(self._base.fingerprint, self._bits)
         for remark in chosen.selection.remarks(seen):
             warn(remark, stacklevel=2)
+
+    def also_kept(self, shard: int, rows: I64) -> I64:
+        """Those of some places of a shard that are kept here too."""
+        import numpy
+
+        kept = self.kept(shard)
+        return rows if kept is None else numpy.intersect1d(rows, kept, assume_unique=True)
+
+    def held(self, number: int) -> int:
+        return self._base.held(number)
 
     def index(self, number: int) -> Index:
         return self._base.index(number)
@@ -304,24 +316,13 @@ def mark(fingerprint: str, kept: Sequence[bytes | None]) -> str:
 
 
 def _each_shard(catalog: Catalog, chosen: Filter) -> Iterator[Kept]:
-    """:meth:`Filter.kept` of every shard in order; of remote ones several at a time, because each waits."""
-    from wdscli.storage import is_local
-
-    shards = range(len(catalog.addresses))
-    if all(map(is_local, catalog.addresses)):
-        return (chosen.kept(catalog, shard) for shard in shards)
-    return _in_threads(catalog, chosen, shards)
-
-
-def _in_threads(catalog: Catalog, chosen: Filter, shards: range) -> Iterator[Kept]:
-    from concurrent.futures import ThreadPoolExecutor
+    """:meth:`Filter.kept` of every shard, in order."""
 
     def kept(shard: int) -> Kept:
-        # An expression keeps the sample that it looks at: each thread has one of its own.
+        # An expression holds on to the sample that it looks at: each call has one of its own.
         return Filter(_copy(chosen.selection), chosen.on_error).kept(catalog, shard)
 
-    with ThreadPoolExecutor(min(THREADS, max(4, 2 * (os.cpu_count() or 1)))) as pool:
-        yield from pool.map(kept, shards)
+    return each_shard(catalog, kept)
 
 
 def _copy(selection: Selection) -> Selection:

@@ -1,0 +1,290 @@
+"""A set of shards as a table: samples by number, by slice, by key, many at once, in any order.
+
+What it is: :class:`IndexedDataset`, a map-style dataset as torch's DataLoader takes it, and of use without torch. How:
+a number is found in the counts of the shards, a place in the shard's index, and the bytes by reads that are put
+together where they lie close. Views (slices, subsets, selections) share what was loaded and copy nothing. Any thread
+may ask at any time; a forked worker opens its own files; what travels to a spawned one are addresses and counts.
+
+It must not know how bytes are had, nor who asks in which order: see :mod:`wdscli.loader.samplers`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+from wdscli.errors import DataError, InputError, UsageError, WdsError
+from wdscli.loader.catalog import Catalog
+from wdscli.loader.fetch import Raw
+from wdscli.loader.filters import Filter, FilteredCatalog, filtered
+from wdscli.loader.ordinals import Ordinals
+from wdscli.loader.pipeline import Pipeline
+from wdscli.loader.pool import Pool
+from wdscli.loader.stats import Counts
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    from wdscli.loader.keyindex import KeyIndex
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+OnError = Literal["raise", "skip", "substitute"]
+Self = TypeVar("Self", bound="IndexedDataset")
+
+TOGETHER = 256
+"""Samples that are read at once when a whole table is iterated."""
+SUBSTITUTES = 100
+"""Neighbours that are tried in place of a sample that cannot be had."""
+
+
+class IndexedDataset:
+    """The samples of a set of shards, by number from 0 in the order of the set, or by key.
+
+    ``urls`` are shards as everywhere in wdscli. ``fields`` limits which payloads are read. ``where``, ``keys`` and
+    ``keys_from`` keep what wdscli's options of these names select, see :mod:`wdscli.loader.filters`. ``transform`` is a
+    function of each sample, like :meth:`map`. ``on_error`` says what becomes of a sample that cannot be read:
+    ``"raise"``, ``"skip"`` (left out of iteration and of :meth:`__getitems__`; asked for alone it is an error) or
+    ``"substitute"`` (the next one that can be read is given); :meth:`stats` counts them. ``threads`` read the samples
+    of one call, by default one for local shards and 16 for remote ones.
+
+    Raises UsageError for shards that can only be streamed.
+
+    >>> from wdscli.shards import ShardWriter
+    >>> folder = getfixture("tmp_path")
+    >>> with ShardWriter(f"{folder}/in-%06d.tar", max_count=2) as writer:
+    ...     for number in range(5):
+    ...         writer.write(f"n{number}", {"cls": b"%d" % number})
+    >>> table = IndexedDataset(f"{folder}/in-manifest.json")
+    >>> len(table), table[-1]["cls"], table["n3"]["cls"], "n9" in table
+    (5, b'4', b'3', False)
+    >>> [sample["__key__"] for sample in table[::2]]
+    ['n0', 'n2', 'n4']
+    >>> list(table.select("cls >= 3").keys())
+    ['n3', 'n4']
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        fields: Sequence[str] | None = None,
+        where: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        keys_from: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        on_error: OnError = "raise",
+        threads: int | None = None,
+    ) -> None:
+        if on_error not in ("raise", "skip", "substitute"):
+            raise UsageError(f'no such on_error: "{on_error}"', hint='"raise", "skip" or "substitute"')
+        catalog = Catalog(urls)
+        if not catalog.is_indexed:
+            raise UsageError(
+                "an IndexedDataset needs shards that can be read at any place, not streams or compressed ones",
+                hint="WebDataset reads streams in order",
+            )
+        self._on_error = on_error
+        self._reading = (fields, threads)
+        self._counts = Counts()
+        self.pipeline = Pipeline()
+        self._open(filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error))
+        if transform is not None:
+            self.pipeline = self.pipeline.then(transform)
+
+    def _open(self, catalog: Catalog) -> None:
+        import numpy
+
+        assert catalog.counts is not None
+        self.catalog = catalog
+        self.ordinals = Ordinals(range(int(catalog.counts.sum())))
+        self._ends: I64 = numpy.cumsum(catalog.counts)
+        self._pool = Pool(catalog, *self._reading)
+        self._key_index: KeyIndex | None = None
+
+    def _with(self: Self, **changes: Any) -> Self:
+        """A copy with some attributes changed."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new.__dict__.update(changes)
+        return new
+
+    def __len__(self) -> int:
+        return len(self.ordinals)
+
+    def __getitem__(self, which: Any) -> Any:
+        """A sample by number or key, or a view of a slice. Raises IndexError, KeyError; InputError and DataError when
+        it cannot be read."""
+        if isinstance(which, str):
+            return self[self.number(which)]
+        if isinstance(which, slice):
+            return self._with(ordinals=self.ordinals.cut(which))
+        try:
+            number = operator.index(which)
+        except TypeError:
+            raise TypeError(
+                f"samples are numbered by whole numbers or named by keys, not {type(which).__name__}: "
+                "a list of numbers is for subset() or __getitems__()"
+            ) from None
+        return self._only(self.__getitems__([number]), number)
+
+    def _only(self, found: list[Any], number: int) -> Any:
+        if not found:
+            raise DataError(
+                f"sample {number} was left out", code="skipped", hint='on_error="substitute" gives another'
+            )
+        return found[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Many samples at once, in the order asked for: what torch's DataLoader calls for a batch."""
+        return self.pipeline.unit(self._read(self.ordinals.at(self.ordinals.checked(numbers))))
+
+    def __iter__(self) -> Iterator[Any]:
+        import numpy
+
+        for first in range(0, len(self), TOGETHER):
+            numbers: I64 = numpy.arange(first, min(first + TOGETHER, len(self)), dtype=numpy.int64)
+            yield from self.pipeline.unit(self._read(self.ordinals.at(numbers)))
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._find(key) is not None
+
+    def keys(self) -> Iterator[str]:
+        """The keys in the order of the table; payloads are not read."""
+        for first in range(0, len(self), TOGETHER):
+            yield from self._keys(slice(first, first + TOGETHER))
+
+    def _keys(self, part: slice) -> list[str]:
+        shards, samples = self._located(self.ordinals.cut(part).every())
+        places = self.catalog.places(shards, samples)
+        table = self.catalog.table
+        return [table(shard).key(place) for shard, place in zip(shards.tolist(), places.tolist())]
+
+    def number(self, key: str) -> int:
+        """The number of the sample with this key, the first one of several. Raises KeyError."""
+        found = self._find(key)
+        if found is None:
+            from wdscli.loader.keyindex import near
+
+            like = near(key, self.keys())
+            raise KeyError(f"no sample {key}" + (f"; there is {', '.join(like)}" if like else ""))
+        return found
+
+    def _find(self, key: str) -> int | None:
+        if self._key_index is None:
+            from wdscli.loader.keyindex import KeyIndex
+
+            self._key_index = KeyIndex(self.catalog)
+        number = self._key_index.find(key)
+        return None if number is None else self.ordinals.find(number)
+
+    def subset(self: Self, numbers: Sequence[int] | I64) -> Self:
+        """A view of some samples, in this order, by their numbers or by a mask. Raises IndexError."""
+        return self._with(ordinals=self.ordinals.chosen(numbers))
+
+    def select(
+        self: Self,
+        where: str | None = None,
+        *,
+        keys: str | Sequence[str] | None = None,
+        keys_from: str | None = None,
+    ) -> Self:
+        """A view of the samples that an expression and keys select; no data is written. Expressions over ``key``,
+        ``fields``, ``size``, ``shard`` and ``index`` ask the indexes alone; one over ``json``, ``cls`` or ``txt`` reads
+        these payloads once, now. Raises UsageError, and DataError for what cannot be decoded (under
+        ``on_error="raise"``)."""
+        chosen = Filter.parse(where=where, keys=keys, keys_from=keys_from, on_error=self._on_error)
+        if chosen is None:
+            return self
+        if self.ordinals.numbers == range(self.catalog.total or 0):
+            new = self._with()
+            new._open(FilteredCatalog(self.catalog, chosen))
+            return new
+        return self.subset(self._selected(chosen))
+
+    def _selected(self, chosen: Filter) -> NDArray[numpy.bool_]:
+        """Which samples of this view are selected; only the shards that it shows are looked at."""
+        import numpy
+
+        shards, samples = self._located(self.ordinals.every())
+        places = self.catalog.places(shards, samples)
+        mask: NDArray[numpy.bool_] = numpy.zeros(len(shards), dtype=bool)
+        for shard in numpy.unique(shards).tolist():
+            those = shards == shard
+            mask[those] = numpy.isin(places[those], chosen.kept(self.catalog, shard).rows)
+        return mask
+
+    def map(self: Self, function: Callable[[Any], Any]) -> Self:
+        """``function`` of each sample."""
+        return self._with(pipeline=self.pipeline.then(function))
+
+    def stats(self) -> dict[str, Any]:
+        """How many samples could not be had: ``errors``, {shard: {reason: number}}, in this process."""
+        return {"errors": self._counts.by_shard()}
+
+    def close(self) -> None:
+        """Let go of files, threads and loaded indexes' readers; what is asked later opens them again."""
+        self._pool.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self)} samples in {len(self.catalog.addresses)} shards>"
+
+    def _located(self, ordinals: I64) -> tuple[I64, I64]:
+        """(shard, sample as the catalog counts) of some samples of the set."""
+        import numpy
+
+        shards: I64 = numpy.searchsorted(self._ends, ordinals, side="right").astype(numpy.int64)
+        return shards, ordinals - numpy.where(shards > 0, self._ends[shards - 1], 0)
+
+    def _read(self, ordinals: I64) -> list[Raw]:
+        """Samples of the set, but for those that are skipped."""
+        shards, samples = self._located(ordinals)
+        try:
+            return self._pool.fetch(shards, self.catalog.places(shards, samples))
+        except (DataError, InputError):
+            if self._on_error == "raise":
+                raise
+        found = [self._one(ordinal) for ordinal in ordinals.tolist()]
+        return [raw for raw in found if raw is not None]
+
+    def _one(self, ordinal: int) -> Raw | None:
+        """A sample, or what stands for it."""
+        tries = SUBSTITUTES if self._on_error == "substitute" else 1
+        total = int(self._ends[-1])
+        for number in range(tries):
+            raw = self._tried((ordinal + number) % total)
+            if raw is not None:
+                return raw
+        if tries > 1:
+            raise DataError(
+                f"none of {SUBSTITUTES} samples from number {ordinal} on can be read", code="damaged"
+            )
+        return None
+
+    def _tried(self, ordinal: int) -> Raw | None:
+        """A sample; None, and counted, when it cannot be read."""
+        import numpy
+
+        shards, samples = self._located(numpy.array([ordinal], dtype=numpy.int64))
+        try:
+            return self._pool.fetch(shards, self.catalog.places(shards, samples))[0]
+        except (DataError, InputError) as error:
+            self._counts.add(self.catalog.addresses[int(shards[0])], reason_of(error))
+            return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_key_index": None, "_ends": None, "_counts": Counts()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        import numpy
+
+        self.__dict__.update(state)
+        assert self.catalog.counts is not None
+        self._ends = numpy.cumsum(self.catalog.counts)
+
+
+def reason_of(error: WdsError) -> str:
+    """A word for what went wrong: the code of a DataError, else that the shard could not be read."""
+    return error.code if isinstance(error, DataError) and error.code else "unreadable"

@@ -1,0 +1,117 @@
+"""Which samples of a set a view shows, and in which order: numbers in the set, by numbers in the view.
+
+What it is: :class:`Ordinals`, immutable. How: a slice of a slice is a range and costs nothing; any other choice is an
+array, which travels as packed differences. It must not know what the numbers stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+
+class Ordinals:
+    """``numbers`` in the set, for 0, 1, 2, ... in the view."""
+
+    def __init__(self, numbers: range | I64) -> None:
+        self.numbers = numbers
+        self._order: I64 | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, number: int) -> int:
+        return int(self.numbers[number])
+
+    def at(self, numbers: I64) -> I64:
+        """The numbers in the set of some in the view, 0 <= number < length."""
+        if isinstance(self.numbers, range):
+            return self.numbers.start + self.numbers.step * numbers
+        return self.numbers[numbers]
+
+    def every(self) -> I64:
+        """All of them as an array."""
+        import numpy
+
+        numbers = self.numbers
+        if isinstance(numbers, range):
+            return numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
+        return numbers
+
+    def cut(self, part: slice) -> Ordinals:
+        """A slice of the view."""
+        return Ordinals(self.numbers[part])
+
+    def chosen(self, numbers: Sequence[int] | I64) -> Ordinals:
+        """Some of the view by their numbers in it (negative ones from the end) or by a mask. Raises IndexError."""
+        return Ordinals(self.at(self.checked(numbers)))
+
+    def checked(self, numbers: Sequence[int] | I64) -> I64:
+        """Numbers in the view as an array, from 0. Raises IndexError, naming the first that is not there."""
+        import numpy
+
+        given = numpy.asarray(numbers)
+        if given.dtype == bool:
+            if len(given) != len(self):
+                raise IndexError(f"a mask of {len(given)} for {len(self)} samples")
+            return numpy.flatnonzero(given).astype(numpy.int64)
+        if len(given) and given.dtype.kind not in "iu":
+            raise TypeError(f"samples are numbered by whole numbers, not {given.dtype}")
+        found: I64 = given.astype(numpy.int64)
+        outside = (found < -len(self)) | (found >= len(self))
+        if outside.any():
+            raise IndexError(f"no sample {int(found[outside][0])}: there are {len(self)}")
+        found[found < 0] += len(self)
+        return found
+
+    def find(self, number: int) -> int | None:
+        """The first place in the view of a number in the set; None when the view does not show it."""
+        import numpy
+
+        numbers = self.numbers
+        if isinstance(numbers, range):
+            return numbers.index(number) if number in numbers else None
+        if self._order is None:
+            self._order = numpy.argsort(numbers, kind="stable").astype(numpy.int64)
+        at = int(numpy.searchsorted(numbers, number, sorter=self._order))
+        found = int(self._order[at]) if at < len(numbers) else -1
+        return found if found >= 0 and int(numbers[found]) == number else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if isinstance(self.numbers, range):
+            return {"numbers": self.numbers}
+        return {"packed": _packed(self.numbers)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.numbers = state["numbers"] if "numbers" in state else _unpacked(*state["packed"])
+        self._order = None
+
+
+def _packed(numbers: I64) -> tuple[str, bytes]:
+    from zlib import compress
+
+    import numpy
+
+    steps = numpy.diff(numbers, prepend=numpy.int64(0))
+    kind = (
+        numpy.result_type(numpy.min_scalar_type(steps.min()), numpy.min_scalar_type(steps.max()))
+        if len(steps)
+        else numpy.dtype("i1")
+    )
+    kind = kind if kind.kind in "iu" else numpy.dtype("i8")
+    return kind.str, compress(steps.astype(kind).tobytes(), 1)
+
+
+def _unpacked(kind: str, data: bytes) -> I64:
+    from zlib import decompress
+
+    import numpy
+
+    steps = numpy.frombuffer(decompress(data), dtype=kind).astype(numpy.int64)
+    return numpy.cumsum(steps, dtype=numpy.int64)

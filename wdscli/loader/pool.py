@@ -1,0 +1,142 @@
+"""Samples by place for many threads at once, and after a fork.
+
+What it is: :class:`Pool`, which hands each call a :class:`~wdscli.loader.fetch.Fetcher` of its own and takes it back.
+How: local shards are read by the thread that asks. A call for samples of remote shards is divided among threads, by
+shard so that each thread keeps to the shards it has open, or into stretches when there are fewer shards than threads.
+A forked process begins with an empty pool: connections cannot be shared with the parent, and files cost little to open
+again. It must not know why the samples are wanted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from wdscli.loader.catalog import Catalog
+from wdscli.loader.fetch import Fetcher, Raw
+from wdscli.storage import is_local
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy
+    from numpy.typing import NDArray
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+Result = TypeVar("Result")
+
+REMOTE_THREADS = 16
+
+
+class Pool:
+    """Reads samples of ``catalog`` for any thread. ``threads`` read at once for one call: by default one where all
+    shards are local, else 16. Picklable; close it when done."""
+
+    def __init__(
+        self, catalog: Catalog, fields: Sequence[str] | None = None, threads: int | None = None
+    ) -> None:
+        self._catalog = catalog
+        self._fields = fields
+        self._threads = threads or (1 if all(map(is_local, catalog.addresses)) else REMOTE_THREADS)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._idle: dict[int, list[Fetcher]] = {}
+        self._executor: ThreadPoolExecutor | None = None
+
+    def fetch(self, shards: I64, places: I64) -> list[Raw]:
+        """The samples at ``places`` of ``shards``, in the order asked for. Raises InputError, DataError."""
+        if self._process != os.getpid():
+            self._leave()
+        if self._threads == 1 or len(shards) < 2:
+            return self._fetch(0, shards, places)
+        return self._divided(shards, places)
+
+    def _leave(self) -> None:
+        """In a forked process: begin anew, and let nothing of the parent's be closed from here."""
+        _PARENTS.append((self._idle, self._executor))
+        self._begin()
+
+    def _fetch(self, lane: int, shards: I64, places: I64) -> list[Raw]:
+        # list.pop and append are atomic: two threads never have the same fetcher.
+        idle = self._idle.setdefault(lane, [])
+        try:
+            fetcher = idle.pop()
+        except IndexError:
+            fetcher = Fetcher(self._catalog, self._fields)
+        found = fetcher.fetch(shards, places)
+        idle.append(fetcher)
+        return found
+
+    def _divided(self, shards: I64, places: I64) -> list[Raw]:
+        found: list[Any] = [None] * len(shards)
+        parts = divided(shards, places, self._threads)
+        threads = self._pool()
+        waiting = [
+            (rows, threads.submit(self._fetch, lane, shards[rows], places[rows])) for lane, rows in parts
+        ]
+        try:
+            for rows, future in waiting:
+                for row, raw in zip(rows.tolist(), future.result()):
+                    found[row] = raw
+        finally:
+            for _, future in waiting:
+                future.cancel()
+        return found
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._executor is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="wdscli-fetch")
+        return self._executor
+
+    def close(self) -> None:
+        """Let go of files and threads; a later call opens what it needs again."""
+        if self._process != os.getpid():
+            return
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+        for idle in self._idle.values():
+            for fetcher in idle:
+                fetcher.close()
+        self._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_catalog": self._catalog, "_fields": self._fields, "_threads": self._threads}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+def each_shard(catalog: Catalog, function: Callable[[int], Result]) -> Iterator[Result]:
+    """``function`` of the number of every shard, in order; of remote ones several at a time, because each waits."""
+    shards = range(len(catalog.addresses))
+    if all(map(is_local, catalog.addresses)):
+        yield from map(function, shards)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(REMOTE_THREADS, thread_name_prefix="wdscli-shards") as pool:
+        yield from pool.map(function, shards)
+
+
+_PARENTS: list[Any] = []
+"""What belongs to the process that this one was forked from."""
+
+
+def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
+    """(lane, rows) for each thread: whole shards, by their number, or stretches of neighbours when there are fewer
+    shards than threads."""
+    import numpy
+
+    order = numpy.lexsort((places, shards)).astype(numpy.int64)
+    if len(numpy.unique(shards)) >= threads:
+        lane_of = shards[order] % threads
+        return [(lane, order[lane_of == lane]) for lane in numpy.unique(lane_of).tolist()]
+    parts = numpy.array_split(order, min(threads, len(order)))
+    return [(lane, rows) for lane, rows in enumerate(parts) if len(rows)]
