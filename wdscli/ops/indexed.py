@@ -1,8 +1,8 @@
 """From the columns of an index straight to the rows of a plan.
 
-What it is: :func:`plain_rows`, the survey of a shard whose index says that nothing about it is special. How: columns are
-copied as they are, and only keys are taken out one by one, to be hashed: a microsecond becomes a tenth of one, which
-shows where there are millions. It must not know where the index came from.
+What it is: :func:`plain_rows`, the survey of a shard whose index says that nothing about it is special. How: columns
+are copied as they are, and only keys are taken out one by one, to be hashed: a microsecond becomes a tenth of one,
+which shows where there are millions. It must not know where the index came from.
 """
 
 from __future__ import annotations
