@@ -13,14 +13,19 @@ import pytest
 from awkward_sets import write_awkward
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shard_cases import content
+from shard_cases import content, numbered, write_shards
 
 from wdscli.cli.main import main
 from wdscli.errors import OutputError
 from wdscli.ops import external, large, reorder
 from wdscli.ops.external import Stored, sort_by_values, sort_records, store
+from wdscli.ops.overflow import Keep
+from wdscli.ops.scratch import Input
+from wdscli.ops.survey import SurveyTask, survey
 from wdscli.ops.value_order import order_by_values
+from wdscli.selection import Selection
 from wdscli.shards import ShardReader
+from wdscli.tar import Form
 
 KIND = numpy.dtype([("key", "<u8"), ("more", "<u2"), ("at", "<u4")])
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -249,3 +254,17 @@ class TestPlans:
         monkeypatch.setattr(large, "available", lambda: 1000)
         assert main([*command, str(tmp_path / "b.tar")]) == 5
         assert "1.00 kB are free" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_survey_holds_no_more_rows_than_it_may(tmp_path: Path, indexed: bool) -> None:
+    (name,) = write_shards(tmp_path / "in", [numbered(5000, sizes=[1])])
+    if indexed:
+        assert main(["index", "-q", name]) == 0
+    task = SurveyTask(Input(name), Form(), Selection())
+    whole = survey(task)
+    assert whole.stored is None
+    stored = survey(task._replace(keep=Keep(100, str(tmp_path / "tmp" / "rows"))))
+    assert (len(stored.rows), stored.total) == (0, 5000)
+    assert b"".join(rows.tobytes() for rows in stored.blocks()) == whole.rows.tobytes()
+    assert (tmp_path / "tmp" / "rows").stat().st_size == 5000 * 45
