@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdscli.loader.dataset import WebDataset
+    from wdscli.loader.webdataset import WebDataset
 
 _HOMES = {
-    "WebDataset": "dataset",
+    "WebDataset": "webdataset",
 }
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""The dataset that training code iterates: a set of shards, an order, stages, and an exact place in an epoch.
+"""What training code iterates: a source, stages, and an exact place in an epoch.
 
-What it is: :class:`WebDataset`. How: every stage method returns a new dataset; nothing is read before iteration.
+What it is: :class:`PositionDataset`. How: every stage method returns a new dataset; nothing is read before iteration.
 Batch k of an epoch is a pure function of the source, the seed and the epoch, so the whole state is a few numbers. It
 must not know how bytes are had.
 """
@@ -8,25 +8,27 @@ must not know how bytes are had.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
 
 from wdscli.errors import UsageError
-from wdscli.loader.catalog import Catalog
-from wdscli.loader.order import Shuffle
-from wdscli.loader.pipeline import DROPPED, Batch, Pipeline
+from wdscli.loader.fluent import Epochs, Fluent
+from wdscli.loader.handlers import StopEpoch
+from wdscli.loader.pipeline import Pipeline
 from wdscli.loader.ranks import Share, find_rank, find_worker
 from wdscli.loader.share import Batches, Tail
-from wdscli.loader.source import IndexedSource, PositionSource
+from wdscli.loader.source import EpochReader, PositionSource
+from wdscli.loader.span import ENDLESS, Span
+from wdscli.loader.stats import Counts
+from wdscli.loader.views import Blocks, Slice, Viewed
 
 STATE_VERSION = 1
 CHUNK = 1024
 """Samples asked of the reader at a time, at least a batch."""
 
-Self = TypeVar("Self", bound="PositionDataset")
 
-
-class PositionDataset:
+class PositionDataset(Fluent):
     """What can be iterated batch by batch and gone on with at any of them. ``source`` gives the samples."""
 
     def __init__(
@@ -45,7 +47,16 @@ class PositionDataset:
         self._tail = tail
         self._epoch = 0
         self._next = 0
-        """The first batch that was not given yet."""
+        """The first batch that was not given yet, ..."""
+        self._given = 0
+        """... or not all of it: how much of what it makes was given. With generators, what was given since then."""
+        self._topology: tuple[int, int] | None = None
+        """Ranks and workers that ``_given`` is of, where it takes the same ones to go on."""
+        self._counts = Counts()
+        self._views: tuple[tuple[Slice, bool], ...] = ()
+        """Slices behind the batch stage; whether they are of batches."""
+        self._span: Epochs | None = None
+        self._length: int | None = None
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -54,82 +65,134 @@ class PositionDataset:
         _register(type(self))
         return type(self)
 
-    def _with(self: Self, **changes: Any) -> Self:
-        """A copy with some attributes changed."""
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__)
-        new.__dict__.update(changes)
-        return new
-
-    def map(self: Self, function: Callable[[Any], Any]) -> Self:
-        """``function`` of each sample, or of each batch behind :meth:`batched`."""
-        return self._with(pipeline=self.pipeline.then(function))
-
-    def select(self: Self, predicate: Callable[[Any], bool]) -> Self:
-        """Only the samples for which ``predicate`` holds. The others leave gaps: batches become smaller, and none moves
-        to another batch, so that every rank and every resumed run sees the same ones."""
-        return self.map(_Select(predicate))
-
-    def batched(
-        self: Self, size: int, collation_fn: Callable[[list[Any]], Any] | None = list, partial: bool = True
-    ) -> Self:
-        """Batches of ``size`` samples of this rank; ``collation_fn`` makes one of a list."""
-        if self.pipeline.batch is not None or self.pipeline.generators:
-            raise UsageError("batches of batches are not made", hint="call batched() once")
-        return self._with(pipeline=self.pipeline._replace(batch=Batch(size, collation_fn or list, partial)))
-
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration."""
         if epoch != self._epoch:
-            self._epoch, self._next = epoch, 0
+            self._epoch, self._next, self._given = epoch, 0, 0
 
-    def _batches(self) -> Batches:
-        rank, world = find_rank(self._rank, self._world)
+    def _share(self) -> Share:
+        return Share(*find_rank(self._rank, self._world), *find_worker())
+
+    def _line(self, share: Share) -> PositionSource:
+        """The source as the stages that choose positions leave it: slices, and epochs of another length."""
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
-        tail = self._tail or ("uneven" if world == 1 else "pad")
-        return Batches(self.source.length(self._epoch), size, Share(rank, world, *find_worker()), tail)
+        source = self.source
+        for view, of_batches in self._views:
+            source = Viewed(source, Blocks(view, size * share.world) if of_batches else view)
+        if self._span is None:
+            return source
+        passes, items = self._span
+        whole = share.world * (1 if self.pipeline.spreads else size)
+        cut = None if items is None or self.pipeline.generators else items * whole
+        return Span(source, passes, cut, [passes, items])
+
+    def _batches(self, source: PositionSource | None = None) -> Batches:
+        share = self._share()
+        size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
+        tail = self._tail or ("uneven" if share.world == 1 else "pad")
+        return Batches((source or self._line(share)).length(self._epoch), size, share, tail)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = self._batches()
-        items: Iterator[Any] = self._units(batches)
+        return self._replayed() if self.pipeline.generators else self._exact()
+
+    def _exact(self) -> Iterator[Any]:
+        """What comes out from here to the end of the epoch; the state follows what was given."""
+        first, skipped = self._next, self._given
+        for number, unit in self._units(first):
+            begin = skipped if number == first else 0
+            for place in range(begin, len(unit)):
+                ends = place + 1 == len(unit)
+                self._next, self._given = (number + 1, 0) if ends else (number, place + 1)
+                yield unit[place]
+            self._next, self._given = number + 1, 0
+        self._epoch, self._next, self._given = self._epoch + 1, 0, 0
+
+    def _replayed(self) -> Iterator[Any]:
+        """What generators make of it. Nobody knows how far they have read, so the state counts what came out of them,
+        and to go on is to begin again and leave out as many."""
+        share = self._share()
+        if self._given and self._topology not in (None, (share.world, share.workers)):
+            raise UsageError(
+                f"the state was made by {self._topology} ranks and workers, here are {(share.world, share.workers)}",
+                hint="a generator in compose() can only go on with as many ranks and workers as before",
+            )
+        self._topology = share.world, share.workers
+        items: Iterator[Any] = chain.from_iterable(unit for _, unit in self._units(self._next))
         for generator in self.pipeline.generators:
             items = iter(generator(items))
-        return items
-
-    def _units(self, batches: Batches) -> Iterator[Any]:
-        import numpy
-
-        reader = self.source.reader(self._epoch)
-        numbers = batches.numbers(self._next)
-        together = max(1, CHUNK // batches.batch)
+        if self._span is not None and self._span.items is not None:
+            items = islice(items, len(range(share.worker, self._span.items, share.workers)))
         try:
-            for at in range(0, len(numbers), together):
-                some = numbers[at : at + together]
-                places = [batches.positions(number) for number in some]
-                samples = iter(reader.read(numpy.concatenate(places)))
-                for number, those in zip(some, places):
-                    unit = self.pipeline.unit([next(samples) for _ in range(len(those))])
-                    self._next = number + 1
-                    yield from unit
+            for item in islice(items, self._given, None):
+                self._given += 1
+                yield item
+        except StopEpoch:
+            pass
+        self._epoch, self._next, self._given = self._epoch + 1, 0, 0
+
+    def _units(self, first: int) -> Iterator[tuple[int, list[Any]]]:
+        """(batch, what comes out for it), from batch ``first`` on, for this worker."""
+        share = self._share()
+        line = self._line(share)
+        batches = self._batches(line)
+        reader = line.reader(self._epoch)
+        try:
+            for number, samples in self._samples(reader, batches, first):
+                try:
+                    unit = self.pipeline.unit(samples)
+                except StopEpoch as stop:
+                    yield number, stop.items
+                    return
+                yield number, unit
         finally:
             reader.close()
-        self._epoch, self._next = self._epoch + 1, 0
+
+    def _samples(self, reader: EpochReader, batches: Batches, first: int) -> Iterator[tuple[int, list[Any]]]:
+        """(batch, its samples as they are read)."""
+        import numpy
+
+        numbers = batches.numbers(first)
+        together = max(1, CHUNK // batches.batch)
+        for at in range(0, len(numbers), together):
+            some = numbers[at : at + together]
+            places = [batches.positions(number) for number in some]
+            samples = iter(reader.read(numpy.concatenate(places)))
+            for number, those in zip(some, places):
+                yield number, list(islice(samples, len(those)))
 
     def __len__(self) -> int:
-        """Batches (or samples, when there is no batch stage) that one rank sees in an epoch."""
-        batches = self._batches()._replace(share=Share(*find_rank(self._rank, self._world)))
-        return batches.total
+        """Batches (or samples, when there is no batch stage) that one rank sees in an epoch, or what ``with_length``
+        says. Raises TypeError when there is no end or nobody knows."""
+        if self._length is not None:
+            return self._length
+        pipeline = self.pipeline
+        batches = self._batches()._replace(share=self._share()._replace(worker=0, workers=1))
+        if pipeline.generators or pipeline.spreads or batches.length >= ENDLESS:
+            raise TypeError("the length of this dataset is not known; with_length(n) would say one")
+        total = batches.total
+        if total and pipeline.batch is not None and not pipeline.batch.partial:
+            total -= len(batches.positions(total - 1)) < pipeline.batch.size
+        return total
+
+    def stats(self) -> dict[str, Any]:
+        """What was left out so far, by shard and reason, in this process."""
+        return {"dropped": self._counts.by_shard()}
 
     def state_dict(self) -> dict[str, Any]:
         """Where this is: plain values under 1 KB, the same on every rank, fresh ones at every call."""
-        batches = self._batches()
-        return {
+        line = self._line(self._share())
+        state: dict[str, Any] = {
             "wdscli": STATE_VERSION,
-            "source": self.source.identity(),
-            "batch": batches.whole,
+            "source": line.identity(),
+            "batch": self._batches(line).whole,
             "epoch": self._epoch,
             "next": self._next,
         }
+        if self._given:
+            state["item"] = self._given
+            if self.pipeline.generators:
+                state["topology"] = list(self._topology or ())
+        return state
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
         """Go on at a state, with any number of ranks and workers. Raises UsageError for the state of another set, order
@@ -144,61 +207,9 @@ class PositionDataset:
                     hint="load_state_dict(state, force=True) goes on nevertheless",
                 )
         self._epoch, self._next = int(state["epoch"]), int(state["next"])
-
-
-class WebDataset(PositionDataset):
-    """The samples of a set of shards, in the order of an epoch.
-
-    ``urls`` are shards as everywhere in wdscli: paths, folders, globs, braces, manifests, URLs, one or a list.
-    ``shuffle`` is ``"window"`` (shards permuted, samples permuted among ``window`` shards), ``"full"`` or ``"none"``;
-    ``shardshuffle``, webdataset's name, chooses between the first and the last. ``where``, ``keys`` and ``keys_from``
-    keep the samples that wdscli's options of these names select, as if the set had no others (see
-    :mod:`wdscli.loader.filters`).
-
-    >>> from wdscli.shards import ShardWriter
-    >>> folder = getfixture("tmp_path")
-    >>> with ShardWriter(f"{folder}/in-%06d.tar", max_count=2) as writer:
-    ...     for number in range(5):
-    ...         writer.write(f"n{number}", {"cls": b"%d" % number})
-    >>> data = WebDataset(f"{folder}/in-manifest.json").map(lambda sample: int(sample["cls"])).batched(2)
-    >>> list(data)
-    [[0, 1], [2, 3], [4]]
-    """
-
-    def __init__(
-        self,
-        urls: str | Sequence[str],
-        *,
-        shuffle: Shuffle | None = None,
-        shardshuffle: bool | int | None = None,
-        window: int = 64,
-        seed: int = 0,
-        fields: Sequence[str] | None = None,
-        where: str | None = None,
-        keys: str | Sequence[str] | None = None,
-        keys_from: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        tail: Tail | None = None,
-    ) -> None:
-        chosen: Shuffle = shuffle or ("window" if shardshuffle else "none")
-        catalog = Catalog(urls)
-        if where is not None or keys is not None or keys_from is not None:
-            from wdscli.loader.filters import filtered
-
-            catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from)
-        source = IndexedSource(catalog, seed=seed, shuffle=chosen, window=window, fields=fields)
-        super().__init__(source, rank=rank, world_size=world_size, tail=tail)
-
-
-class _Select:
-    """A predicate as a function of a sample."""
-
-    def __init__(self, predicate: Callable[[Any], bool]) -> None:
-        self._predicate = predicate
-
-    def __call__(self, item: Any) -> Any:
-        return item if self._predicate(item) else DROPPED
+        self._given = int(state.get("item", 0))
+        known = state.get("topology")
+        self._topology = None if force or not known else (int(known[0]), int(known[1]))
 
 
 _registered: set[type] = set()

@@ -1,17 +1,22 @@
 """The stages of a dataset, and how samples run through them.
 
 What it is: :class:`Pipeline`, an immutable list of stages. How: stages that take one sample and give one, or drop it,
-are plain functions applied one after the other; at most one stage makes batches, and functions after it take batches.
-These keep the place of what they give, which is what makes a resume exact. Stages that are generators of their own
-(``compose``) run over the whole, behind all others. It must not know where samples come from.
+are plain functions applied one after the other; at most one stage makes batches; functions after it take batches, or
+make several things of one (:class:`Spread`). What comes out for the samples of one batch is a unit, and a unit depends
+on nothing else, which is what makes a resume exact. Stages that are generators of their own (``compose``) run over the
+whole, behind all others. It must not know where samples come from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
+from wdscli.loader.handlers import StopEpoch
+
 Function = Callable[[Any], Any]
+Generator = Callable[[Iterator[Any]], Iterable[Any]]
 
 
 class _Dropped:
@@ -34,40 +39,89 @@ class Batch(NamedTuple):
     collate: Function
     partial: bool = True
 
+    def made(self, items: list[Any]) -> list[Any]:
+        """One batch of all items, or none when there is nothing to make one of."""
+        if not items or (len(items) < self.size and not self.partial):
+            return []
+        return [self.collate(items)]
+
+
+class Spread(NamedTuple):
+    """A stage that makes several things, in order, of one."""
+
+    function: Callable[[Any], Iterable[Any]]
+
 
 class Pipeline(NamedTuple):
     """Functions of a sample, the batch stage, functions of a batch, and generators over all."""
 
     before: tuple[Function, ...] = ()
     batch: Batch | None = None
-    after: tuple[Function, ...] = ()
-    generators: tuple[Callable[[Iterator[Any]], Iterable[Any]], ...] = ()
+    after: tuple[Function | Spread, ...] = ()
+    generators: tuple[Generator, ...] = ()
+
+    @property
+    def spreads(self) -> bool:
+        """Whether a unit may be more than one thing."""
+        return any(isinstance(function, Spread) for function in self.after)
 
     def then(self, function: Function) -> Pipeline:
         """One more function of what comes out so far."""
         if self.generators:
-            return self.through(lambda items: filter(_is_kept, map(function, items)))
+            return self.through(Each(function))
         if self.batch is None:
             return self._replace(before=(*self.before, function))
         return self._replace(after=(*self.after, function))
 
-    def through(self, generator: Callable[[Iterator[Any]], Iterable[Any]]) -> Pipeline:
+    def spread(self, function: Callable[[Any], Iterable[Any]]) -> Pipeline:
+        """One more stage that makes several things of each that comes out so far."""
+        if self.generators:
+            return self.through(Each(Spread(function)))
+        # Without a batch stage a unit is what becomes of one sample; what follows then takes the things.
+        batch = self.batch or Batch(1, _only)
+        return self._replace(batch=batch, after=(*self.after, Spread(function)))
+
+    def through(self, generator: Generator) -> Pipeline:
         """One more generator over all that comes out so far."""
         return self._replace(generators=(*self.generators, generator))
 
     def unit(self, samples: Iterable[Any]) -> list[Any]:
-        """What comes out for the samples of one batch (or for one sample, when there is no batch stage)."""
-        kept = samples if not self.before else _through(self.before, samples)
+        """What comes out for the samples of one batch (or for one sample, when there is no batch stage). Raises
+        StopEpoch with what came out, when a handler ends the epoch here."""
         if self.batch is None:
-            return list(kept)
-        items = list(kept)
-        if not items or (len(items) < self.batch.size and not self.batch.partial):
-            return []
-        return list(_through(self.after, [self.batch.collate(items)]))
+            return _collected(_through(self.before, samples))
+        stopped = False
+        try:
+            items = _collected(_through(self.before, samples))
+        except StopEpoch as stop:
+            items, stopped = stop.items, True
+        found = _collected(_flow(self.after, iter(self.batch.made(items))))
+        if stopped:
+            raise StopEpoch(found)
+        return found
 
 
-def _is_kept(item: Any) -> bool:
-    return item is not DROPPED
+class Each:
+    """A function, or a spread, of each thing that a generator gives: as a generator."""
+
+    def __init__(self, function: Function | Spread) -> None:
+        self._function = function
+
+    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
+        return _flow((self._function,), items)
+
+
+def _only(items: list[Any]) -> Any:
+    return items[0]
+
+
+def _collected(items: Iterator[Any]) -> list[Any]:
+    found: list[Any] = []
+    try:
+        found.extend(items)  # what came before a StopEpoch is in it
+    except StopEpoch as stop:
+        raise StopEpoch(found) from stop
+    return found
 
 
 def _through(functions: tuple[Function, ...], items: Iterable[Any]) -> Iterator[Any]:
@@ -78,3 +132,12 @@ def _through(functions: tuple[Function, ...], items: Iterable[Any]) -> Iterator[
                 break
         else:
             yield item
+
+
+def _flow(functions: tuple[Function | Spread, ...], items: Iterator[Any]) -> Iterator[Any]:
+    for function in functions:
+        if isinstance(function, Spread):
+            items = chain.from_iterable(map(function.function, items))
+        else:
+            items = _through((function,), items)
+    return items

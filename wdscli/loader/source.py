@@ -69,9 +69,15 @@ class IndexedSource:
         how = self._how if self._how["shuffle"] == "window" else {"shuffle": self._how["shuffle"]}
         return {"fingerprint": self.catalog.fingerprint, "seed": self.seed, **how}
 
-    def shuffled(self, **how: Any) -> IndexedSource:
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether the order is not that of the shards."""
+        return bool(self._how["shuffle"] != "none")
+
+    def shuffled(self, seed: int | None = None, **how: Any) -> IndexedSource:
         """The same samples in another order."""
-        return IndexedSource(self.catalog, seed=self.seed, fields=self.fields, **{**self._how, **how})
+        seed = self.seed if seed is None else seed
+        return IndexedSource(self.catalog, seed=seed, fields=self.fields, **{**self._how, **how})
 
     def length(self, epoch: int) -> int:
         return self.catalog.total or 0

@@ -1,0 +1,74 @@
+"""Stages over all that one worker gives, for behind ``compose``: buffers and counts that no position can stand for.
+
+They give the same for the same input, so that a replay is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+from wdscli.loader.order import key
+from wdscli.loader.views import Slice
+
+BUFFERED, THINNED = 7, 5
+"""What a key is for, as in :mod:`wdscli.loader.order`."""
+
+
+class Buffer(NamedTuple):
+    """A shuffle in a buffer of ``size``."""
+
+    size: int
+    seed: int
+
+    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
+        held: list[Any] = []
+        for number, item in enumerate(items):
+            held.append(item)
+            if len(held) >= self.size:
+                yield self._taken(held, number)
+        for number in count():
+            if not held:
+                return
+            yield self._taken(held, -1 - number)
+
+    def _taken(self, held: list[Any], number: int) -> Any:
+        place = key(self.seed, BUFFERED, number) % len(held)
+        held[place], held[-1] = held[-1], held[place]
+        return held.pop()
+
+
+class Thin(NamedTuple):
+    """Each item with probability ``p``."""
+
+    p: float
+    seed: int
+
+    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
+        for number, item in enumerate(items):
+            if key(self.seed, THINNED, number) < self.p * 2.0**64:
+                yield item
+
+
+class Islice(NamedTuple):
+    """A slice of what comes, with no negative numbers."""
+
+    chosen: Slice
+
+    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
+        return islice(items, *self.chosen)
+
+
+class Regroup(NamedTuple):
+    """Batches of ``size`` of what comes."""
+
+    size: int
+    collate: Callable[[list[Any]], Any] | None
+    partial: bool
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
+        items = iter(items)
+        while some := list(islice(items, self.size)):
+            if len(some) == self.size or self.partial:
+                yield some if self.collate is None else self.collate(some)

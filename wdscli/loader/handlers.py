@@ -1,0 +1,79 @@
+"""What is done about an exception of a stage: webdataset's handlers, with nothing dropped uncounted.
+
+What it is: a handler is a function of the exception that raises, or returns True (leave the sample out, go on) or
+False (leave it out, end the epoch here). :class:`Guard` asks the handler of one stage and counts what it drops by shard
+and reason. Unlike webdataset's, the handlers that warn do not sleep. It must not know what stages do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+from wdscli.loader.stats import Counts
+
+Handler: TypeAlias = Callable[[Exception], bool]
+
+
+def reraise_exception(exn: Exception) -> NoReturn:
+    """Raise the exception again: an error ends the run. The default everywhere."""
+    raise exn
+
+
+def ignore_and_continue(exn: Exception) -> bool:
+    """Leave the sample out and count it."""
+    return True
+
+
+def warn_and_continue(exn: Exception) -> bool:
+    """Leave the sample out, count it and warn."""
+    warnings.warn(repr(exn), stacklevel=2)
+    return True
+
+
+def ignore_and_stop(exn: Exception) -> bool:
+    """Leave the sample out, count it and end the epoch in this process."""
+    return False
+
+
+def warn_and_stop(exn: Exception) -> bool:
+    """Leave the sample out, count it, warn and end the epoch in this process."""
+    warnings.warn(repr(exn), stacklevel=2)
+    return False
+
+
+class StopEpoch(BaseException):
+    """The epoch ends here, because a handler said so; ``items`` came out before. Not an Exception: nobody who handles
+    errors may swallow it."""
+
+    def __init__(self, items: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self.items = list(items)
+
+
+class Guard:
+    """The handler of one stage, which is named in what is counted: ``map: ValueError``."""
+
+    def __init__(self, stage: str, handler: Handler, counts: Counts) -> None:
+        self.stage = stage
+        self.handler = handler
+        self.counts = counts
+
+    def drop(self, item: Any, reason: str = "") -> None:
+        """Count ``item`` as left out."""
+        self.counts.add(shard_of(item), f"{self.stage}: {reason}" if reason else self.stage)
+
+    def caught(self, error: Exception, item: Any) -> None:
+        """To be called where ``error`` was caught. Returns when ``item`` is to be left out; else raises: the error
+        again, or StopEpoch."""
+        go_on = self.handler(error)
+        self.drop(item, type(error).__name__)
+        if not go_on:
+            raise StopEpoch
+
+
+def shard_of(item: Any) -> str:
+    """The shard that a sample says it is of; empty for what does not say."""
+    found = item.get("__url__", "") if isinstance(item, dict) else ""
+    return found if isinstance(found, str) else ""
