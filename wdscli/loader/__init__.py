@@ -9,13 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wdscli.loader.indexed import IndexedDataset
+    from wdscli.loader.samplers import ShardSampler
     from wdscli.loader.webdataset import WebDataset
 
 _HOMES = {
+    "IndexedDataset": "indexed",
+    "ShardSampler": "samplers",
     "WebDataset": "webdataset",
 }
 
 __all__ = [
+    "IndexedDataset",
+    "ShardSampler",
     "WebDataset",
 ]
 

@@ -1,10 +1,10 @@
 """The stage methods of a dataset, with webdataset's names and arguments.
 
-What it is: :class:`Fluent`. How: each method returns a new dataset. A stage that is a function of a sample joins the
-pipeline; one that chooses positions (``slice``, ``rsample``, ``shuffle``, ``repeat``, ``with_epoch``) changes the
-source or the epoch by arithmetic, so that nothing is read to be passed over and every state stays exact. Only
-``compose`` with a generator, and what comes behind one, can do no better than replay. It must not know how samples are
-read.
+What it is: :class:`PerSample`, which a table has too, and :class:`Fluent`. How: each method returns a new dataset. A
+stage that is a function of a sample joins the pipeline; one that chooses positions (``slice``, ``rsample``,
+``shuffle``, ``repeat``, ``with_epoch``) changes the source or the epoch by arithmetic, so that nothing is read to be
+passed over and every state stays exact. Only ``compose`` with a generator, and what comes behind one, can do no better
+than replay. It must not know how samples are read.
 """
 
 from __future__ import annotations
@@ -33,18 +33,15 @@ class Epochs(NamedTuple):
     items: int | None
 
 
-Self = TypeVar("Self", bound="Fluent")
+Self = TypeVar("Self", bound="PerSample")
+Whole = TypeVar("Whole", bound="Fluent")
 
 
-class Fluent:
-    """Stages; each method returns a new dataset and leaves this one as it is."""
+class PerSample:
+    """Stages that are functions of a sample; each method returns a new dataset and leaves this one as it is."""
 
-    source: PositionSource
     pipeline: Pipeline
     _counts: Counts
-    _views: tuple[tuple[Slice, bool], ...]
-    _span: Epochs | None
-    _length: int | None
 
     def _with(self: Self, **changes: Any) -> Self:
         """A copy with some attributes changed."""
@@ -111,11 +108,6 @@ class Fluent:
         guard = self._guard("extract_keys", reraise_exception)
         return self._then(stages.ExtractKeys(patterns, duplicate_is_error, ignore_missing, guard))
 
-    def select(self: Self, predicate: Callable[[Any], bool], handler: Handler = reraise_exception) -> Self:
-        """Only the samples for which ``predicate`` holds, the others counted. They leave gaps: batches become smaller,
-        and no sample moves to another batch, so that every rank and every resumed run sees the same ones."""
-        return self._then(stages.Select(predicate, self._guard("select", handler)))
-
     def decode(
         self: Self,
         *args: Any,
@@ -144,11 +136,25 @@ class Fluent:
         guard = self._guard("xdecode", reraise_exception)
         return self._then(stages.XDecode(pairs, must_decode, guard))
 
-    def log_keys(self: Self, logfile: str | None = None) -> Self:
+
+class Fluent(PerSample):
+    """All stages of what is iterated."""
+
+    source: PositionSource
+    _views: tuple[tuple[Slice, bool], ...]
+    _span: Epochs | None
+    _length: int | None
+
+    def select(self: Whole, predicate: Callable[[Any], bool], handler: Handler = reraise_exception) -> Whole:
+        """Only the samples for which ``predicate`` holds, the others counted. They leave gaps: batches become smaller,
+        and no sample moves to another batch, so that every rank and every resumed run sees the same ones."""
+        return self._then(stages.Select(predicate, self._guard("select", handler)))
+
+    def log_keys(self: Whole, logfile: str | None = None) -> Whole:
         """A line for each sample at the end of ``logfile``: number in this process, worker, rank, key."""
         return self._then(stages.LogKeys(logfile)) if logfile else self
 
-    def mcached(self: Self) -> Self:
+    def mcached(self: Whole) -> Whole:
         """What the stages so far make of each sample is kept in the memory of each worker."""
         if self.pipeline.batch is not None or self.pipeline.generators:
             raise UsageError(
@@ -162,8 +168,11 @@ class Fluent:
         raise UsageError("lmdb_cached() is not there", hint="mcached() keeps decoded samples in memory")
 
     def batched(
-        self: Self, batchsize: int = 20, collation_fn: Function | None = stages.collated, partial: bool = True
-    ) -> Self:
+        self: Whole,
+        batchsize: int = 20,
+        collation_fn: Function | None = stages.collated,
+        partial: bool = True,
+    ) -> Whole:
         """Batches of ``batchsize`` samples of this rank; ``collation_fn`` makes one of a list, None leaves the list.
         Without ``partial``, what is left at the end is left out."""
         if batchsize < 1:
@@ -176,27 +185,27 @@ class Fluent:
             pipeline=self.pipeline._replace(batch=Batch(batchsize, collation_fn or list, partial))
         )
 
-    def listed(self: Self, batchsize: int, partial: bool = True) -> Self:
+    def listed(self: Whole, batchsize: int, partial: bool = True) -> Whole:
         """Batches that are lists of samples."""
         return self.batched(batchsize, collation_fn=None, partial=partial)
 
-    def unbatched(self: Self) -> Self:
+    def unbatched(self: Whole) -> Whole:
         """The samples of batches, which are tuples or dicts of columns."""
         return self._with(pipeline=self.pipeline.spread(stages.unbatched))
 
-    def unlisted(self: Self) -> Self:
+    def unlisted(self: Whole) -> Whole:
         """The samples of lists."""
         return self._with(pipeline=self.pipeline.spread(stages.unlisted))
 
     def shuffle(
-        self: Self,
+        self: Whole,
         size: int = 1000,
         *,
         initial: int = 100,
         seed: int | None = None,
         rng: Any = None,
         handler: Any = None,
-    ) -> Self:
+    ) -> Whole:
         """Samples in the window order when ``size`` is not 0, without a buffer; nothing changes when they are shuffled
         already. Behind a generator, a buffer of ``size``. ``initial`` and ``handler`` have nothing to say."""
         if rng is not None:
@@ -214,7 +223,7 @@ class Fluent:
     def _seed(self) -> int:
         return int(getattr(self.source, "seed", 0))
 
-    def rsample(self: Self, p: float = 0.5) -> Self:
+    def rsample(self: Whole, p: float = 0.5) -> Whole:
         """A random part of the samples, others in each epoch: exactly ``round(p * n)`` of n, chosen before they are
         read."""
         if not 0 <= p <= 1:
@@ -228,7 +237,7 @@ class Fluent:
         if self._views:
             raise UsageError(f"{stage}() behind a slice() of batches", hint=f"put {stage}() before batched()")
 
-    def slice(self: Self, *args: int | None) -> Self:
+    def slice(self: Whole, *args: int | None) -> Whole:
         """``slice(stop)`` or ``slice(start, stop[, step])`` of an epoch's samples, or behind :meth:`batched` of its
         batches. Behind ``select`` and generators it counts what comes out, in each worker."""
         if not 1 <= len(args) <= 3 or (len(args) == 3 and (args[2] or 1) < 1):
@@ -243,21 +252,21 @@ class Fluent:
             return self._with(source=Viewed(self.source, chosen))
         return self._with(_views=(*self._views, (chosen, not self.pipeline.spreads)))
 
-    def with_epoch(self: Self, nsamples: int = -1, nbatches: int = -1) -> Self:
+    def with_epoch(self: Whole, nsamples: int = -1, nbatches: int = -1) -> Whole:
         """Epochs of so many items (batches, behind :meth:`batched`) of a rank, of all its workers together. An epoch
         goes on where the one before was cut, so all samples come once before any comes again."""
         items = max(nsamples, nbatches)
         return self._with(_span=Epochs(None, items if items > 0 else None))
 
-    def repeat(self: Self, nepochs: int = -1, nbatches: int = -1) -> Self:
+    def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
         """Epochs of ``nepochs`` epochs, each in its own order, at most ``nbatches`` items; endless without a number."""
         return self._with(_span=Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None))
 
-    def with_length(self: Self, n: int, silent: bool = True) -> Self:
+    def with_length(self: Whole, n: int, silent: bool = True) -> Whole:
         """The same samples, and ``len()`` says ``n``."""
         return self._with(_length=n)
 
-    def compose(self: Self, *args: Any) -> Self:
+    def compose(self: Whole, *args: Any) -> Whole:
         """More stages: generator functions of an iterator, objects with ``run``, or stages that were made by
         ``wds.map(...)`` and the like, which are the same as the methods. A generator runs over what one worker gives;
         a state behind one is exact with the same number of ranks and workers only, and to go on is to replay."""
@@ -271,7 +280,7 @@ class Fluent:
         """Add a stage to this dataset itself, as webdataset does; :meth:`compose` leaves it as it is."""
         self.__dict__.update(self.compose(f).__dict__)
 
-    def _through(self: Self, generator: Any) -> Self:
+    def _through(self: Whole, generator: Any) -> Whole:
         if not callable(generator):
             raise UsageError(f"{generator!r} is no stage", hint="a function of an iterator")
         return self._with(pipeline=self.pipeline.through(generator))

@@ -18,7 +18,8 @@ from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.loader.catalog import Catalog
 from wdscli.loader.fetch import Raw
 from wdscli.loader.filters import Filter, FilteredCatalog, filtered
-from wdscli.loader.ordinals import Ordinals
+from wdscli.loader.fluent import PerSample
+from wdscli.loader.ordinals import Layout, Ordinals, layout
 from wdscli.loader.pipeline import Pipeline
 from wdscli.loader.pool import Pool
 from wdscli.loader.stats import Counts
@@ -40,12 +41,13 @@ SUBSTITUTES = 100
 """Neighbours that are tried in place of a sample that cannot be had."""
 
 
-class IndexedDataset:
+class IndexedDataset(PerSample):
     """The samples of a set of shards, by number from 0 in the order of the set, or by key.
 
     ``urls`` are shards as everywhere in wdscli. ``fields`` limits which payloads are read. ``where``, ``keys`` and
     ``keys_from`` keep what wdscli's options of these names select, see :mod:`wdscli.loader.filters`. ``transform`` is a
-    function of each sample, like :meth:`map`. ``on_error`` says what becomes of a sample that cannot be read:
+    function of each sample, like :meth:`map`; the other stages of a sample are there too, from ``decode`` to
+    ``to_tuple``. ``on_error`` says what becomes of a sample that cannot be read:
     ``"raise"``, ``"skip"`` (left out of iteration and of :meth:`__getitems__`; asked for alone it is an error) or
     ``"substitute"`` (the next one that can be read is given); :meth:`stats` counts them. ``threads`` read the samples
     of one call, by default one for local shards and 16 for remote ones.
@@ -92,7 +94,7 @@ class IndexedDataset:
         self.pipeline = Pipeline()
         self._open(filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error))
         if transform is not None:
-            self.pipeline = self.pipeline.then(transform)
+            self.pipeline = self.map(transform).pipeline
 
     def _open(self, catalog: Catalog) -> None:
         import numpy
@@ -103,13 +105,6 @@ class IndexedDataset:
         self._ends: I64 = numpy.cumsum(catalog.counts)
         self._pool = Pool(catalog, *self._reading)
         self._key_index: KeyIndex | None = None
-
-    def _with(self: Self, **changes: Any) -> Self:
-        """A copy with some attributes changed."""
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__)
-        new.__dict__.update(changes)
-        return new
 
     def __len__(self) -> int:
         return len(self.ordinals)
@@ -198,7 +193,7 @@ class IndexedDataset:
         chosen = Filter.parse(where=where, keys=keys, keys_from=keys_from, on_error=self._on_error)
         if chosen is None:
             return self
-        if self.ordinals.numbers == range(self.catalog.total or 0):
+        if self.ordinals.is_all(self.catalog.total or 0):
             new = self._with()
             new._open(FilteredCatalog(self.catalog, chosen))
             return new
@@ -216,9 +211,10 @@ class IndexedDataset:
             mask[those] = numpy.isin(places[those], chosen.kept(self.catalog, shard).rows)
         return mask
 
-    def map(self: Self, function: Callable[[Any], Any]) -> Self:
-        """``function`` of each sample."""
-        return self._with(pipeline=self.pipeline.then(function))
+    def layout(self) -> Layout:
+        """Which samples of which shards are shown: what a sampler needs to know."""
+        assert self.catalog.counts is not None
+        return layout(self.ordinals, self.catalog.counts, self.catalog.fingerprint)
 
     def stats(self) -> dict[str, Any]:
         """How many samples could not be had: ``errors``, {shard: {reason: number}}, in this process."""
@@ -275,7 +271,7 @@ class IndexedDataset:
             return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_key_index": None, "_ends": None, "_counts": Counts()}
+        return {**self.__dict__, "_key_index": None, "_ends": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         import numpy

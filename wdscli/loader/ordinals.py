@@ -1,13 +1,14 @@
 """Which samples of a set a view shows, and in which order: numbers in the set, by numbers in the view.
 
-What it is: :class:`Ordinals`, immutable. How: a slice of a slice is a range and costs nothing; any other choice is an
-array, which travels as packed differences. It must not know what the numbers stand for.
+What it is: :class:`Ordinals`, immutable, and :class:`Layout`, which is what a sampler needs of a view. How: a slice of
+a slice is a range and costs nothing; any other choice is an array, which travels as packed differences. It must not
+know what is in a sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import numpy
@@ -28,6 +29,10 @@ class Ordinals:
 
     def __getitem__(self, number: int) -> int:
         return int(self.numbers[number])
+
+    def is_all(self, total: int) -> bool:
+        """Whether the view shows all of ``total`` samples in order, for sure."""
+        return isinstance(self.numbers, range) and self.numbers == range(total)
 
     def at(self, numbers: I64) -> I64:
         """The numbers in the set of some in the view, 0 <= number < length."""
@@ -91,6 +96,39 @@ class Ordinals:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.numbers = state["numbers"] if "numbers" in state else _unpacked(*state["packed"])
         self._order = None
+
+
+class Layout(NamedTuple):
+    """The samples of a view by shard: ``counts`` of each, and ``order``, the numbers in the view of the samples by
+    place in the set; None where the view shows the set as it is. ``fingerprint`` tells what is shown from others."""
+
+    counts: I64
+    order: I64 | None
+    fingerprint: str
+
+    def numbers(self, shards: I64, samples: I64) -> I64:
+        """The numbers in the view of samples by shard and place among those shown of it."""
+        import numpy
+
+        places: I64 = (numpy.cumsum(self.counts) - self.counts)[shards] + samples
+        return places if self.order is None else self.order[places]
+
+
+def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
+    """The layout of a view of a set whose shards have ``counts`` samples."""
+    import numpy
+
+    if ordinals.is_all(int(counts.sum())):
+        return Layout(counts, None, fingerprint)
+    from xxhash import xxh3_128
+
+    every = ordinals.every()
+    order = numpy.argsort(every, kind="stable").astype(numpy.int64)
+    shards = numpy.searchsorted(numpy.cumsum(counts), every, side="right")
+    digest = xxh3_128(fingerprint.encode())
+    digest.update(every.astype("<i8").tobytes())
+    shown = numpy.bincount(shards, minlength=len(counts)).astype(numpy.int64)
+    return Layout(shown, order, f"xxh3_128:{digest.hexdigest()}")
 
 
 def _packed(numbers: I64) -> tuple[str, bytes]:

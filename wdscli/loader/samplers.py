@@ -1,0 +1,146 @@
+"""In which order an :class:`~wdscli.loader.indexed.IndexedDataset` is read, for torch's DataLoader: shuffled, and yet
+near in the shards.
+
+What it is: :class:`ShardSampler`, which gives numbers of samples, or lists of them. How: the order of an epoch is that
+of ``WebDataset`` (:mod:`wdscli.loader.order`) over the samples that the table shows, so that what is read in a while
+lies in a window of shards; which rank has which positions is said by :mod:`wdscli.loader.share`, so that the order of
+all ranks together is the same for any number of them. The state is a few numbers. It must not know what is in a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from wdscli.errors import UsageError
+from wdscli.loader.dataset import STATE_VERSION
+from wdscli.loader.order import EpochOrder, Shuffle
+from wdscli.loader.ranks import Share, find_rank
+from wdscli.loader.share import Batches, Tail
+
+if TYPE_CHECKING:
+    from wdscli.loader.indexed import IndexedDataset
+
+CHUNK = 4096
+"""Positions that are worked out at once."""
+
+
+class ShardSampler:
+    """The numbers of a table's samples in the order of an epoch, for one rank: ``DataLoader(table, sampler=...)``. With
+    ``batch_size`` lists of numbers, for ``DataLoader(table, batch_sampler=...)``.
+
+    ``shuffle``, ``window`` (in shards) and ``seed`` are those of WebDataset. ``tail`` says what becomes of the last
+    global batch when it is not whole: ``"pad"`` (the default for several ranks: it is filled up from the beginning),
+    ``"drop"``, or ``"uneven"`` (the default for one rank). Each iteration is one epoch, and the next one begins the
+    next; where workers or a launcher make new samplers, say which with :meth:`set_epoch`.
+
+    >>> from wdscli.shards import ShardWriter
+    >>> folder = getfixture("tmp_path")
+    >>> with ShardWriter(f"{folder}/in-%06d.tar", max_count=2) as writer:
+    ...     for number in range(5):
+    ...         writer.write(f"n{number}", {"cls": b"%d" % number})
+    >>> from wdscli.loader import IndexedDataset
+    >>> table = IndexedDataset(f"{folder}/in-manifest.json")
+    >>> list(ShardSampler(table, shuffle="none", batch_size=2))
+    [[0, 1], [2, 3], [4]]
+    >>> sorted(ShardSampler(table, seed=1))
+    [0, 1, 2, 3, 4]
+    """
+
+    def __init__(
+        self,
+        table: IndexedDataset,
+        *,
+        batch_size: int | None = None,
+        shuffle: Shuffle = "window",
+        window: int = 64,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: Tail | None = None,
+    ) -> None:
+        if batch_size is not None and batch_size < 1:
+            raise UsageError(f"batch_size must be at least 1, not {batch_size}")
+        if tail not in (None, "drop", "pad", "uneven"):
+            raise UsageError(f'no such tail: "{tail}"', hint='"drop", "pad" or "uneven"')
+        self._layout = table.layout()
+        self._how: dict[str, Any] = {"shuffle": shuffle}
+        if shuffle == "window":
+            self._how["window"] = window
+        self._seed, self._tail, self._batch_size = seed, tail, batch_size
+        self._rank, self._world = rank, world_size
+        self._epoch = self._next = 0
+        self._begun = (0, 0)
+        self._order(0)
+
+    def _order(self, epoch: int) -> EpochOrder:
+        return EpochOrder(self._layout.counts, seed=self._seed, epoch=epoch, **self._how)
+
+    def _batches(self) -> Batches:
+        rank, world = find_rank(self._rank, self._world)
+        tail = self._tail or ("uneven" if world == 1 else "pad")
+        return Batches(int(self._layout.counts.sum()), self._batch_size or 1, Share(rank, world), tail)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch ``epoch`` with the next iteration."""
+        if epoch != self._epoch:
+            self._epoch, self._next = epoch, 0
+
+    def __len__(self) -> int:
+        """Batches, or samples without ``batch_size``, that this rank has in an epoch."""
+        batches = self._batches()
+        if batches.tail != "uneven":
+            return batches.total
+        return -(-len(range(batches.share.rank, batches.length, batches.share.world)) // batches.batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches, order, epoch = self._batches(), self._order(self._epoch), self._epoch
+        self._begun = (epoch, self._next)
+        some = max(1, CHUNK // batches.batch)
+        for first in range(self._next, batches.total, some):
+            end = min(first + some, batches.total)
+            numbers = self._numbers(order, batches, first, end)
+            for number, at in zip(range(first, end), range(0, len(numbers), batches.batch)):
+                self._next = number + 1
+                yield numbers[at] if self._batch_size is None else numbers[at : at + batches.batch]
+        self._epoch, self._next = epoch + 1, 0
+
+    def _numbers(self, order: EpochOrder, batches: Batches, first: int, end: int) -> list[int]:
+        """The samples of batches ``first`` to ``end`` of this rank, one behind the other."""
+        import numpy
+
+        positions = numpy.concatenate([batches.positions(number) for number in range(first, end)])
+        numbers: list[int] = self._layout.numbers(*order.locate(positions)).tolist()
+        return numbers
+
+    def state_dict(self, taken: int | None = None) -> dict[str, Any]:
+        """Where this is: plain values, the same on every rank. A DataLoader with workers asks for batches before they
+        are used: ``taken``, the number of batches (samples without ``batch_size``) that came out of it since its
+        iteration began, makes the state exact."""
+        epoch, place = self._epoch, self._next
+        if taken is not None:
+            epoch, place = self._begun[0], self._begun[1] + taken
+            if place >= self._batches().total:
+                epoch, place = epoch + 1, 0
+        return {
+            "wdscli": STATE_VERSION,
+            "source": {"fingerprint": self._layout.fingerprint, "seed": self._seed, **self._how},
+            "batch": self._batches().whole,
+            "epoch": epoch,
+            "next": place,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
+        """Go on at a state, with any number of ranks whose global batch is the same. Raises UsageError for the state
+        of other samples or of another order, which ``force`` overrides."""
+        if state.get("wdscli") != STATE_VERSION:
+            raise UsageError("this is no state of a wdscli loader, or of another version")
+        wanted = self.state_dict()
+        for name in ("source", "batch"):
+            if state[name] != wanted[name] and not force:
+                raise UsageError(
+                    f"the state is of another {name}: {state[name]}, here {wanted[name]}",
+                    hint="load_state_dict(state, force=True) goes on nevertheless",
+                )
+        self._epoch, self._next = int(state["epoch"]), int(state["next"])
+        self._begun = (self._epoch, self._next)
