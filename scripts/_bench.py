@@ -50,7 +50,7 @@ def _row(
 
 CAT = "$ cat $SET/*.tar > $OUT/all.tar"
 SHUFFLE = "$ wds shuffle $SET -o $OUT/s-%06d.tar -q --shards 4"
-GATHER, SPILL = f"{SHUFFLE} --strategy gather", f"{SHUFFLE} --strategy spill --memory 256MiB"
+GATHER, SPILL = f"{SHUFFLE} --strategy gather", f"{SHUFFLE} --strategy spill --memory 256MiB --tmp $OUT"
 ROWS = [
     _row("list members (library)", "tarfile", "list_ours", "list_tarfile", 10, 10, 8),
     _row("iterate samples (library)", "webdataset", "iterate_ours", "iterate_webdataset", 12, 10, 7),

@@ -26,8 +26,9 @@ def test_demo_on_its_own_pictures_twice_in_a_row(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     for _ in range(2):
         said = demo(tmp_path)
-        assert said.count("webdataset read 40 samples") == 2
-        for command in ("create", "ls --summary", "cat", "verify --decode", "shuffle", "verify"):
+        assert said.count("webdataset read 40 samples") == 3
+        for command in ("create", "ls --summary", "cat", "verify --decode", "shuffle", "verify", "split", "sort",
+                        "merge --join", "run"):  # fmt: skip
             assert f"$ wds {command} " in said
 
 
@@ -38,4 +39,4 @@ def test_demo_on_a_folder_of_ones_own(tmp_path: Path) -> None:
         (photos / f"{number}.txt").write_text(f"text {number}")
         (photos / f"{number}.cls").write_text(str(number))
     said = demo(tmp_path / "data", str(photos))
-    assert said.count("webdataset read 5 samples") == 2
+    assert said.count("webdataset read 5 samples") == 3
