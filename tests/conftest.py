@@ -3,7 +3,48 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shard_cases import Ran, numbered, write_shards
+
+from wdscli.cli.main import main
+
+Command = Callable[..., Ran]
 
 # A shell ignores Ctrl-C on behalf of what it runs in the background, and programs started from there inherit that. The
 # tests that interrupt a program must not depend on how they were started themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def run(request: Any, capfdbinary: Any) -> Command:
+    """A command in this process: the words in the test file's ``COMMAND``, and what the test adds."""
+
+    def call(*args: object) -> Ran:
+        capfdbinary.readouterr()
+        code = main([*request.module.COMMAND, *map(str, args)])
+        captured = capfdbinary.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def good(run: Command) -> Command:
+    """The same, which succeeds."""
+
+    def call(*args: object) -> Ran:
+        ran = run(*args)
+        assert ran.code == 0, ran.err
+        return ran
+
+    return call
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    """Three shards of 12, 1 and 8 samples."""
+    return write_shards(tmp_path / "in", [numbered(12, "a"), numbered(1, "b"), numbered(8, "c")])

@@ -35,35 +35,10 @@ from shard_cases import (
     write_shards,
 )
 
-from wdscli.cli.main import main
 from wdscli.ops import picking
 
 Command = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(capfdbinary: Any) -> Command:
-    """The command in this process."""
-
-    def call(*args: object) -> Ran:
-        capfdbinary.readouterr()
-        code = main(["cat", *map(str, args)])
-        captured = capfdbinary.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return call
-
-
-@pytest.fixture
-def good(run: Command) -> Command:
-    """The command, which succeeds."""
-
-    def call(*args: object) -> Ran:
-        ran = run(*args)
-        assert ran.code == 0, ran.err
-        return ran
-
-    return call
+COMMAND = ["cat"]
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from shard_cases import (
@@ -30,31 +29,7 @@ from shard_cases import (
 from wdscli.cli.main import main
 
 Command = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(capfdbinary: Any) -> Command:
-    """The command in this process."""
-
-    def call(*args: object) -> Ran:
-        capfdbinary.readouterr()
-        code = main(["merge", *map(str, args)])
-        captured = capfdbinary.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return call
-
-
-@pytest.fixture
-def good(run: Command) -> Command:
-    """The command, which succeeds."""
-
-    def call(*args: object) -> Ran:
-        ran = run(*args)
-        assert ran.code == 0, ran.err
-        return ran
-
-    return call
+COMMAND = ["merge"]
 
 
 def put(folder: Path, name: str, *samples: Members) -> str:

@@ -26,37 +26,8 @@ from wdscli.ops.receipts import mark_of
 from wdscli.ops.run import parse_tasks, run_all, run_tasks_of, states
 
 Command = Callable[..., Ran]
+COMMAND: list[str] = []
 README = Path(__file__).resolve().parent.parent / "README.md"
-
-
-@pytest.fixture
-def run(capfdbinary: Any) -> Command:
-    """Any command, in this process."""
-
-    def call(*args: object) -> Ran:
-        capfdbinary.readouterr()
-        code = main([*map(str, args)])
-        captured = capfdbinary.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return call
-
-
-@pytest.fixture
-def good(run: Command) -> Command:
-    """Any command, which succeeds."""
-
-    def call(*args: object) -> Ran:
-        ran = run(*args)
-        assert ran.code == 0, ran.err
-        return ran
-
-    return call
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> list[str]:
-    return write_shards(tmp_path / "in", [numbered(12, "a"), numbered(1, "b"), numbered(8, "c")])
 
 
 @pytest.fixture

@@ -42,37 +42,7 @@ from wdscli.storage import open_sink
 from wdscli.tar import build_header, padded
 
 Command = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(capfdbinary: Any) -> Command:
-    """The command in this process."""
-
-    def call(*args: object) -> Ran:
-        capfdbinary.readouterr()
-        code = main(["shuffle", *map(str, args)])
-        captured = capfdbinary.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return call
-
-
-@pytest.fixture
-def good(run: Command) -> Command:
-    """The command, which succeeds."""
-
-    def call(*args: object) -> Ran:
-        ran = run(*args)
-        assert ran.code == 0, ran.err
-        return ran
-
-    return call
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> list[str]:
-    """Three shards of 12, 1 and 8 samples."""
-    return write_shards(tmp_path / "in", [numbered(12, "a"), numbered(1, "b"), numbered(8, "c")])
+COMMAND = ["shuffle"]
 
 
 def all_samples(names: list[str]) -> list[list[Any]]:

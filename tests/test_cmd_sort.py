@@ -40,36 +40,12 @@ from wdscli.ops.sort_keys import MAX_VALUE, SortValues, sort_key
 from wdscli.samples import SampleBatch
 
 Command = Callable[..., Ran]
+COMMAND = ["sort"]
 GOOD = settings(
     max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-
-
-@pytest.fixture
-def run(capfdbinary: Any) -> Command:
-    """The command in this process."""
-
-    def call(*args: object) -> Ran:
-        capfdbinary.readouterr()
-        code = main(["sort", *map(str, args)])
-        captured = capfdbinary.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return call
-
-
-@pytest.fixture
-def good(run: Command) -> Command:
-    """The command, which succeeds."""
-
-    def call(*args: object) -> Ran:
-        ran = run(*args)
-        assert ran.code == 0, ran.err
-        return ran
-
-    return call
 
 
 def one(key: str, **fields: object) -> Members:

@@ -41,37 +41,7 @@ from wdscli.ops.reorder import Request
 from wdscli.ops.split import SplitOptions, split
 
 Command = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(capfdbinary: Any) -> Command:
-    """The command in this process."""
-
-    def call(*args: object) -> Ran:
-        capfdbinary.readouterr()
-        code = main(["split", *map(str, args)])
-        captured = capfdbinary.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return call
-
-
-@pytest.fixture
-def good(run: Command) -> Command:
-    """The command, which succeeds."""
-
-    def call(*args: object) -> Ran:
-        ran = run(*args)
-        assert ran.code == 0, ran.err
-        return ran
-
-    return call
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> list[str]:
-    """Three shards of 12, 1 and 8 samples."""
-    return write_shards(tmp_path / "in", [numbered(12, "a"), numbered(1, "b"), numbered(8, "c")])
+COMMAND = ["split"]
 
 
 def people(count: int = 60, start: int = 0) -> list[Members]:
