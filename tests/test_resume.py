@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_cases import Ran, content, leftovers, numbered, outputs, tar_of, wds, write_shards
+from shard_cases import Ran, content, leftovers, outputs, tar_of, wds
 
-from wdscli.cli.main import main
 from wdscli.errors import OutputExistsError
 from wdscli.ops import gather as gathering
 from wdscli.ops import running
@@ -23,24 +22,7 @@ from wdscli.ops.shuffle import shuffle
 from wdscli.shards.output import OutputSet, ShardSettings
 
 Command = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(capfdbinary: Any) -> Command:
-    """Any command, in this process."""
-
-    def call(*args: object) -> Ran:
-        capfdbinary.readouterr()
-        code = main([*map(str, args)])
-        captured = capfdbinary.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return call
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> list[str]:
-    return write_shards(tmp_path / "in", [numbered(12, "a"), numbered(1, "b"), numbered(8, "c")])
+COMMAND: list[str] = []
 
 
 @pytest.fixture
