@@ -33,9 +33,10 @@ KEPT_BYTES = 256 << 20
 
 
 class ShardTable:
-    """Where the samples of one shard lie: numpy columns of its index, and names of fields as text."""
+    """Where the samples of one shard lie: numpy columns of its index, and names of fields as text, in lower case unless
+    ``spelled``. ``same`` when some are several names of the shard in lower case."""
 
-    def __init__(self, address: str, index: Index) -> None:
+    def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
         import numpy
 
         self.address = address
@@ -47,10 +48,14 @@ class ShardTable:
         self.offsets: I64 = index.member_offsets.view(numpy.int64)
         self.sizes: I64 = index.member_sizes.view(numpy.int64)
         self.field_ids = index.member_fields
-        self.fields = [to_text(field) for field in index.fields]
+        self.spellings = [to_text(field) for field in index.fields]
+        self.fields = self.spellings if spelled else [name.lower() for name in self.spellings]
+        self.same = len(set(self.fields)) < len(self.fields)
         self.keys = index.keys
         self.key_ends: I64 = index.key_ends.view(numpy.int64)
         self.marks = index.marks
+        self.columns: Any = None
+        """Views of these for :func:`~wdscli.loader.pick.pick`."""
 
     @property
     def bytes(self) -> int:
@@ -68,8 +73,10 @@ class Catalog:
     """The shards that ``urls`` name, in order. Raises InputError and DataError when they cannot be had or counted.
 
     ``counts`` has the samples of each shard, ``fingerprint`` tells this set from others. ``is_indexed`` is False when
-    some shard can only be streamed; then there are no counts.
+    some shard can only be streamed; then there are no counts. With ``spelled`` fields keep their capitals.
     """
+
+    spelled = False
 
     def __init__(self, urls: str | Sequence[str]) -> None:
         found = open_set([urls] if isinstance(urls, str) else list(urls))
@@ -150,7 +157,9 @@ class Catalog:
             with suppress(KeyError):
                 self._tables.move_to_end(number)
             return known
-        table = self._tables[number] = ShardTable(self.addresses[number], self.index(number))
+        table = self._tables[number] = ShardTable(
+            self.addresses[number], self.index(number), spelled=self.spelled
+        )
         self._kept_bytes += table.bytes
         while self._kept_bytes > KEPT_BYTES and len(self._tables) > 1:
             with suppress(KeyError):
@@ -161,6 +170,10 @@ class Catalog:
         """The places in their shards of samples that are numbered as ``counts`` counts them: the same numbers here,
         where nothing is left out."""
         return samples
+
+    def place(self, shard: int, sample: int) -> int:
+        """:meth:`places` of one."""
+        return sample
 
     def __getstate__(self) -> dict[str, Any]:
         """Addresses and counts, packed: names of shards that differ by a number take a few bytes each."""

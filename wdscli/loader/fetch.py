@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.errors import DataError, InputError
@@ -38,7 +39,7 @@ class Fetcher:
 
     def __init__(self, catalog: Catalog, fields: Sequence[str] | None = None) -> None:
         self._catalog = catalog
-        self._fields = None if fields is None else frozenset(fields)
+        self._fields = None if fields is None else frozenset(field.lower() for field in fields)
         self._sources: OrderedDict[int, Source] = OrderedDict()
 
     def fetch(self, shards: I64, samples: I64) -> list[Raw]:
@@ -113,7 +114,7 @@ class _Members:
         )
         ids = table.field_ids[rows]
         if fields is not None:
-            wanted = numpy.array([name in fields for name in table.fields], dtype=bool)[ids]
+            wanted = numpy.array([name.lower() in fields for name in table.fields], dtype=bool)[ids]
             of_sample = numpy.repeat(numpy.arange(len(places)), counts)[wanted]
             counts = numpy.bincount(of_sample, minlength=len(places))
             rows, ids = rows[wanted], ids[wanted]
@@ -121,6 +122,9 @@ class _Members:
         self.ends: list[int] = table.ends[places].tolist()
         self.bounds: list[int] = [0, *numpy.cumsum(counts).tolist()]
         self.names = list(map(table.fields.__getitem__, ids.tolist()))
+        if table.same:
+            spellings = list(map(table.spellings.__getitem__, ids.tolist()))
+            self.names = _told_apart(self.names, spellings, self.bounds)
         self.offsets: list[int] = table.offsets[rows].tolist()
         self.sizes: list[int] = table.sizes[rows].tolist()
         key_ends = table.key_ends[places].tolist()
@@ -144,6 +148,16 @@ class _Members:
                 raw[names[place]] = payloads[place]
             first = end
             yield raw
+
+
+def _told_apart(names: list[str], spellings: list[str], bounds: list[int]) -> list[str]:
+    """``names``, but as they are spelled where a sample has one several times: ``img.jpg`` and ``img.JPG``."""
+    found = []
+    for first, end in pairwise(bounds):
+        of_sample = names[first:end]
+        for name, spelling in zip(of_sample, spellings[first:end]):
+            found.append(name if of_sample.count(name) == 1 else spelling)
+    return found
 
 
 def _together(begins: list[int], stops: list[int]) -> Iterator[tuple[int, int]]:

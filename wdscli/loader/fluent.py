@@ -16,6 +16,7 @@ from wdscli.errors import UsageError
 from wdscli.loader import stages
 from wdscli.loader.generators import Buffer, Islice, Regroup, Thin
 from wdscli.loader.handlers import Guard, Handler, reraise_exception
+from wdscli.loader.patterns import XDECODERS, ExtractKeys, RenameKeys, XDecode
 from wdscli.loader.pipeline import Batch, Pipeline
 from wdscli.loader.source import IndexedSource, PositionSource
 from wdscli.loader.views import Mixed, Slice, Thinned, Viewed
@@ -96,7 +97,7 @@ class PerSample:
         """``(new name, pattern)`` or ``new="*.pattern"`` for fields; the last that fits counts."""
         pairs = [(pattern, name) for name, pattern in (*renamings, *more.items())]
         guard = self._guard("rename_keys", reraise_exception)
-        return self._then(stages.RenameKeys(pairs, keep_unselected, must_match, duplicate_is_error, guard))
+        return self._then(RenameKeys(pairs, keep_unselected, must_match, duplicate_is_error, guard))
 
     def extract_keys(
         self: Self,
@@ -106,7 +107,7 @@ class PerSample:
     ) -> Self:
         """A tuple of the fields that match patterns such as ``"*.jpg;*.png"``."""
         guard = self._guard("extract_keys", reraise_exception)
-        return self._then(stages.ExtractKeys(patterns, duplicate_is_error, ignore_missing, guard))
+        return self._then(ExtractKeys(patterns, duplicate_is_error, ignore_missing, guard))
 
     def decode(
         self: Self,
@@ -127,14 +128,14 @@ class PerSample:
         self: Self,
         *decoders: tuple[str, Function],
         must_decode: bool = True,
-        defaults: Iterable[tuple[str, Function]] = stages.XDECODERS,
+        defaults: Iterable[tuple[str, Function]] = XDECODERS,
         **more: Function,
     ) -> Self:
         """Payloads decoded by ``(pattern, function of a stream)``, or ``ext=function``. There is no pickle among the
         defaults."""
         pairs = [*defaults, *decoders, *((f"*.{name}", function) for name, function in more.items())]
         guard = self._guard("xdecode", reraise_exception)
-        return self._then(stages.XDecode(pairs, must_decode, guard))
+        return self._then(XDecode(pairs, must_decode, guard))
 
 
 class Fluent(PerSample):

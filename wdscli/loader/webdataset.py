@@ -1,17 +1,30 @@
 """A set of shards as a dataset: what ``WebDataset(...)`` takes, and what it is made of.
 
-What it is: :class:`WebDataset`. It must not know how the samples of an epoch are ordered, read or shared.
+What it is: :class:`WebDataset`, and :class:`Dataset`, which is its old name. Takes every argument that webdataset's
+takes; one that means nothing here is refused with a hint when it asks for something, and never passed over in silence.
+It must not know how the samples of an epoch are ordered, read or shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
+from wdscli.errors import InputError, UsageError
 from wdscli.loader.catalog import Catalog
 from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.fluent import Epochs
+from wdscli.loader.handlers import Handler, reraise_exception
 from wdscli.loader.order import Shuffle
+from wdscli.loader.patterns import Files
 from wdscli.loader.share import Tail
 from wdscli.loader.source import IndexedSource
+from wdscli.loader.splitters import check_splitter, single_node_only, split_by_worker
+from wdscli.loader.urls import Urls, addresses_of
+
+Self = TypeVar("Self", bound="WebDataset")
+Splitter: TypeAlias = Callable[..., Any]
 
 
 class WebDataset(PositionDataset):
@@ -21,7 +34,12 @@ class WebDataset(PositionDataset):
     ``shuffle`` is ``"window"`` (shards permuted, samples permuted among ``window`` shards), ``"full"`` or ``"none"``;
     ``shardshuffle``, webdataset's name, chooses between the first and the last. ``where``, ``keys`` and ``keys_from``
     keep the samples that wdscli's options of these names select, as if the set had no others (see
-    :mod:`wdscli.loader.filters`).
+    :mod:`wdscli.loader.filters`). ``resampled`` and ``repeat`` give an epoch without end, which ``with_epoch`` cuts.
+    ``select_files`` and ``rename_files`` are functions of members' names. ``empty_check`` makes a set without samples
+    an error when it is iterated.
+
+    Ranks and workers share each batch exactly, whatever the splitters are. ``detshuffle``, ``cache_size``,
+    ``url_to_name`` and ``verbose`` have nothing to say here.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -35,12 +53,12 @@ class WebDataset(PositionDataset):
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: Urls,
         *,
         shuffle: Shuffle | None = None,
         shardshuffle: bool | int | None = None,
         window: int = 64,
-        seed: int = 0,
+        seed: int | None = None,
         fields: Sequence[str] | None = None,
         where: str | None = None,
         keys: str | Sequence[str] | None = None,
@@ -48,12 +66,107 @@ class WebDataset(PositionDataset):
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
+        handler: Handler = reraise_exception,
+        mode: str | None = None,
+        resampled: bool = False,
+        repeat: bool = False,
+        detshuffle: bool = False,
+        nodesplitter: Splitter | None = single_node_only,
+        workersplitter: Splitter | bool | None = split_by_worker,
+        select_files: Callable[[str], bool] | None = None,
+        rename_files: Callable[[str], str] | None = None,
+        empty_check: bool = True,
+        cache_dir: str | None = None,
+        cache_size: int = -1,
+        url_to_name: Callable[[str], str] | None = None,
+        verbose: bool = False,
     ) -> None:
-        chosen: Shuffle = shuffle or ("window" if shardshuffle else "none")
-        catalog = Catalog(urls)
+        resampled = _is_resampled(mode, resampled)
+        _refuse_cache(cache_dir)
+        check_splitter("nodesplitter", nodesplitter)
+        check_splitter("workersplitter", workersplitter)
+        catalog = Catalog(addresses_of(urls))
+        catalog.spelled = select_files is not None or rename_files is not None
         if where is not None or keys is not None or keys_from is not None:
             from wdscli.loader.filters import filtered
 
             catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from)
-        source = IndexedSource(catalog, seed=seed, shuffle=chosen, window=window, fields=fields)
+        chosen = _order(shuffle, shardshuffle, resampled)
+        source = IndexedSource(catalog, seed=seed or 0, shuffle=chosen, window=window, fields=fields)
         super().__init__(source, rank=rank, world_size=world_size, tail=tail)
+        self._empty_check = empty_check
+        self._span = Epochs(None, None) if resampled or repeat else None
+        if catalog.spelled:
+            files = Files(select_files, rename_files, self._guard("select_files", handler))
+            self.pipeline = self.pipeline.then(files)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._empty_check and not self._batches().length:
+            raise InputError("no samples in this dataset", hint="empty_check=False makes that no error")
+        return super().__iter__()
+
+    def close(self) -> None:
+        """Nothing is left open between iterations; here for code that closes."""
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Dataset(WebDataset):
+    """:class:`WebDataset` with the arguments that it had when it was named so: ``length`` (as with_length), ``epochs``
+    (as repeat), ``shuffle`` of shards as a bool, ``suffixes`` (as fields)."""
+
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        length: int | None = None,
+        epochs: int = 1,
+        shuffle: bool | Shuffle = False,
+        suffixes: Iterable[str] | None = None,
+        opener: Any = None,
+        prepare_for_worker: bool = True,
+        **more: Any,
+    ) -> None:
+        if opener is not None or not prepare_for_worker:
+            raise UsageError("Dataset(opener=, prepare_for_worker=) are not there", hint="leave them out")
+        if suffixes is not None:
+            more["fields"] = list(suffixes)
+        if isinstance(shuffle, str):
+            more["shuffle"] = shuffle
+        else:
+            more.setdefault("shardshuffle", shuffle)
+        super().__init__(urls, **more)
+        self._length = length
+        if epochs != 1:
+            self._span = Epochs(epochs, None)
+
+    def pipe(self: Self, stage: Any) -> Self:
+        """The old name of :meth:`compose`."""
+        return self.compose(stage)
+
+
+def _is_resampled(mode: str | None, resampled: bool) -> bool:
+    if mode not in (None, "resampled"):
+        raise UsageError(f'WebDataset(mode="{mode}") is not there', hint='mode="resampled", or none')
+    return resampled or mode == "resampled"
+
+
+def _refuse_cache(cache_dir: str | os.PathLike[str] | None) -> None:
+    if cache_dir is not None:
+        raise UsageError(
+            "WebDataset(cache_dir=) is not there",
+            hint="leave it out: only the ranges that are needed are read; or copy the shards with `wds cat`",
+        )
+
+
+def _order(shuffle: Shuffle | None, shardshuffle: bool | int | None, resampled: bool) -> Shuffle:
+    wanted = bool(shardshuffle) or resampled
+    if shuffle == "none" and shardshuffle:
+        raise UsageError(
+            'WebDataset(shuffle="none", shardshuffle=...) cannot both be', hint="give one of them"
+        )
+    return shuffle or ("window" if wanted else "none")
