@@ -223,6 +223,10 @@ class FilteredCatalog(Catalog):
                 found[those] = rows[samples[those]]
         return found
 
+    def place(self, shard: int, sample: int) -> int:
+        rows = self.kept(shard)
+        return sample if rows is None else int(rows[sample])
+
     def kept(self, shard: int) -> I64 | None:
         """The places of the kept samples of a shard, rising; None when that is all of them."""
         known = self._unpacked.get(shard)

@@ -11,6 +11,7 @@ It must not know how bytes are had, nor who asks in which order: see :mod:`wdscl
 from __future__ import annotations
 
 import operator
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -103,6 +104,7 @@ class IndexedDataset(PerSample):
         self.catalog = catalog
         self.ordinals = Ordinals(range(int(catalog.counts.sum())))
         self._ends: I64 = numpy.cumsum(catalog.counts)
+        self._ends_list: list[int] = self._ends.tolist()
         self._pool = Pool(catalog, *self._reading)
         self._key_index: KeyIndex | None = None
 
@@ -123,9 +125,7 @@ class IndexedDataset(PerSample):
                 f"samples are numbered by whole numbers or named by keys, not {type(which).__name__}: "
                 "a list of numbers is for subset() or __getitems__()"
             ) from None
-        return self._only(self.__getitems__([number]), number)
-
-    def _only(self, found: list[Any], number: int) -> Any:
+        found = self.pipeline.unit(self._read_one(self.ordinals[number]))
         if not found:
             raise DataError(
                 f"sample {number} was left out", code="skipped", hint='on_error="substitute" gives another'
@@ -245,6 +245,15 @@ class IndexedDataset(PerSample):
         found = [self._one(ordinal) for ordinal in ordinals.tolist()]
         return [raw for raw in found if raw is not None]
 
+    def _read_one(self, ordinal: int) -> list[Raw]:
+        """What :meth:`_read` gives for one."""
+        if self._on_error != "raise":
+            raw = self._one(ordinal)
+            return [] if raw is None else [raw]
+        shard = bisect_right(self._ends_list, ordinal)
+        sample = ordinal - self._ends_list[shard - 1] if shard else ordinal
+        return [self._pool.one(shard, self.catalog.place(shard, sample))]
+
     def _one(self, ordinal: int) -> Raw | None:
         """A sample, or what stands for it."""
         tries = SUBSTITUTES if self._on_error == "substitute" else 1
@@ -271,7 +280,7 @@ class IndexedDataset(PerSample):
             return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_key_index": None, "_ends": None}
+        return {**self.__dict__, "_key_index": None, "_ends": None, "_ends_list": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         import numpy
@@ -279,6 +288,7 @@ class IndexedDataset(PerSample):
         self.__dict__.update(state)
         assert self.catalog.counts is not None
         self._ends = numpy.cumsum(self.catalog.counts)
+        self._ends_list = self._ends.tolist()
 
 
 def reason_of(error: WdsError) -> str:

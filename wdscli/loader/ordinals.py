@@ -28,7 +28,10 @@ class Ordinals:
         return len(self.numbers)
 
     def __getitem__(self, number: int) -> int:
-        return int(self.numbers[number])
+        try:
+            return int(self.numbers[number])
+        except IndexError:
+            raise IndexError(f"no sample {number}: there are {len(self)}") from None
 
     def is_all(self, total: int) -> bool:
         """Whether the view shows all of ``total`` samples in order, for sure."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.loader.catalog import Catalog
 from wdscli.loader.fetch import Fetcher, Raw
+from wdscli.loader.pick import pick
 from wdscli.storage import is_local
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 REMOTE_THREADS = 16
+FEW = 8
+"""Samples of each local shard, on the average, below which they are better read one by one."""
 
 
 class Pool:
@@ -39,7 +42,9 @@ class Pool:
     ) -> None:
         self._catalog = catalog
         self._fields = fields
-        self._threads = threads or (1 if all(map(is_local, catalog.addresses)) else REMOTE_THREADS)
+        self._only = None if fields is None else frozenset(fields)
+        self._is_local = all(map(is_local, catalog.addresses))
+        self._threads = threads or (1 if self._is_local else REMOTE_THREADS)
         self._begin()
 
     def _begin(self) -> None:
@@ -51,9 +56,28 @@ class Pool:
         """The samples at ``places`` of ``shards``, in the order asked for. Raises InputError, DataError."""
         if self._process != os.getpid():
             self._leave()
-        if self._threads == 1 or len(shards) < 2:
-            return self._fetch(0, shards, places)
-        return self._divided(shards, places)
+        if self._threads > 1 and len(shards) > 1:
+            return self._divided(shards, places)
+        if self._is_local and len(shards) < FEW * len(self._catalog.addresses):
+            numbers = shards.tolist()
+            if len(numbers) < FEW * len(set(numbers)):
+                return [self.one(shard, place) for shard, place in zip(numbers, places.tolist())]
+        return self._fetch(0, shards, places)
+
+    def one(self, shard: int, place: int) -> Raw:
+        """One sample. Raises InputError, DataError."""
+        table = self._catalog.table(shard)
+        if not self._is_local or table.same:
+            import numpy
+
+            return self._fetch(0, numpy.array([shard]), numpy.array([place]))[0]
+        if self._process != os.getpid():
+            self._leave()
+        fetcher = self._taken(0)
+        try:
+            return pick(table, fetcher._source(shard), place, self._only)
+        finally:
+            self._idle[0].append(fetcher)
 
     def _leave(self) -> None:
         """In a forked process: begin anew, and let nothing of the parent's be closed from here."""
@@ -61,15 +85,19 @@ class Pool:
         self._begin()
 
     def _fetch(self, lane: int, shards: I64, places: I64) -> list[Raw]:
-        # list.pop and append are atomic: two threads never have the same fetcher.
+        fetcher = self._taken(lane)
+        try:
+            return fetcher.fetch(shards, places)
+        finally:
+            self._idle[lane].append(fetcher)
+
+    def _taken(self, lane: int) -> Fetcher:
+        """A fetcher that no other thread has, because list.pop and append are atomic."""
         idle = self._idle.setdefault(lane, [])
         try:
-            fetcher = idle.pop()
+            return idle.pop()
         except IndexError:
-            fetcher = Fetcher(self._catalog, self._fields)
-        found = fetcher.fetch(shards, places)
-        idle.append(fetcher)
-        return found
+            return Fetcher(self._catalog, self._fields)
 
     def _divided(self, shards: I64, places: I64) -> list[Raw]:
         found: list[Any] = [None] * len(shards)
@@ -106,7 +134,7 @@ class Pool:
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_catalog": self._catalog, "_fields": self._fields, "_threads": self._threads}
+        return {**self.__dict__, "_idle": None, "_executor": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
