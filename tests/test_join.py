@@ -438,7 +438,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         "more",
-        [{"rekey": "{key}-{index}"}, {"on_duplicate": "rekey"}, {"preserve": True}, {"strategy": "spill"}],
+        [{"rekey": "{key}-{index}"}, {"on_duplicate": "rekey"}, {"preserve": True}],
         ids=lambda more: next(iter(more)),
     )
     def test_what_a_join_cannot_do(self, tmp_path: Path, more: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ from wdscli.ops.rows import Ordered, Samples
 
 if TYPE_CHECKING:
     from wdscli.ops.layout import OnConflict
-    from wdscli.ops.rows import U32
 
 NOBODY = 0xFFFFFFFF
 """The shard in a row that stands for a part that is not there."""
@@ -40,12 +39,15 @@ class Beside(NamedTuple):
     sets: dict[int, int]
     policies: tuple[OnConflict, ...]
 
-    def inputs(self, samples: Samples) -> U32:
-        """The inputs that the task reads, ``samples`` being the first parts."""
+    def inputs(self, samples: Samples) -> list[int]:
+        """The inputs that the task reads, in rising order, ``samples`` being the first parts."""
         import numpy
 
-        every = numpy.unique(numpy.concatenate([samples.shards, *(other.shards for other in self.others)]))
-        return every[every != NOBODY]
+        found: set[int] = set()
+        for some in (samples, *self.others):
+            for part in some.parts(1 << 16):
+                found.update(numpy.unique(part.shards).tolist())
+        return sorted(found - {NOBODY})
 
 
 class Joined(NamedTuple):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.ops.beside import NOBODY, JoinCounts, Joined
+from wdscli.ops.in_turn import OneByOne
 from wdscli.ops.jobs import useful_jobs
 from wdscli.ops.join_measure import Measured
 from wdscli.ops.join_survey import JoinSurveyTask, SetSurvey, survey_sets
@@ -25,7 +26,7 @@ from wdscli.ops.matching import JoinKind, match, twice
 from wdscli.ops.memory import limits_for
 from wdscli.ops.outputs import Outputs
 from wdscli.ops.plan import oversized
-from wdscli.ops.reach import away, check_reach
+from wdscli.ops.reach import ALONE, STORED, away, check_reach
 from wdscli.ops.reorder import (
     ReorderPlan,
     Request,
@@ -39,6 +40,7 @@ from wdscli.ops.reorder import (
 from wdscli.ops.repeats import repeated_error, repeated_rows
 from wdscli.ops.rows import Ordered, Samples, row_type
 from wdscli.ops.scratch import Input, Scratch, Stamp
+from wdscli.ops.strategy import Choice, choose
 from wdscli.ops.survey import SurveyTask, samples_at
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
@@ -161,6 +163,11 @@ class _Planner:
             self.outputs, None, ordered, self.cuts, self.shards.addresses, self.how.operation
         )
         found_in = [found for of_set in surveys for found in of_set.surveys]
+        choice = choose(
+            self.request.strategy, self.inputs, OneByOne([ordered, *joined.others]), self.request.tmp
+        )
+        if away(self.request):
+            choice = Choice("gather", STORED if self.request.plan_file is not None else ALONE)
         return ReorderPlan(
             request=self.request,
             operation=self.how.operation,
@@ -178,8 +185,8 @@ class _Planner:
             dropped=dict(sorted(self.dropped.items())),
             ignored=sum_counts([found.ignored for found in found_in]),
             oversized=oversized(ordered, self.cuts),
-            strategy="gather",
-            reason="a join reads its inputs where they are",
+            strategy=choice.strategy,
+            reason=choice.reason,
             joined=joined,
             fingerprint_in=fingerprint_of(self.shards),
         )
@@ -375,8 +382,6 @@ def _check(how: Join, request: Request, sets: int) -> None:
         )
     if request.preserve:
         raise UsageError("a join writes the canonical form", hint="leave out --preserve")
-    if request.strategy == "spill":
-        raise UsageError("a join reads its inputs where they are", hint="leave out --strategy spill")
     selection = request.selection
     chooses = selection.where is not None or selection.span is not None or selection.limit is not None
     if how.kind == "outer" and chooses:

@@ -15,22 +15,27 @@ import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import to_text
 from wdscli.ops.beside import NOBODY, Beside
 from wdscli.ops.gather import GatherTask
+from wdscli.ops.in_turn import PartsInTurn
 from wdscli.ops.layout import Layout, Shape, lay_out
 from wdscli.ops.opened import Inputs
 from wdscli.ops.padding import clear_padding
 from wdscli.ops.rows import Samples
 from wdscli.ops.runs import members_of_run, pieces_of
+from wdscli.ops.spilled import Reading
 from wdscli.ops.survey import RENAMED, hash_key
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.shards.shardfile import ShardFile
 from wdscli.tar import GLOBAL, Scanner
+
+if TYPE_CHECKING:
+    from wdscli.ops.rows import I64, U64
 
 CHANGED = RENAMED
 """Mark of a sample in which a field gives way or gets another name. (A join renames no sample.)"""
@@ -40,7 +45,8 @@ _VIEWS = 512
 
 
 class Part(NamedTuple):
-    """One run of an input, which goes into a sample."""
+    """One run of an input, which goes into a sample. It is read in ``file`` from byte ``at`` on: in the input, or where
+    a first pass has brought it."""
 
     set: int
     shard: int
@@ -48,6 +54,8 @@ class Part(NamedTuple):
     start: int
     length: int
     mark: int
+    file: int
+    at: int
 
 
 class _Sample(NamedTuple):
@@ -83,10 +91,16 @@ class Joiner:
         self.samples: list[_Sample] = []
         self.filled = 0
         self.layouts: dict[tuple[Shape | None, ...], Layout] = {}
+        self.width = 1 + len(beside.others)
+        self.reading = Reading(task.spilled, PartsInTurn([task.samples, *beside.others]))
 
     def run(self) -> None:
         """All samples, in order."""
-        for sample in _samples(self.task.samples, self.beside):
+        bucket = self.reading.next_bucket
+        for number, sample in enumerate(_samples(self.task.samples, self.beside, self.reading)):
+            if number * self.width == bucket:
+                self._flush()
+                bucket = self.reading.enter(bucket, self.inputs.__getitem__)
             length, alone = sample.length, sample.marks & GLOBAL
             if self.filled + length > BUFFER or alone:
                 self._flush()
@@ -96,7 +110,7 @@ class Joiner:
             self.samples.append(sample)
             self.filled += length
         self._flush()
-        expected = int(self.task.samples.out_lengths.sum())
+        expected = sum(int(part.out_lengths.sum()) for part in self.task.samples.parts())
         if self.shard.position != expected:
             raise DataError(
                 f"made {self.shard.position} bytes where {expected} were planned",
@@ -132,7 +146,7 @@ class Joiner:
             begins.append([])
             for part in sample.parts:
                 begins[-1].append(at)
-                wanted.append((part.shard, part.start, at, part))
+                wanted.append((part.file, part.at, at, part))
                 at += part.length
         wanted.sort()
         for group in _adjoining(wanted):
@@ -141,15 +155,15 @@ class Joiner:
 
     def _read(self, first: Part, views: list[memoryview]) -> None:
         """One range of an input, which begins with ``first``, into the places of its runs."""
-        source, total = self.inputs[first.shard], sum(map(len, views))
+        source, total = self.inputs[first.file], sum(map(len, views))
         if source.fd is not None:
             try:
-                done = os.preadv(source.fd, views, first.start)
+                done = os.preadv(source.fd, views, first.at)
             except OSError as error:
                 raise InputError(f"cannot read {source.name}: {error.strerror}") from error
             if done == total:
                 return
-        data = memoryview(source.read_at(first.start, total))
+        data = memoryview(source.read_at(first.at, total))
         if len(data) < total:
             raise self._changed(first)
         at = 0
@@ -245,10 +259,10 @@ class Joiner:
         self.shard.write_pieces(key, members)
 
     def _members_alone(self, sample: _Sample, part: Part) -> SampleBatch:
-        source = self.inputs[part.shard]
-        known = self.inputs.globals_before(part.shard, part.start) if part.mark & GLOBAL else None
+        source = self.inputs[part.file]
+        known = self.inputs.globals_before(part.file, part.at) if part.mark & GLOBAL else None
         try:
-            columns = members_of_run(source, part.start, part.start + part.length, known)
+            columns = members_of_run(source, part.at, part.at + part.length, known)
         except DataError:
             raise self._changed(part) from None
         batch = group_columns(columns, source.name)
@@ -291,21 +305,25 @@ def collision(one: bytes, other: bytes, shard: str, offset: int) -> DataError:
     )
 
 
-def _samples(samples: Samples, beside: Beside) -> Iterator[_Sample]:
+def _samples(samples: Samples, beside: Beside, reading: Reading) -> Iterator[_Sample]:
     """The samples of a task with their parts in the order of the sets, some thousand at a time."""
+    width = 1 + len(beside.others)
     for first in range(0, samples.total, AT_ONCE):
         end = min(first + AT_ONCE, samples.total)
         own = samples.part(first, end)
+        files, begins = reading.places(first * width, end * width)
         sets = [beside.sets[number] for number in own.shards.tolist()]
         columns = [
-            _parts(other.part(first, end), repeat(number)) for number, other in enumerate(beside.others, 1)
+            _parts(other.part(first, end), repeat(number), files[number::width], begins[number::width])
+            for number, other in enumerate(beside.others, 1)
         ]
-        rows = zip(own.keys.tolist(), own.marks.tolist(), _parts(own, sets), *columns, strict=True)
+        firsts = _parts(own, sets, files[::width], begins[::width])
+        rows = zip(own.keys.tolist(), own.marks.tolist(), firsts, *columns, strict=True)
         for key, mark, *parts in rows:
             yield _Sample(key, mark, [part for part in parts if part is not None])
 
 
-def _parts(samples: Samples, sets: Iterable[int]) -> list[Part | None]:
+def _parts(samples: Samples, sets: Iterable[int], files: I64, begins: U64) -> list[Part | None]:
     """The rows of one set as parts, None for those that are not there."""
     columns = (
         samples.shards,
@@ -313,6 +331,8 @@ def _parts(samples: Samples, sets: Iterable[int]) -> list[Part | None]:
         samples.starts,
         samples.lengths,
         samples.marks & (0xFF ^ CHANGED),
+        files,
+        begins,
     )
     return [
         None if values[1] == NOBODY else Part(*values)
@@ -346,7 +366,7 @@ def _bounds(batch: SampleBatch, row: int, begins: list[int]) -> list[tuple[int, 
 
 def _pieces(inputs: Inputs, part: Part, batch: SampleBatch, at: int) -> Iterator[bytes]:
     """A payload in pieces, from an input that may have been closed meanwhile."""
-    yield from pieces_of(inputs[part.shard], batch.offsets[at], batch.sizes[at])
+    yield from pieces_of(inputs[part.file], batch.offsets[at], batch.sizes[at])
 
 
 def _key_of(run: memoryview) -> bytes | None:

@@ -150,11 +150,9 @@ def gather_tasks(
 
 def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
     """What makes one shard: its own samples, and the inputs that these lie in."""
-    import numpy
-
     samples = plan.ordered.part(shard.first, shard.end)
     beside = None if plan.joined is None else plan.joined.part(shard.first, shard.end)
-    used = samples.shard_numbers() if beside is None else numpy.unique(beside.inputs(samples)).tolist()
+    used = samples.shard_numbers() if beside is None else beside.inputs(samples)
     return GatherTask(
         shard.address,
         plan.request.settings,

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import OutputError
 from wdscli.executors import run_tasks
+from wdscli.ops.beside import NOBODY
+from wdscli.ops.in_turn import in_turn
 from wdscli.ops.large import StoredSamples
 from wdscli.ops.memory import Limits
 from wdscli.ops.places import Places, StoredPlaces, by_input
@@ -81,10 +83,12 @@ def spill(
 ) -> Layout:
     """Write the samples of ``shards``, some of the planned, to ``scratch``. Raises InputError, DataError, OutputError
     (nothing is written when there is no room)."""
-    total = sum(_bytes_of(plan.ordered, shard.first, shard.end) for shard in shards)
+    lists = plan.row_lists
+    total = sum(_bytes_of(ordered, shard.first, shard.end) for ordered in lists for shard in shards)
     check_room(scratch, total)
     space = scratch.space()
-    layout = Layout(plan.ordered, shards, space, sizes_for(plan, space, limits, total))
+    # Samples that are joined are spilled part by part, each of them a row of its own.
+    layout = Layout(in_turn(lists), shards, space, sizes_for(plan, space, limits, total), len(lists))
     layout.tasks_run_once = space.is_local and plan.request.engine is None
     progress.start("spilling", total, "bytes")
     for _ in run_tasks(executor, scatter, layout.tasks(plan), advance=progress.advance, amount=int):
@@ -107,7 +111,7 @@ def check_room(scratch: Scratch, needed: int) -> None:
 def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -> Sizes:
     """What is read from far away is loaded, and so are small samples; large ones of this machine are copied from file
     to file, by way of the page cache."""
-    small = total < SMALL * max(1, plan.samples) and limits.task >= WORTH_LOADING
+    small = total < SMALL * max(1, plan.samples * len(plan.row_lists)) and limits.task >= WORTH_LOADING
     loaded = small or not space.is_local or not all(one.is_near for one in plan.inputs)
     cache = max(LEAST_BUCKET, min(limits.cache, total // BUCKETS))
     # As many chunks as keep all processes busy to the end.
@@ -127,19 +131,28 @@ def _bytes_of(ordered: Ordered, first: int, end: int) -> int:
 
 
 class Layout:
-    """Where every sample comes to lie, and what is still there."""
+    """Where every sample comes to lie, and what is still there. ``width`` rows of ``ordered``, one for each part, are
+    one sample of a shard."""
 
     def __init__(
-        self, ordered: Ordered, shards: Sequence[PlannedShard], space: Scattered, sizes: Sizes
+        self,
+        ordered: Ordered,
+        shards: Sequence[PlannedShard],
+        space: Scattered,
+        sizes: Sizes,
+        width: int = 1,
     ) -> None:
         import numpy
 
         self._ordered = ordered
         self._space = space
         self._sizes = sizes
-        self._firsts = numpy.asarray([shard.first for shard in shards], dtype=numpy.int64)
-        self._ends = numpy.asarray([shard.end for shard in shards], dtype=numpy.int64)
-        self._bounds: I64 = numpy.asarray(list(self._bucket_bounds()), dtype=numpy.int64)
+        self._width = width
+        self._firsts = numpy.asarray([shard.first * width for shard in shards], dtype=numpy.int64)
+        self._ends = numpy.asarray([shard.end * width for shard in shards], dtype=numpy.int64)
+        bounds: I64 = numpy.asarray(list(self._bucket_bounds()), dtype=numpy.int64)
+        # No bucket begins within a sample.
+        self._bounds: I64 = numpy.unique(bounds // width * width)
         self._filled = [0] * len(self._bounds)
         self._gone = 0
         self.tasks_run_once = False
@@ -207,6 +220,7 @@ class Layout:
 
         for block, samples in self._in_input_order():
             wanted = self._is_wanted(block) & (samples.marks & GLOBAL == 0)
+            wanted &= samples.shards != numpy.uint32(NOBODY)
             if not wanted.all():
                 block, samples = block[wanted], samples.take(numpy.flatnonzero(wanted))
             lengths = samples.lengths
@@ -247,21 +261,23 @@ class Layout:
 
     def spilled(self, shard: PlannedShard) -> Spilled:
         """What the task that makes ``shard`` is told."""
-        bounds = self._bounds[(self._bounds > shard.first) & (self._bounds < shard.end)] - shard.first
+        first, end = shard.first * self._width, shard.end * self._width
+        bounds = self._bounds[(self._bounds > first) & (self._bounds < end)] - first
         own: list[tuple[int, int]] = []
         if self.tasks_run_once:
-            bucket = int(self._bounds.searchsorted(shard.first))
-            while bucket + 1 < len(self._bounds) and self._bounds[bucket + 1] <= shard.end:
+            bucket = int(self._bounds.searchsorted(first))
+            while bucket + 1 < len(self._bounds) and self._bounds[bucket + 1] <= end:
                 if self._filled[bucket]:
-                    own.append((bucket, int(self._bounds[bucket + 1]) - shard.first))
+                    own.append((bucket, int(self._bounds[bucket + 1]) - first))
                 bucket += 1
-        places = self._places.get(shard.first, shard.end)
-        return Spilled(self._space, places, tuple(bounds.tolist()), tuple(own), self._sizes.hold)
+        # Who puts parts beside each other reads what it wants; nothing is held for it.
+        hold = self._sizes.hold if self._width == 1 else 0
+        return Spilled(self._space, self._places.get(first, end), tuple(bounds.tolist()), tuple(own), hold)
 
     def release(self, shard: PlannedShard) -> None:
         """Let go of what nobody needs when ``shard`` and all before it are made."""
         while self._space.is_local and self._gone + 1 < len(self._bounds):
-            if self._bounds[self._gone + 1] > shard.end:
+            if self._bounds[self._gone + 1] > shard.end * self._width:
                 break
             if self._filled[self._gone]:
                 remove(self._space.part(self._gone))

@@ -76,11 +76,13 @@ def mean_run(ordered: Ordered) -> tuple[int, int]:
     step = max(1, total // _LOOKS, _LOOK_ROWS)
     for first in range(0, total, step):
         some = ordered.part(first, min(first + _LOOK_ROWS, total))
+        seen += some.total
+        # Of no bytes is what stands for a part that a joined sample lacks.
+        some = some.take(some.lengths > 0)
         ends = some.starts + some.lengths
         breaks = (some.shards[1:] != some.shards[:-1]) | (some.starts[1:] != ends[:-1])
         runs += 1 + int(breaks.sum())
         size += int(some.lengths.sum())
-        seen += some.total
     return size // runs, size * total // seen
 
 

@@ -1,0 +1,94 @@
+"""The parts of joined samples as one list of rows: all parts of the first sample, then those of the second, and so on.
+
+What it is: :func:`in_turn`, such a list of a whole plan, by which a first pass spills part by part;
+:class:`PartsInTurn`, that of one task; and :class:`OneByOne`, the lists one behind the other, to look at how samples
+lie in the inputs. It must not know why samples are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from wdscli.ops.external import store
+from wdscli.ops.large import StoredOrdered, StoredSamples
+from wdscli.ops.rows import Ordered, Samples, row_type
+
+if TYPE_CHECKING:
+    from wdscli.ops.rows import I64, Rows
+
+_BLOCK = 1 << 13
+
+
+class PartsInTurn(Samples):
+    """The rows of several lists of one length in turn. Columns and ``rows`` make all of them; use :meth:`part`."""
+
+    __slots__ = ("_lists",)
+
+    def __init__(self, lists: Sequence[Samples]) -> None:
+        self._lists = lists
+
+    @property
+    def total(self) -> int:
+        return self._lists[0].total * len(self._lists)
+
+    @property
+    def rows(self) -> Rows:
+        return self.part(0, self.total).rows
+
+    def part(self, first: int, end: int) -> Samples:
+        import numpy
+
+        width, end = len(self._lists), min(end, self.total)
+        low, high = first // width, -(-end // width)
+        rows: Rows = numpy.empty((high - low, width), dtype=row_type())
+        for number, one in enumerate(self._lists):
+            rows[:, number] = one.part(low, high).rows
+        return Samples(rows.reshape(-1)[first - low * width : end - low * width])
+
+
+def in_turn(lists: Sequence[Ordered]) -> Ordered:
+    """The rows of all lists, which are of one length and over the same samples, in turn."""
+    import numpy
+
+    if len(lists) == 1:
+        return lists[0]
+    samples = lists[0].samples
+    if isinstance(samples, StoredSamples):
+        every = PartsInTurn([one.samples for one in lists])
+        blocks = (part.rows for part in _parts(every))
+        stored = store(blocks, row_type(), samples.new_path("parts-in-turn"))
+        return StoredOrdered(StoredSamples(stored, 0, stored.total, samples.new_path, samples.limit))
+    order: I64 = numpy.empty((lists[0].total, len(lists)), dtype=numpy.int64)
+    for number, one in enumerate(lists):
+        order[:, number] = numpy.arange(one.total) if one.order is None else one.order
+    return Ordered(samples, order.reshape(-1))
+
+
+def _parts(samples: Samples) -> Iterator[Samples]:
+    return samples.parts(_BLOCK)
+
+
+class OneByOne(Ordered):
+    """Several lists, one behind the other."""
+
+    __slots__ = ("_lists",)
+
+    def __init__(self, lists: Sequence[Ordered]) -> None:
+        super().__init__(lists[0].samples, lists[0].order)
+        self._lists = lists
+
+    @property
+    def total(self) -> int:
+        return sum(one.total for one in self._lists)
+
+    def part(self, first: int, end: int) -> Samples:
+        import numpy
+
+        found, before = [], 0
+        for one in self._lists:
+            low, high = max(first - before, 0), min(end - before, one.total)
+            if low < high:
+                found.append(one.part(low, high).rows)
+            before += one.total
+        return Samples(numpy.concatenate(found) if found else numpy.empty(0, dtype=row_type()))
