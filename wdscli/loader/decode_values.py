@@ -1,0 +1,137 @@
+"""Payloads that are values: numbers, text, JSON, arrays, tensors; by the last extension of the field.
+
+What it is: :class:`Values`, webdataset's defaults, and :class:`Pickles`, which has to be asked for by name.
+
+    ====================================  ===================================================================
+    ``txt text transcript``               str, of UTF-8
+    ``cls cls2 index inx id``             int
+    ``json jsn``                          what json makes of it
+    ``npy``                               numpy array, with shape and type of the file
+    ``npz``                               dict of numpy arrays
+    ``msgpack mp msg``                    what msgpack makes of it
+    ``cbor``                              what cbor2 (or cbor) makes of it, optional
+    ``pth``                               what torch.load(weights_only=True, map_location="cpu") makes of it
+    ``ten tb tenbin``                     list of numpy arrays (webdataset's tensor bundle)
+    ``pyd pickle pkl``                    refused
+    ====================================  ===================================================================
+
+A payload can come from anyone, and a pickle runs what it likes when it is loaded: none is, wherever it hides (npy, npz,
+pth), unless ``decode("pickle")`` names it. numpy and torch are imported when a payload needs them. This module must not
+know of samples.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from wdscli.errors import DataError, UsageError
+from wdscli.loader.decode_parts import ByExtension, Decode, needed
+
+PICKLES = frozenset({"pickle", "pkl", "pyd"})
+
+
+def decode_text(data: bytes) -> str:
+    """Text of UTF-8."""
+    return str(data, "utf-8")
+
+
+def decode_npy(data: bytes) -> Any:
+    """One array, which may be changed. Arrays of objects are pickles, and an error."""
+    import numpy
+
+    return numpy.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+
+
+def decode_npz(data: bytes) -> dict[str, Any]:
+    """Arrays by name."""
+    import numpy
+
+    with io.BytesIO(data) as stream:
+        found = numpy.load(stream, allow_pickle=False)
+        if not hasattr(found, "files"):
+            raise DataError("one array, not an archive of arrays")
+        return dict(found)
+
+
+def decode_msgpack(data: bytes) -> Any:
+    """What msgpack makes of it: text as str, bytes as bytes."""
+    import msgpack
+
+    return msgpack.unpackb(data)
+
+
+def decode_cbor(data: bytes) -> Any:
+    """What cbor2 makes of it, or the older cbor package."""
+    try:
+        import cbor  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        cbor = needed("cbor2", "a cbor field", "cbor2")
+    return cbor.loads(data)
+
+
+def decode_torch(data: bytes) -> Any:
+    """What ``torch.save`` wrote, as long as it is tensors and plain containers of them."""
+    torch = needed("torch", "a pth field", "torch")
+    try:
+        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise DataError(
+            f"torch.load(weights_only=True) refuses it: {str(error).partition(chr(10))[0]}",
+            hint='if you trust who made it, name a function of your own: decode(handle_extension("pth", f))',
+        ) from error
+
+
+def decode_bundle(data: bytes) -> list[Any]:
+    """A list of arrays."""
+    from wdscli.loader.tenbin import decode_tensors
+
+    return decode_tensors(data)
+
+
+def decode_pickle(data: bytes) -> Any:
+    """Whatever the pickle makes, and does."""
+    import pickle
+
+    return pickle.loads(data)
+
+
+def refuse_pickle(data: bytes) -> Any:
+    """Raises UsageError: nobody asked for it."""
+    raise UsageError(
+        "a pickle can run any program and is not loaded unless asked for",
+        hint='decode("pickle") if you trust who made it; fields=[...] or only=[...] leave it alone',
+    )
+
+
+DEFAULTS: dict[str, Decode] = {
+    **dict.fromkeys(("text", "transcript", "txt"), decode_text),
+    **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), int),
+    **dict.fromkeys(("jsn", "json"), json.loads),
+    **dict.fromkeys(("mp", "msg", "msgpack"), decode_msgpack),
+    **dict.fromkeys(("tb", "ten", "tenbin"), decode_bundle),
+    **dict.fromkeys(PICKLES, refuse_pickle),
+    "cbor": decode_cbor,
+    "npy": decode_npy,
+    "npz": decode_npz,
+    "pth": decode_torch,
+}
+
+
+class Values(ByExtension):
+    """The defaults: see the table of this module."""
+
+    def find(self, extension: str) -> Decode | None:
+        return DEFAULTS.get(extension)
+
+
+class Pickles(ByExtension):
+    """``decode("pickle")``: whoever names it trusts who made the data."""
+
+    def find(self, extension: str) -> Decode | None:
+        return decode_pickle if extension in PICKLES else None
+
+
+basichandlers = Values()
+"""webdataset's name for the defaults, as a handler."""

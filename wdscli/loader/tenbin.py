@@ -1,0 +1,92 @@
+"""webdataset's tensor bundles (``.ten``, ``.tb``): several arrays in one payload.
+
+What it is: :func:`encode_tensors` and :func:`decode_tensors`. The format, all numbers int64, little-endian:
+
+    bundle:  for each array a header chunk, then a data chunk
+    chunk:   "~TenBin~", length in bytes, that many bytes, zeros up to a multiple of 64 bytes
+    header:  8 bytes type ("f4", "u1", ... and zeros), 8 bytes of the user's, number of dimensions, the dimensions
+
+A length is compared with the bytes that are there before anything is made of it. It must not know of fields.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from wdscli.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAGIC = b"~TenBin~"
+TYPES = {b"f2", b"f4", b"f8", b"i1", b"i2", b"i4", b"i8", b"u1", b"u2", b"u4", b"u8"}
+MAX_DIMENSIONS = 9
+ALIGNED = 64
+
+
+def encode_tensors(arrays: Sequence[NDArray[Any]]) -> bytes:
+    """A bundle of arrays. Raises UsageError for a type or a number of dimensions that the format does not have."""
+    import numpy
+
+    parts: list[bytes] = []
+    for array in arrays:
+        kind = array.dtype.str[1:].encode("ascii")
+        if kind not in TYPES or array.ndim > MAX_DIMENSIONS:
+            raise UsageError(
+                f"a tensor bundle cannot hold {array.dtype} with {array.ndim} dimensions",
+                hint="numbers of 1 to 8 bytes, up to 9 dimensions; npy holds the rest",
+            )
+        header = struct.pack(f"<8s8sq{array.ndim}q", kind, b"", array.ndim, *array.shape)
+        little = numpy.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        parts += _chunk(header), _chunk(little.tobytes())
+    return b"".join(parts)
+
+
+def _chunk(data: bytes) -> bytes:
+    return MAGIC + struct.pack("<q", len(data)) + data + bytes(-len(data) % ALIGNED)
+
+
+def decode_tensors(data: bytes) -> list[NDArray[Any]]:
+    """The arrays of a bundle, each with its own memory. Raises DataError for bytes that are no bundle."""
+    import numpy
+
+    found = []
+    chunks = _chunks(memoryview(data))
+    for header in chunks:
+        kind, shape = _header(header)
+        payload = next(chunks, None)
+        dtype = numpy.dtype("<" + kind)
+        if payload is None or len(payload) != prod(shape) * dtype.itemsize:
+            held = "no" if payload is None else len(payload)
+            raise DataError(f"a tensor of shape {shape} and type {kind} has {held} bytes")
+        found.append(numpy.frombuffer(payload, dtype).reshape(shape).copy())
+    return found
+
+
+def _chunks(data: memoryview) -> Iterator[memoryview]:
+    at = 0
+    while at < len(data):
+        if data[at : at + 8] != MAGIC or len(data) < at + 16:
+            raise DataError(f"no chunk of a tensor bundle at byte {at}")
+        (length,) = struct.unpack_from("<q", data, at + 8)
+        at += 16
+        if not 0 <= length <= len(data) - at:
+            raise DataError(f"a chunk of {length} bytes where {len(data) - at} are left")
+        yield data[at : at + length]
+        at += length + -length % ALIGNED
+
+
+def _header(header: memoryview) -> tuple[str, tuple[int, ...]]:
+    if len(header) < 24:
+        raise DataError("a tensor's header is cut short")
+    kind, _, dimensions = struct.unpack_from("<8s8sq", header)
+    kind = kind.rstrip(b"\0")
+    if kind not in TYPES or not 0 <= dimensions <= MAX_DIMENSIONS or len(header) < 24 + 8 * dimensions:
+        raise DataError(f"not a tensor's header: type {kind!r}, {dimensions} dimensions")
+    shape: tuple[int, ...] = struct.unpack_from(f"<{dimensions}q", header, 24)
+    if any(size < 0 for size in shape):
+        raise DataError(f"a tensor of shape {shape}")
+    return kind.decode("ascii"), shape
