@@ -9,24 +9,138 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wdscli.loader.compat import (
+        DataPipeline,
+        FluidInterface,
+        FluidWrapper,
+        MockDataset,
+        PipelineStage,
+        ResampledShards,
+        SimpleShardList,
+        getfirst,
+        pipelinefilter,
+        repeatedly,
+        transform_with,
+        with_epoch,
+        with_length,
+    )
+    from wdscli.loader.handlers import (
+        ignore_and_continue,
+        ignore_and_stop,
+        reraise_exception,
+        warn_and_continue,
+        warn_and_stop,
+    )
     from wdscli.loader.indexed import IndexedDataset
+    from wdscli.loader.mixing import RandomMix, RoundRobin, mix
     from wdscli.loader.samplers import ShardSampler
-    from wdscli.loader.webdataset import WebDataset
+    from wdscli.loader.splitters import non_empty, single_node_only, split_by_node, split_by_worker
+    from wdscli.loader.webdataset import Dataset, WebDataset
 
 _HOMES = {
+    "DataPipeline": "compat",
+    "Dataset": "webdataset",
+    "FluidInterface": "compat",
+    "FluidWrapper": "compat",
     "IndexedDataset": "indexed",
+    "MockDataset": "compat",
+    "PipelineStage": "compat",
+    "RandomMix": "mixing",
+    "ResampledShards": "compat",
+    "RoundRobin": "mixing",
     "ShardSampler": "samplers",
+    "SimpleShardList": "compat",
     "WebDataset": "webdataset",
+    "getfirst": "compat",
+    "ignore_and_continue": "handlers",
+    "ignore_and_stop": "handlers",
+    "mix": "mixing",
+    "non_empty": "splitters",
+    "pipelinefilter": "compat",
+    "repeatedly": "compat",
+    "reraise_exception": "handlers",
+    "single_node_only": "splitters",
+    "split_by_node": "splitters",
+    "split_by_worker": "splitters",
+    "transform_with": "compat",
+    "warn_and_continue": "handlers",
+    "warn_and_stop": "handlers",
+    "with_epoch": "compat",
+    "with_length": "compat",
 }
 
 __all__ = [
+    "DataPipeline",
+    "Dataset",
+    "FluidInterface",
+    "FluidWrapper",
     "IndexedDataset",
+    "MockDataset",
+    "PipelineStage",
+    "RandomMix",
+    "ResampledShards",
+    "RoundRobin",
     "ShardSampler",
+    "SimpleShardList",
     "WebDataset",
+    "getfirst",
+    "ignore_and_continue",
+    "ignore_and_stop",
+    "mix",
+    "non_empty",
+    "pipelinefilter",
+    "repeatedly",
+    "reraise_exception",
+    "single_node_only",
+    "split_by_node",
+    "split_by_worker",
+    "transform_with",
+    "warn_and_continue",
+    "warn_and_stop",
+    "with_epoch",
+    "with_length",
+]
+
+# webdataset's stages as functions. Not in __all__: some are named as builtins are.
+_CURRIED = [
+    "Cached",
+    "LMDBCached",
+    "LRUCleanup",
+    "MultiShardSample",
+    "associate",
+    "batched",
+    "decode",
+    "detshuffle",
+    "extract_keys",
+    "gopen",
+    "gopen_schemes",
+    "info",
+    "listed",
+    "log_keys",
+    "map",
+    "map_dict",
+    "map_tuple",
+    "pipe_cleaner",
+    "rename",
+    "rename_keys",
+    "resampled",
+    "rsample",
+    "select",
+    "shardspec",
+    "shuffle",
+    "slice",
+    "tarfile_samples",
+    "tarfile_to_samples",
+    "to_tuple",
+    "unbatched",
+    "unlisted",
+    "xdecode",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"wdscli.loader.{_HOMES[name]}"), name)
+    if name in _CURRIED:
+        return getattr(import_module("wdscli.loader.curried"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

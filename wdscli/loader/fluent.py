@@ -151,6 +151,22 @@ class Fluent(PerSample):
         and no sample moves to another batch, so that every rank and every resumed run sees the same ones."""
         return self._then(stages.Select(predicate, self._guard("select", handler)))
 
+    def associate(self: Self, associator: Any) -> Self:
+        """More fields for each sample, by its key: a mapping of mappings, or a function of the key."""
+        return self._then(stages.Associate(associator, self._guard("associate", reraise_exception)))
+
+    def info(
+        self: Self,
+        fmt: str | None = None,
+        n: int = 3,
+        every: int = -1,
+        width: int = 50,
+        stream: Any = None,
+        name: str = "",
+    ) -> Self:
+        """Shows the first ``n`` samples of this process and then one of ``every``, on stderr or ``stream``."""
+        return self._then(stages.Info(fmt, n, every, width, stream, name))
+
     def log_keys(self: Whole, logfile: str | None = None) -> Whole:
         """A line for each sample at the end of ``logfile``: number in this process, worker, rank, key."""
         return self._then(stages.LogKeys(logfile)) if logfile else self
@@ -222,7 +238,7 @@ class Fluent(PerSample):
 
     @property
     def _seed(self) -> int:
-        return int(getattr(self.source, "seed", 0))
+        return int(getattr(getattr(self, "source", None), "seed", 0))
 
     def rsample(self: Whole, p: float = 0.5) -> Whole:
         """A random part of the samples, others in each epoch: exactly ``round(p * n)`` of n, chosen before they are

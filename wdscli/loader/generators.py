@@ -5,15 +5,39 @@ They give the same for the same input, so that a replay is exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import count, islice, repeat
 from typing import Any, NamedTuple
 
+from wdscli.loader.handlers import StopEpoch
 from wdscli.loader.order import key
 from wdscli.loader.views import Slice
 
 BUFFERED, THINNED = 7, 5
 """What a key is for, as in :mod:`wdscli.loader.order`."""
+
+
+def epochs_over(
+    source: Iterable[Any], generators: Sequence[Callable[[Iterator[Any]], Iterable[Any]]], span: Any
+) -> Iterator[Any]:
+    """What generators make of ``source``, again and again as ``span`` (passes, items) says."""
+    passes, limit = (1, None) if span is None else span
+
+    def items() -> Iterator[Any]:
+        for _ in repeat(None) if passes is None else repeat(None, passes):
+            flow: Iterator[Any] = iter(source)
+            for generator in generators:
+                flow = iter(generator(flow))
+            empty = True
+            with suppress(StopEpoch):
+                for item in flow:
+                    empty = False
+                    yield item
+            if empty:
+                return
+
+    return islice(items(), limit)
 
 
 class Buffer(NamedTuple):

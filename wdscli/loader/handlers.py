@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
+from wdscli.errors import UsageError
 from wdscli.loader.stats import Counts
 
 Handler: TypeAlias = Callable[[Exception], bool]
@@ -67,6 +68,8 @@ class Guard:
     def caught(self, error: Exception, item: Any) -> None:
         """To be called where ``error`` was caught. Returns when ``item`` is to be left out; else raises: the error
         again, or StopEpoch."""
+        if isinstance(error, UsageError):
+            raise error  # wrong for every sample: a package that is missing, a call that makes no sense
         go_on = self.handler(error)
         self.drop(item, type(error).__name__)
         if not go_on:

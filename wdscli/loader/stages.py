@@ -9,6 +9,7 @@ because a cache may hold it. It must not know of positions, ranks and epochs.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -197,6 +198,26 @@ class LogKeys:
         finally:
             os.close(handle)
         return item
+
+
+class Info:
+    """Shows some of what passes."""
+
+    def __init__(self, fmt: str | None, n: int, every: int, width: int, stream: Any, name: str) -> None:
+        self._fmt, self._first, self._every, self._width = fmt, n, every, width
+        self._stream, self._name = stream, name
+        self._number = 0
+
+    def __call__(self, item: Any) -> Any:
+        self._number += 1
+        if self._number <= self._first or (self._every > 0 and self._number % self._every == 0):
+            print(self._shown(item), file=self._stream or sys.stderr)
+        return item
+
+    def _shown(self, item: Any) -> str:
+        if self._fmt is not None:
+            return self._fmt.format(**item)
+        return "\n".join([f"--- {self._name}", *(f"{k} {v!r:.{self._width}}" for k, v in item.items())])
 
 
 class Remembered:
