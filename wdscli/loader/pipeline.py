@@ -95,10 +95,14 @@ class Pipeline(NamedTuple):
             items = _collected(_through(self.before, samples))
         except StopEpoch as stop:
             items, stopped = stop.items, True
-        found = _collected(_flow(self.after, iter(self.batch.made(items))))
+        found = self.behind(self.batch.made(items))
         if stopped:
             raise StopEpoch(found)
         return found
+
+    def behind(self, batches: list[Any]) -> list[Any]:
+        """What the stages behind the batch stage make of batches. Raises StopEpoch with what came out."""
+        return _collected(_flow(self.after, iter(batches)))
 
 
 class Each:
@@ -126,6 +130,8 @@ def _collected(items: Iterator[Any]) -> list[Any]:
 
 def _through(functions: tuple[Function, ...], items: Iterable[Any]) -> Iterator[Any]:
     for item in items:
+        if item is DROPPED:  # left out by the source already
+            continue
         for function in functions:
             item = function(item)
             if item is DROPPED:

@@ -1,10 +1,10 @@
 """Which set gives each sample of a mix: a pure function of (weights, seed, lengths of the sets, position).
 
 What it is: :class:`Schedule`. How: weights are made whole numbers without a common divisor, the *quotas*
-(:func:`quotas_of`); a block is as many positions as they add up to, Q, and has exactly its quota of each set. In a block
-the sets stand in an order of their own: the labels 0..Q-1 (set 0 as often as its quota, then set 1, ...) are permuted as
-in :mod:`wdscli.loader.order` by ``key(seed, 4, phase, block)``; without a seed they stay as they are, which is taking
-turns. Sample j of a set is where its label comes for the j-th time, so each set's own order is kept.
+(:func:`quotas_of`); a block is as many positions as they add up to, Q, and has exactly its quota of each set. The sets
+of a block (set 0 as often as its quota, then set 1, ...) are permuted as in :mod:`wdscli.loader.order` by ``key(seed,
+4, phase, block)``; without a seed they stay as they are, which is taking turns. Sample j of a set is where the set
+comes for the j-th time, so each set's own order is kept.
 
 A phase ends where a set should give a sample and has none left. With ``stop="first"`` that is the end; with
 ``stop="all"`` the next phase begins there, with blocks of its own out of the sets that are left. With

@@ -1,0 +1,263 @@
+"""Several sets as one, by weight: ``mix``, and webdataset's ``RandomMix`` and ``RoundRobin``.
+
+What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixsource.MixSource`. How: samples carry the number
+of their set to the stages, where those of the set itself come first; what is called on the mix comes behind them. It
+must not know which sample comes when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from wdscli.errors import UsageError
+from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.mixsource import MixSource, Per, Tagged
+from wdscli.loader.pipeline import DROPPED, Batch, Pipeline, Spread
+from wdscli.loader.ranks import Share
+from wdscli.loader.schedule import Stop, Weight, quotas_of
+from wdscli.loader.share import Tail
+from wdscli.loader.source import PositionSource
+from wdscli.loader.stats import Counts
+
+Part: TypeAlias = "PositionDataset | str | list[str]"
+
+
+class _Stages:
+    """The stages of each set, for tagged samples and batches."""
+
+    def __init__(self, pipelines: Sequence[Pipeline]) -> None:
+        self.pipelines = tuple(pipelines)
+
+
+class _OfSample(_Stages):
+    """The stages of a sample, those of its own set."""
+
+    def __init__(self, pipelines: Sequence[Pipeline], keep: bool) -> None:
+        super().__init__(pipelines)
+        self._keep = keep
+        """Whether the number of the set is still wanted."""
+
+    def __call__(self, tagged: Tagged) -> Any:
+        number, item = tagged
+        for function in self.pipelines[number].before:
+            item = function(item)
+            if item is DROPPED:
+                return DROPPED
+        return Tagged(number, item) if self._keep else item
+
+
+class _Collated(_Stages):
+    """The batch stage of the set that all samples of a batch are of."""
+
+    def __call__(self, items: list[Tagged]) -> Tagged:
+        number = items[0].set
+        if any(one.set != number for one in items):
+            raise UsageError("a batch of several sets", hint="no slice() between two mixes per batch")
+        batch = self.pipelines[number].batch
+        assert batch is not None
+        return Tagged(number, batch.made([item for _, item in items]))
+
+
+class _OfBatch(_Stages):
+    """The stages behind the batch stage."""
+
+    def __call__(self, tagged: Tagged) -> list[Any]:
+        return self.pipelines[tagged.set].behind(tagged.item)
+
+
+class _OneOfBatch(_OfBatch):
+    """The same where no set makes several things of a batch."""
+
+    def __call__(self, tagged: Tagged) -> Any:
+        found = super().__call__(tagged)
+        return found[0] if found else DROPPED
+
+
+class Mixed(PositionDataset):
+    """The dataset that :func:`mix` makes: samples of several datasets, each with its own stages done."""
+
+    source: MixSource
+
+    def __init__(
+        self,
+        parts: Sequence[PositionDataset],
+        weights: Sequence[Weight],
+        *,
+        stop: Stop = "first",
+        seed: int | None = 0,
+        per: Per = "sample",
+        names: Sequence[str] = (),
+        label: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: Tail | None = None,
+    ) -> None:
+        if per not in ("sample", "batch"):
+            raise UsageError(f'no such per: "{per}"', hint='"sample" or "batch"')
+        alone = Share()
+        sources = [part._line(alone) for part in parts]
+        self._mix = MixSource(
+            sources, quotas_of(weights), stop=stop, seed=seed, per=per, names=names, label=label
+        )
+        super().__init__(self._mix, rank=rank, world_size=world_size, tail=tail)
+        self._parts_counts = [count for part in parts for count in _all_counts(part)]
+        pipelines = [part.pipeline for part in parts]
+        self.pipeline = _by_sample(pipelines) if per == "sample" else _by_batch(pipelines)
+
+    def _line(self, share: Share) -> PositionSource:
+        if self.pipeline.batch is not None:
+            self._mix.in_runs(self.pipeline.batch.size * share.world)
+        return super()._line(share)
+
+    def mcached(self) -> Any:
+        """Refused: raises UsageError."""
+        raise UsageError("mcached() behind a mix", hint="call it on the datasets that are mixed")
+
+    def stats(self) -> dict[str, Any]:
+        """What was left out so far, by shard and reason, in this process, by the sets' own stages too."""
+        counts = Counts()
+        for one in (self._counts, *self._parts_counts):
+            counts.merge(one.rows())
+        return {**super().stats(), "dropped": counts.by_shard()}
+
+
+def _all_counts(part: PositionDataset) -> list[Counts]:
+    return [part._counts, *(part._parts_counts if isinstance(part, Mixed) else ())]
+
+
+def _by_sample(pipelines: Sequence[Pipeline]) -> Pipeline:
+    for pipeline in pipelines:
+        _want_no_generator(pipeline)
+        if pipeline.batch is not None:
+            raise UsageError(
+                "batches are not mixed sample by sample",
+                hint='call batched() on the mix, or mix(..., per="batch")',
+            )
+    return Pipeline(before=(_OfSample(pipelines, keep=False),))
+
+
+def _by_batch(pipelines: Sequence[Pipeline]) -> Pipeline:
+    sizes = set()
+    for pipeline in pipelines:
+        _want_no_generator(pipeline)
+        if pipeline.batch is None:
+            raise UsageError('mix(per="batch") wants datasets of batches', hint="call batched() on each")
+        sizes.add(pipeline.batch.size)
+    if len(sizes) > 1:
+        raise UsageError(
+            f'mix(per="batch") of batches of {" and ".join(map(str, sorted(sizes)))} samples',
+            hint="give all sets the same batch size",
+        )
+    several = any(pipeline.spreads for pipeline in pipelines)
+    last = Spread(_OfBatch(pipelines)) if several else _OneOfBatch(pipelines)
+    return Pipeline(
+        before=(_OfSample(pipelines, keep=True),),
+        batch=Batch(sizes.pop(), _Collated(pipelines)),
+        after=(last,),
+    )
+
+
+def _want_no_generator(pipeline: Pipeline) -> None:
+    if pipeline.generators:
+        raise UsageError(
+            "a dataset with a generator in compose(), or a slice() behind select(), cannot be mixed exactly",
+            hint="use it on the mix instead",
+        )
+
+
+def mix(
+    datasets: Mapping[Any, Any] | Sequence[Any],
+    *,
+    stop: Stop = "first",
+    seed: int = 0,
+    per: Per = "sample",
+    label: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    tail: Tail | None = None,
+    **how: Any,
+) -> Mixed:
+    """Samples of several sets by weight, in the same order for any ranks and workers, resumed like a single set.
+
+    ``datasets`` is ``{address: weight}``, ``{dataset: weight}``, ``{name: (address or dataset, weight)}``, or a list of
+    ``(address or dataset, weight)``, or of addresses and datasets of equal weight. Addresses become
+    ``WebDataset(address, seed=seed, **how)``. A dataset's own stages are done on its own samples.
+
+    Weights are exact: when they are 7 and 3, every ten samples have seven of the one and three of the other, in an
+    order of ``seed``. ``stop`` says when an epoch ends: ``"first"``, where a set should give a sample and has none
+    left; ``"all"``, when all are used up, the rest sharing the turns of those that are; ``"repeat"``, when every set
+    was gone through at least once, the shorter ones again and again, each time in the order of their next epoch. With
+    ``"first"`` and ``"repeat"`` the next epoch goes on in each set where this one left it.
+
+    ``per="batch"`` mixes whole batches of datasets with equal batch sizes: a global batch is all of one set. ``label``
+    names a field in which every sample says the name of its set.
+
+    >>> from wdscli.shards import ShardWriter
+    >>> folder = getfixture("tmp_path")
+    >>> for name, count in ("a", 7), ("b", 9):
+    ...     with ShardWriter(f"{folder}/{name}-%06d.tar") as writer:
+    ...         for number in range(count):
+    ...             writer.write(f"{name}{number}", {"cls": b"0"})
+    >>> data = mix({f"{folder}/a-manifest.json": 0.7, f"{folder}/b-manifest.json": 0.3})
+    >>> [sample["__key__"] for sample in data]
+    ['a0', 'a1', 'a2', 'a3', 'b0', 'b1', 'a4', 'b2', 'a5', 'a6', 'b3']
+    """
+    names, parts, weights = _named(datasets)
+    return Mixed(
+        [_opened(part, seed, how) for part in parts],
+        weights,
+        stop=stop,
+        seed=seed,
+        per=per,
+        names=names,
+        label=label,
+        rank=rank,
+        world_size=world_size,
+        tail=tail,
+    )
+
+
+def RandomMix(
+    datasets: Sequence[Any], probs: Sequence[Weight] | None = None, longest: bool = False, *, seed: int = 0
+) -> Mixed:
+    """webdataset's name: samples of datasets by probability, until one is used up, or with ``longest`` until all are.
+    As :func:`mix`: the shares are exact, not drawn."""
+    weights = [1] * len(datasets) if probs is None else list(probs)
+    if len(weights) != len(datasets):
+        raise UsageError(f"{len(weights)} probabilities for {len(datasets)} datasets")
+    return mix(list(zip(datasets, weights)), stop="all" if longest else "first", seed=seed)
+
+
+def RoundRobin(datasets: Sequence[Any], longest: bool = False) -> Mixed:
+    """webdataset's name: a sample of each dataset in turn, until one is used up, or with ``longest`` until all are."""
+    names, parts, weights = _named(list(datasets))
+    stop: Stop = "all" if longest else "first"
+    return Mixed([_opened(part, 0, {}) for part in parts], weights, stop=stop, seed=None, names=names)
+
+
+def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list[Part], list[Weight]]:
+    """Names, datasets and weights."""
+    if isinstance(datasets, Mapping):
+        rows = [(name, *_pair(value, name)) for name, value in datasets.items()]
+    else:
+        pairs = [one if isinstance(one, tuple) else (one, 1) for one in datasets]
+        rows = [(part, part, weight) for part, weight in pairs]
+    if not rows:
+        raise UsageError("a mix of no sets", hint="mix({address: weight, ...})")
+    names = [str(name) if isinstance(name, str) else str(at) for at, (name, _, _) in enumerate(rows)]
+    return names, [part for _, part, _ in rows], [weight for _, _, weight in rows]
+
+
+def _pair(value: Any, name: Any) -> tuple[Any, Any]:
+    return value if isinstance(value, tuple) else (name, value)
+
+
+def _opened(part: Any, seed: int, how: dict[str, Any]) -> PositionDataset:
+    if isinstance(part, PositionDataset):
+        return part
+    if isinstance(part, (str, list)):
+        from wdscli.loader.webdataset import WebDataset
+
+        return WebDataset(part, seed=seed, **how)
+    raise UsageError(f"{part!r} cannot be mixed", hint="an address, a list of addresses, or a WebDataset")

@@ -1,0 +1,178 @@
+"""The samples of a mix by position: which set each is of, and which sample of which of the set's epochs.
+
+What it is: :class:`MixSource`, a source of positions like any other, so that a mix is resumed, shared among ranks and
+workers and mixed again like a single set. How: :class:`~wdscli.loader.schedule.Schedule` says which set gives position
+p and how many it gave before; every set is an endless line of its own epochs, and each epoch of the mix takes the next
+stretch of it. So a larger set goes on where the last epoch left it, and a shorter one begins its next epoch, in that
+epoch's order, when it is used up. It must not know how the samples of a set are had, nor stages.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from wdscli.loader.pipeline import DROPPED
+from wdscli.loader.schedule import Schedule, Stop
+from wdscli.loader.source import EpochReader, PositionSource
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+Per = Literal["sample", "batch"]
+TOLD = 400
+"""Bytes of what a state says of the sets; above, it has a digest of them."""
+
+
+class Tagged(NamedTuple):
+    """A sample, or a batch, and the number of the set it is of."""
+
+    set: int
+    item: Any
+
+
+class MixSource:
+    """Sources as one. ``run`` positions at a time are of one set. ``seed`` None takes turns. ``label`` is the field
+    that says the name of a sample's set, None for none."""
+
+    def __init__(
+        self,
+        sources: Sequence[PositionSource],
+        quotas: Sequence[int],
+        *,
+        stop: Stop = "first",
+        seed: int | None = 0,
+        per: Per = "sample",
+        names: Sequence[str] = (),
+        label: str | None = None,
+    ) -> None:
+        self.sources = tuple(sources)
+        self.names, self.label = tuple(names), label
+        self.seed = seed or 0
+        self.run = 1
+        self._quotas = tuple(quotas)
+        self._stop: Stop = stop
+        self._how: dict[str, Any] = {"stop": stop, "seed": seed, "per": per}
+        self._schedules: dict[int, Schedule] = {}
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether no set needs to be shuffled any more."""
+        return all(getattr(source, "is_shuffled", False) for source in self.sources)
+
+    def identity(self) -> dict[str, Any]:
+        from json import dumps
+
+        sets = [[quota, source.identity()] for quota, source in zip(self._quotas, self.sources)]
+        text = dumps(sets, sort_keys=True)
+        if len(text) <= TOLD:
+            return {"mix": sets, **self._how}
+        from xxhash import xxh3_128_hexdigest
+
+        return {"mix": [len(sets), f"xxh3_128:{xxh3_128_hexdigest(text.encode())}"], **self._how}
+
+    def in_runs(self, run: int) -> None:
+        """Take ``run`` positions of a set at a time, here and in the mixes that are mixed here."""
+        if self._how["per"] == "batch":
+            self.run = run
+            for source in self.sources:
+                if isinstance(source, MixSource):
+                    source.in_runs(run)
+
+    def schedule(self) -> Schedule:
+        """What every epoch takes of each set, in runs."""
+        known = self._schedules.get(self.run)
+        if known is None:
+            up = 0 if self._stop == "first" else self.run - 1
+            lengths = [(source.length(0) + up) // self.run for source in self.sources]
+            known = Schedule(self._quotas, lengths, stop=self._stop, seed=self._how["seed"])
+            self._schedules = {self.run: known}
+        return known
+
+    def length(self, epoch: int) -> int:
+        return self.schedule().length * self.run
+
+    def reader(self, epoch: int) -> EpochReader:
+        return _MixReader(self, self._stop == "all", epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_schedules": {}}
+
+
+class _MixReader:
+    def __init__(self, source: MixSource, apart: bool, epoch: int) -> None:
+        self._source = source
+        self._schedule = source.schedule()
+        self._run = source.run
+        self._apart = apart
+        """Whether no run has samples of two epochs of a set: the last is short instead."""
+        self._epoch = epoch
+        self._lengths = [one.length(0) for one in source.sources]
+        self._readers: list[OrderedDict[int, EpochReader]] = [OrderedDict() for _ in source.sources]
+
+    def read(self, positions: I64) -> list[Any]:
+        import numpy
+
+        runs, within = numpy.divmod(positions, self._run)
+        sets, places = self._schedule.locate(runs)
+        places = places * self._run + within
+        found: list[Any] = [DROPPED] * len(positions)
+        for number in numpy.unique(sets).tolist():
+            rows = numpy.flatnonzero(sets == number)
+            for row, item in zip(rows.tolist(), self._of_set(number, places[rows])):
+                if item is not DROPPED:
+                    found[row] = Tagged(number, item)
+        if self._source.label is not None:
+            for one in found:
+                if one is not DROPPED:
+                    _labelled(self._source, one)
+        return found
+
+    def _of_set(self, number: int, places: I64) -> list[Any]:
+        """Samples of one set, by their numbers in this epoch of the mix."""
+        import numpy
+
+        length = self._lengths[number]
+        if self._apart:
+            inside = numpy.flatnonzero(places < length)
+            found: list[Any] = [DROPPED] * len(places)
+            for row, item in zip(inside.tolist(), self._reader(number, self._epoch).read(places[inside])):
+                found[row] = item
+            return found
+        before = self._epoch * self._schedule.taken[number] * self._run
+        first, skipped = divmod(before, length)
+        epochs, at = numpy.divmod(places + skipped, length)
+        found = [DROPPED] * len(places)
+        for epoch in numpy.unique(epochs).tolist():
+            rows = numpy.flatnonzero(epochs == epoch)
+            for row, item in zip(rows.tolist(), self._reader(number, first + epoch).read(at[rows])):
+                found[row] = item
+        return found
+
+    def _reader(self, number: int, epoch: int) -> EpochReader:
+        readers = self._readers[number]
+        if epoch not in readers:
+            readers[epoch] = self._source.sources[number].reader(epoch)
+            if len(readers) > 2:
+                readers.popitem(last=False)[1].close()
+        readers.move_to_end(epoch)
+        return readers[epoch]
+
+    def close(self) -> None:
+        for readers in self._readers:
+            for reader in readers.values():
+                reader.close()
+            readers.clear()
+
+
+def _labelled(source: MixSource, tagged: Tagged) -> None:
+    """Say in the sample which set it is of: ``outer/inner`` where both mixes say it in the same field."""
+    sample = tagged.item
+    while isinstance(sample, Tagged):
+        sample = sample.item
+    name, label = source.names[tagged.set], source.label
+    sample[label] = f"{name}/{sample[label]}" if label in sample else name
