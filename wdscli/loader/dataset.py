@@ -10,12 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
+from wdscli.loader.failures import OnError, Policy
 from wdscli.loader.fluent import Epochs, Fluent
-from wdscli.loader.handlers import StopEpoch
+from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.pipeline import Pipeline
+from wdscli.loader.place import Place, Standing, check_fits
 from wdscli.loader.ranks import Share, find_rank, find_worker
 from wdscli.loader.share import Batches, Tail
 from wdscli.loader.source import EpochReader, PositionSource
@@ -23,9 +25,24 @@ from wdscli.loader.span import ENDLESS, Span
 from wdscli.loader.stats import Counts
 from wdscli.loader.views import Blocks, Slice, Viewed
 
-STATE_VERSION = 1
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
 CHUNK = 1024
 """Samples asked of the reader at a time, at least a batch."""
+
+Self = TypeVar("Self", bound="PositionDataset")
+
+
+class Unit(NamedTuple):
+    """What comes out for batch ``number``; ``stops`` when a handler ended the epoch there."""
+
+    number: int
+    items: list[Any]
+    stops: bool = False
 
 
 class PositionDataset(Fluent):
@@ -38,6 +55,8 @@ class PositionDataset(Fluent):
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
+        on_error: OnError = "raise",
+        handler: Handler = reraise_exception,
     ) -> None:
         if tail not in (None, "drop", "pad", "uneven"):
             raise UsageError(f'no such tail: "{tail}"', hint='"drop", "pad" or "uneven"')
@@ -45,14 +64,9 @@ class PositionDataset(Fluent):
         self.pipeline = Pipeline()
         self._rank, self._world = rank, world_size
         self._tail = tail
-        self._epoch = 0
-        self._next = 0
-        """The first batch that was not given yet, ..."""
-        self._given = 0
-        """... or not all of it: how much of what it makes was given. With generators, what was given since then."""
-        self._topology: tuple[int, int] | None = None
-        """Ranks and workers that ``_given`` is of, where it takes the same ones to go on."""
+        self._standing = Standing()
         self._counts = Counts()
+        self._policy = Policy(on_error, self._counts, handler)
         self._views: tuple[tuple[Slice, bool], ...] = ()
         """Slices behind the batch stage; whether they are of batches."""
         self._span: Epochs | None = None
@@ -65,10 +79,19 @@ class PositionDataset(Fluent):
         _register(type(self))
         return type(self)
 
+    def _with(self: Self, **changes: Any) -> Self:
+        return super()._with(**{"_standing": self._standing.copy(), **changes})
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration is of."""
+        return self._standing.start.epoch
+
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration."""
-        if epoch != self._epoch:
-            self._epoch, self._next, self._given = epoch, 0, 0
+        """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded. Call it before
+        workers are started: it is told to new ones only."""
+        start = self._standing.start
+        self._standing.move(start if start.epoch == epoch else Place(epoch))
 
     def _share(self) -> Share:
         return Share(*find_rank(self._rank, self._world), *find_worker())
@@ -86,79 +109,96 @@ class PositionDataset(Fluent):
         cut = None if items is None or self.pipeline.generators else items * whole
         return Span(source, passes, cut, [passes, items])
 
-    def _batches(self, source: PositionSource | None = None) -> Batches:
+    def _batches(self, source: PositionSource | None = None, epoch: int | None = None) -> Batches:
         share = self._share()
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
         tail = self._tail or ("uneven" if share.world == 1 else "pad")
-        return Batches((source or self._line(share)).length(self._epoch), size, share, tail)
+        length = (source or self._line(share)).length(self.epoch if epoch is None else epoch)
+        return Batches(length, size, share, tail)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._replayed() if self.pipeline.generators else self._exact()
+        """What comes out from here to the end of the epoch. An iteration that is left early and begun again begins
+        where it began before; behind one that came to its end the next epoch is next. A state is of the latest one."""
+        share = self._share()
+        start = self._standing.start
+        if share.workers > 1 and start.worker is None:
+            start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
+        iteration = self._standing.begin(start)
+        items = self._replayed if self.pipeline.generators else self._exact
+        return items(start, share, iteration)
 
-    def _exact(self) -> Iterator[Any]:
-        """What comes out from here to the end of the epoch; the state follows what was given."""
-        first, skipped = self._next, self._given
-        for number, unit in self._units(first):
-            begin = skipped if number == first else 0
-            for place in range(begin, len(unit)):
-                ends = place + 1 == len(unit)
-                self._next, self._given = (number + 1, 0) if ends else (number, place + 1)
-                yield unit[place]
-            self._next, self._given = number + 1, 0
-        self._epoch, self._next, self._given = self._epoch + 1, 0, 0
+    def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
+        """The state follows what was given."""
+        standing = self._standing
+        place = start
+        _check_topology(start, None)
+        for number, unit, _ in self.units(start, share):
+            behind = start._replace(batch=number + share.workers, item=0)
+            begin = start.item if number == start.batch else 0
+            for at in range(begin, len(unit)):
+                place = behind if at + 1 == len(unit) else start._replace(batch=number, item=at + 1)
+                standing.at(iteration, place)
+                yield unit[at]
+            place = behind
+            standing.at(iteration, place)
+        self._finish(iteration, place)
 
-    def _replayed(self) -> Iterator[Any]:
+    def _finish(self, iteration: int, place: Place) -> None:
+        """The next epoch is next. A worker is at the end of this one until then, for other workers may not be."""
+        following = Place(place.epoch + 1)
+        self._standing.finish(iteration, following, following if place.worker is None else place)
+
+    def _replayed(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """What generators make of it. Nobody knows how far they have read, so the state counts what came out of them,
         and to go on is to begin again and leave out as many."""
-        share = self._share()
-        if self._given and self._topology not in (None, (share.world, share.workers)):
-            raise UsageError(
-                f"the state was made by {self._topology} ranks and workers, here are {(share.world, share.workers)}",
-                hint="a generator in compose() can only go on with as many ranks and workers as before",
-            )
-        self._topology = share.world, share.workers
-        items: Iterator[Any] = chain.from_iterable(unit for _, unit in self._units(self._next))
+        topology = share.world, share.workers
+        _check_topology(start, topology)
+        items: Iterator[Any] = chain.from_iterable(unit.items for unit in self.units(start, share))
         for generator in self.pipeline.generators:
             items = iter(generator(items))
         if self._span is not None and self._span.items is not None:
             items = islice(items, len(range(share.worker, self._span.items, share.workers)))
+        place = start._replace(topology=topology)
         try:
-            for item in islice(items, self._given, None):
-                self._given += 1
+            for item in islice(items, start.item, None):
+                place = place._replace(item=place.item + 1)
+                self._standing.at(iteration, place)
                 yield item
         except StopEpoch:
             pass
-        self._epoch, self._next, self._given = self._epoch + 1, 0, 0
+        self._finish(iteration, place)
 
-    def _units(self, first: int) -> Iterator[tuple[int, list[Any]]]:
-        """(batch, what comes out for it), from batch ``first`` on, for this worker."""
-        share = self._share()
+    def units(self, start: Place, share: Share) -> Iterator[Unit]:
+        """What comes out for each batch from ``start`` on, for this worker, before any generators."""
         line = self._line(share)
-        batches = self._batches(line)
-        reader = line.reader(self._epoch)
+        batches = self._batches(line, start.epoch)
+        numbers = range(start.batch, batches.total, share.workers)
+        reader = line.reader(start.epoch)
         try:
-            for number, samples in self._samples(reader, batches, first):
+            for number, places, found in self._samples(reader, batches, numbers):
                 try:
-                    unit = self.pipeline.unit(samples)
+                    samples = self._policy.mended(found, places, reader, batches.length)
+                    unit = Unit(number, self.pipeline.unit(samples))
                 except StopEpoch as stop:
-                    yield number, stop.items
+                    yield Unit(number, stop.items, True)
                     return
-                yield number, unit
+                yield unit
         finally:
             reader.close()
 
-    def _samples(self, reader: EpochReader, batches: Batches, first: int) -> Iterator[tuple[int, list[Any]]]:
-        """(batch, its samples as they are read)."""
+    def _samples(
+        self, reader: EpochReader, batches: Batches, numbers: range
+    ) -> Iterator[tuple[int, I64, list[Any]]]:
+        """(batch, its positions, its samples as they are read)."""
         import numpy
 
-        numbers = batches.numbers(first)
         together = max(1, CHUNK // batches.batch)
         for at in range(0, len(numbers), together):
             some = numbers[at : at + together]
             places = [batches.positions(number) for number in some]
             samples = iter(reader.read(numpy.concatenate(places)))
             for number, those in zip(some, places):
-                yield number, list(islice(samples, len(those)))
+                yield number, those, list(islice(samples, len(those)))
 
     def __len__(self) -> int:
         """Batches (or samples, when there is no batch stage) that one rank sees in an epoch, or what ``with_length``
@@ -178,38 +218,60 @@ class PositionDataset(Fluent):
         """What was left out so far, by shard and reason, in this process."""
         return {"dropped": self._counts.by_shard()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where this is: plain values under 1 KB, the same on every rank, fresh ones at every call."""
-        line = self._line(self._share())
-        state: dict[str, Any] = {
-            "wdscli": STATE_VERSION,
-            "source": line.identity(),
-            "batch": self._batches(line).whole,
-            "epoch": self._epoch,
-            "next": self._next,
-        }
-        if self._given:
-            state["item"] = self._given
-            if self.pipeline.generators:
-                state["topology"] = list(self._topology or ())
-        return state
+    def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
+        """Where this is: plain values under 1 KB, the same on every rank, fresh ones at every call.
+
+        ``batches`` is for those who count what a plain DataLoader with workers gave them since the iteration began:
+        nobody tells this dataset. Without it that is an error where it can be noticed; at the beginning of an epoch,
+        behind :meth:`set_epoch`, every state is exact.
+        """
+        share = self._share()
+        place = self._standing.place
+        if batches is not None:
+            place = self._counted(batches)
+        elif share.workers == 1 and not self._standing.is_known:
+            raise UsageError(
+                "where this dataset is, only the workers of a DataLoader know",
+                hint="use WebLoader or StatefulDataLoader and ask them, or say state_dict(batches=n) with the batches "
+                "that came since the iteration began; right behind set_epoch() every state is exact",
+            )
+        line = self._line(share)
+        return place.to_state(line.identity(), self._batches(line).whole)
+
+    def _counted(self, batches: int) -> Place:
+        """The place behind so many batches from the beginning of the iteration."""
+        start = self._standing.start
+        left = self._batches().total - start.batch
+        if start.item or self.pipeline.generators or self.pipeline.spreads:
+            raise UsageError("batches do not say where this is: stages make several things of one")
+        if not 0 <= batches <= left:
+            raise UsageError(f"{batches} batches of an epoch that has {left} left")
+        return Place(start.epoch + 1) if batches == left else start._replace(batch=start.batch + batches)
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Go on at a state, with any number of ranks and workers. Raises UsageError for the state of another set, order
-        or global batch, which ``force`` overrides."""
-        wanted = self.state_dict()
-        if state.get("wdscli") != STATE_VERSION:
-            raise UsageError("this is no state of a wdscli loader, or of another version")
-        for name in ("source", "batch"):
-            if state[name] != wanted[name] and not force:
-                raise UsageError(
-                    f"the state is of another {name}: {state[name]}, here {wanted[name]}",
-                    hint="load_state_dict(state, force=True) goes on nevertheless",
-                )
-        self._epoch, self._next = int(state["epoch"]), int(state["next"])
-        self._given = int(state.get("item", 0))
-        known = state.get("topology")
-        self._topology = None if force or not known else (int(known[0]), int(known[1]))
+        """Go on at a state, with any number of ranks and workers. Raises UsageError, by name, for the state of another
+        set, order or global batch, which ``force`` overrides."""
+        share = self._share()
+        line = self._line(share)
+        place = Place.of_state(state)
+        if not force:
+            check_fits(state, line.identity(), self._batches(line).whole, share.world)
+        mine = None if share.workers == 1 else (share.worker, share.workers)
+        if place.worker not in (None, mine):
+            raise UsageError(
+                "the state is of worker {} of {} of a DataLoader".format(*place.worker or ()),
+                hint="StatefulDataLoader goes on with as many workers as before; WebLoader with any number",
+            )
+        self._standing.move(place)
+
+
+def _check_topology(start: Place, topology: tuple[int, int] | None) -> None:
+    """Raise UsageError when a state counts what generators made, and here they would make something else."""
+    if start.item and start.topology != topology:
+        raise UsageError(
+            f"the state was made behind generators by {start.topology} ranks and workers, here are {topology}",
+            hint="what is behind a generator in compose() can only go on with as many ranks and workers as before",
+        )
 
 
 _registered: set[type] = set()

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from wdscli.errors import DataError, StorageError
 from wdscli.loader.catalog import Catalog
+from wdscli.loader.failures import Failed, read_each
 from wdscli.loader.fetch import Fetcher, Raw
 from wdscli.loader.order import CAP, LANES, EpochOrder, Shuffle
 
@@ -39,8 +41,8 @@ class PositionSource(Protocol):
 class EpochReader(Protocol):
     """One epoch of a source, for one thread."""
 
-    def read(self, positions: I64) -> list[Raw]:
-        """The samples at some positions, in their order."""
+    def read(self, positions: I64) -> list[Raw | Failed]:
+        """The samples at some positions, in their order, with Failed where one cannot be read."""
 
     def close(self) -> None:
         """Let go of files."""
@@ -94,9 +96,13 @@ class _Reader:
         self._order = order
         self._fetcher = fetcher
 
-    def read(self, positions: I64) -> list[Raw]:
+    def read(self, positions: I64) -> list[Raw | Failed]:
         shards, samples = self._order.locate(positions)
-        return self._fetcher.fetch(shards, self._catalog.places(shards, samples))
+        places = self._catalog.places(shards, samples)
+        try:
+            return list(self._fetcher.fetch(shards, places))
+        except (DataError, StorageError):
+            return read_each(self._catalog, self._fetcher, shards, places)
 
     def close(self) -> None:
         self._fetcher.close()

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.catalog import Catalog
 from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.failures import OnError
 from wdscli.loader.fluent import Epochs
 from wdscli.loader.handlers import Handler, reraise_exception
 from wdscli.loader.order import Shuffle
@@ -35,6 +36,9 @@ class WebDataset(PositionDataset):
     ``shardshuffle``, webdataset's name, chooses between the first and the last. ``where``, ``keys`` and ``keys_from``
     keep the samples that wdscli's options of these names select, as if the set had no others (see
     :mod:`wdscli.loader.filters`). ``resampled`` and ``repeat`` give an epoch without end, which ``with_epoch`` cuts.
+    ``on_error`` says what becomes of a sample that cannot be read: ``"raise"``, ``"skip"`` (its batch is smaller) or
+    ``"substitute"`` (another one is given in its place, see :mod:`wdscli.loader.failures`); :meth:`stats` counts them.
+    ``handler``, webdataset's name, decides instead of ``"raise"``.
     ``select_files`` and ``rename_files`` are functions of members' names. ``empty_check`` makes a set without samples
     an error when it is iterated.
 
@@ -66,6 +70,7 @@ class WebDataset(PositionDataset):
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
+        on_error: OnError = "raise",
         handler: Handler = reraise_exception,
         mode: str | None = None,
         resampled: bool = False,
@@ -93,7 +98,7 @@ class WebDataset(PositionDataset):
             catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from)
         chosen = _order(shuffle, shardshuffle, resampled)
         source = IndexedSource(catalog, seed=seed or 0, shuffle=chosen, window=window, fields=fields)
-        super().__init__(source, rank=rank, world_size=world_size, tail=tail)
+        super().__init__(source, rank=rank, world_size=world_size, tail=tail, on_error=on_error, handler=handler)
         self._empty_check = empty_check
         self._span = Epochs(None, None) if resampled or repeat else None
         if catalog.spelled:

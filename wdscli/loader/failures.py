@@ -1,0 +1,136 @@
+"""What becomes of samples that cannot be read: raised, left out, or another one given in their place; always counted.
+
+What it is: :class:`Failed`, which stands in a list of samples where one could not be read, :func:`read_each`, which
+finds out which ones those are, and :class:`Policy`, which does something about them. How: a read that fails is done
+again shard by shard and then sample by sample, so that what is left out is as little as can be and the same whatever
+was read together. The substitute of position p is what lies at p+1, p+2, p+4, ... (modulo the epoch's length), the
+first that can be read: a pure function of the position, the same for any ranks and workers. Each (shard, reason) is
+warned of once in a process. It must not know of stages or batches.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from wdscli.errors import DataError, StorageError, UsageError, WdsError
+from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
+from wdscli.storage import open_source
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    from wdscli.loader.catalog import Catalog
+    from wdscli.loader.fetch import Fetcher, Raw
+    from wdscli.loader.source import EpochReader
+    from wdscli.loader.stats import Counts
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+OnError = Literal["raise", "skip", "substitute"]
+
+
+class Failed(NamedTuple):
+    """In the place of a sample of ``shard`` that cannot be read."""
+
+    error: WdsError
+    shard: str
+
+    @property
+    def reason(self) -> str:
+        """As it is counted: ``read: truncated``, ``read: changed``, ``read: unreadable``."""
+        return f"read: {self.error.code if isinstance(self.error, DataError) else 'unreadable'}"
+
+
+def read_each(catalog: Catalog, fetcher: Fetcher, shards: I64, places: I64) -> list[Raw | Failed]:
+    """The samples at ``places`` of ``shards`` in the order asked for, with Failed where one cannot be read."""
+    import numpy
+
+    found: list[Any] = [None] * len(shards)
+    for shard in numpy.unique(shards).tolist():
+        rows = numpy.flatnonzero(shards == shard)
+        for row, sample in zip(rows.tolist(), _of_shard(catalog, fetcher, shard, places[rows])):
+            found[row] = sample
+    return found
+
+
+def _of_shard(catalog: Catalog, fetcher: Fetcher, shard: int, places: I64) -> Iterator[Raw | Failed]:
+    import numpy
+
+    shards: I64 = numpy.full(len(places), shard, dtype=numpy.int64)
+    try:
+        yield from fetcher.fetch(shards, places)
+        return
+    except (DataError, StorageError) as error:
+        broken = _whole(catalog, shard)
+        if broken is not None or len(places) == 1:
+            yield from [Failed(broken or error, catalog.addresses[shard])] * len(places)
+            return
+    for row in range(len(places)):
+        yield from _of_shard(catalog, fetcher, shard, places[row : row + 1])
+
+
+def _whole(catalog: Catalog, shard: int) -> WdsError | None:
+    """What keeps all of a shard from being read, if something does."""
+    try:
+        catalog.table(shard)
+        open_source(catalog.addresses[shard]).close()
+    except (DataError, StorageError) as error:
+        return error
+    return None
+
+
+class Policy:
+    """What is done about samples that cannot be read: ``"raise"``, ``"skip"`` or ``"substitute"``; counted in
+    ``counts``. ``handler``, which by default raises, decides instead of ``"raise"``. Raises UsageError for another
+    word."""
+
+    def __init__(self, on_error: OnError, counts: Counts, handler: Handler = reraise_exception) -> None:
+        if on_error not in ("raise", "skip", "substitute"):
+            raise UsageError(f'no such on_error: "{on_error}"', hint='"raise", "skip" or "substitute"')
+        self.on_error = on_error
+        self._handler = handler
+        self._counts = counts
+        self._warned: set[tuple[str, str]] = set()
+
+    def mended(
+        self, samples: Sequence[Any], positions: I64, reader: EpochReader, length: int
+    ) -> Sequence[Any]:
+        """``samples`` of ``positions`` with nothing Failed left among them. Raises the error of the first that is, or
+        DataError when nothing can be found in its place, or StopEpoch as the handler wants it."""
+        if not any(type(sample) is Failed for sample in samples):
+            return samples
+        kept: list[Any] = []
+        for position, sample in zip(positions.tolist(), samples):
+            if type(sample) is not Failed:
+                kept.append(sample)
+                continue
+            stops = self.on_error == "raise" and not self._handler(sample.error)
+            self._note(sample)
+            if stops:
+                raise StopEpoch
+            if self.on_error == "substitute":
+                kept.append(self._other(position, reader, length, sample))
+        return kept
+
+    def _note(self, failed: Failed) -> None:
+        what = failed.shard, failed.reason
+        self._counts.add(*what)
+        if what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(f"left out: {failed.error}; stats() counts them", stacklevel=2)
+
+    def _other(self, position: int, reader: EpochReader, length: int, failed: Failed) -> Any:
+        import numpy
+
+        step = 1
+        while step < length:
+            [sample] = reader.read(numpy.array([(position + step) % length], dtype=numpy.int64))
+            if type(sample) is not Failed:
+                return sample
+            step *= 2
+        raise DataError(
+            "nothing can be read in the place of a sample that cannot be", shard=failed.shard
+        ) from failed.error

@@ -1,0 +1,175 @@
+"""Where a dataset stands: an exact place in an epoch, and who may know it.
+
+What it is: :class:`Place`, a few numbers, and :class:`Standing`, which a dataset has. How: iterations begin at
+``start``, which only the end of an epoch, ``set_epoch`` and ``load_state_dict`` move; so an iteration that is left
+early and begun again begins where it began before. ``place`` is behind the last thing that the latest iteration gave.
+Workers of a DataLoader iterate copies, and what they gave nobody tells the original: when copies were made (by a fork,
+by pickling) and nothing was iterated here since, the place is not known, and asking for it is an error rather than a
+wrong answer. It must not know what is iterated.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from wdscli.errors import UsageError
+
+STATE_VERSION = 1
+
+
+class Place(NamedTuple):
+    """Before batch ``batch`` of epoch ``epoch``, or behind the first ``item`` things that are made of it.
+
+    ``worker`` is (number, workers) when batches before are missing that other workers of a DataLoader make; the next
+    batch is then this worker's own. ``topology`` is (ranks, workers) when ``item`` counts what generators made of all
+    that follows ``batch``, which only as many ranks and workers would make again.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    item: int = 0
+    worker: tuple[int, int] | None = None
+    topology: tuple[int, int] | None = None
+
+    def to_state(self, source: Mapping[str, Any], batch: int) -> dict[str, Any]:
+        """Plain values, fresh ones. ``batch`` is the samples of a global batch, ``source`` tells the source's
+        identity."""
+        state: dict[str, Any] = {
+            "wdscli": STATE_VERSION,
+            "source": dict(source),
+            "batch": batch,
+            "epoch": self.epoch,
+            "next": self.batch,
+        }
+        if self.item:
+            state["item"] = self.item
+            if self.topology is not None:
+                state["topology"] = list(self.topology)
+        if self.worker is not None:
+            state["worker"] = list(self.worker)
+        return state
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Place:
+        """The place that a state tells. Raises UsageError for one that tells none."""
+        try:
+            if state["wdscli"] != STATE_VERSION:
+                raise UsageError(f"a state of version {state['wdscli']}, here is {STATE_VERSION}")
+            place = cls(int(state["epoch"]), int(state["next"]), int(state.get("item", 0)))
+            worker, topology = (
+                _pair(state[name]) if name in state else None for name in ("worker", "topology")
+            )
+        except (KeyError, TypeError, ValueError):
+            raise UsageError(
+                "this is no state of a wdscli loader", hint="give back what state_dict() gave"
+            ) from None
+        if min(place[:3]) < 0:
+            raise UsageError("this is no state of a wdscli loader: a number in it is below 0")
+        return place._replace(worker=worker, topology=topology)
+
+
+def _pair(values: Any) -> tuple[int, int]:
+    first, second = values
+    return int(first), int(second)
+
+
+def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, world: int) -> None:
+    """Raise UsageError, by name, when ``state`` is of other data, another order or another global batch."""
+    hint = "load_state_dict(state, force=True) goes on nevertheless"
+    theirs = state.get("source")
+    if not isinstance(theirs, Mapping):
+        raise UsageError("this is no state of a wdscli loader", hint="give back what state_dict() gave")
+    for name in sorted({*theirs, *source}, key=lambda name: (name != "fingerprint", name)):
+        if _plain(theirs.get(name)) != _plain(source.get(name)):
+            what = "other data" if name == "fingerprint" else f"another {name}"
+            raise UsageError(
+                f"the state is of {what}: {theirs.get(name)!r}, here is {source.get(name)!r}", hint=hint
+            )
+    if state.get("batch") != batch:
+        if isinstance(state.get("batch"), int) and state["batch"] % world == 0 and state["batch"]:
+            hint = f"{world} ranks go on exactly with batches of {state['batch'] // world}; {hint}"
+        raise UsageError(
+            f"the state is of another batch: {state.get('batch')} samples of all ranks, here {batch}",
+            hint=hint,
+        )
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as it is after a way through JSON."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value
+
+
+class Standing:
+    """Where iterations of a dataset begin, and where the latest of them is."""
+
+    def __init__(self, start: Place | None = None) -> None:
+        self._latest = 0
+        self.move(start or Place())
+
+    def move(self, start: Place) -> None:
+        """Begin at ``start`` from now on."""
+        self.start = self.place = start
+        self._followed = self._sent = False
+        self._forks = _forks[0]
+        self._latest += 1
+
+    def begin(self, place: Place | None = None) -> int:
+        """A new iteration, which is the one that counts from now on; its number."""
+        self.place = place or self.start
+        self._followed = True
+        self._latest += 1
+        return self._latest
+
+    def at(self, iteration: int, place: Place) -> None:
+        """Iteration ``iteration`` has come to ``place``."""
+        if iteration == self._latest:
+            self.place = place
+
+    def finish(self, iteration: int, start: Place, place: Place) -> None:
+        """Iteration ``iteration`` has come to the end of its epoch: the next one begins at ``start``, and until then
+        this is at ``place``."""
+        if iteration == self._latest:
+            self.start, self.place = start, place
+
+    @property
+    def is_known(self) -> bool:
+        """Whether ``place`` is true: False when it may be copies that are iterated."""
+        forked = _forks[0] > max(self._forks, _forks_before[0]) and "torch.utils.data" in sys.modules
+        return self._followed or not (self._sent or forked)
+
+    def copy(self) -> Standing:
+        """The standing of another dataset that begins at the same place."""
+        new = Standing(self.start)
+        new.place, new._followed, new._sent, new._forks = self.place, self._followed, self._sent, self._forks
+        return new
+
+    def __getstate__(self) -> Place:
+        self._sent = True
+        return self.start
+
+    def __setstate__(self, start: Place) -> None:
+        self.__init__(start)  # type: ignore[misc]
+
+
+_forks = [0]
+"""How often this process was forked, and its parents before they made it, ..."""
+_forks_before = [0]
+"""... which is this part of it."""
+
+
+def _note_fork() -> None:
+    _forks[0] += 1
+
+
+def _note_birth() -> None:
+    _forks_before[0] = _forks[0]
+
+
+os.register_at_fork(after_in_parent=_note_fork, after_in_child=_note_birth)
