@@ -1,0 +1,111 @@
+"""Batches: webdataset's collation is the oracle where it has an answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy
+import pytest
+
+from wdscli.errors import DataError
+from wdscli.loader.collate import default_collation
+
+IMAGES = [numpy.full((2, 3), number, numpy.uint8) for number in range(3)]
+BATCHES: dict[str, list[Any]] = {
+    "tuples": [(1, 2.5, "a", b"x", image, None, [number], {"a": 1}) for number, image in enumerate(IMAGES)],
+    "lists": [[number, "a"] for number in range(2)],
+    "dicts": [{"__key__": str(number), "cls": number, "jpg": image} for number, image in enumerate(IMAGES)],
+    "one": [(1,)],
+    "bools": [(True, 1), (False, 2.5)],
+    "mixed types": [(numpy.zeros(2, numpy.float32),), (numpy.zeros(2, numpy.int64),)],
+    "empty arrays": [(numpy.zeros((0, 2)),), (numpy.zeros((0, 2)),)],
+    "float64 scalars": [(numpy.float64(1),), (numpy.float64(2),)],
+}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(other, numpy.ndarray):
+        return type(one) is type(other) and one.dtype == other.dtype and numpy.array_equal(one, other)
+    if isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in other)
+    if isinstance(other, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+@pytest.mark.parametrize("tensors", [True, False])
+@pytest.mark.parametrize("scalars", [True, False])
+@pytest.mark.parametrize("name", sorted(BATCHES))
+def test_batches_are_webdatasets(name: str, scalars: bool, tensors: bool) -> None:
+    filters = pytest.importorskip("webdataset.filters")
+    samples = BATCHES[name]
+    expected = filters.default_collation_fn(samples, combine_tensors=tensors, combine_scalars=scalars)
+    found = default_collation(samples, combine_tensors=tensors, combine_scalars=scalars)
+    assert same(found, expected), (found, expected)
+
+
+def test_columns_keep_the_order_of_the_fields() -> None:
+    assert list(default_collation(BATCHES["dicts"])) == ["__key__", "cls", "jpg"]
+
+
+def test_values_that_are_no_rows() -> None:
+    assert same(default_collation([1, 2]), numpy.array([1, 2]))
+    assert default_collation(["a", "b"]) == ["a", "b"]
+    assert same(default_collation(IMAGES), numpy.stack(IMAGES))
+    assert same(default_collation([numpy.float32(1)]), numpy.array([1], numpy.float32))
+
+
+def test_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    rows = [(torch.full((2, 2), number), number) for number in range(3)]
+    images, numbers = default_collation(rows)
+    assert torch.equal(images, torch.stack([row[0] for row in rows]))
+    assert isinstance(numbers, numpy.ndarray)
+    left, _ = default_collation(rows, combine_tensors=False)
+    assert [type(one) for one in left] == [torch.Tensor] * 3
+
+
+def test_shapes_that_differ_are_told_with_field_and_sample() -> None:
+    samples = [
+        {"__key__": "a", "__url__": "x.tar", "jpg": numpy.zeros((2, 3))},
+        {"__key__": "b", "__url__": "x.tar", "jpg": numpy.zeros((2, 4))},
+    ]
+    with pytest.raises(DataError) as caught:
+        default_collation(samples)
+    assert str(caught.value) == (
+        'field "jpg" cannot be batched, shapes differ: (2, 3) and (2, 4) in member "b" in x.tar'
+    )
+    assert "collation_fn=None" in (caught.value.hint or "")
+    with pytest.raises(DataError, match=r"value 1 of the tuples .* \(3,\) and str"):
+        default_collation([(0, numpy.zeros(3)), (0, "text")])
+    torch = pytest.importorskip("torch")
+    with pytest.raises(DataError, match=r"\(3,\) and \(4,\)"):
+        default_collation([(torch.zeros(3),), (torch.zeros(4),)])
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([{"a": 1}, {"a": 1, "b": 2}], "different fields: b"),
+        ([{"a": 1}, (1,)], "different fields: tuple"),
+        ([(1, 2), (1,)], r"different lengths: \[1, 2\]"),
+        ([(1,), ([1, 2],)], "numbers and other values"),
+        ([], "no samples"),
+    ],
+)
+def test_samples_that_make_no_batch(samples: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        default_collation(samples)
+
+
+def test_a_batch_of_arrays_loads_no_torch() -> None:
+    code = (
+        "import sys, json, numpy; from wdscli.loader.collate import default_collation\n"
+        "default_collation([(1, numpy.zeros(2), 'x')])\n"
+        "print(json.dumps('torch' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) is False
