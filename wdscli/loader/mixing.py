@@ -1,8 +1,8 @@
 """Several sets as one, by weight: ``mix``, and webdataset's ``RandomMix`` and ``RoundRobin``.
 
-What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixsource.MixSource`. How: samples carry the number
-of their set to the stages, where those of the set itself come first; what is called on the mix comes behind them. It
-must not know which sample comes when.
+What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixsource.MixSource`. How: samples carry the
+number of their set to the stages, where those of the set itself come first; what is called on the mix comes behind
+them. It must not know which sample comes when.
 """
 
 from __future__ import annotations
@@ -98,7 +98,14 @@ class Mixed(PositionDataset):
         alone = Share()
         sources = [part._line(alone) for part in parts]
         self._mix = MixSource(
-            sources, quotas_of(weights), stop=stop, seed=seed, per=per, names=names, label=label
+            sources,
+            quotas_of(weights),
+            stop=stop,
+            seed=seed,
+            per=per,
+            names=names,
+            label=label,
+            policies=[part._policy for part in parts],
         )
         super().__init__(self._mix, rank=rank, world_size=world_size, tail=tail)
         self._parts_counts = [count for part in parts for count in _all_counts(part)]
@@ -204,6 +211,8 @@ def mix(
     ['a0', 'a1', 'a2', 'a3', 'b0', 'b1', 'a4', 'b2', 'a5', 'a6', 'b3']
     """
     names, parts, weights = _named(datasets)
+    if how and not any(isinstance(part, (str, list)) for part in parts):
+        raise UsageError(f"mix({min(how)}=) is for addresses", hint="say it to the datasets that are mixed")
     return Mixed(
         [_opened(part, seed, how) for part in parts],
         weights,

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from wdscli.loader.failures import Failed, Policy
 from wdscli.loader.pipeline import DROPPED
 from wdscli.loader.schedule import Schedule, Stop
 from wdscli.loader.source import EpochReader, PositionSource
@@ -36,8 +37,9 @@ class Tagged(NamedTuple):
 
 
 class MixSource:
-    """Sources as one. ``run`` positions at a time are of one set. ``seed`` None takes turns. ``label`` is the field
-    that says the name of a sample's set, None for none."""
+    """Sources as one. ``run`` positions at a time are of one set. ``seed`` None takes turns. ``label`` is the field that
+    says the name of a sample's set, None for none. ``policies`` say for each set what becomes of samples that cannot
+    be read; where they raise, or say nothing, whoever reads the mix decides."""
 
     def __init__(
         self,
@@ -49,8 +51,10 @@ class MixSource:
         per: Per = "sample",
         names: Sequence[str] = (),
         label: str | None = None,
+        policies: Sequence[Policy] = (),
     ) -> None:
         self.sources = tuple(sources)
+        self.policies = tuple(policies)
         self.names, self.label = tuple(names), label
         self.seed = seed or 0
         self.run = 1
@@ -124,11 +128,10 @@ class _MixReader:
         for number in numpy.unique(sets).tolist():
             rows = numpy.flatnonzero(sets == number)
             for row, item in zip(rows.tolist(), self._of_set(number, places[rows])):
-                if item is not DROPPED:
-                    found[row] = Tagged(number, item)
+                found[row] = item if item is DROPPED or type(item) is Failed else Tagged(number, item)
         if self._source.label is not None:
             for one in found:
-                if one is not DROPPED:
+                if type(one) is Tagged:
                     _labelled(self._source, one)
         return found
 
@@ -136,22 +139,37 @@ class _MixReader:
         """Samples of one set, by their numbers in this epoch of the mix."""
         import numpy
 
-        length = self._lengths[number]
-        if self._apart:
-            inside = numpy.flatnonzero(places < length)
-            found: list[Any] = [DROPPED] * len(places)
-            for row, item in zip(inside.tolist(), self._reader(number, self._epoch).read(places[inside])):
-                found[row] = item
-            return found
-        before = self._epoch * self._schedule.taken[number] * self._run
-        first, skipped = divmod(before, length)
-        epochs, at = numpy.divmod(places + skipped, length)
-        found = [DROPPED] * len(places)
-        for epoch in numpy.unique(epochs).tolist():
-            rows = numpy.flatnonzero(epochs == epoch)
-            for row, item in zip(rows.tolist(), self._reader(number, first + epoch).read(at[rows])):
+        found: list[Any] = [DROPPED] * len(places)
+        epochs, at = self._in_epochs(number, places)
+        inside = at < self._lengths[number]
+        for epoch in numpy.unique(epochs[inside]).tolist():
+            rows = numpy.flatnonzero(inside & (epochs == epoch))
+            for row, item in zip(rows.tolist(), self._of_epoch(number, epoch, at[rows])):
                 found[row] = item
         return found
+
+    def _in_epochs(self, number: int, places: I64) -> tuple[I64, I64]:
+        """(epoch of the set, position in it)."""
+        import numpy
+
+        if self._apart:
+            return numpy.full_like(places, self._epoch), places
+        length = self._lengths[number]
+        first, skipped = divmod(self._epoch * self._schedule.taken[number] * self._run, length)
+        epochs, at = numpy.divmod(places + skipped, length)
+        return epochs + first, at
+
+    def _of_epoch(self, number: int, epoch: int, positions: I64) -> list[Any]:
+        """Samples of one set, where something is done already about those that cannot be read."""
+        reader = self._reader(number, epoch)
+        items: list[Any] = reader.read(positions)
+        if number < len(self._source.policies):
+            policy = self._source.policies[number]
+            for row, item in enumerate(items):
+                if type(item) is Failed and policy.on_error != "raise":
+                    one = policy.mended([item], positions[row : row + 1], reader, self._lengths[number])
+                    items[row] = one[0] if one else DROPPED
+        return items
 
     def _reader(self, number: int, epoch: int) -> EpochReader:
         readers = self._readers[number]
