@@ -257,7 +257,7 @@ class Fluent(PerSample):
     def slice(self: Whole, *args: int | None) -> Whole:
         """``slice(stop)`` or ``slice(start, stop[, step])`` of an epoch's samples, or behind :meth:`batched` of its
         batches. Behind ``select`` and generators it counts what comes out, in each worker."""
-        if not 1 <= len(args) <= 3 or (len(args) == 3 and (args[2] or 1) < 1):
+        if not 1 <= len(args) <= 3 or (len(args) == 3 and args[2] is not None and args[2] < 1):
             raise UsageError(
                 f"slice{args}", hint="slice(stop) or slice(start, stop[, step]) with a step of at least 1"
             )
