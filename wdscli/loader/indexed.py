@@ -38,6 +38,8 @@ Self = TypeVar("Self", bound="IndexedDataset")
 
 TOGETHER = 256
 """Samples that are read at once when a whole table is iterated."""
+AT_ONCE = 32 << 20
+"""About how many bytes of samples at most."""
 SUBSTITUTES = 100
 """Neighbours that are tried in place of a sample that cannot be had."""
 
@@ -139,9 +141,20 @@ class IndexedDataset(PerSample):
     def __iter__(self) -> Iterator[Any]:
         import numpy
 
-        for first in range(0, len(self), TOGETHER):
-            numbers: I64 = numpy.arange(first, min(first + TOGETHER, len(self)), dtype=numpy.int64)
+        first = 0
+        while first < len(self):
+            end = min(first + self._together(self.ordinals[first]), len(self))
+            numbers: I64 = numpy.arange(first, end, dtype=numpy.int64)
             yield from self.pipeline.unit(self._read(self.ordinals.at(numbers)))
+            first = end
+
+    def _together(self, ordinal: int) -> int:
+        """How many samples to read at once, by the mean size of those beside one."""
+        try:
+            table = self.catalog.table(bisect_right(self._ends_list, ordinal))
+        except WdsError:
+            return TOGETHER
+        return max(1, min(TOGETHER, AT_ONCE * table.samples // max(1, table.size)))
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self._find(key) is not None
@@ -172,8 +185,8 @@ class IndexedDataset(PerSample):
             from wdscli.loader.keyindex import KeyIndex
 
             self._key_index = KeyIndex(self.catalog)
-        number = self._key_index.find(key)
-        return None if number is None else self.ordinals.find(number)
+        shown = map(self.ordinals.find, self._key_index.find(key))
+        return min((number for number in shown if number is not None), default=None)
 
     def subset(self: Self, numbers: Sequence[int] | I64) -> Self:
         """A view of some samples, in this order, by their numbers or by a mask. Raises IndexError."""

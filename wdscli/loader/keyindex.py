@@ -2,7 +2,7 @@
 
 What it is: :class:`KeyIndex`. How: made on first use from the keys in the shards' indexes: the XXH3-64 of every key,
 sorted, beside the numbers of the samples, 12 or 16 bytes a sample. A hash only names candidates; their keys are then
-compared. Of samples with the same key the first is found. It must not know what a sample holds.
+compared. It must not know what a sample holds.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class KeyIndex:
 
         return numpy.array(list(map(xxh3_64_intdigest, keys_of(self._catalog, shard))), dtype=numpy.uint64)
 
-    def find(self, key: str) -> int | None:
-        """The number of the first sample with this key, None when there is none."""
+    def find(self, key: str) -> list[int]:
+        """The numbers of the samples with this key, rising; one where the set is sound."""
         import numpy
         from xxhash import xxh3_64_intdigest
 
@@ -62,10 +62,7 @@ class KeyIndex:
         wanted = numpy.uint64(xxh3_64_intdigest(raw))
         first = int(numpy.searchsorted(self._hashes, wanted, side="left"))
         end = int(numpy.searchsorted(self._hashes, wanted, side="right"))
-        for number in self._numbers[first:end].tolist():
-            if self._key(number) == raw:
-                return int(number)
-        return None
+        return [number for number in self._numbers[first:end].tolist() if self._key(number) == raw]
 
     def _key(self, number: int) -> bytes:
         import numpy

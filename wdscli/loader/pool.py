@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from wdscli.loader import heap
 from wdscli.loader.catalog import Catalog
 from wdscli.loader.fetch import Fetcher, Raw
 from wdscli.loader.pick import pick
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 REMOTE_THREADS = 16
+STRETCH = 4
+"""Samples for which it is worth while that one more thread opens a shard."""
 FEW = 8
 """Samples of each local shard, on the average, below which they are better read one by one."""
 
@@ -48,6 +51,7 @@ class Pool:
         self._begin()
 
     def _begin(self) -> None:
+        heap.keep()
         self._process = os.getpid()
         self._idle: dict[int, list[Fetcher]] = {}
         self._executor: ThreadPoolExecutor | None = None
@@ -103,6 +107,9 @@ class Pool:
         found: list[Any] = [None] * len(shards)
         parts = divided(shards, places, self._threads)
         threads = self._pool()
+        if len(parts) > 1:
+            # Once each, rather than by every thread that comes to it.
+            list(threads.map(self._catalog.table, sorted(set(shards.tolist()))))
         waiting = [
             (rows, threads.submit(self._fetch, lane, shards[rows], places[rows])) for lane, rows in parts
         ]
@@ -166,5 +173,5 @@ def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
     if len(numpy.unique(shards)) >= threads:
         lane_of = shards[order] % threads
         return [(lane, order[lane_of == lane]) for lane in numpy.unique(lane_of).tolist()]
-    parts = numpy.array_split(order, min(threads, len(order)))
-    return [(lane, rows) for lane, rows in enumerate(parts) if len(rows)]
+    lanes = max(len(numpy.unique(shards)), min(threads, len(order) // STRETCH))
+    return [(lane, rows) for lane, rows in enumerate(numpy.array_split(order, lanes)) if len(rows)]

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
-from wdscli.loader.dataset import STATE_VERSION
 from wdscli.loader.order import EpochOrder, Shuffle
+from wdscli.loader.place import Place, check_fits
 from wdscli.loader.ranks import Share, find_rank
 from wdscli.loader.share import Batches, Tail
 
@@ -69,8 +69,7 @@ class ShardSampler:
             self._how["window"] = window
         self._seed, self._tail, self._batch_size = seed, tail, batch_size
         self._rank, self._world = rank, world_size
-        self._epoch = self._next = 0
-        self._begun = (0, 0)
+        self._start = self._place = self._begun = Place()
         self._order(0)
 
     def _order(self, epoch: int) -> EpochOrder:
@@ -83,8 +82,8 @@ class ShardSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration."""
-        if epoch != self._epoch:
-            self._epoch, self._next = epoch, 0
+        if epoch != self._start.epoch:
+            self._start = self._place = self._begun = Place(epoch)
 
     def __len__(self) -> int:
         """Batches, or samples without ``batch_size``, that this rank has in an epoch."""
@@ -94,16 +93,19 @@ class ShardSampler:
         return -(-len(range(batches.share.rank, batches.length, batches.share.world)) // batches.batch)
 
     def __iter__(self) -> Iterator[Any]:
-        batches, order, epoch = self._batches(), self._order(self._epoch), self._epoch
-        self._begun = (epoch, self._next)
+        batches, start = self._batches(), self._start
+        order = self._order(start.epoch)
         some = max(1, CHUNK // batches.batch)
-        for first in range(self._next, batches.total, some):
+        self._place = self._begun = start
+        for first in range(start.batch, batches.total, some):
             end = min(first + some, batches.total)
             numbers = self._numbers(order, batches, first, end)
             for number, at in zip(range(first, end), range(0, len(numbers), batches.batch)):
-                self._next = number + 1
+                self._place = Place(start.epoch, number + 1)
                 yield numbers[at] if self._batch_size is None else numbers[at : at + batches.batch]
-        self._epoch, self._next = epoch + 1, 0
+        if self._start == start:
+            self._place = Place(start.epoch, batches.total)
+            self._start = Place(start.epoch + 1)
 
     def _numbers(self, order: EpochOrder, batches: Batches, first: int, end: int) -> list[int]:
         """The samples of batches ``first`` to ``end`` of this rank, one behind the other."""
@@ -117,30 +119,19 @@ class ShardSampler:
         """Where this is: plain values, the same on every rank. A DataLoader with workers asks for batches before they
         are used: ``taken``, the number of batches (samples without ``batch_size``) that came out of it since its
         iteration began, makes the state exact."""
-        epoch, place = self._epoch, self._next
-        if taken is not None:
-            epoch, place = self._begun[0], self._begun[1] + taken
-            if place >= self._batches().total:
-                epoch, place = epoch + 1, 0
-        return {
-            "wdscli": STATE_VERSION,
-            "source": {"fingerprint": self._layout.fingerprint, "seed": self._seed, **self._how},
-            "batch": self._batches().whole,
-            "epoch": epoch,
-            "next": place,
-        }
+        place = self._place if taken is None else self._begun._replace(batch=self._begun.batch + taken)
+        if place.batch >= self._batches().total > 0:
+            place = Place(place.epoch + 1)
+        return place.to_state(self._source(), self._batches().whole)
+
+    def _source(self) -> dict[str, Any]:
+        return {"fingerprint": self._layout.fingerprint, "seed": self._seed, **self._how}
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
         """Go on at a state, with any number of ranks whose global batch is the same. Raises UsageError for the state
         of other samples or of another order, which ``force`` overrides."""
-        if state.get("wdscli") != STATE_VERSION:
-            raise UsageError("this is no state of a wdscli loader, or of another version")
-        wanted = self.state_dict()
-        for name in ("source", "batch"):
-            if state[name] != wanted[name] and not force:
-                raise UsageError(
-                    f"the state is of another {name}: {state[name]}, here {wanted[name]}",
-                    hint="load_state_dict(state, force=True) goes on nevertheless",
-                )
-        self._epoch, self._next = int(state["epoch"]), int(state["next"])
-        self._begun = (self._epoch, self._next)
+        place = Place.of_state(state)
+        if not force:
+            batches = self._batches()
+            check_fits(state, self._source(), batches.whole, batches.share.world)
+        self._start = self._place = self._begun = Place(place.epoch, place.batch)
