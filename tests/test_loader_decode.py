@@ -20,7 +20,7 @@ import numpy
 import pytest
 
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.decode import Continue, Decoder, handle_extension, imagehandler, make_decoder
+from wdscli.loader.decoding import Continue, Decoder, handle_extension, imagehandler, make_decoder
 from wdscli.loader.decode_images import SPECS
 from wdscli.loader.tenbin import decode_tensors, encode_tensors
 
@@ -518,7 +518,7 @@ def test_torch_is_loaded_when_a_tensor_is_made_and_not_before() -> None:
         **{name: values()[name] for name in ("f4.npy", "ten")},
     }
     code = (
-        "import sys, json; from wdscli.loader.decode import make_decoder\n"
+        "import sys, json; from wdscli.loader.decoding import make_decoder\n"
         f"data = {sample!r}\n"
         "assert 'numpy' not in sys.modules and 'PIL' not in sys.modules\n"
         "make_decoder('rgb')(data)\n"

@@ -119,7 +119,7 @@ class PerSample:
         handler: Handler = reraise_exception,
     ) -> Self:
         """Payloads decoded by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers."""
-        from wdscli.loader.decode import Decoder
+        from wdscli.loader.decoding import Decoder
 
         decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial)
         return self._then(stages.Apply(decoder, self._guard("decode", handler)))
