@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from wdscli.errors import DataError, StorageError
+from wdscli.loader import heap
 from wdscli.loader.catalog import Catalog
 from wdscli.loader.failures import Failed, read_each
 from wdscli.loader.fetch import Fetcher, Raw
@@ -86,6 +87,7 @@ class IndexedSource:
 
     def reader(self, epoch: int) -> EpochReader:
         assert self.catalog.counts is not None
+        heap.keep()
         order = EpochOrder(self.catalog.counts, seed=self.seed, epoch=epoch, **self._how)
         return _Reader(self.catalog, order, Fetcher(self.catalog, self.fields))
 
