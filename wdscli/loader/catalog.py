@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.errors import DataError, InputError
@@ -56,6 +57,16 @@ class ShardTable:
         self.marks = index.marks
         self.columns: Any = None
         """Views of these for :func:`~wdscli.loader.pick.pick`."""
+
+    @cached_property
+    def in_each(self) -> int:
+        """Members of each sample where all have the same fields in the same order, else 0."""
+        each, rest = divmod(len(self.field_ids), max(1, self.samples))
+        if rest or not each or not (self.member_ends % each == 0).all():
+            return 0
+        ids = self.field_ids.reshape(-1, each)
+        in_order = int(self.member_ends[0]) == each and (self.member_ends[1:] > self.member_ends[:-1]).all()
+        return each if in_order and (ids == ids[0]).all() else 0
 
     @property
     def bytes(self) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.errors import DataError, InputError
@@ -78,7 +78,7 @@ class Fetcher:
 
             return [pick(table, source, place, self._fields) for place in places.tolist()]
         rows = Rows(table, places, self._fields)
-        if source.fd is None or (rows.all_wanted and rows.widest < LARGE):
+        if rows.all_wanted and (source.fd is None or rows.widest < LARGE):
             payloads = _together(source, rows)
         else:
             payloads = _apart(source, rows)
@@ -106,17 +106,27 @@ class Fetcher:
 
 def _together(source: Source, rows: Rows) -> list[bytes]:
     """Payloads by reads of whole samples and of what little lies between them."""
-    offsets, sizes, bounds = rows.offsets, rows.sizes, rows.bounds
-    payloads: list[bytes] = []
-    for first, end in _stretches(rows.starts, rows.ends, GAP if source.fd is not None else REMOTE_GAP):
-        base = rows.starts[first]
-        data = _read(source, base, rows.ends[end - 1] - base)
-        rows.check(data, base, first, end)
-        at = slice(bounds[first], bounds[end])
-        payloads += [
-            data[offset - base : offset - base + size] for offset, size in zip(offsets[at], sizes[at])
+    runs = rows.runs(GAP if source.fd is not None else REMOTE_GAP, READ)
+    found = _read_all(source, runs.bases, runs.lengths)
+    rows.check(runs, found)
+    each = chain.from_iterable(map(repeat, found, runs.members))
+    return [data[begin:end] for data, begin, end in zip(each, runs.begins, runs.ends)]
+
+
+def _read_all(source: Source, offsets: list[int], sizes: list[int]) -> list[bytes]:
+    fd = source.fd
+    if fd is None:
+        return list(map(_read, repeat(source), offsets, sizes))
+    try:
+        found = list(map(os.pread, repeat(fd), sizes, offsets))
+    except OSError as error:
+        raise InputError(f"cannot read {source.name}: {error.strerror}") from error
+    if list(map(len, found)) != sizes:
+        return [
+            data if len(data) == size else _read(source, offset, size)
+            for data, offset, size in zip(found, offsets, sizes)
         ]
-    return payloads
+    return found
 
 
 def _apart(source: Source, rows: Rows) -> list[bytes]:
@@ -156,17 +166,6 @@ def _piece(source: Source, rows: Rows, begins: list[int], first: int, end: int) 
         data[offset - base : offset - base + size]
         for offset, size in zip(offsets[first:end], sizes[first:end])
     ]
-
-
-def _stretches(begins: list[int], stops: list[int], gap: int) -> Iterator[tuple[int, int]]:
-    """Stretches of rising ranges that are read at once."""
-    first = 0
-    for at in range(1, len(begins)):
-        if begins[at] - stops[at - 1] > gap or stops[at] - begins[first] > READ:
-            yield first, at
-            first = at
-    if begins:
-        yield first, len(begins)
 
 
 def _read(source: Source, offset: int, size: int) -> bytes:

@@ -8,8 +8,9 @@ dictionaries are made by columns. It must not know how payloads are read.
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cached_property
+from itertools import chain, pairwise, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError
 from wdscli.loader.catalog import ShardTable
@@ -24,11 +25,23 @@ NAME = 100
 """Bytes of a header's first field; a longer key is told elsewhere."""
 
 
-class Rows:
-    """``places`` are samples of ``table`` that rise, ``fields`` those that are wanted, None for all.
+class Runs(NamedTuple):
+    """Reads of several samples: ``bases`` and ``lengths`` of each, and how many ``samples`` and ``members`` it has;
+    ``starts`` of samples, ``begins`` and ``ends`` of payloads in what is read."""
 
-    ``starts`` and ``ends`` have one offset a sample; ``offsets`` and ``sizes`` one number a wanted member, and those of
-    sample i are ``bounds[i]`` to ``bounds[i + 1]``. ``widest`` is the size of the largest payload.
+    bases: list[int]
+    lengths: list[int]
+    samples: list[int]
+    starts: list[int]
+    members: list[int]
+    begins: list[int]
+    ends: list[int]
+
+
+class Rows:
+    """``places`` are samples of ``table`` that rise or are the same, ``fields`` those that are wanted, None for all.
+
+    ``widest`` is the size of the largest payload that is wanted.
     """
 
     def __init__(self, table: ShardTable, places: I64, fields: frozenset[str] | None) -> None:
@@ -36,59 +49,100 @@ class Rows:
 
         self.table = table
         self._places = places
-        lasts = table.member_ends[places]
-        firsts = numpy.where(places > 0, table.member_ends[places - 1], 0)
-        counts = lasts - firsts
-        rows: Any
-        if len(places) == int(places[-1]) - int(places[0]) + 1:
-            rows = slice(int(firsts[0]), int(lasts[-1]))
-        else:
-            begins = numpy.cumsum(counts) - counts
-            rows = numpy.repeat(firsts - begins, counts) + numpy.arange(int(counts.sum()))
+        counts, rows = _members(table, places)
         ids, offsets, sizes = table.field_ids[rows], table.offsets[rows], table.sizes[rows]
+        self._same = table.in_each
+        """Fields of each sample where all have the same ones, else 0."""
         if fields is not None:
             wanted = numpy.array([name in fields for name in table.fields], dtype=bool)[ids]
             of_sample = numpy.repeat(numpy.arange(len(places)), counts)[wanted]
             counts = numpy.bincount(of_sample, minlength=len(places))
             ids, offsets, sizes = ids[wanted], offsets[wanted], sizes[wanted]
+            self._same = _same_fields(ids, counts)
         self.all_wanted = fields is None
         self.widest = int(sizes.max()) if len(sizes) else 0
-        self.starts: list[int] = table.starts[places].tolist()
-        self.ends: list[int] = table.ends[places].tolist()
-        self.offsets: list[int] = offsets.tolist()
-        self.sizes: list[int] = sizes.tolist()
-        self._same = _same_fields(ids, counts)
-        """Fields of each sample where all have the same ones, else 0."""
-        self.bounds: list[int] = [0, *numpy.cumsum(counts).tolist()]
-        self._ids = ids
-        self._cut_keys()
-
-    def _cut_keys(self) -> None:
-        table, places = self.table, self._places
-        ends = table.key_ends[places].tolist()
-        begins = table.key_ends[places - 1].tolist()
-        if places[0] == 0:
-            begins[0] = 0
-        keys = table.keys
-        self.keys = [keys[begin:end] for begin, end in zip(begins, ends)]
+        self._starts: I64 = table.starts[places]
+        self._ids, self._offsets, self._sizes, self._counts = ids, offsets, sizes, counts
+        self.keys = _keys(table, places)
         marks = table.marks[places]
         self._marks: list[int] | None = marks.tolist() if marks.any() else None
 
-    def __len__(self) -> int:
-        return len(self.starts)
+    @cached_property
+    def starts(self) -> list[int]:
+        """The offset of each sample's first header."""
+        found: list[int] = self._starts.tolist()
+        return found
 
-    def check(self, data: bytes, base: int, first: int, end: int) -> None:
-        """Raise DataError unless samples ``first`` to ``end`` begin with a header of their key, in what was read from
-        ``base`` on."""
-        starts, keys = self.starts, self.keys
-        for at in range(first, end):
-            if not data.startswith(keys[at], starts[at] - base) and self._is_told(at):
-                raise changed(self.table, int(self._places[at]))
+    @cached_property
+    def offsets(self) -> list[int]:
+        """Where each payload begins."""
+        found: list[int] = self._offsets.tolist()
+        return found
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of each payload."""
+        found: list[int] = self._sizes.tolist()
+        return found
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """Members of sample i are ``bounds[i]`` to ``bounds[i + 1]``."""
+        import numpy
+
+        return [0, *numpy.cumsum(self._counts).tolist()]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def runs(self, gap: int, most: int) -> Runs:
+        """How whole samples are read: at once where no more than ``gap`` bytes lie between them, about ``most`` bytes
+        at the most."""
+        import numpy
+
+        starts, ends = self._starts, self.table.ends[self._places]
+        apart = starts[1:] - ends[:-1] > gap
+        if int(ends[-1] - starts[0]) > most:
+            blocks = (starts - starts[0]) // most
+            apart |= blocks[1:] > blocks[:-1]
+        lasts = numpy.append(numpy.flatnonzero(apart), len(starts) - 1)
+        samples = lasts.copy()
+        samples[0] += 1
+        samples[1:] -= lasts[:-1]
+        firsts = lasts - samples + 1
+        bases = starts[firsts]
+        if self.table.in_each and self.all_wanted:
+            members = samples * self.table.in_each
+        else:
+            members = numpy.add.reduceat(self._counts, firsts)
+        begins = self._offsets - bases.repeat(members)
+        return Runs(
+            bases.tolist(),
+            (ends[lasts] - bases).tolist(),
+            samples.tolist(),
+            (starts - bases.repeat(samples)).tolist(),
+            members.tolist(),
+            begins.tolist(),
+            (begins + self._sizes).tolist(),
+        )
+
+    def check(self, runs: Runs, found: list[bytes]) -> None:
+        """Raise DataError unless all samples begin with a header of their key, in what was read of ``runs``."""
+        each = chain.from_iterable(map(repeat, found, runs.samples))
+        if not all(map(bytes.startswith, each, self.keys, runs.starts)):
+            each = chain.from_iterable(map(repeat, found, runs.samples))
+            for at, (data, start) in enumerate(zip(each, runs.starts)):
+                self.check_one(data, start, at)
+
+    def check_one(self, data: bytes, start: int, at: int) -> None:
+        """Raise DataError unless sample ``at`` begins with a header of its key at ``start`` of ``data``."""
+        if not data.startswith(self.keys[at], start) and self._is_told(at):
+            raise changed(self.table, int(self._places[at]))
 
     def check_member(self, data: bytes, base: int, member: int) -> None:
-        """The same for the sample whose first member is ``member``."""
+        """The same for the sample whose first member is ``member``, in what was read from ``base`` on."""
         sample = bisect_right(self.bounds, member) - 1
-        self.check(data, base, sample, sample + 1)
+        self.check_one(data, self.starts[sample] - base, sample)
 
     def begins(self, gap: int) -> list[int]:
         """From where each member is read: its payload, or the start of its sample where it is the first one and no
@@ -129,6 +183,32 @@ class Rows:
         if not self.table.same:
             return names
         return told_apart(names, list(map(self.table.spellings.__getitem__, ids)), self.bounds)
+
+
+def _members(table: ShardTable, places: I64) -> tuple[I64, I64]:
+    """(how many members each sample has, which rows of the table they are)."""
+    import numpy
+
+    each = table.in_each
+    if each:
+        rows = places if each == 1 else (places[:, None] * each + numpy.arange(each)).reshape(-1)
+        return numpy.full(len(places), each), rows
+    lasts = table.member_ends[places]
+    firsts = numpy.where(places > 0, table.member_ends[places - 1], 0)
+    counts = lasts - firsts
+    begins = numpy.cumsum(counts) - counts
+    return counts, numpy.repeat(firsts - begins, counts) + numpy.arange(int(counts.sum()))
+
+
+def _keys(table: ShardTable, places: I64) -> list[bytes]:
+    ends = table.key_ends[places].tolist()
+    begins = table.key_ends[places - 1].tolist()
+    at = 0
+    while at < len(begins) and places[at] == 0:
+        begins[at] = 0
+        at += 1
+    keys = table.keys
+    return [keys[begin:end] for begin, end in zip(begins, ends)]
 
 
 def _same_fields(ids: I64, counts: I64) -> int:
