@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wdscli.loader.collate import default_collation
     from wdscli.loader.compat import (
         DataPipeline,
+        DecodingError,
         FluidInterface,
         FluidWrapper,
         MockDataset,
@@ -19,10 +21,21 @@ if TYPE_CHECKING:
         SimpleShardList,
         getfirst,
         pipelinefilter,
+        pytorch_weights_only,
         repeatedly,
+        torch_loads,
         transform_with,
         with_epoch,
         with_length,
+    )
+    from wdscli.loader.decoding import (
+        Continue,
+        Decoder,
+        gzfilter,
+        handle_extension,
+        imagehandler,
+        torch_audio,
+        torch_video,
     )
     from wdscli.loader.handlers import (
         ignore_and_continue,
@@ -38,8 +51,11 @@ if TYPE_CHECKING:
     from wdscli.loader.webdataset import Dataset, WebDataset
 
 _HOMES = {
+    "Continue": "decoding",
     "DataPipeline": "compat",
     "Dataset": "webdataset",
+    "Decoder": "decoding",
+    "DecodingError": "compat",
     "FluidInterface": "compat",
     "FluidWrapper": "compat",
     "IndexedDataset": "indexed",
@@ -51,17 +67,25 @@ _HOMES = {
     "ShardSampler": "samplers",
     "SimpleShardList": "compat",
     "WebDataset": "webdataset",
+    "default_collation": "collate",
     "getfirst": "compat",
+    "gzfilter": "decoding",
+    "handle_extension": "decoding",
     "ignore_and_continue": "handlers",
     "ignore_and_stop": "handlers",
+    "imagehandler": "decoding",
     "mix": "mixing",
     "non_empty": "splitters",
     "pipelinefilter": "compat",
+    "pytorch_weights_only": "compat",
     "repeatedly": "compat",
     "reraise_exception": "handlers",
     "single_node_only": "splitters",
     "split_by_node": "splitters",
     "split_by_worker": "splitters",
+    "torch_audio": "decoding",
+    "torch_loads": "compat",
+    "torch_video": "decoding",
     "transform_with": "compat",
     "warn_and_continue": "handlers",
     "warn_and_stop": "handlers",
@@ -70,8 +94,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "Continue",
     "DataPipeline",
     "Dataset",
+    "Decoder",
+    "DecodingError",
     "FluidInterface",
     "FluidWrapper",
     "IndexedDataset",
@@ -83,17 +110,25 @@ __all__ = [
     "ShardSampler",
     "SimpleShardList",
     "WebDataset",
+    "default_collation",
     "getfirst",
+    "gzfilter",
+    "handle_extension",
     "ignore_and_continue",
     "ignore_and_stop",
+    "imagehandler",
     "mix",
     "non_empty",
     "pipelinefilter",
+    "pytorch_weights_only",
     "repeatedly",
     "reraise_exception",
     "single_node_only",
     "split_by_node",
     "split_by_worker",
+    "torch_audio",
+    "torch_loads",
+    "torch_video",
     "transform_with",
     "warn_and_continue",
     "warn_and_stop",

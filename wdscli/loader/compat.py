@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial, update_wrapper
 from typing import Any, NoReturn
 
-from wdscli.errors import UsageError
+from wdscli.errors import DataError, UsageError
+from wdscli.loader.decode_values import decode_torch as torch_loads
 from wdscli.loader.fields import getfirst
 from wdscli.loader.fluent import Fluent
 from wdscli.loader.pipeline import Pipeline
@@ -21,7 +22,10 @@ from wdscli.loader.urls import Urls
 from wdscli.loader.webdataset import WebDataset
 
 FluidInterface = Fluent
-__all__ = ["getfirst"]
+DecodingError = DataError
+pytorch_weights_only = True
+"""webdataset's switch for loading torch files without running what is in them. Here it is always on."""
+__all__ = ["getfirst", "torch_loads"]
 
 
 class Planned:
