@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from wdscli.errors import UsageError
-from wdscli.ops.interleave import LARGEST, Shares, Stop, interleaved
+from wdscli.ops.interleave import LARGEST, Shares, Stop, interleaved, turn_blocks, turns_of
 
 
 def by_the_book(
@@ -52,6 +52,29 @@ def test_it_is_that_of_the_book(stop: Stop, seed: int) -> None:
     counts = [rng.choice([0, 1, 2, 7, 30, 100]) for _ in range(sets)]
     shares = tuple(rng.choice([1, 2, 3, 10, rng.randint(1, 99)]) for _ in range(sets))
     assert found(counts, Shares(shares), stop) == by_the_book(counts, shares, stop)
+
+
+@pytest.mark.parametrize("stop", ["first", "all", "repeat"])
+@pytest.mark.parametrize("seed", range(12))
+def test_in_blocks_it_is_the_same(stop: Stop, seed: int) -> None:
+    rng = random.Random(seed)
+    counts = [rng.choice([0, 1, 2, 7, 30, 300]) for _ in range(rng.randint(1, 6))]
+    shares = Shares(tuple(rng.choice([1, 2, 3, rng.randint(1, 99), LARGEST - 1]) for _ in counts))
+    if stop == "repeat":
+        shares = Shares(tuple(min(share, 99) for share in shares.numbers))
+    taken = turns_of(counts, shares, stop)
+    size = rng.choice([1, 7, 50])
+    met: list[tuple[int, int]] = []
+    most = 0
+    for spans, order in turn_blocks(taken, shares, size):
+        turns = [(number, turn) for number, span in enumerate(spans) for turn in range(*span)]
+        met += [turns[place] for place in order.tolist()]
+        most = max(most, len(order))
+    expected = [
+        (number, turn * counts[number] + place) for number, place, turn in found(counts, shares, stop)[0]
+    ]
+    assert met == expected
+    assert most <= size + len(counts)
 
 
 @pytest.mark.parametrize("stop", ["first", "all", "repeat"])

@@ -97,6 +97,22 @@ def store(blocks: Iterable[Records], kind: Any, path: str) -> Stored:
     return Stored(path, kind, total)
 
 
+def store_at(blocks: Iterable[tuple[int, Records]], kind: Any, total: int, path: str) -> Stored:
+    """Write ``total`` records to a new file in any order: the place of the first of some, and these. Raises
+    OutputError."""
+    import numpy
+
+    size = numpy.dtype(kind).itemsize
+    try:
+        with open(path, "xb") as file:
+            for first, block in blocks:
+                file.seek(first * size)
+                file.write(block.tobytes())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {reason(error)}", hint=HINT) from error
+    return Stored(path, kind, total)
+
+
 def sort_records(
     blocks: Iterable[Records], kind: Any, key: Callable[[Records], Keys], new_path: NewPath, limit: int
 ) -> Stored:

@@ -4,7 +4,8 @@ What it is: :class:`Shares`, the whole numbers that stand for the weights, and :
 sample j (from 0) of a set with weight w has the time (j + 1/2) / w. Samples come by rising time, those of one time by
 the number of their set. After N samples each set has given its share of N, off by at most 1/2 + (sets - 2) * share / 2:
 less than one sample for two or three sets, and for any number with equal weights. The time of a sample depends on
-nothing but its set and its place there, so that any number of samples can be ordered in any number of pieces.
+nothing but its set and its place there, so that any number of samples can be ordered in any number of pieces:
+:func:`turn_blocks`.
 
 All arithmetic is exact. It must not know what samples are.
 """
@@ -12,7 +13,7 @@ All arithmetic is exact. It must not know what samples are.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import ceil, floor, gcd, lcm
@@ -29,6 +30,7 @@ LARGEST = 1 << 31
 """Whole numbers above this would not leave the arithmetic below exact."""
 MOST = 1 << 32
 """More samples than this are not laid out."""
+_TICK_BITS = 64
 _NUMBER = re.compile(r"\d{1,12}(\.\d{0,12})?|\.\d{1,12}|\d{1,12}/\d{1,12}", re.ASCII)
 
 
@@ -91,17 +93,11 @@ def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> In
     """
     import numpy
 
-    taken = _taken(counts, shares, stop)
-    if sum(taken) > MOST:
-        short = min((count, number) for number, count in enumerate(counts) if count)
-        raise UsageError(
-            f"--stop repeat would write {sum(taken)} samples, since input {short[1] + 1} has only {short[0]}",
-            hint="give it less weight, or --stop all",
-        )
-    order = _by_time(taken, shares)
+    taken = turns_of(counts, shares, stop)
+    order = _by_time([(0, take) for take in taken], shares)
     if taken == list(counts):
         return Interleaved(order, None, 0)
-    left = sum(max(0, count - take) for count, take in zip(counts, taken, strict=True))
+    left = left_out(counts, taken)
     begins = [0, *accumulate(counts)]
     if all(take <= count for take, count in zip(taken, counts, strict=True)):
         rows: I64 = numpy.concatenate(
@@ -114,8 +110,45 @@ def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> In
     return Interleaved(places[order], rounds[order].astype(numpy.uint32), left)
 
 
+def left_out(counts: Sequence[int], taken: Sequence[int]) -> int:
+    """How many samples do not come at all."""
+    return sum(max(0, count - take) for count, take in zip(counts, taken, strict=True))
+
+
+def turns_of(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
+    """How many samples each set gives, repeated ones included; see :func:`interleaved`. Raises UsageError."""
+    taken = _taken(counts, shares, stop)
+    if sum(taken) > MOST:
+        short = min((count, number) for number, count in enumerate(counts) if count)
+        raise UsageError(
+            f"--stop repeat would write {sum(taken)} samples, since input {short[1] + 1} has only {short[0]}",
+            hint="give it less weight, or --stop all",
+        )
+    return taken
+
+
+def turn_blocks(
+    taken: Sequence[int], shares: Shares, size: int
+) -> Iterator[tuple[list[tuple[int, int]], I64]]:
+    """The same order, about ``size`` samples at a time: which samples of each set, and the order over all of these, set
+    after set."""
+    begins, ticks = [0] * len(taken), 0
+    while rate := sum(
+        share for share, begin, take in zip(shares.numbers, begins, taken, strict=True) if begin < take
+    ):
+        # Any point in time is a cut; this one has about so many samples before it.
+        ticks += max(1, (2 * size << _TICK_BITS) // rate)
+        ends = [
+            min(take, _before(Fraction(ticks * share, 1 << _TICK_BITS), False))
+            for share, take in zip(shares.numbers, taken, strict=True)
+        ]
+        spans = list(zip(begins, ends, strict=True))
+        yield spans, _by_time(spans, shares)
+        begins = ends
+
+
 def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
-    """How many samples each set gives, repeated ones included."""
+    """How many samples each set gives, however many these are."""
     if stop == "all":
         return list(counts)
     # Where it ends: at the turn that a set has no sample for, or with the last sample of the set that ends last.
@@ -140,34 +173,35 @@ def _before(end: Fraction, inclusive: bool) -> int:
     return max(0, floor(half) + 1 if inclusive else ceil(half))
 
 
-def _by_time(taken: Sequence[int], shares: Shares) -> I64:
-    """The places of all samples, set after set, by rising time; sets that are equal in time stay in their order."""
+def _by_time(spans: Sequence[tuple[int, int]], shares: Shares) -> I64:
+    """The places of some samples of each set, set after set, by rising time; sets that are equal in time stay in their
+    order."""
     import numpy
 
-    ends = [0, *accumulate(taken)]
+    ends = [0, *accumulate(end - first for first, end in spans)]
     scale = lcm(*shares.numbers)
     steps = [scale // share for share in shares.numbers]
-    if all(2 * take * step < 1 << 64 for take, step in zip(taken, steps, strict=True)):
+    if all(2 * end * step < 1 << 64 for (_, end), step in zip(spans, steps, strict=True)):
         times: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
-        for (first, end), step in zip(pairwise(ends), steps, strict=True):
-            times[first:end] = _odd(end - first) * numpy.uint64(step)
+        for (first, end), span, step in zip(pairwise(ends), spans, steps, strict=True):
+            times[first:end] = _odd(*span) * numpy.uint64(step)
         return numpy.argsort(times, kind="stable")
     whole: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
     parts: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
-    for (first, end), share in zip(pairwise(ends), shares.numbers, strict=True):
-        whole[first:end], parts[first:end] = times_of(end - first, share)
+    for (first, end), span, share in zip(pairwise(ends), spans, shares.numbers, strict=True):
+        whole[first:end], parts[first:end] = times_of(*span, share)
     return numpy.lexsort((parts, whole))
 
 
-def _odd(count: int) -> U64:
-    """1, 3, 5, ..."""
+def _odd(first: int, end: int) -> U64:
+    """2j + 1 for each j from ``first`` to ``end``."""
     import numpy
 
-    return numpy.arange(1, 2 * count, 2, dtype=numpy.uint64)
+    return numpy.arange(2 * first + 1, 2 * end, 2, dtype=numpy.uint64)
 
 
-def times_of(count: int, share: int) -> tuple[U64, U64]:
-    """(2j + 1) / share for each j below ``count``, as a whole number and 64 binary places of the rest.
+def times_of(first: int, end: int, share: int) -> tuple[U64, U64]:
+    """(2j + 1) / share for each j from ``first`` to ``end``, as a whole number and 64 binary places of the rest.
 
     Shares are at most 2^31, so two times that differ do so by at least 2^-62: cutting the rest off neither makes
     different times equal nor exchanges them.
@@ -175,6 +209,6 @@ def times_of(count: int, share: int) -> tuple[U64, U64]:
     import numpy
 
     divisor, shift = numpy.uint64(share), numpy.uint64(32)
-    whole, rest = numpy.divmod(_odd(count), divisor)
+    whole, rest = numpy.divmod(_odd(first, end), divisor)
     upper, rest = numpy.divmod(rest << shift, divisor)
     return whole, (upper << shift) | ((rest << shift) // divisor)

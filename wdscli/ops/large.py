@@ -4,8 +4,8 @@ What it is: what :func:`~wdscli.ops.reorder.make_plan` does with the rows of sur
 holds: :func:`stored_samples` instead of one array, :func:`arranged_on_disc` instead of ``Order.arrange``; and
 :class:`StoredSamples` and :class:`StoredOrdered`, which stand in for their namesakes in memory. How: an order that can
 be told by a number a sample (``ranks``), by the byte strings it took (``by_value``) or by a number for each of these
-(``by_routes``), or that is the input's, needs no sight of all samples at once. What else there is is arranged in
-memory, with a warning.
+(``by_routes``), or that is the input's, needs no sight of all samples at once; one that goes over rows on disc in a way
+of its own says so (:class:`OnDisc`). What else there is is arranged in memory, with a warning.
 
 It must not know what the orders mean.
 """
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from wdscli.errors import EngineError
 from wdscli.ops.external import BLOCK, Stored, read_values, sort_by_values, sort_records, store
 from wdscli.ops.memory import Limits, available
 from wdscli.ops.orders import Arranged, InputOrder, Order, Part
 from wdscli.ops.overflow import Keep
+from wdscli.ops.rounds import Naming
 from wdscli.ops.rows import Ordered, Samples, row_type
 from wdscli.ops.scratch import Scratch
 from wdscli.ops.survey import Survey, SurveyTask
@@ -179,6 +180,10 @@ class Found(NamedTuple):
     surveys: Sequence[Survey]
     gone: Sequence[int] = ()
     """Rows that were taken out, in rising order."""
+    sets: Sequence[int] = ()
+    """For each input shard the number of the input that named it."""
+    naming: Naming | None = None
+    """What samples that come again get their keys from."""
 
     def blocks(self) -> Iterator[tuple[list[bytes], Rows]]:
         """Byte strings and rows, some thousand at a time."""
@@ -196,6 +201,14 @@ class Found(NamedTuple):
                 kept = [value for row, value in enumerate(values, at) if row not in gone]
             at += len(values)
             yield kept if gone else values
+
+
+@runtime_checkable
+class OnDisc(Protocol):
+    """An order that can do without all samples in memory, and knows how."""
+
+    def arrange_on_disc(self, found: Found) -> tuple[Ordered, Arranged]:
+        """What ``arrange`` does. Raises DataError, UsageError, OutputError."""
 
 
 def _values(surveys: Sequence[Survey]) -> Iterator[list[bytes]]:
@@ -238,7 +251,7 @@ def needed(surveys: Sequence[Survey], order: Order) -> int:
 def can_be_external(order: Order) -> bool:
     """Whether the order needs no sight of all samples at once."""
     return (
-        isinstance(order, InputOrder)
+        isinstance(order, InputOrder | OnDisc)
         or bool(getattr(order, "by_value", False) or getattr(order, "by_routes", False))
         or _ranks_of(order) is not None
     )
@@ -274,6 +287,8 @@ def arranged_on_disc(order: Order, found: Found) -> tuple[Ordered, Arranged]:
     """The samples in the order that ``order`` wants, and what else it says of them."""
     samples = found.samples
     assert isinstance(samples, StoredSamples)
+    if isinstance(order, OnDisc):
+        return order.arrange_on_disc(found)
     ranks = _ranks_of(order)
     if ranks is not None:
         parts = _parts(order, samples, ranks)

@@ -1,23 +1,28 @@
 """``merge``: the samples of several sets as one set, one set after the other or in turn, duplicates left out.
 
 What it is: :class:`MergeOrder`, which the engine (:mod:`wdscli.ops.reorder`) is given. How: nothing asked for is input
-order, and costs nothing; ``interleave.py`` knows the turns, ``dedup.py`` the duplicates. Each input, which may be many
+order, and costs nothing; ``interleave.py`` knows the turns (``turns.py`` where the samples are on disc), ``dedup.py``
+the duplicates. Each input, which may be many
 shards, is one set. It must not know where samples are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.ops.dedup import Dedup, Digests
-from wdscli.ops.interleave import Shares, Stop, interleaved
+from wdscli.ops.interleave import Shares, Stop, interleaved, left_out, turns_of
 from wdscli.ops.orders import Arranged, InputOrder, Pool
 from wdscli.ops.reorder import ReorderPlan, Request, make_plan
 from wdscli.ops.running import ReorderReport, reorder
 from wdscli.ops.scratch import Scratch
 from wdscli.progress import QUIET, Progress
+
+if TYPE_CHECKING:
+    from wdscli.ops.large import Found
+    from wdscli.ops.rows import Ordered
 
 SET_ENDED = "set-ended"
 """Why samples are left out with ``stop="first"``."""
@@ -57,7 +62,21 @@ class MergeOrder(NamedTuple):
         # Input order has the samples of a set side by side.
         counts = numpy.bincount(pool.set_of_rows(), minlength=len(self.shares.numbers)).tolist()
         order, rounds, left = interleaved(counts, self.shares, self.stop)
-        return Arranged(order, dropped={SET_ENDED: left} if left else {}, rounds=rounds)
+        return Arranged(order, dropped=_ended(left), rounds=rounds)
+
+    def arrange_on_disc(self, found: Found) -> tuple[Ordered, Arranged]:
+        from wdscli.ops.turns import as_they_are, counts_of, in_turn
+
+        if self.shares is None:
+            return as_they_are(found), Arranged()
+        counts = counts_of(found, len(self.shares.numbers))
+        taken = turns_of(counts, self.shares, self.stop)
+        ordered, again = in_turn(found, counts, taken, self.shares)
+        return ordered, Arranged(dropped=_ended(left_out(counts, taken)), again=again)
+
+
+def _ended(left: int) -> dict[str, int]:
+    return {SET_ENDED: left} if left else {}
 
 
 def merge_order(

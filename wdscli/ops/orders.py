@@ -16,7 +16,7 @@ from wdscli.ordering import rank_places
 if TYPE_CHECKING:
     from wdscli.ops.reorder import ReorderPlan, Request
     from wdscli.ops.rows import I64, U32, U64, Samples
-    from wdscli.ops.scratch import Scratch
+    from wdscli.ops.scratch import Input, Scratch
     from wdscli.ops.survey import Extract
     from wdscli.progress import Progress
 
@@ -55,15 +55,23 @@ class Part(NamedTuple):
     samples: int
 
 
+class Again(NamedTuple):
+    """How many samples came again, and the inputs, one for each time that they are gone through."""
+
+    samples: int
+    inputs: tuple[Input, ...]
+
+
 class Arranged(NamedTuple):
     """Samples in output order. ``order`` has rows of the pool, None for all as they are; ``parts`` divide it, None for
-    one set; ``dropped`` counts those that were left out, by reason. ``rounds`` is given when samples come more than once:
-    how many times each one of ``order`` came before."""
+    one set; ``dropped`` counts those that were left out, by reason. ``rounds`` is given when samples come more than
+    once: how many times each one of ``order`` came before; ``again`` when that is done already."""
 
     order: I64 | None = None
     parts: Sequence[Part] | None = None
     dropped: Mapping[str, int] = {}
     rounds: U32 | None = None
+    again: Again | None = None
 
 
 class Order(Protocol):

@@ -39,7 +39,7 @@ from wdscli.ops.preserve import check_preserve
 from wdscli.ops.reach import ALONE, STORED, away, check_reach
 from wdscli.ops.rekey import DEFAULT, Rekey
 from wdscli.ops.repeats import renamed, repeated_error, repeated_rows
-from wdscli.ops.rounds import in_rounds
+from wdscli.ops.rounds import Naming, in_rounds
 from wdscli.ops.rows import Ordered
 from wdscli.ops.scratch import Input, Scratch, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
 from wdscli.ops.strategy import Choice, Strategy, choose
@@ -191,7 +191,7 @@ def make_plan(
     Raises UsageError, InputError, DataError, OutputError.
     """
     if isinstance(order, Planner):
-        return order.plan(request, None if request.plan_file else scratch, progress=progress)
+        return order.plan(request, scratch, progress=progress)
     if request.preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
     shards, sets = open_sets(request.inputs)
@@ -239,8 +239,10 @@ def make_plan(
         pool = _pool(surveys, sets, order)
     pool, duplicates = without_duplicates(order, pool, inputs, template, dropped, progress)
     pool, rekey, gone = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
+    naming = Naming(inputs, template, rekey)
     if isinstance(pool.samples, StoredSamples):
-        ordered, arranged = arranged_on_disc(order, Found(pool.samples, surveys, gone))
+        found = Found(pool.samples, surveys, gone, sets, naming)
+        ordered, arranged = arranged_on_disc(order, found)
     else:
         arranged = order.arrange(pool)
         ordered = Ordered(pool.samples, arranged.order)
@@ -249,7 +251,9 @@ def make_plan(
     repeated = 0
     if arranged.rounds is not None:
         repeated = int((arranged.rounds > 0).sum())
-        ordered, inputs = in_rounds(ordered, arranged.rounds, inputs, template, rekey)
+        ordered, inputs = in_rounds(ordered, arranged.rounds, naming)
+    elif arranged.again is not None:
+        repeated, inputs = arranged.again
     parts, planned = planned_shards(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
     choice = choose(request.strategy, inputs[: len(shards.addresses)], ordered, request.tmp)
     if away(request):

@@ -194,9 +194,10 @@ def check_keys_in_rounds(
 
     def keys(rows: list[int]) -> Iterator[tuple[int, bytes]]:
         for row, address, batch, at in read_again(samples, inputs, template, rows):
-            number = inputs[int(samples.shards[row])].round
+            one = samples.take([row])
+            number = inputs[int(one.shards[0])].round
             for new in _possible_keys(batch, at, address, number, rekey):
-                if hash_key(new) == int(samples.keys[row]):
+                if hash_key(new) == int(one.keys[0]):
                     yield row, new
                     break
 

@@ -8,26 +8,33 @@ know why samples are repeated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.ops.rekey import Rekey, in_round, shard_stem
 from wdscli.ops.repeats import check_keys_in_rounds, read_again
 from wdscli.ops.rows import Ordered, Samples
 from wdscli.ops.scratch import Input
 from wdscli.ops.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes
+from wdscli.samples import SampleBatch
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import I64, U32
+    from wdscli.ops.rows import I64, U8, U32
 
 
-def in_rounds(
-    ordered: Ordered, rounds: U32, inputs: Sequence[Input], template: SurveyTask, rekey: Rekey | None
-) -> tuple[Ordered, tuple[Input, ...]]:
+class Naming(NamedTuple):
+    """What new keys are made from: the inputs, how they are read, and how marked samples get their key anyway."""
+
+    inputs: Sequence[Input]
+    template: SurveyTask
+    rekey: Rekey | None
+
+
+def in_rounds(ordered: Ordered, rounds: U32, naming: Naming) -> tuple[Ordered, tuple[Input, ...]]:
     """The same order with a row of its own for each time a sample comes, and the inputs, one for each round.
 
-    ``rounds`` says of each sample of ``ordered`` the how manieth time it comes, from 0; ``rekey`` how samples that are
-    marked for it get new keys. Raises DataError when a new key is taken.
+    ``rounds`` says of each sample of ``ordered`` the how manieth time it comes, from 0. Raises DataError when a new key
+    is taken.
     """
     import numpy
 
@@ -37,46 +44,65 @@ def in_rounds(
     # By sample, so that each is read once, and then by round and place, as input order is.
     later = later[numpy.lexsort((rounds[later], order[later]))]
     added = Samples(samples.rows[order[later]])
-    names = _Names(inputs, template, rekey)
-    names.put(samples, order[later], rounds[later], added)
-    added.shards[:] += rounds[later] * numpy.uint32(len(inputs))
+    _put(naming, samples, order[later], rounds[later], added)
+    added.shards[:] += rounds[later] * numpy.uint32(len(naming.inputs))
     sequence = numpy.argsort(added.shards, kind="stable")
     order[later[sequence]] = numpy.arange(samples.total, samples.total + len(later))
     whole = Samples(numpy.concatenate([samples.rows, added.rows[sequence]]))
-    all_inputs = tuple(
-        one._replace(round=number) for number in range(int(rounds.max(initial=0)) + 1) for one in inputs
-    )
-    check_keys_in_rounds(whole, all_inputs, template, rekey)
+    all_inputs = inputs_of_rounds(naming.inputs, int(rounds.max(initial=0)) + 1)
+    check_keys_in_rounds(whole, all_inputs, naming.template, naming.rekey)
     return Ordered(whole, order), all_inputs
 
 
-class _Names:
-    """New keys, and what they change."""
+def inputs_of_rounds(inputs: Sequence[Input], rounds: int) -> tuple[Input, ...]:
+    """The inputs, one for each round."""
+    return tuple(one._replace(round=number) for number in range(rounds) for one in inputs)
 
-    def __init__(self, inputs: Sequence[Input], template: SurveyTask, rekey: Rekey | None) -> None:
-        self._inputs = inputs
-        self._template = template
-        self._rekey = rekey
 
-    def put(self, samples: Samples, rows: I64, rounds: U32, added: Samples) -> None:
-        """Key, length and mark of ``added``, the samples at rising ``rows`` in these rounds."""
-        import numpy
+def _put(naming: Naming, samples: Samples, rows: I64, rounds: U32, added: Samples) -> None:
+    """Key, length and mark of ``added``, the samples at rising ``rows`` in these rounds."""
+    import numpy
 
-        distinct, counts = numpy.unique(rows, return_counts=True)
-        ends = numpy.cumsum(counts).tolist()
-        at = 0
-        again = read_again(samples, self._inputs, self._template, distinct.tolist())
-        for (row, address, batch, place), end in zip(again, ends, strict=True):
-            key = batch.keys[place]
-            if self._rekey is not None and samples.marks[row] & RENAMED:
-                key = self._rekey.key(key, shard_stem(address), batch.index + place)
-            lengths: dict[int, int] = {}
-            while at < end:
-                new = in_round(key, int(rounds[at]))
-                if len(new) not in lengths:
-                    sizes = out_sizes(batch, place, self._template.selection, address, new)
-                    lengths[len(new)] = out_length(sizes, self._template.form)
-                added.keys[at] = hash_key(new)
-                added.out_lengths[at] = lengths[len(new)]
-                at += 1
-        added.marks[:] |= numpy.uint8(RENAMED)
+    distinct, counts = numpy.unique(rows, return_counts=True)
+    at = 0
+    sources = named_samples(naming, samples, distinct.tolist(), samples.marks[distinct])
+    for source, end in zip(sources, numpy.cumsum(counts).tolist(), strict=True):
+        while at < end:
+            source.put(added, at, int(rounds[at]))
+            at += 1
+
+
+def named_samples(naming: Naming, samples: Samples, rows: Sequence[int], marks: U8) -> Iterator[NamedSample]:
+    """The samples at rising ``rows``, whose marks are ``marks``."""
+    again = read_again(samples, naming.inputs, naming.template, rows)
+    for (_, address, batch, at), mark in zip(again, marks.tolist(), strict=True):
+        yield NamedSample(naming, address, batch, at, mark)
+
+
+class NamedSample:
+    """A sample by name, and what its name in a later round changes."""
+
+    def __init__(self, naming: Naming, address: str, batch: SampleBatch, at: int, mark: int) -> None:
+        self._key = batch.keys[at]
+        if naming.rekey is not None and mark & RENAMED:
+            self._key = naming.rekey.key(self._key, shard_stem(address), batch.index + at)
+        self._naming = naming
+        self._where = batch, at, address
+        self._lengths: dict[int, int] = {}
+
+    def put(self, added: Samples, at: int, number: int) -> None:
+        """Set key, length and mark of a row for round ``number``."""
+        new = in_round(self._key, number)
+        added.keys[at] = hash_key(new)
+        added.out_lengths[at] = self._length(new)
+        added.marks[at] |= RENAMED
+
+    def _length(self, key: bytes) -> int:
+        """Bytes in the output; keys of one length make samples of one length."""
+        length = self._lengths.get(len(key))
+        if length is None:
+            batch, at, address = self._where
+            template = self._naming.template
+            sizes = out_sizes(batch, at, template.selection, address, key)
+            length = self._lengths[len(key)] = out_length(sizes, template.form)
+        return length

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from wdscli.ops.memory import available
+from wdscli.ops.rows import Samples
 from wdscli.ops.scratch import Input, Scratch
 from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
@@ -75,10 +76,10 @@ def mean_run(ordered: Ordered) -> tuple[int, int]:
     size = seen = runs = 0
     step = max(1, total // _LOOKS, _LOOK_ROWS)
     for first in range(0, total, step):
-        some = ordered.part(first, min(first + _LOOK_ROWS, total))
-        seen += some.total
+        rows = ordered.part(first, min(first + _LOOK_ROWS, total)).rows
+        seen += len(rows)
         # Of no bytes is what stands for a part that a joined sample lacks.
-        some = some.take(some.lengths > 0)
+        some = Samples(rows[rows["length"] > 0])
         ends = some.starts + some.lengths
         breaks = (some.shards[1:] != some.shards[:-1]) | (some.starts[1:] != ends[:-1])
         runs += 1 + int(breaks.sum())
