@@ -479,16 +479,6 @@ class TestCommand:
         ran = good("--join", "inner", images, other, "-o", tmp_path / "o-%d.tar")
         assert "no key is in all 2 sets: each argument is one set, so that patterns need quotes" in ran.err
 
-    def test_memory_that_is_too_little_is_said(
-        self, good: Command, images: str, captions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from wdscli.ops import join
-
-        joined = ["--join", "left", images, captions, "--memory", "1GiB", "-o"]
-        assert "memory" not in good(*joined, tmp_path / "a.tar").err
-        monkeypatch.setattr(join, "ROW_BYTES", 1 << 30)
-        assert "a join holds its plan in memory: about" in good(*joined, tmp_path / "b.tar").err
-
     @pytest.mark.parametrize(
         ("options", "said"),
         [

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
-from wdscli.ops.beside import NOBODY, JoinCounts, Joined
+from wdscli.ops.beside import JoinCounts, Joined
 from wdscli.ops.in_turn import OneByOne
 from wdscli.ops.jobs import useful_jobs
-from wdscli.ops.join_measure import Measured
-from wdscli.ops.join_survey import JoinSurveyTask, SetSurvey, survey_sets
+from wdscli.ops.join_held import Found, Trouble, match_held
+from wdscli.ops.join_large import contested_fields, match_stored, sorted_by_key, stored_rows, twice_stored
+from wdscli.ops.join_survey import JoinSurveyTask, Taken, gathered, shapes_of, survey_sets
 from wdscli.ops.join_table import Table, table_shard
-from wdscli.ops.joined import CHANGED, collision
+from wdscli.ops.joined import collision
+from wdscli.ops.large import bounded
 from wdscli.ops.layout import OnConflict
-from wdscli.ops.matching import JoinKind, match, twice
+from wdscli.ops.matching import JoinKind, twice
 from wdscli.ops.memory import limits_for
 from wdscli.ops.outputs import Outputs
 from wdscli.ops.plan import oversized
@@ -38,10 +40,10 @@ from wdscli.ops.reorder import (
     survey_tasks,
 )
 from wdscli.ops.repeats import repeated_error, repeated_rows
-from wdscli.ops.rows import Ordered, Samples, row_type
+from wdscli.ops.rows import Ordered, Samples
 from wdscli.ops.scratch import Input, Scratch, Stamp
 from wdscli.ops.strategy import Choice, choose
-from wdscli.ops.survey import SurveyTask, samples_at
+from wdscli.ops.survey import Survey, SurveyTask, samples_at
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.inputs import fingerprint_of
@@ -49,7 +51,6 @@ from wdscli.storage import base_name
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import I64, Rows
     from wdscli.ops.running import ReorderReport
 
 ROW_BYTES = 120
@@ -116,6 +117,8 @@ class _Planner:
         self.how = how
         self.request = request
         self.scratch = None if away(request) else scratch
+        # A plan on disc is for this machine alone.
+        self.room = scratch if request.engine is None else None
         self.progress = progress
         self.shards, sets = open_sets(request.inputs)
         self.total_sets = len(request.inputs) + (how.table is not None)
@@ -139,30 +142,29 @@ class _Planner:
         if how.table is not None:
             default.append("right")
         self.policies = tuple(how.on_conflict or policy for policy in default)
+        self.with_lengths = any(policy != "error" for policy in self.policies[1:])
         self.dropped: dict[str, int] = {}
         self.table_bytes = 0
 
     def plan(self) -> ReorderPlan:
-        surveys, tasks, states = self._survey()
+        sets, tasks, states = self._survey()
+        found_in = [one.survey for of_set in sets for one in of_set]
         self.inputs = tuple(
             task.task.input._replace(
                 copy=task.task.input.copy or found.copy,
                 stamp=task.task.input.stamp or Stamp(found.size_bytes, found.version),
             )
-            for task, found in zip(tasks, (one for of_set in surveys for one in of_set.surveys), strict=True)
+            for task, found in zip(tasks, found_in, strict=True)
         )
-        self._tell(surveys, states)
+        self._tell(found_in, states)
         self.dropped = sum_counts(
-            [self.dropped, *(state.dropped for state in states)]
-            + [found.dropped for of_set in surveys for found in of_set.surveys]
+            [self.dropped, *(state.dropped for state in states)] + [found.dropped for found in found_in]
         )
-        samples_in = sum(of_set.samples.total for of_set in surveys) + sum(self.dropped.values())
-        surveys = [self._without_repeats(surveys[number], number) for number in range(len(surveys))]
-        ordered, joined = self._joined(surveys)
+        samples_in = sum(found.total for found in found_in) + sum(self.dropped.values())
+        ordered, joined = self._joined(sets)
         parts, planned = planned_shards(
             self.outputs, None, ordered, self.cuts, self.shards.addresses, self.how.operation
         )
-        found_in = [found for of_set in surveys for found in of_set.surveys]
         choice = choose(
             self.request.strategy, self.inputs, OneByOne([ordered, *joined.others]), self.request.tmp
         )
@@ -191,7 +193,7 @@ class _Planner:
             fingerprint_in=fingerprint_of(self.shards),
         )
 
-    def _survey(self) -> tuple[list[SetSurvey], list[JoinSurveyTask], list[SelectionState]]:
+    def _survey(self) -> tuple[list[list[Taken]], list[JoinSurveyTask], list[SelectionState]]:
         """All sets, the table among them."""
         request = self.request
         self.templates = [self._template(number) for number in range(self.total_sets)]
@@ -199,28 +201,23 @@ class _Planner:
         table = self.how.table
         if table is not None:
             plain.append(self.templates[-1]._replace(input=self._table_input(table, len(plain))))
+        limits = self.limits = limits_for(request.memory, request.jobs)
+        if limits.warning:
+            self.progress.warn(limits.warning)
+        if self.room is not None:
+            plain = bounded(plain, self.room, limits)
         tasks = [
             JoinSurveyTask(
-                task._replace(selection=self.templates[number].selection),
-                number,
-                any(policy != "error" for policy in self.policies[1:]),
+                task._replace(selection=self.templates[number].selection), number, self.with_lengths
             )
             for task, number in zip(plain, self.sets, strict=True)
         ]
-        limits = limits_for(request.memory, request.jobs)
-        if limits.warning:
-            self.progress.warn(limits.warning)
         states = [template.selection.new_state(request.on_error) for template in self.templates]
         groups = [[task for task in tasks if task.number == number] for number in range(self.total_sets)]
         size = bytes_of([task.task for task in tasks])
         jobs = useful_jobs(request.jobs, sum(map(len, groups)), size)
-        surveys = survey_sets(groups, states, min(limits.jobs, jobs), request.engine, self.progress)
-        held = ROW_BYTES * sum(of_set.samples.total for of_set in surveys)
-        if limits.given and held > limits.plan:
-            self.progress.warn(
-                f"a join holds its plan in memory: about {human_size(held)}, more than --memory leaves for it"
-            )
-        return surveys, tasks, states
+        sets = survey_sets(groups, states, min(limits.jobs, jobs), request.engine, self.progress)
+        return sets, tasks, states
 
     def _template(self, number: int) -> SurveyTask:
         """What is asked of the shards of one set. Samples are chosen in the first; of the others those come that have
@@ -246,36 +243,35 @@ class _Planner:
         self.table_bytes = made.size_bytes
         return Input(table.address, place, stamp=made.stamp)
 
-    def _tell(self, surveys: Sequence[SetSurvey], states: Sequence[SelectionState]) -> None:
+    def _tell(self, surveys: Sequence[Survey], states: Sequence[SelectionState]) -> None:
         """Warnings of the surveys, and what the selection has to remark: keys that no set has."""
         together = self.request.selection.new_state()
         for state in states:
             together.found |= state.found
         together.seen, together.kept = states[0].seen, states[0].kept
-        warnings = [message for of_set in surveys for found in of_set.surveys for message in found.warnings]
+        warnings = [message for found in surveys for message in found.warnings]
         for message in [*warnings, *self.request.selection.remarks(together)]:
             self.progress.warn(message)
 
-    def _without_repeats(self, found: SetSurvey, number: int) -> SetSurvey:
-        """A set in which no key comes twice, nor the hash of one."""
+    def _repeats(self, samples: Samples, number: int) -> list[int]:
+        """The rows of a set that repeat the key of another. Raises DataError where that is an error."""
         template = self.templates[number]
         is_error = self.request.on_duplicate == "error"
-        pairs = repeated_rows(found.samples, self.inputs, template, first_only=is_error)
+        pairs = repeated_rows(samples, self.inputs, template, first_only=is_error)
         if pairs and is_error:
-            error = repeated_error(found.samples, self.inputs, template, pairs[0])
+            error = repeated_error(samples, self.inputs, template, pairs[0])
             error.hint = (
                 "a join needs each key once in a set: leave out the later ones with --on-duplicate skip"
             )
             raise error
         if pairs:
             self.dropped["duplicate-key"] = self.dropped.get("duplicate-key", 0) + len(pairs)
-            found = found.without([row for row, _ in pairs])
-        rows = twice(found.samples.keys)
-        if rows is not None:
-            one, other = (self.key_of(found.samples, row, number) for row in rows)
-            shard = self.inputs[int(found.samples.shards[rows[1]])].address
-            raise collision(one, other, shard, int(found.samples.starts[rows[1]]))
-        return found
+        return [row for row, _ in pairs]
+
+    def _collision(self, both: Samples, number: int) -> DataError:
+        """The error of two samples of a set whose keys have one hash."""
+        one, other = (self.key_of(both, row, number) for row in range(2))
+        return collision(one, other, self.inputs[int(both.shards[1])].address, int(both.starts[1]))
 
     def key_of(self, samples: Samples, row: int, number: int) -> bytes:
         """The key of one sample of a set, read again."""
@@ -283,86 +279,90 @@ class _Planner:
         batch, at = next(samples_at(task, [int(samples.places[row])]))
         return batch.keys[at]
 
-    def _joined(self, surveys: list[SetSurvey]) -> tuple[Ordered, Joined]:
+    def _joined(self, sets: list[list[Taken]]) -> tuple[Ordered, Joined]:
         """The samples in output order."""
-        import numpy
+        found = self._on_disc(sets, self.room) if self.room and self._is_large(sets) else self._held(sets)
+        if isinstance(found, Trouble):
+            raise self._conflict(found)
+        ordered, *others = found.lists
+        return ordered, Joined(tuple(others), tuple(self.sets), self.policies, self._counts(found))
 
-        firsts = numpy.cumsum([0, *(of_set.samples.total for of_set in surveys)])
-        pool = _pooled(surveys)
-        rows = match([of_set.samples.keys for of_set in surveys], self.how.kind)
-        measured = Measured(self.policies, surveys, rows)
-        if measured.trouble is not None:
-            raise self._conflict(surveys, rows, *measured.trouble)
-        own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
-        others: list[Ordered] = []
-        for number, column in enumerate(rows):
-            there = numpy.where(column >= 0, column + firsts[number], -1)
-            is_own = (own < 0) & (there >= 0)
-            own[is_own] = there[is_own]
-            if number:
-                # The last row of the pool, which is -1, stands for nobody.
-                others.append(Ordered(pool, numpy.where(is_own, -1, there)))
-        pool.out_lengths[own] = measured.lengths
-        pool.members[own] = measured.members
-        pool.marks[own] |= numpy.where(measured.changed, CHANGED, 0).astype(numpy.uint8)
-        counts = self._counts(surveys, rows, measured)
-        return Ordered(pool, own), Joined(tuple(others), tuple(self.sets), self.policies, counts)
+    def _is_large(self, sets: Sequence[Sequence[Taken]]) -> bool:
+        """Whether the plan is more than its share of memory."""
+        every = [one for of_set in sets for one in of_set]
+        return needed(every) > self.limits.plan
 
-    def _conflict(
-        self, surveys: Sequence[SetSurvey], rows: Sequence[I64], row: int, error: DataError
-    ) -> DataError:
+    def _held(self, sets: Sequence[Sequence[Taken]]) -> Found | Trouble:
+        """All samples in memory."""
+        held = needed([one for of_set in sets for one in of_set])
+        if self.limits.given and held > self.limits.plan:
+            self.progress.warn(
+                f"a join on an engine holds its plan in memory: about {human_size(held)}, more than --memory "
+                "leaves for it"
+            )
+        surveys, first = [], 0
+        for number, of_set in enumerate(sets):
+            one = gathered(of_set, first)
+            first += len(of_set)
+            if rows := self._repeats(one.samples, number):
+                one = one.without(rows)
+            if (both := twice(one.samples.keys)) is not None:
+                raise self._collision(one.samples.take(list(both)), number)
+            surveys.append(one)
+        return match_held(surveys, self.how.kind, self.policies)
+
+    def _on_disc(self, sets: Sequence[Sequence[Taken]], room: Scratch) -> Found | Trouble:
+        """All samples in files."""
+        none: list[dict[bytes, int]] = [{} for _ in sets]
+        shapes = [shapes_of(of_set)[0] for of_set in sets]
+        contested = contested_fields(shapes) if self.with_lengths else none
+        by_key, first = [], 0
+        for number, of_set in enumerate(sets):
+            samples = stored_rows(of_set, first, room, self.limits.plan)
+            first += len(of_set)
+            one = sorted_by_key(samples, of_set, self._repeats(samples, number), contested[number])
+            if (both := twice_stored(one)) is not None:
+                raise self._collision(both, number)
+            by_key.append(one)
+        return match_stored(by_key, self.how.kind, self.policies, room, self.limits.plan)
+
+    def _conflict(self, found: Trouble) -> DataError:
         """The error with the samples' key and places."""
-        parts = [number for number, column in enumerate(rows) if column[row] >= 0]
-        places = [surveys[number].samples.take([int(rows[number][row])]) for number in parts]
-        addresses = [self.inputs[int(place.shards[0])].address for place in places]
-        key = self.key_of(places[0], 0, parts[0])
-        is_table = self.how.table is not None and parts[-1] == len(surveys) - 1
+        error = found.error
+        addresses = [self.inputs[int(place.shards[0])].address for _, place in found.parts]
+        key = self.key_of(found.parts[0][1], 0, found.parts[0][0])
+        number, place = found.parts[-1]
+        is_table = self.how.table is not None and number == self.total_sets - 1
         return DataError(
             f'sample "{to_text(key)}" {error.message}: {", ".join(addresses)}',
             code=error.code,
             shard=None if is_table else addresses[-1],
-            offset=None if is_table else int(places[-1].starts[0]),
+            offset=None if is_table else int(place.starts[0]),
             hint=error.hint,
         )
 
-    def _counts(self, surveys: Sequence[SetSurvey], rows: Sequence[I64], measured: Measured) -> JoinCounts:
+    def _counts(self, found: Found) -> JoinCounts:
         """What came together, and what did not."""
-        import numpy
-
-        everywhere = numpy.logical_and.reduce([column >= 0 for column in rows])
-        matched = int(everywhere.sum())
-        used = sum(int((column >= 0).sum()) for column in rows)
-        total = sum(of_set.samples.total for of_set in surveys)
-        if total > used:
-            self.dropped["no-partner"] = total - used
-        if not len(rows[0]) and total:
+        total, made = sum(found.totals), found.lists[0].total
+        if total > found.used:
+            self.dropped["no-partner"] = total - found.used
+        if not made and total:
             self.progress.warn(
-                f"no key is in all {len(rows)} sets: each argument is one set, so that patterns need quotes"
+                f"no key is in all {len(found.totals)} sets: each argument is one set, so that patterns need quotes"
             )
         return JoinCounts(
-            matched,
-            tuple(of_set.samples.total - matched for of_set in surveys),
-            used - len(rows[0]),
-            measured.replaced,
-            measured.left_out,
-            measured.renamed,
+            found.matched,
+            tuple(count - found.matched for count in found.totals),
+            found.used - made,
+            found.replaced,
+            found.left_out,
+            found.renamed,
         )
 
 
-def _pooled(surveys: list[SetSurvey]) -> Samples:
-    """The rows of all sets, and behind them one that stands for nobody. The sets' own rows become views of these, one
-    set at a time, so that no more than one is held twice."""
-    import numpy
-
-    pool: Rows = numpy.zeros(sum(of_set.samples.total for of_set in surveys) + 1, dtype=row_type())
-    pool["shard"][-1] = NOBODY
-    at = 0
-    for number, of_set in enumerate(surveys):
-        end = at + of_set.samples.total
-        pool[at:end] = of_set.samples.rows
-        surveys[number] = of_set._replace(samples=Samples(pool[at:end]))
-        at = end
-    return Samples(pool)
+def needed(taken: Sequence[Taken]) -> int:
+    """Bytes that a plan over what was taken needs in memory, about."""
+    return sum(ROW_BYTES * one.survey.total + 8 * one.plain.total for one in taken)
 
 
 def _reads_stdin(request: Request, addresses: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from wdscli.errors import DataError
 from wdscli.ops.join_survey import SetSurvey
-from wdscli.ops.layout import Layout, OnConflict, lay_out
+from wdscli.ops.layout import Layout, OnConflict, Shape, Slot, lay_out
 from wdscli.tar.header import BLOCK
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Measured:
                 for of_set, column in zip(surveys, rows, strict=True)
             ]
             try:
-                self._add(chosen, lay_out(parts, policies))
+                self._add(chosen, parts, lay_out(parts, policies))
             except DataError as error:
                 if self.trouble is None or int(chosen[0]) < self.trouble[0]:
                     self.trouble = int(chosen[0]), error
@@ -77,27 +77,24 @@ class Measured:
         bounds: I64 = numpy.flatnonzero(numpy.diff(kinds[order])) + 1
         return list(numpy.split(order, bounds))
 
-    def _add(self, chosen: I64, layout: Layout) -> None:
+    def _add(self, chosen: I64, parts: Sequence[Shape | None], layout: Layout) -> None:
         """Samples of one combination."""
         if layout.is_plain:
             return
         self.changed[chosen] = True
         self.members[chosen] = len(layout.slots)
         for slot in layout.out:
-            self.lengths[chosen] -= self._blocks(chosen, slot.part, slot.member, False) * BLOCK
+            self.lengths[chosen] -= self._blocks(chosen, parts, slot, False) * BLOCK
         for slot in layout.renamed:
-            more = self._blocks(chosen, slot.part, slot.member, True)
-            self.lengths[chosen] += (more - self._blocks(chosen, slot.part, slot.member, False)) * BLOCK
+            more = self._blocks(chosen, parts, slot, True)
+            self.lengths[chosen] += (more - self._blocks(chosen, parts, slot, False)) * BLOCK
         self.replaced += layout.replaced * len(chosen)
         self.left_out += (len(layout.out) - layout.replaced) * len(chosen)
         self.renamed += len(layout.renamed) * len(chosen)
 
-    def _blocks(self, chosen: I64, part: int, member: int, is_renamed: bool) -> I64:
+    def _blocks(self, chosen: I64, parts: Sequence[Shape | None], slot: Slot, is_renamed: bool) -> I64:
         """The blocks of one member of a part, for each of some output samples."""
-        import numpy
-
-        lengths = self.surveys[part].lengths
+        lengths, shape = self.surveys[slot.part].lengths, parts[slot.part]
         assert lengths is not None
-        column = lengths.renamed if is_renamed else lengths.plain
-        blocks: I64 = column[lengths.firsts[self.rows[part][chosen]] + member].astype(numpy.int64)
-        return blocks
+        assert shape is not None
+        return lengths.blocks(self.rows[slot.part][chosen], shape[slot.member], slot.member, is_renamed)

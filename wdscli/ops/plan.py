@@ -247,7 +247,9 @@ def oversized(ordered: Ordered, cuts: Cuts) -> int:
     if cuts.max_size is None:
         return 0
     room = max(0, cuts.max_size - END_BYTES)
-    if ordered.samples.total == ordered.total and not (ordered.samples.out_lengths > room).any():
+    # Looked at in any order where all are in memory, which is quicker.
+    is_held = ordered.order is not None and ordered.samples.total == ordered.total
+    if is_held and not (ordered.samples.out_lengths > room).any():
         return 0
     firsts = range(0, ordered.total, BLOCK)
     return sum(int((ordered.column("out", at, min(at + BLOCK, ordered.total)) > room).sum()) for at in firsts)
