@@ -1,7 +1,7 @@
 """One sample at a time from a local shard, with nothing spent on being one of many.
 
 What it is: :func:`pick`. How: the columns of a shard's table as memory views, whose single numbers cost a third of an
-array's; a small sample is read by one call and cut, the members of a large one are read each into its own bytes. The
+array's; a small sample is read by one call and cut, the large members of others are read each into its own bytes. The
 sample's first header is compared with the key that the index names. It must not know which samples come next.
 """
 
@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 from wdscli.errors import DataError, InputError
 from wdscli.loader.catalog import ShardTable
 from wdscli.loader.fetch import GAP, LARGE, Raw
+from wdscli.loader.rows import NAME, changed
 
 if TYPE_CHECKING:
     from wdscli.storage import Source
-
-NAME = 100
-"""Bytes of a header's first field; a longer key is told elsewhere."""
 
 
 class Columns:
@@ -63,16 +61,31 @@ def pick(table: ShardTable, source: Source, place: int, fields: frozenset[str] |
     members = range(first, member_ends[place])
     raw: Raw = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": columns.url}
     names, ids, offsets, sizes = columns.names, columns.ids, columns.offsets, columns.sizes
-    small = stop - start <= (LARGE if fields is None else GAP)
-    data = _read(source, start, stop - start if small else NAME)
+    if stop - start > (LARGE if fields is None else GAP):
+        stop = _head_end(columns, start, members)
+    data = _read(source, start, stop - start)
     if not data.startswith(key) and len(key) < NAME and not columns.marks[place]:
-        raise _changed(table, place)
+        raise changed(table, place)
     for at in members:
         name = names[ids[at]]
         if fields is None or name in fields:
             offset, size = offsets[at], sizes[at]
-            raw[name] = data[offset - start : offset - start + size] if small else _read(source, offset, size)
+            inside = offset + size <= stop
+            raw[name] = (
+                data[offset - start : offset - start + size] if inside else _read(source, offset, size)
+            )
     return raw
+
+
+def _head_end(columns: Columns, start: int, members: range) -> int:
+    """How far a large sample is read at once: the first header, and small members that come first."""
+    end = start + NAME
+    for at in members:
+        stop = columns.offsets[at] + columns.sizes[at]
+        if stop - start > GAP:
+            break
+        end = stop
+    return end
 
 
 def _read(source: Source, offset: int, size: int) -> bytes:
@@ -87,13 +100,3 @@ def _read(source: Source, offset: int, size: int) -> bytes:
                 "archive ends inside a sample", code="truncated", shard=source.name, offset=offset
             )
     return data
-
-
-def _changed(table: ShardTable, place: int) -> DataError:
-    return DataError(
-        f"sample {place} is not what the index says",
-        code="changed",
-        shard=table.address,
-        offset=int(table.starts[place]),
-        hint="the shard was changed, or its index is stale: make it again with `wds index`",
-    )
