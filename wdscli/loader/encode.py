@@ -1,0 +1,234 @@
+"""From values to payloads: what a writer does to the fields of one sample.
+
+What it is: :func:`make_encoder`, webdataset's by signature, and :data:`ENCODERS`, which go by the last extension.
+
+    ==============================================  =========================================================
+    ``cls cls2 class count id index inx``           the number in ASCII
+    ``txt text transcript html htm``                UTF-8
+    ``json jsn``                                    JSON as json.dumps writes it, keys in the order given
+    ``npy``, ``npz``                                a numpy array; a dict of arrays, compressed
+    ``msgpack mp msg``, ``cbor``                    anything these can say
+    ``pth``                                         torch.save
+    ``ten tb tenbin``                               an array or a list of arrays (webdataset's tensor bundle)
+    ``jpg jpeg png ppm pgm pbm tif tiff webp ...``  a picture: see :mod:`~wdscli.loader.encode_images`
+    ``... .gz``                                     any of these, compressed
+    ``pyd pickle``                                  refused, unless ``"pickle"`` is named
+    ==============================================  =========================================================
+
+Bytes are written as they are under any name. Text is written as UTF-8, under names of no type too, as webdataset does;
+a ``json`` field takes it as the JSON that it must be, and types that are not text (npy, msgpack, png, ...) take it as a
+value. The same value gives the same bytes at any time: archives and compression carry no clock. Tensors are taken where
+arrays are. It must not know how samples are written.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from wdscli.errors import UsageError
+from wdscli.loader.decode_parts import extension, needed
+from wdscli.loader.encode_images import IMAGE_FORMATS, encode_image
+
+Encode = Callable[[Any], Any]
+Payload = (bytes, bytearray, memoryview)
+GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"
+"""RFC 1952: deflate, no name, no time, best compression, unknown system."""
+NUMBERS = ("class", "cls", "cls2", "count", "id", "index", "inx")
+TEXTS = frozenset({"htm", "html", "text", "transcript", "txt", *NUMBERS})
+"""Types in which text is text."""
+
+
+def encode_number(value: Any) -> bytes:
+    """``str`` of it; of a number of one element in an array or a tensor too."""
+    if not isinstance(value, (int, str)) and hasattr(value, "item"):
+        value = value.item()
+    return str(value).encode("ascii")
+
+
+def encode_text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise UsageError(f"text is str, not {type(value).__name__}")
+    return value.encode("utf-8")
+
+
+def encode_json(value: Any) -> bytes:
+    """JSON in ASCII. Text is JSON already, or UsageError."""
+    if not isinstance(value, str):
+        return json.dumps(value).encode("ascii")
+    try:
+        json.loads(value)
+    except ValueError as error:
+        raise UsageError(
+            f"text is written as it stands, and this is no JSON: {error}",
+            hint="json.dumps(text), or a txt field",
+        ) from error
+    return value.encode("utf-8")
+
+
+def numpy_dumps(value: Any) -> bytes:
+    """An array as npy. Raises UsageError for arrays of objects, which would be pickled."""
+    import numpy
+
+    stream = io.BytesIO()
+    array = as_array(value)
+    if array.dtype.hasobject:
+        raise UsageError(
+            f"an array of {array.dtype} would be a pickle", hint="numbers, or text of fixed length"
+        )
+    numpy.lib.format.write_array(stream, array, allow_pickle=False)
+    return stream.getvalue()
+
+
+def encode_npz(value: Any) -> bytes:
+    """A dict of arrays. numpy's own writer puts no clock into the archive: entries are of 1980."""
+    import numpy
+
+    if not isinstance(value, Mapping):
+        raise UsageError(f"npz takes a dict of arrays, not {type(value).__name__}")
+    arrays = {str(name): as_array(array) for name, array in value.items()}
+    if any(array.dtype.hasobject for array in arrays.values()):
+        raise UsageError("an array of objects would be a pickle")
+    stream = io.BytesIO()
+    numpy.savez_compressed(stream, **arrays)  # type: ignore[arg-type,unused-ignore]
+    return stream.getvalue()
+
+
+def encode_msgpack(value: Any) -> bytes:
+    import msgpack
+
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def encode_cbor(value: Any) -> bytes:
+    encoded: bytes = needed("cbor2", "a cbor field", "cbor2").dumps(value)
+    return encoded
+
+
+def torch_dumps(value: Any) -> bytes:
+    """What ``torch.save`` writes."""
+    stream = io.BytesIO()
+    needed("torch", "a pth field", "torch").save(value, stream)
+    return stream.getvalue()
+
+
+def encode_bundle(value: Any) -> bytes:
+    from wdscli.loader.tenbin import encode_tensors
+
+    return encode_tensors([as_array(one) for one in (value if isinstance(value, (list, tuple)) else [value])])
+
+
+def encode_pickle(value: Any) -> bytes:
+    import pickle
+
+    return pickle.dumps(value)
+
+
+def refuse_pickle(value: Any) -> bytes:
+    raise UsageError(
+        "a pickle can only be read by those who trust it, and is not written unless asked for",
+        hint='encoder="pickle", or json, msgpack, npy, npz, pth instead',
+    )
+
+
+def as_array(value: Any) -> Any:
+    """The numpy array of an array or a tensor. Raises UsageError for what is neither."""
+    import numpy
+
+    if isinstance(value, (numpy.ndarray, numpy.generic)):
+        return numpy.asarray(value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy()
+    raise UsageError(f"an array or a tensor, not {type(value).__name__}", hint="numpy.asarray(value)")
+
+
+ENCODERS: dict[str, Encode] = {
+    **dict.fromkeys(NUMBERS, encode_number),
+    **dict.fromkeys(("htm", "html", "text", "transcript", "txt"), encode_text),
+    **dict.fromkeys(("jsn", "json"), encode_json),
+    **dict.fromkeys(("mp", "msg", "msgpack"), encode_msgpack),
+    **dict.fromkeys(("tb", "ten", "tenbin"), encode_bundle),
+    **dict.fromkeys(("pickle", "pkl", "pyd"), refuse_pickle),
+    **{name: partial(encode_image, kind=name) for name in IMAGE_FORMATS},
+    "cbor": encode_cbor,
+    "npy": numpy_dumps,
+    "npz": encode_npz,
+    "pth": torch_dumps,
+}
+"""Functions of a value by extension."""
+WITH_PICKLES: dict[str, Encode] = {**ENCODERS, **dict.fromkeys(("pickle", "pkl", "pyd"), encode_pickle)}
+
+
+def gzipped(data: Any) -> bytes:
+    """``data`` as a gzip stream, with a header that is the same in every version of Python."""
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    body = deflate.compress(data) + deflate.flush()
+    return GZIP_HEADER + body + struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+
+
+def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODERS) -> Any:
+    """The payload of one field. Raises UsageError for values that its type cannot hold, and for values that are not
+    bytes under a name that is of no type."""
+    packed = field.lower().endswith(".gz")
+    name = extension(field[:-3] if packed else field)
+    if isinstance(value, str) and (name in TEXTS or name not in encoders):
+        value = value.encode("utf-8")
+    elif not isinstance(value, Payload):
+        encode = encoders.get(name)
+        if encode is None:
+            raise UsageError(
+                f"nobody knows how to write {type(value).__name__} as {name}",
+                hint="name a type: image.png, label.cls, data.json, x.npy; or give bytes",
+            )
+        value = encode(value)
+    return gzipped(value) if packed else value
+
+
+class Encoder:
+    """Encodes the fields of a sample by extension; ``__like_this__`` are left as they are. Raises UsageError that names
+    key and field."""
+
+    def __init__(self, encoders: Mapping[str, Encode] = ENCODERS) -> None:
+        self._encoders = encoders
+
+    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        return {field: self._value(sample, field, value) for field, value in sample.items()}
+
+    def _value(self, sample: Mapping[str, Any], field: str, value: Any) -> Any:
+        if field.startswith("_"):
+            return value
+        try:
+            return encode_field(value, field, self._encoders)
+        except Exception as error:
+            known = isinstance(error, UsageError)
+            why = str(error) if known else f"{type(error).__name__}: {error}"
+            raise UsageError(
+                f'field "{field}" of sample "{sample.get("__key__")}" cannot be encoded: {why}',
+                hint=error.hint if isinstance(error, UsageError) else None,
+            ) from error
+
+
+def make_encoder(spec: bool | str | Mapping[str, Encode] | Encode | None = True) -> Encode:
+    """A function of a sample: ``True`` encodes by extension, ``"pickle"`` pickles too, ``False`` and None nothing, a
+    dict has the encoders by extension, a function is taken as it is."""
+    if spec is None or spec is False:
+        return dict
+    if spec is True:
+        return Encoder()
+    if spec == "pickle":
+        return Encoder(WITH_PICKLES)
+    if isinstance(spec, Mapping):
+        return Encoder(spec)
+    if callable(spec):
+        return spec
+    raise UsageError(
+        f"no such encoder: {spec!r}", hint='True, False, "pickle", a dict by extension, or a function'
+    )
