@@ -1,5 +1,5 @@
-"""Every stage gives what webdataset's gives on the same shards; what differs on purpose is tested to differ; and a state
-is exact through all of them."""
+"""Every stage gives what webdataset's gives on the same shards; what differs on purpose is tested to differ; and a
+state is exact through all of them."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 from wdscli.errors import UsageError
 
@@ -33,6 +34,8 @@ def _address(url: Any) -> str:
     if not isinstance(url, (str, os.PathLike)):
         raise UsageError(f"a shard is named by a string, not by a {type(url).__name__}")
     address = os.fspath(url)
+    if address.startswith("file:"):
+        address = urlsplit(address).path
     if address.endswith((".yaml", ".yml")):
         raise UsageError(f"{address}: webdataset's specifications are not read", hint="wds.mix({...})")
     return _VARIABLE.sub(lambda found: _variable(found, address), address)
