@@ -17,7 +17,7 @@ from shard_cases import content, numbered, write_shards
 
 from wdscli.cli.main import main
 from wdscli.errors import OutputError
-from wdscli.ops import external, large, reorder, turns
+from wdscli.ops import external, large, reorder, strata, turns
 from wdscli.ops.external import Stored, sort_by_values, sort_records, store
 from wdscli.ops.overflow import Keep
 from wdscli.ops.scratch import Input
@@ -145,7 +145,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(large, "HELD", 7)
     monkeypatch.setattr(external, "LEAST_RUN", 16)
     monkeypatch.setattr(external, "LEAST_READ", 4)
-    for module in (turns,):
+    for module in (strata, turns):
         monkeypatch.setattr(module, "BLOCK", 5)
     monkeypatch.setattr(
         reorder, "arranged_on_disc", lambda *args: done.append(args[0].operation) or arranged(*args)
@@ -186,6 +186,26 @@ WORDS = {
         *["split", "--on-duplicate", "skip", "--ratio", "a=1,b=1", "--group-by", "cls", "--missing", "drop"]
     ],
     "split, keys renamed": ["split", "--rekey", "{shard}-{index}", "--ratio", "a=1,b=1", "--shards", "2"],
+    "split by quotas": [
+        *[
+            "split",
+            "--on-duplicate",
+            "skip",
+            "--ratio",
+            "a=5,b=3,c=1",
+            "--stratify",
+            "cls",
+            "--missing",
+            "drop",
+        ]
+    ],
+    "split by quotas in groups": [
+        *["split", "--on-duplicate", "rekey", "--ratio", "a=2,b=1", "--stratify", "json.w", "--seed", "7"],
+        *["--group-by", "cls", "--missing", "drop", "--max-count", "5"],
+    ],
+    "split by quotas, one part": [
+        *["split", "--rekey", "{shard}-{index}", "--ratio", "all=1", "--stratify", "cls", "--missing", "drop"]
+    ],
     "split by field": ["split", "--on-duplicate", "skip", "--by", "cls", "--missing", "none"],
     "split by map": ["split", "--on-duplicate", "rekey", "--by-map", "MAP", "--missing", "drop"],
     "merge": ["merge", "--on-duplicate", "skip", "--shards", "2"],

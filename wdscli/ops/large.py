@@ -311,7 +311,7 @@ def _routed(order: Any, found: Found, samples: StoredSamples) -> tuple[Ordered, 
     """Samples by the number that the order's ``routes`` give to the byte string of each."""
     import numpy
 
-    routes = order.routes(found.values())
+    routes = order.routes(found.values, (samples.new_path, samples.limit))
     counts = numpy.zeros(routes.total, dtype=numpy.int64)
     kind = numpy.dtype([("row", row_type()), ("number", "<u4")])
 

@@ -2,8 +2,8 @@
 
 What it is: three orders that differ in what they call a part. How: samples stay in input order within their part. A
 ratio compares a hash of the sample's key (or of its group) with shares of 2^64, so that a sample stays in its part
-whatever else is in the set; only ``stratify`` counts. All but that take a sample to its part by its own value
-(:class:`Routes`), once the parts are known, so that an external sort can do the work of ``arrange``.
+whatever else is in the set. All take a sample to its part by its own value (:class:`Routes`), once the parts are
+known, so that an external sort can do the work of ``arrange``; only ``stratify`` counts first, on disc where it must.
 It must not know where samples are written.
 """
 
@@ -20,15 +20,21 @@ from wdscli.ops.orders import Arranged, Part, Pool
 from wdscli.ops.parts import Share, parts_of_ranks, ranks_of, stratified
 from wdscli.ops.plan import BLOCK
 from wdscli.ops.split_values import DIGEST_BYTES, MISSING, UNDECODABLE, Keys
+from wdscli.ops.strata import stratified_on_disc
 from wdscli.storage.addresses import natural
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from wdscli.ops.external import NewPath, Stored
     from wdscli.ops.rows import I64, U32, U64, Samples
     from wdscli.ops.survey import Extract
 
     Numbers: TypeAlias = I64 | U32
+    Blocks: TypeAlias = Callable[[], Iterable[Sequence[bytes]]]
+    """All values, some at a time, as often as they are asked for."""
+    Sorting: TypeAlias = tuple[NewPath, int]
+    """Where sorts may write, and how much memory they may have."""
 
 MOST_PARTS = 10_000
 _LEFT_OUT = {MISSING: "missing", UNDECODABLE: "undecodable"}
@@ -102,12 +108,22 @@ class RatioOrder(NamedTuple):
 
     @property
     def by_routes(self) -> bool:
-        """Whether :meth:`routes` are all there is to the order; a quota depends on all samples."""
-        return self.extract is not None and self.asked.stratify is None
+        """Whether :meth:`routes` are all there is to the order."""
+        return self.extract is not None
 
-    def routes(self, values: Iterable[Sequence[bytes]]) -> Routes:
-        """How values lead to parts, for an external sort in place of :meth:`arrange`."""
-        return self._with_left_out(self._by_digests)
+    def routes(self, values: Blocks, sorting: Sorting) -> Routes:
+        """How values lead to parts, for an external sort in place of :meth:`arrange`. With quotas these are for all
+        values, some at a time in their order, once."""
+        if self.asked.stratify is None:
+            return self._with_left_out(self._by_digests)
+        classes: set[bytes] = set()
+        for some in values():
+            classes.update(_class_of(value) for value in some if value not in _LEFT_OUT)
+        numbers = {name: number for number, name in enumerate(sorted(classes))}
+        kept = ([value for value in some if value not in _LEFT_OUT] for some in values())
+        blocks = ((_digests(some), _looked_up(list(map(_class_of, some)), numbers)) for some in kept)
+        parts = stratified_on_disc(blocks, len(numbers), self.seed, self.shares, *sorting)
+        return self._with_left_out(_one_after_another(parts))
 
     def ranks(self, samples: Samples) -> U64:
         """The part of each sample, where there is no ``extract``."""
@@ -131,7 +147,7 @@ class RatioOrder(NamedTuple):
         return self._parts_of(_digests(values))
 
     def _quotas(self, values: Sequence[bytes]) -> I64:
-        classes = [value[DIGEST_BYTES:] for value in values]
+        classes = list(map(_class_of, values))
         numbers = {name: number for number, name in enumerate(sorted(set(classes)))}
         return stratified(_digests(values), _looked_up(classes, numbers), self.seed, self.shares)
 
@@ -164,13 +180,13 @@ class FamilyOrder(NamedTuple):
 
     def arrange(self, pool: Pool) -> Arranged:
         values = pool.values or []
-        routes = self.routes([values])
+        routes = self.routes(lambda: [values])
         return arranged(routes, routes.numbers_of(values))
 
-    def routes(self, values: Iterable[Sequence[bytes]]) -> Routes:
+    def routes(self, values: Blocks, _: Sorting | None = None) -> Routes:
         """How values lead to parts, from all values, some at a time. Raises UsageError."""
         seen: set[bytes] = set()
-        for some in values:
+        for some in values():
             seen.update(some)
         names = sorted((to_text(value) for value in seen.difference(_LEFT_OUT)), key=natural)
         if len(names) > MOST_PARTS:
@@ -197,14 +213,14 @@ class MapOrder(NamedTuple):
 
     def arrange(self, pool: Pool) -> Arranged:
         keys = pool.values or []
-        routes = self.routes([keys])
+        routes = self.routes(lambda: [keys])
         return arranged(routes, routes.numbers_of(keys))
 
-    def routes(self, values: Iterable[Sequence[bytes]]) -> Routes:
+    def routes(self, values: Blocks, _: Sorting | None = None) -> Routes:
         """How keys lead to parts. Raises DataError for keys that are not in the map, unless these go elsewhere."""
         missing, part_of = self.asked.missing, self.key_map.part_of
         if missing == "error":
-            self._check_all(values)
+            self._check_all(values())
         fallback = [] if missing in ("error", "drop") else [missing]
         names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
         places = {name: place for place, name in enumerate(names)}
@@ -243,6 +259,24 @@ def ratio_text(shares: Sequence[Share]) -> str:
     'train=2/3,val=1/3'
     """
     return ",".join(f"{share.part}={share.share}" for share in shares)
+
+
+def _class_of(value: bytes) -> bytes:
+    """What follows the hash in a value."""
+    return value[DIGEST_BYTES:]
+
+
+def _one_after_another(parts: Stored) -> Callable[[Sequence[bytes]], I64]:
+    """The numbers of parts that lie on disc, as many as values are asked for each time."""
+    at = 0
+
+    def taken(values: Sequence[bytes]) -> I64:
+        nonlocal at
+        at += len(values)
+        numbers: I64 = parts.read(at - len(values), at)["part"].astype("<i8")
+        return numbers
+
+    return taken
 
 
 def _digests(values: Sequence[bytes]) -> U64:
