@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from wdscli.loader.mixing import RandomMix, RoundRobin, mix
     from wdscli.loader.samplers import ShardSampler
     from wdscli.loader.splitters import non_empty, single_node_only, split_by_node, split_by_worker
+    from wdscli.loader.torch_loader import WebLoader
     from wdscli.loader.webdataset import Dataset, WebDataset
 
 _HOMES = {
@@ -67,6 +68,7 @@ _HOMES = {
     "ShardSampler": "samplers",
     "SimpleShardList": "compat",
     "WebDataset": "webdataset",
+    "WebLoader": "torch_loader",
     "default_collation": "collate",
     "getfirst": "compat",
     "gzfilter": "decoding",
@@ -110,6 +112,7 @@ __all__ = [
     "ShardSampler",
     "SimpleShardList",
     "WebDataset",
+    "WebLoader",
     "default_collation",
     "getfirst",
     "gzfilter",

@@ -10,15 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.loader.failures import OnError, Policy
 from wdscli.loader.fluent import Epochs, Fluent
 from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
-from wdscli.loader.pipeline import Pipeline
-from wdscli.loader.place import Place, Standing, check_fits
-from wdscli.loader.ranks import Share, find_rank, find_worker
+from wdscli.loader.pipeline import Pipeline, Unit
+from wdscli.loader.place import Place, Standing, check_fits, check_topology
+from wdscli.loader.ranks import Share, find_rank, find_worker, in_worker, launched_rank
 from wdscli.loader.share import Batches, Tail
 from wdscli.loader.source import EpochReader, PositionSource
 from wdscli.loader.span import ENDLESS, Span
@@ -37,16 +37,11 @@ CHUNK = 1024
 Self = TypeVar("Self", bound="PositionDataset")
 
 
-class Unit(NamedTuple):
-    """What comes out for batch ``number``; ``stops`` when a handler ended the epoch there."""
-
-    number: int
-    items: list[Any]
-    stops: bool = False
-
-
 class PositionDataset(Fluent):
     """What can be iterated batch by batch and gone on with at any of them. ``source`` gives the samples."""
+
+    _told: tuple[int, int] | None = None
+    """Rank and world size of the process that made this copy, when they were known."""
 
     def __init__(
         self,
@@ -64,7 +59,7 @@ class PositionDataset(Fluent):
         self.pipeline = Pipeline()
         self._rank, self._world = rank, world_size
         self._tail = tail
-        self._standing = Standing()
+        self.standing = Standing()
         self._counts = Counts()
         self._policy = Policy(on_error, self._counts, handler)
         self._views: tuple[tuple[Slice, bool], ...] = ()
@@ -79,22 +74,47 @@ class PositionDataset(Fluent):
         _register(type(self))
         return type(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_told": launched_rank()}
+
     def _with(self: Self, **changes: Any) -> Self:
-        return super()._with(**{"_standing": self._standing.copy(), **changes})
+        return super()._with(**{"standing": self.standing.copy(), **changes})
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration is of."""
-        return self._standing.start.epoch
+        return self.standing.start.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded. Call it before
         workers are started: it is told to new ones only."""
-        start = self._standing.start
-        self._standing.move(start if start.epoch == epoch else Place(epoch))
+        start = self.standing.start
+        self.standing.move(start if start.epoch == epoch else Place(epoch))
 
-    def _share(self) -> Share:
-        return Share(*find_rank(self._rank, self._world), *find_worker())
+    def share(self) -> Share:
+        """Whose part this process makes."""
+        # A worker that was spawned knows no rank: what the process that started it said is what counts.
+        told = self._told if self._rank is None and self._told is not None and in_worker() else None
+        return Share(*(told or find_rank(self._rank, self._world)), *find_worker())
+
+    def of_rank(self: Self) -> Self:
+        """The same for a process that cannot find its rank by itself."""
+        share = self.share()
+        return self._with(_rank=share.rank, _world=share.world)
+
+    def beginning_at(self: Self, place: Place) -> Self:
+        """The same, beginning elsewhere."""
+        return self._with(standing=Standing(place))
+
+    def total(self, epoch: int) -> int:
+        """Batches of an epoch, the same on every rank."""
+        return self._batches(None, epoch).total
+
+    def take_counts(self) -> list[tuple[str, str, int]]:
+        """What was counted as left out, which is not counted any more."""
+        rows = self._counts.rows()
+        self._counts.clear()
+        return rows
 
     def _line(self, share: Share) -> PositionSource:
         """The source as the stages that choose positions leave it: slices, and epochs of another length."""
@@ -110,7 +130,7 @@ class PositionDataset(Fluent):
         return Span(source, passes, cut, [passes, items])
 
     def _batches(self, source: PositionSource | None = None, epoch: int | None = None) -> Batches:
-        share = self._share()
+        share = self.share()
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
         tail = self._tail or ("uneven" if share.world == 1 else "pad")
         length = (source or self._line(share)).length(self.epoch if epoch is None else epoch)
@@ -119,19 +139,20 @@ class PositionDataset(Fluent):
     def __iter__(self) -> Iterator[Any]:
         """What comes out from here to the end of the epoch. An iteration that is left early and begun again begins
         where it began before; behind one that came to its end the next epoch is next. A state is of the latest one."""
-        share = self._share()
-        start = self._standing.start
+        share = self.share()
+        start = self.standing.start
         if share.workers > 1 and start.worker is None:
             start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
-        iteration = self._standing.begin(start)
+        iteration = self.standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
         return items(start, share, iteration)
 
     def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """The state follows what was given."""
-        standing = self._standing
-        place = start
-        _check_topology(start, None)
+        standing = self.standing
+        topology = (share.world, share.workers) if self.is_stream else None
+        check_topology(start, topology)
+        place = start = start._replace(topology=topology)
         for number, unit, _ in self.units(start, share):
             behind = start._replace(batch=number + share.workers, item=0)
             begin = start.item if number == start.batch else 0
@@ -146,13 +167,13 @@ class PositionDataset(Fluent):
     def _finish(self, iteration: int, place: Place) -> None:
         """The next epoch is next. A worker is at the end of this one until then, for other workers may not be."""
         following = Place(place.epoch + 1)
-        self._standing.finish(iteration, following, following if place.worker is None else place)
+        self.standing.finish(iteration, following, following if place.worker is None else place)
 
     def _replayed(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """What generators make of it. Nobody knows how far they have read, so the state counts what came out of them,
         and to go on is to begin again and leave out as many."""
         topology = share.world, share.workers
-        _check_topology(start, topology)
+        check_topology(start, topology)
         items: Iterator[Any] = chain.from_iterable(unit.items for unit in self.units(start, share))
         for generator in self.pipeline.generators:
             items = iter(generator(items))
@@ -162,7 +183,7 @@ class PositionDataset(Fluent):
         try:
             for item in islice(items, start.item, None):
                 place = place._replace(item=place.item + 1)
-                self._standing.at(iteration, place)
+                self.standing.at(iteration, place)
                 yield item
         except StopEpoch:
             pass
@@ -172,6 +193,11 @@ class PositionDataset(Fluent):
         """What comes out for each batch from ``start`` on, for this worker, before any generators."""
         line = self._line(share)
         batches = self._batches(line, start.epoch)
+        if self.is_stream:
+            from wdscli.loader.streams import stream_units
+
+            yield from stream_units(self, batches, start)
+            return
         numbers = range(start.batch, batches.total, share.workers)
         reader = line.reader(start.epoch)
         try:
@@ -206,7 +232,7 @@ class PositionDataset(Fluent):
         if self._length is not None:
             return self._length
         pipeline = self.pipeline
-        batches = self._batches()._replace(share=self._share()._replace(worker=0, workers=1))
+        batches = self._batches()._replace(share=self.share()._replace(worker=0, workers=1))
         if pipeline.generators or pipeline.spreads or batches.length >= ENDLESS:
             raise TypeError("the length of this dataset is not known; with_length(n) would say one")
         total = batches.total
@@ -225,22 +251,29 @@ class PositionDataset(Fluent):
         nobody tells this dataset. Without it that is an error where it can be noticed; at the beginning of an epoch,
         behind :meth:`set_epoch`, every state is exact.
         """
-        share = self._share()
-        place = self._standing.place
+        place = self.standing.place
         if batches is not None:
             place = self._counted(batches)
-        elif share.workers == 1 and not self._standing.is_known:
+        elif not in_worker() and not self.standing.is_known:
             raise UsageError(
                 "where this dataset is, only the workers of a DataLoader know",
                 hint="use WebLoader or StatefulDataLoader and ask them, or say state_dict(batches=n) with the batches "
                 "that came since the iteration began; right behind set_epoch() every state is exact",
             )
-        line = self._line(share)
+        return self.state_of(place)
+
+    def state_of(self, place: Place) -> dict[str, Any]:
+        """The state of a place of this dataset."""
+        line = self._line(self.share())
         return place.to_state(line.identity(), self._batches(line).whole)
 
     def _counted(self, batches: int) -> Place:
         """The place behind so many batches from the beginning of the iteration."""
-        start = self._standing.start
+        if self.is_stream:
+            raise UsageError(
+                "batches do not say where a stream is", hint="StatefulDataLoader asks its workers"
+            )
+        start = self.standing.start
         left = self._batches().total - start.batch
         if start.item or self.pipeline.generators or self.pipeline.spreads:
             raise UsageError("batches do not say where this is: stages make several things of one")
@@ -251,7 +284,7 @@ class PositionDataset(Fluent):
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
         """Go on at a state, with any number of ranks and workers. Raises UsageError, by name, for the state of another
         set, order or global batch, which ``force`` overrides."""
-        share = self._share()
+        share = self.share()
         line = self._line(share)
         place = Place.of_state(state)
         if not force:
@@ -262,16 +295,7 @@ class PositionDataset(Fluent):
                 "the state is of worker {} of {} of a DataLoader".format(*place.worker or ()),
                 hint="StatefulDataLoader goes on with as many workers as before; WebLoader with any number",
             )
-        self._standing.move(place)
-
-
-def _check_topology(start: Place, topology: tuple[int, int] | None) -> None:
-    """Raise UsageError when a state counts what generators made, and here they would make something else."""
-    if start.item and start.topology != topology:
-        raise UsageError(
-            f"the state was made behind generators by {start.topology} ranks and workers, here are {topology}",
-            hint="what is behind a generator in compose() can only go on with as many ranks and workers as before",
-        )
+        self.standing.move(place)
 
 
 _registered: set[type] = set()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wdscli.loader.catalog import Catalog
-    from wdscli.loader.fetch import Fetcher, Raw
+    from wdscli.loader.fetch import Raw
+    from wdscli.loader.pool import Pool
     from wdscli.loader.source import EpochReader
     from wdscli.loader.stats import Counts
 
@@ -44,7 +45,7 @@ class Failed(NamedTuple):
         return f"read: {self.error.code if isinstance(self.error, DataError) else 'unreadable'}"
 
 
-def read_each(catalog: Catalog, fetcher: Fetcher, shards: I64, places: I64) -> list[Raw | Failed]:
+def read_each(catalog: Catalog, fetcher: Fetcher | Pool, shards: I64, places: I64) -> list[Raw | Failed]:
     """The samples at ``places`` of ``shards`` in the order asked for, with Failed where one cannot be read."""
     import numpy
 
@@ -56,7 +57,7 @@ def read_each(catalog: Catalog, fetcher: Fetcher, shards: I64, places: I64) -> l
     return found
 
 
-def _of_shard(catalog: Catalog, fetcher: Fetcher, shard: int, places: I64) -> Iterator[Raw | Failed]:
+def _of_shard(catalog: Catalog, fetcher: Fetcher | Pool, shard: int, places: I64) -> Iterator[Raw | Failed]:
     import numpy
 
     shards: I64 = numpy.full(len(places), shard, dtype=numpy.int64)
@@ -107,15 +108,25 @@ class Policy:
             if type(sample) is not Failed:
                 kept.append(sample)
                 continue
-            stops = self.on_error == "raise" and not self._handler(sample.error)
-            self._note(sample)
-            if stops:
-                raise StopEpoch
+            self.leave_out(sample)
             if self.on_error == "substitute":
                 kept.append(self._other(position, reader, length, sample))
         return kept
 
-    def _note(self, failed: Failed) -> None:
+    @property
+    def raises(self) -> bool:
+        """Whether every error is raised."""
+        return self.on_error == "raise" and self._handler is reraise_exception
+
+    def leave_out(self, failed: Failed) -> None:
+        """Count ``failed``. Raises its error, or StopEpoch, where that is wanted instead."""
+        stops = self.on_error == "raise" and not self._handler(failed.error)
+        self.note(failed)
+        if stops:
+            raise StopEpoch
+
+    def note(self, failed: Failed) -> None:
+        """Count what is left out, and warn of it the first time."""
         what = failed.shard, failed.reason
         self._counts.add(*what)
         if what not in self._warned:

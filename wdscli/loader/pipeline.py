@@ -52,6 +52,14 @@ class Spread(NamedTuple):
     function: Callable[[Any], Iterable[Any]]
 
 
+class Unit(NamedTuple):
+    """What comes out for batch ``number``; ``stops`` when a handler ended the epoch there."""
+
+    number: int
+    items: list[Any]
+    stops: bool = False
+
+
 class Pipeline(NamedTuple):
     """Functions of a sample, the batch stage, functions of a batch, and generators over all."""
 

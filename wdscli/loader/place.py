@@ -24,8 +24,8 @@ class Place(NamedTuple):
     """Before batch ``batch`` of epoch ``epoch``, or behind the first ``item`` things that are made of it.
 
     ``worker`` is (number, workers) when batches before are missing that other workers of a DataLoader make; the next
-    batch is then this worker's own. ``topology`` is (ranks, workers) when ``item`` counts what generators made of all
-    that follows ``batch``, which only as many ranks and workers would make again.
+    batch is then this worker's own. ``topology`` is (ranks, workers) when only as many would make the same again: of a
+    stream, and when ``item`` counts what generators made of all that follows ``batch``.
     """
 
     epoch: int = 0
@@ -46,8 +46,8 @@ class Place(NamedTuple):
         }
         if self.item:
             state["item"] = self.item
-            if self.topology is not None:
-                state["topology"] = list(self.topology)
+        if self.topology is not None:
+            state["topology"] = list(self.topology)
         if self.worker is not None:
             state["worker"] = list(self.worker)
         return state
@@ -104,6 +104,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
     return value
+
+
+def check_topology(start: Place, topology: tuple[int, int] | None) -> None:
+    """Raise UsageError when a state is of what generators or streams gave, and here they would give something else."""
+    if (start.item or start.topology is not None) and start.topology != topology:
+        raise UsageError(
+            f"the state was made by {start.topology} ranks and workers, here are {topology}",
+            hint="a stream, and what is behind a generator in compose(), go on with as many as before only",
+        )
 
 
 class Standing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
 
@@ -17,7 +17,8 @@ LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, Horovod's and most others
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
-    ("SLURM_PROCID", "SLURM_NTASKS"),
+    # Not SLURM_NTASKS: the batch script itself has it too, and is no rank of so many.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
 
@@ -34,7 +35,7 @@ def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, i
     """(rank, world size): as given, else as torch.distributed says when it is initialised, else as the launcher says,
     else (0, 1). Raises UsageError for half an answer or an impossible one."""
     if rank is None and world is None:
-        found = _from_torch() or _from_environment() or (0, 1)
+        found = launched_rank() or (0, 1)
     elif rank is None or world is None:
         raise UsageError("rank and world_size belong together", hint="give both or neither")
     else:
@@ -42,6 +43,12 @@ def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, i
     if not 0 <= found[0] < found[1]:
         raise UsageError(f"rank {found[0]} of {found[1]} is impossible", hint="ranks count from 0")
     return found
+
+
+def launched_rank() -> tuple[int, int] | None:
+    """(rank, world size) as torch.distributed or the launcher says, None when neither does. Raises UsageError for what
+    are no numbers."""
+    return _from_torch() or _from_environment()
 
 
 def _from_torch() -> tuple[int, int] | None:
@@ -66,6 +73,15 @@ def _from_environment() -> tuple[int, int] | None:
 
 def find_worker() -> tuple[int, int]:
     """(worker, workers) of the DataLoader whose worker this process is; (0, 1) elsewhere."""
-    data = sys.modules.get("torch.utils.data")
-    info = None if data is None else data.get_worker_info()
+    info = _worker_info()
     return (0, 1) if info is None else (int(info.id), int(info.num_workers))
+
+
+def in_worker() -> bool:
+    """Whether this process is a DataLoader's worker."""
+    return _worker_info() is not None
+
+
+def _worker_info() -> Any:
+    data = sys.modules.get("torch.utils.data")
+    return None if data is None else data.get_worker_info()

@@ -1,0 +1,312 @@
+"""webdataset's WebLoader: torch's DataLoader around one of our datasets, with an exact state for any number of workers.
+
+What it is: :class:`WebLoader`. How: the main process says which batch of which epoch is made next, as with a map-style
+dataset, and workers make it (:class:`_Batches`). So batches come in one order whatever the number of workers, batches
+that ``select`` leaves empty do not shift others, the main process knows exactly what was given and what was left out,
+and workers that stay alive hear of ``set_epoch``. Each worker reads ahead along the batches that it will be asked for.
+Behind generators of the dataset, and around datasets that are not ours, it is a plain DataLoader.
+Torch is imported when the first batch is asked for. It must not know how samples are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import chain, islice
+from typing import Any, NamedTuple, TypeVar
+
+from wdscli.errors import UsageError
+from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.fluent import Epochs, Fluent
+from wdscli.loader.pipeline import Pipeline, Unit
+from wdscli.loader.place import Place, check_topology
+from wdscli.loader.ranks import find_worker, in_worker
+from wdscli.loader.stats import Counts
+
+Self = TypeVar("Self", bound="WebLoader")
+Function = Callable[[Any], Any]
+
+ANY = 0
+"""Workers of a topology in which their number makes no difference."""
+
+
+class WebLoader(Fluent):
+    """``dataset`` by torch's DataLoader, whose options it takes; ``batch_size`` is None by default, for the dataset
+    makes batches itself, and a number stands for ``dataset.batched(number)`` with torch's collation.
+
+    Iterating comes to the end of an epoch and begins the next one the next time. Stages (``unbatched shuffle batched
+    map with_epoch ...``) run in the main process, over what all workers give; a state behind them is exact for any
+    number of workers, and to go on is to replay the epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        *,
+        num_workers: int = 0,
+        collate_fn: Function | None = None,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> None:
+        _refuse(options)
+        self.dataset = dataset
+        self.num_workers = num_workers
+        self._collate = collate_fn
+        self._batch: dict[str, Any] = {}
+        self._exact = isinstance(dataset, PositionDataset) and not dataset.pipeline.generators
+        if batch_size is not None and self._exact and not dataset.pipeline.spreads:
+            self.dataset = dataset.batched(batch_size, _Collate(collate_fn), partial=not drop_last)
+            self._collate = _same
+        elif batch_size is not None:
+            self._exact = False
+            self._batch = {"batch_size": batch_size, "drop_last": drop_last}
+        self._options = {"num_workers": num_workers, **options}
+        self.pipeline = Pipeline(generators=(_all,))
+        self.source = getattr(dataset, "source", None)  # type: ignore[assignment]
+        self._counts = getattr(self.dataset, "_counts", None) or Counts()
+        self._views = ()
+        self._span: Epochs | None = None
+        self._length: int | None = None
+        self._loader: Any = None
+        self._asked = _Asked()
+
+    def _with(self: Self, **changes: Any) -> Self:
+        return super()._with(**{"_loader": None, "_asked": _Asked(), **changes})
+
+    @property
+    def _staged(self) -> bool:
+        return len(self.pipeline.generators) > 1
+
+    def with_epoch(self: Self, nsamples: int = -1, nbatches: int = -1) -> Self:
+        """Epochs of so many items. Without other stages of the loader an epoch goes on where the one before was cut."""
+        items = max(nsamples, nbatches)
+        if items > 0 and not self._staged and self._exact:
+            return self._with(dataset=self.dataset.with_epoch(items))
+        return self.repeat(nbatches=items)
+
+    def repeat(self: Self, nepochs: int = -1, nbatches: int = -1) -> Self:
+        """Epochs of ``nepochs`` epochs of the dataset, at most ``nbatches`` items; endless without a number."""
+        new = super().repeat(-1, nbatches)
+        return new._with(dataset=self.dataset.repeat(nepochs))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded."""
+        self.dataset.set_epoch(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration is of."""
+        return int(self.dataset.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this is: plain values under 1 KB, the same on every rank, exact for any number of workers."""
+        data = self._ours()
+        return data.state_of(data.standing.place)
+
+    def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
+        """Go on at a state, as :meth:`PositionDataset.load_state_dict` says."""
+        self._ours().load_state_dict(state, force=force)
+
+    def stats(self) -> dict[str, Any]:
+        """What was left out so far, by shard and reason, in all workers."""
+        return {"dropped": self._counts.by_shard()}
+
+    def _ours(self) -> PositionDataset:
+        if not isinstance(self.dataset, PositionDataset):
+            raise UsageError(f"a {type(self.dataset).__name__} has no state that a WebLoader knows")
+        return self.dataset
+
+    def __len__(self) -> int:
+        """Items of an epoch. Raises TypeError when nobody knows."""
+        if self._length is not None:
+            return self._length
+        if self._span is not None and self._span.items is not None:
+            return self._span.items
+        if self._staged or self._batch or not isinstance(self.dataset, Sized):
+            raise TypeError("the length of this loader is not known; with_length(n) would say one")
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not isinstance(self.dataset, PositionDataset):
+            return self._run(self._plain(self.dataset))
+        start = self.dataset.standing.start
+        topology = self._topology(self.dataset)
+        check_topology(start, topology)
+        iteration = self.dataset.standing.begin()
+        return (self._replayed if self._replays else self._followed)(
+            start._replace(topology=topology), iteration
+        )
+
+    @property
+    def _replays(self) -> bool:
+        """Whether a state counts what stages gave."""
+        return self._staged or self._span is not None or not self._exact
+
+    def _topology(self, dataset: PositionDataset) -> tuple[int, int] | None:
+        """Ranks and workers that a state is of, None when it is of any."""
+        if not self._replays and not dataset.is_stream:
+            return None
+        workers = ANY if self._exact and not dataset.is_stream else max(1, self.num_workers)
+        return dataset.share().world, workers
+
+    def _followed(self, start: Place, iteration: int) -> Iterator[Any]:
+        """Units as they are; the place is behind what was given."""
+        standing = self._ours().standing
+        for unit in self._units(start):
+            behind = start._replace(batch=unit.number + 1, item=0)
+            for at in range(start.item if unit.number == start.batch else 0, len(unit.items)):
+                within = start._replace(batch=unit.number, item=at + 1)
+                standing.at(iteration, behind if at + 1 == len(unit.items) else within)
+                yield unit.items[at]
+            standing.at(iteration, behind)
+        following = Place(start.epoch + 1)
+        standing.finish(iteration, following, following)
+
+    def _replayed(self, start: Place, iteration: int) -> Iterator[Any]:
+        """What the stages make of it; the place is how much of that was given."""
+        standing = self._ours().standing
+        items: Iterator[Any] = chain.from_iterable(unit.items for unit in self._units(start))
+        if not self._exact:
+            items = self._plain(self._ours().beginning_at(start._replace(item=0, topology=None)))
+        here = start
+        for item in islice(self._run(items), start.item, None):
+            here = here._replace(item=here.item + 1)
+            standing.at(iteration, here)
+            yield item
+        following = Place(start.epoch + 1)
+        standing.finish(iteration, following, following)
+
+    def _run(self, items: Iterator[Any]) -> Iterator[Any]:
+        for generator in self.pipeline.generators:
+            items = iter(generator(items))
+        limit = None if self._span is None else self._span.items
+        return islice(items, limit)
+
+    def _units(self, start: Place) -> Iterator[_Made]:
+        """What workers made of each batch, in order."""
+        import torch.utils.data
+
+        data = self._ours()
+        if self._loader is None:
+            # Their own source of seeds: going on in the middle of an epoch takes nothing from torch's.
+            options = {"generator": torch.Generator(), **self._options}
+            self._loader = torch.utils.data.DataLoader(
+                _Batches(data.of_rank(), self._collate or _converted),
+                batch_size=None,
+                sampler=self._asked,
+                collate_fn=_same,
+                **options,
+            )
+        self._asked.epoch, self._asked.numbers = start.epoch, range(start.batch, data.total(start.epoch))
+        ended = 0
+        for made in self._loader:
+            self._counts.merge(made.dropped)
+            if not made.is_last:
+                yield made
+            ended = ended + 1 if made.is_last else 0
+            if made.stops or ended >= max(1, self.num_workers):
+                return
+
+    def _plain(self, dataset: Any) -> Iterator[Any]:
+        """What a plain DataLoader gives."""
+        import torch.utils.data
+
+        batch = self._batch or {"batch_size": None}
+        options = {**batch, "collate_fn": self._collate, **self._options}
+        return iter(torch.utils.data.DataLoader(dataset, **options))
+
+
+class _Asked:
+    """The batches that workers are asked for, as a sampler: (epoch, number) of each."""
+
+    def __init__(self) -> None:
+        self.epoch, self.numbers = 0, range(0)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((self.epoch, number) for number in self.numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+class _Made(NamedTuple):
+    """What a worker made of a batch, and what it left out, as :meth:`Counts.rows` tells it. ``is_last`` when there was
+    nothing more for this worker to make."""
+
+    number: int
+    items: list[Any]
+    stops: bool
+    dropped: list[tuple[str, str, int]]
+    is_last: bool
+
+
+class _Batches:
+    """What torch's DataLoader takes for a map-style dataset: batches by (epoch, number), best in steps of as many as
+    there are workers."""
+
+    def __init__(self, dataset: PositionDataset, convert: Function) -> None:
+        self._dataset = dataset
+        self._convert = convert
+        self._process = os.getpid()
+        self._units: Iterator[Unit] = iter(())
+        self._expected: tuple[int, int] | None = None
+
+    def __getitem__(self, asked: tuple[int, int]) -> _Made:
+        if self._process != os.getpid():
+            # What was counted before this process began is the parent's.
+            self._dataset.take_counts()
+            self._process = os.getpid()
+        epoch, number = asked
+        _, workers = find_worker()
+        if asked != self._expected:
+            share = self._dataset.share()._replace(worker=0, workers=workers)
+            self._units = self._dataset.units(Place(epoch, number), share)
+        self._expected = epoch, number + workers
+        unit = next(self._units, None)
+        items = [] if unit is None else list(map(self._convert, unit.items))
+        return _Made(number, items, unit is not None and unit.stops, self._dropped(), unit is None)
+
+    def _dropped(self) -> list[tuple[str, str, int]]:
+        """What was left out since the last batch. In the main process the dataset itself counts."""
+        return self._dataset.take_counts() if in_worker() else []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_units": iter(()), "_expected": None}
+
+
+class _Collate:
+    """A list of samples as a batch, by ``function`` or torch's own way."""
+
+    def __init__(self, function: Function | None) -> None:
+        self._function = function
+
+    def __call__(self, items: list[Any]) -> Any:
+        if self._function is not None:
+            return self._function(items)
+        from torch.utils.data import default_collate
+
+        return default_collate(items)
+
+
+def _converted(item: Any) -> Any:
+    """numpy arrays as tensors, as torch's DataLoader does where it makes no batches."""
+    from torch.utils.data import default_convert
+
+    return default_convert(item)
+
+
+def _same(item: Any) -> Any:
+    return item
+
+
+def _all(items: Iterable[Any]) -> Iterator[Any]:
+    return iter(items)
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    for name in ("shuffle", "sampler", "batch_sampler"):
+        if options.pop(name, None):
+            raise UsageError(
+                f"WebLoader({name}=) is not there", hint="the order is the dataset's: WebDataset(shuffle=...)"
+            )
