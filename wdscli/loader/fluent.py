@@ -234,6 +234,9 @@ class Fluent(PerSample):
         if self.pipeline.generators:
             return self._through(Buffer(size, self._seed if seed is None else seed))
         self._behind_no_slice("shuffle")
+        stream: Any = self.source
+        if self.is_stream:
+            return self._with(source=stream.shuffled(size, initial, self._seed if seed is None else seed))
         return self._with(source=_shuffled(self.source, self._seed if seed is None else seed))
 
     @property
@@ -245,10 +248,15 @@ class Fluent(PerSample):
         read."""
         if not 0 <= p <= 1:
             raise UsageError(f"rsample({p}): a part is from 0 to 1")
-        if self.pipeline.generators:
+        if self.pipeline.generators or self.is_stream:
             return self._through(Thin(p, self._seed))
         self._behind_no_slice("rsample")
         return self if p == 1 else self._with(source=Viewed(self.source, Thinned(p, self._seed)))
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the samples can only be had from front to back."""
+        return bool(getattr(self.source, "is_stream", False))
 
     def _behind_no_slice(self, stage: str) -> None:
         if self._views:
@@ -263,7 +271,8 @@ class Fluent(PerSample):
             )
         start, stop, step = (None, args[0], None) if len(args) == 1 else (*args, None)[:3]
         chosen = Slice(start, stop, step)
-        if self.pipeline.generators or any(isinstance(one, stages.Select) for one in self.pipeline.before):
+        chooses = any(isinstance(one, stages.Select) for one in self.pipeline.before)
+        if self.pipeline.generators or chooses or self.is_stream:
             return self._through(Islice(chosen))
         if self.pipeline.batch is None:
             return self._with(source=Viewed(self.source, chosen))

@@ -37,9 +37,9 @@ class Tagged(NamedTuple):
 
 
 class MixSource:
-    """Sources as one. ``run`` positions at a time are of one set. ``seed`` None takes turns. ``label`` is the field that
-    says the name of a sample's set, None for none. ``policies`` say for each set what becomes of samples that cannot
-    be read; where they raise, or say nothing, whoever reads the mix decides."""
+    """Sources as one. ``run`` positions at a time are of one set. ``seed`` None takes turns. ``label`` is the field
+    that says the name of a sample's set, None for none. ``policies`` say for each set what becomes of samples that
+    cannot be read; where they raise, or say nothing, whoever reads the mix decides."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class _MixReader:
         if number < len(self._source.policies):
             policy = self._source.policies[number]
             for row, item in enumerate(items):
-                if type(item) is Failed and policy.on_error != "raise":
+                if type(item) is Failed and not policy.raises:
                     one = policy.mended([item], positions[row : row + 1], reader, self._lengths[number])
                     items[row] = one[0] if one else DROPPED
         return items

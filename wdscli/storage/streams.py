@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING, Protocol
 
 from wdscli.errors import InputError, OutputError, UsageError
@@ -273,10 +274,12 @@ def outcome(code: int) -> str:
 
 def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """End a command and wait for it; how it ends is of no interest."""
-    import subprocess
-
     if process.poll() is None:
         _signal(process.pid, number)
+    if sys.is_finalizing():  # nothing can be imported any more, nor be waited for
+        return
+    import subprocess
+
     try:
         process.wait(_PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
