@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wdscli.loader.catalog import Catalog
-    from wdscli.loader.fetch import Raw
+    from wdscli.loader.fetch import Fetcher, Raw
     from wdscli.loader.pool import Pool
     from wdscli.loader.source import EpochReader
     from wdscli.loader.stats import Counts
