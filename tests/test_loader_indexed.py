@@ -261,6 +261,7 @@ class TestReading:
         assert table[5]["__key__"] == "n01/img0005"
 
 
+@pytest.mark.filterwarnings("ignore:left out")
 class TestErrors:
     def opened(self, shards: list[str], on_error: str) -> tuple[IndexedDataset, list[Raw]]:
         true = oracle(shards)
@@ -279,7 +280,7 @@ class TestErrors:
         table, true = self.opened(shards, "skip")
         assert list(table) == true[:5] + true[10:]
         assert table.__getitems__([4, 6, 11]) == [true[4], true[11]]
-        assert table.stats()["errors"] == {shards[1]: {"truncated": 6}}
+        assert table.stats()["dropped"] == {shards[1]: {"read: truncated": 6}}
         with pytest.raises(DataError, match="left out"):
             table[6]
 
@@ -287,12 +288,16 @@ class TestErrors:
         table, true = self.opened(shards, "substitute")
         assert table[6] == true[10]
         assert table.__getitems__([4, 8, 11]) == [true[4], true[10], true[11]]
-        assert table.stats()["errors"] == {shards[1]: {"truncated": 6}}
+        assert table.stats()["dropped"] == {shards[1]: {"read: truncated": 2}}
+
+    def test_a_substitute_is_of_the_same_view(self, shards: list[str]) -> None:
+        table, true = self.opened(shards, "substitute")
+        assert table.subset([3, 6, 2])[1] == true[2]
 
     def test_no_substitute(self, shards: list[str]) -> None:
         table = IndexedDataset(shards[:1], on_error="substitute")
         os.truncate(shards[0], 600)
-        with pytest.raises(DataError, match="none of"):
+        with pytest.raises(DataError, match="nothing can be read"):
             table[2]
 
     def test_no_such_policy(self, shards: list[str]) -> None:

@@ -100,6 +100,8 @@ class Catalog:
         self._scanned: dict[int, Index] = {}
         self.is_indexed = not any(map(is_stream, self.addresses))
         self.counts: I64 | None = None
+        self.undecodable: dict[str, int] = {}
+        """Samples by shard that a filter left out because it could not decode them."""
         self.fingerprint = ""
         if self.is_indexed:
             self._count()

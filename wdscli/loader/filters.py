@@ -165,7 +165,7 @@ class _Payloads:
 
 class FilteredCatalog(Catalog):
     """The samples of ``base`` that ``chosen`` keeps. ``undecodable`` counts those left out because the expression could
-    not decode them. Raises UsageError for a set that can only be streamed."""
+    not decode them, by shard. Raises UsageError for a set that can only be streamed."""
 
     def __init__(self, base: Catalog, chosen: Filter) -> None:
         import numpy
@@ -179,14 +179,16 @@ class FilteredCatalog(Catalog):
         self._base: Catalog = base if within is None else within._base
         self._chosen: Filter | None = None if within else chosen
         self.addresses, self.manifest, self.is_indexed = base.addresses, base.manifest, True
+        self.spelled = base.spelled
         self._bits: list[bytes | None] = []
         self._unpacked: OrderedDict[int, I64] = OrderedDict()
-        self.undecodable = 0
+        self.undecodable = {}
         counts, seen = [], chosen.selection.new_state()
         for shard, (rows, state) in enumerate(_each_shard(base, chosen)):
             if within is not None:
                 rows = within.also_kept(shard, rows)
-            self.undecodable += state.dropped.get("undecodable", 0)
+            if "undecodable" in state.dropped:
+                self.undecodable[self.addresses[shard]] = state.dropped["undecodable"]
             seen.found |= state.found
             counts.append(len(rows))
             self._bits.append(_packed(rows, self.held(shard)))

@@ -13,10 +13,11 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from wdscli.errors import DataError, InputError, UsageError, WdsError
+from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.catalog import Catalog
+from wdscli.loader.failures import Failed, OnError, Policy, read_each
 from wdscli.loader.fetch import Raw
 from wdscli.loader.filters import Filter, FilteredCatalog, filtered
 from wdscli.loader.fluent import PerSample
@@ -24,6 +25,7 @@ from wdscli.loader.ordinals import Layout, Ordinals, layout
 from wdscli.loader.pipeline import Pipeline
 from wdscli.loader.pool import Pool
 from wdscli.loader.stats import Counts
+from wdscli.loader.urls import Urls, addresses_of
 
 if TYPE_CHECKING:
     import numpy
@@ -33,15 +35,12 @@ if TYPE_CHECKING:
 
     I64: TypeAlias = NDArray[numpy.int64]
 
-OnError = Literal["raise", "skip", "substitute"]
 Self = TypeVar("Self", bound="IndexedDataset")
 
 TOGETHER = 256
 """Samples that are read at once when a whole table is iterated."""
 AT_ONCE = 32 << 20
 """About how many bytes of samples at most."""
-SUBSTITUTES = 100
-"""Neighbours that are tried in place of a sample that cannot be had."""
 
 
 class IndexedDataset(PerSample):
@@ -50,10 +49,10 @@ class IndexedDataset(PerSample):
     ``urls`` are shards as everywhere in wdscli. ``fields`` limits which payloads are read. ``where``, ``keys`` and
     ``keys_from`` keep what wdscli's options of these names select, see :mod:`wdscli.loader.filters`. ``transform`` is a
     function of each sample, like :meth:`map`; the other stages of a sample are there too, from ``decode`` to
-    ``to_tuple``. ``on_error`` says what becomes of a sample that cannot be read:
-    ``"raise"``, ``"skip"`` (left out of iteration and of :meth:`__getitems__`; asked for alone it is an error) or
-    ``"substitute"`` (the next one that can be read is given); :meth:`stats` counts them. ``threads`` read the samples
-    of one call, by default one for local shards and 16 for remote ones.
+    ``to_tuple``. ``on_error`` says what becomes of a sample that cannot be read: ``"raise"``, ``"skip"`` (left out of
+    iteration and of :meth:`__getitems__`; asked for alone it is an error) or ``"substitute"`` (one behind it in this
+    table is given); :meth:`stats` counts them. ``threads`` read the samples of one call, by default one for local
+    shards and 16 for remote ones.
 
     Raises UsageError for shards that can only be streamed.
 
@@ -73,7 +72,7 @@ class IndexedDataset(PerSample):
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: Urls,
         *,
         fields: Sequence[str] | None = None,
         where: str | None = None,
@@ -83,18 +82,16 @@ class IndexedDataset(PerSample):
         on_error: OnError = "raise",
         threads: int | None = None,
     ) -> None:
-        if on_error not in ("raise", "skip", "substitute"):
-            raise UsageError(f'no such on_error: "{on_error}"', hint='"raise", "skip" or "substitute"')
-        catalog = Catalog(urls)
+        self._counts = Counts()
+        self._policy = Policy(on_error, self._counts)
+        self.pipeline = Pipeline()
+        catalog = Catalog(addresses_of(urls))
         if not catalog.is_indexed:
             raise UsageError(
                 "an IndexedDataset needs shards that can be read at any place, not streams or compressed ones",
                 hint="WebDataset reads streams in order",
             )
-        self._on_error = on_error
         self._reading = (fields, threads)
-        self._counts = Counts()
-        self.pipeline = Pipeline()
         self._open(filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error))
         if transform is not None:
             self.pipeline = self.map(transform).pipeline
@@ -108,7 +105,10 @@ class IndexedDataset(PerSample):
         self._ends: I64 = numpy.cumsum(catalog.counts)
         self._ends_list: list[int] = self._ends.tolist()
         self._pool = Pool(catalog, *self._reading)
-        self._key_index: KeyIndex | None = None
+        self._key_index: list[KeyIndex] = []
+        """One, once it is made; all views have it together."""
+        for address, number in catalog.undecodable.items():
+            self._counts.add(address, "where: undecodable", number)
 
     def __len__(self) -> int:
         return len(self.ordinals)
@@ -127,7 +127,7 @@ class IndexedDataset(PerSample):
                 f"samples are numbered by whole numbers or named by keys, not {type(which).__name__}: "
                 "a list of numbers is for subset() or __getitems__()"
             ) from None
-        found = self.pipeline.unit(self._read_one(self.ordinals[number]))
+        found = self._one(number)
         if not found:
             raise DataError(
                 f"sample {number} was left out", code="skipped", hint='on_error="substitute" gives another'
@@ -136,7 +136,7 @@ class IndexedDataset(PerSample):
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """Many samples at once, in the order asked for: what torch's DataLoader calls for a batch."""
-        return self.pipeline.unit(self._read(self.ordinals.at(self.ordinals.checked(numbers))))
+        return self._made(self.ordinals.checked(numbers))
 
     def __iter__(self) -> Iterator[Any]:
         import numpy
@@ -145,7 +145,7 @@ class IndexedDataset(PerSample):
         while first < len(self):
             end = min(first + self._together(self.ordinals[first]), len(self))
             numbers: I64 = numpy.arange(first, end, dtype=numpy.int64)
-            yield from self.pipeline.unit(self._read(self.ordinals.at(numbers)))
+            yield from self._made(numbers)
             first = end
 
     def _together(self, ordinal: int) -> int:
@@ -181,11 +181,11 @@ class IndexedDataset(PerSample):
         return found
 
     def _find(self, key: str) -> int | None:
-        if self._key_index is None:
+        if not self._key_index:
             from wdscli.loader.keyindex import KeyIndex
 
-            self._key_index = KeyIndex(self.catalog)
-        shown = map(self.ordinals.find, self._key_index.find(key))
+            self._key_index.append(KeyIndex(self.catalog))
+        shown = map(self.ordinals.find, self._key_index[0].find(key))
         return min((number for number in shown if number is not None), default=None)
 
     def subset(self: Self, numbers: Sequence[int] | I64) -> Self:
@@ -203,7 +203,7 @@ class IndexedDataset(PerSample):
         ``fields``, ``size``, ``shard`` and ``index`` ask the indexes alone; one over ``json``, ``cls`` or ``txt`` reads
         these payloads once, now. Raises UsageError, and DataError for what cannot be decoded (under
         ``on_error="raise"``)."""
-        chosen = Filter.parse(where=where, keys=keys, keys_from=keys_from, on_error=self._on_error)
+        chosen = Filter.parse(where=where, keys=keys, keys_from=keys_from, on_error=self._policy.on_error)
         if chosen is None:
             return self
         if self.ordinals.is_all(self.catalog.total or 0):
@@ -230,8 +230,8 @@ class IndexedDataset(PerSample):
         return layout(self.ordinals, self.catalog.counts, self.catalog.fingerprint)
 
     def stats(self) -> dict[str, Any]:
-        """How many samples could not be had: ``errors``, {shard: {reason: number}}, in this process."""
-        return {"errors": self._counts.by_shard()}
+        """What was left out so far, by shard and reason, in this process."""
+        return {"dropped": self._counts.by_shard()}
 
     def close(self) -> None:
         """Let go of files, threads and loaded indexes' readers; what is asked later opens them again."""
@@ -247,53 +247,37 @@ class IndexedDataset(PerSample):
         shards: I64 = numpy.searchsorted(self._ends, ordinals, side="right").astype(numpy.int64)
         return shards, ordinals - numpy.where(shards > 0, self._ends[shards - 1], 0)
 
-    def _read(self, ordinals: I64) -> list[Raw]:
-        """Samples of the set, but for those that are skipped."""
-        shards, samples = self._located(ordinals)
+    def read(self, positions: I64) -> list[Raw | Failed]:
+        """Samples by their numbers as they are read, before any stage; Failed in the place of one that cannot be, but
+        with ``on_error="raise"`` its error is raised."""
+        shards, samples = self._located(self.ordinals.at(positions))
+        places = self.catalog.places(shards, samples)
         try:
-            return self._pool.fetch(shards, self.catalog.places(shards, samples))
-        except (DataError, InputError):
-            if self._on_error == "raise":
+            return list(self._pool.fetch(shards, places))
+        except (DataError, StorageError):
+            if self._policy.raises:
                 raise
-        found = [self._one(ordinal) for ordinal in ordinals.tolist()]
-        return [raw for raw in found if raw is not None]
+            return read_each(self.catalog, self._pool, shards, places)
 
-    def _read_one(self, ordinal: int) -> list[Raw]:
-        """What :meth:`_read` gives for one."""
-        if self._on_error != "raise":
-            raw = self._one(ordinal)
-            return [] if raw is None else [raw]
+    def _made(self, numbers: I64) -> list[Any]:
+        """What the stages make of some samples."""
+        samples: Sequence[Any] = self.read(numbers)
+        if not self._policy.raises:
+            samples = self._policy.mended(samples, numbers, self, len(self))
+        return self.pipeline.unit(samples)
+
+    def _one(self, number: int) -> list[Any]:
+        """:meth:`_made` of one, quicker."""
+        ordinal = self.ordinals[number]
+        if not self._policy.raises:
+            return self._made(self.ordinals.checked([number]))
         shard = bisect_right(self._ends_list, ordinal)
         sample = ordinal - self._ends_list[shard - 1] if shard else ordinal
-        return [self._pool.one(shard, self.catalog.place(shard, sample))]
-
-    def _one(self, ordinal: int) -> Raw | None:
-        """A sample, or what stands for it."""
-        tries = SUBSTITUTES if self._on_error == "substitute" else 1
-        total = int(self._ends[-1])
-        for number in range(tries):
-            raw = self._tried((ordinal + number) % total)
-            if raw is not None:
-                return raw
-        if tries > 1:
-            raise DataError(
-                f"none of {SUBSTITUTES} samples from number {ordinal} on can be read", code="damaged"
-            )
-        return None
-
-    def _tried(self, ordinal: int) -> Raw | None:
-        """A sample; None, and counted, when it cannot be read."""
-        import numpy
-
-        shards, samples = self._located(numpy.array([ordinal], dtype=numpy.int64))
-        try:
-            return self._pool.fetch(shards, self.catalog.places(shards, samples))[0]
-        except (DataError, InputError) as error:
-            self._counts.add(self.catalog.addresses[int(shards[0])], reason_of(error))
-            return None
+        raw = self._pool.one(shard, self.catalog.place(shard, sample))
+        return self.pipeline.unit([raw])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_key_index": None, "_ends": None, "_ends_list": None}
+        return {**self.__dict__, "_key_index": [], "_ends": None, "_ends_list": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         import numpy
@@ -302,8 +286,3 @@ class IndexedDataset(PerSample):
         assert self.catalog.counts is not None
         self._ends = numpy.cumsum(self.catalog.counts)
         self._ends_list = self._ends.tolist()
-
-
-def reason_of(error: WdsError) -> str:
-    """A word for what went wrong: the code of a DataError, else that the shard could not be read."""
-    return error.code if isinstance(error, DataError) and error.code else "unreadable"

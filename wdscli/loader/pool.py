@@ -45,7 +45,7 @@ class Pool:
     ) -> None:
         self._catalog = catalog
         self._fields = fields
-        self._only = None if fields is None else frozenset(fields)
+        self._only = None if fields is None else frozenset(field.lower() for field in fields)
         self._is_local = all(map(is_local, catalog.addresses))
         self._threads = threads or (1 if self._is_local else REMOTE_THREADS)
         self._begin()

@@ -95,10 +95,12 @@ class WebDataset(PositionDataset):
         if where is not None or keys is not None or keys_from is not None:
             from wdscli.loader.filters import filtered
 
-            catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from)
+            catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error)
         chosen = _order(shuffle, shardshuffle, resampled)
         source = IndexedSource(catalog, seed=seed or 0, shuffle=chosen, window=window, fields=fields)
         super().__init__(source, rank=rank, world_size=world_size, tail=tail, on_error=on_error, handler=handler)
+        for address, number in catalog.undecodable.items():
+            self._counts.add(address, "where: undecodable", number)
         self._empty_check = empty_check
         self._span = Epochs(None, None) if resampled or repeat else None
         if catalog.spelled:
