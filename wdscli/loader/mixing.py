@@ -121,12 +121,22 @@ class Mixed(PositionDataset):
         """Refused: raises UsageError."""
         raise UsageError("mcached() behind a mix", hint="call it on the datasets that are mixed")
 
+    def take_counts(self) -> list[tuple[str, str, int]]:
+        """What was counted as left out, by the sets' own stages too, which is not counted any more."""
+        counts = self._gathered()
+        for one in (self._counts, *self._parts_counts):
+            one.clear()
+        return counts.rows()
+
     def stats(self) -> dict[str, Any]:
         """What was left out so far, by shard and reason, in this process, by the sets' own stages too."""
+        return {**super().stats(), "dropped": self._gathered().by_shard()}
+
+    def _gathered(self) -> Counts:
         counts = Counts()
         for one in (self._counts, *self._parts_counts):
             counts.merge(one.rows())
-        return {**super().stats(), "dropped": counts.by_shard()}
+        return counts
 
 
 def _all_counts(part: PositionDataset) -> list[Counts]:
