@@ -18,7 +18,8 @@ from wdscli.model import to_text
 from wdscli.shards.find import find_index, scan_index
 from wdscli.shards.inputs import manifest_beside, open_set
 from wdscli.shards.manifest import Manifest, fingerprint
-from wdscli.storage import is_stream, open_source
+from wdscli.storage import is_local, is_stream, local_path, open_source
+from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
 
 if TYPE_CHECKING:
     import numpy
@@ -115,6 +116,9 @@ class Catalog:
         import numpy
 
         manifest = self.manifest or _beside(self.addresses)
+        if any(map(only_streams, self.addresses)) if manifest is None else not self._is_seekable():
+            self.is_indexed = False
+            return
         if manifest is not None:
             self.counts = numpy.array([shard.samples for shard in manifest.shards], dtype=numpy.int64)
             self.fingerprint = fingerprint(manifest.shards)
@@ -131,6 +135,15 @@ class Catalog:
             digest.update(f"{index.samples} {index.size} {index.digest}\n".encode())
         self.counts = numpy.array(counts, dtype=numpy.int64)
         self.fingerprint = f"xxh3_128:{digest.hexdigest()}"
+
+    def _is_seekable(self) -> bool:
+        """Whether shards that a manifest counts can be read at any place, as far as names and one web server tell."""
+        if any(map(COMPRESSED_SUFFIX.search, self.addresses)):
+            return False
+        if not self.addresses[0].startswith(("http:", "https:")):
+            return True
+        with open_source(self.addresses[0]) as source:
+            return source.seekable
 
     def _found_index(self, number: int, address: str) -> Index | None:
         """The index of one shard, found or made by a scan; None for one that can only be streamed."""
@@ -207,6 +220,14 @@ class Catalog:
             import numpy
 
             self.counts = numpy.frombuffer(decompress(state["counts"]), dtype=numpy.int64)
+
+
+def only_streams(address: str) -> bool:
+    """Whether an address alone tells that its bytes come once, from front to back. Nothing is opened: who opens a named
+    pipe has begun to read it."""
+    if is_stream(address) or COMPRESSED_SUFFIX.search(address):
+        return True
+    return is_local(address) and is_device(local_path(address))
 
 
 def _beside(addresses: Sequence[str]) -> Manifest | None:

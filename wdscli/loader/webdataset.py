@@ -20,7 +20,7 @@ from wdscli.loader.handlers import Handler, reraise_exception
 from wdscli.loader.order import Shuffle
 from wdscli.loader.patterns import Files
 from wdscli.loader.share import Tail
-from wdscli.loader.source import IndexedSource
+from wdscli.loader.source import IndexedSource, PositionSource
 from wdscli.loader.splitters import check_splitter, single_node_only, split_by_worker
 from wdscli.loader.urls import Urls, addresses_of
 
@@ -97,8 +97,16 @@ class WebDataset(PositionDataset):
 
             catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error)
         chosen = _order(shuffle, shardshuffle, resampled)
-        source = IndexedSource(catalog, seed=seed or 0, shuffle=chosen, window=window, fields=fields)
-        super().__init__(source, rank=rank, world_size=world_size, tail=tail, on_error=on_error, handler=handler)
+        source: PositionSource
+        if catalog.is_indexed:
+            source = IndexedSource(catalog, seed=seed or 0, shuffle=chosen, window=window, fields=fields)
+        else:
+            from wdscli.loader.streams import opened_stream
+
+            source = opened_stream(catalog, seed or 0, chosen, fields, tail=tail, on_error=on_error)
+        super().__init__(
+            source, rank=rank, world_size=world_size, tail=tail, on_error=on_error, handler=handler
+        )
         for address, number in catalog.undecodable.items():
             self._counts.add(address, "where: undecodable", number)
         self._empty_check = empty_check
