@@ -622,7 +622,7 @@ class TestDedup:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         names = twins(tmp_path / "in")
-        original = dedup_module._Comparison._read
+        original = dedup_module.Comparison._read
 
         def cut(self: Any, rows: list[int]) -> Any:
             known = original(self, rows)
@@ -630,7 +630,7 @@ class TestDedup:
             os.truncate(names[0], 512)
             return known
 
-        monkeypatch.setattr(dedup_module._Comparison, "_read", cut)
+        monkeypatch.setattr(dedup_module.Comparison, "_read", cut)
         with pytest.raises(DataError, match="archive ends inside a payload"):
             merge(Request(names, f"{tmp_path}/out.tar"), dedup=["jpg"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from shard_cases import content, numbered, write_shards
 
 from wdscli.cli.main import main
 from wdscli.errors import OutputError
-from wdscli.ops import external, large, reorder, strata, turns
+from wdscli.ops import dedup, external, large, reorder, sifting, strata, turns
+from wdscli.ops import survey as survey_module
 from wdscli.ops.external import Stored, sort_by_values, sort_records, store
 from wdscli.ops.overflow import Keep
 from wdscli.ops.scratch import Input
@@ -145,6 +147,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(large, "HELD", 7)
     monkeypatch.setattr(external, "LEAST_RUN", 16)
     monkeypatch.setattr(external, "LEAST_READ", 4)
+    monkeypatch.setattr(sifting, "_LEAST", 3)
     for module in (strata, turns):
         monkeypatch.setattr(module, "BLOCK", 5)
     monkeypatch.setattr(
@@ -228,6 +231,22 @@ WORDS = {
             "{shard}-{index}",
         ]
     ],
+    "merge without repeated keys": ["merge", "--dedup", "key", "--shards", "2"],
+    "merge without repeated classes": ["merge", "--dedup", "cls", "--on-duplicate", "skip", "--shards", "2"],
+    "merge without repeats": [
+        "merge",
+        "--dedup",
+        "key,jpg,cls",
+        "--on-duplicate",
+        "rekey",
+        "--max-count",
+        "9",
+    ],
+    "merge without repeats of old keys": ["merge", "--dedup", "key", "--rekey", "{shard}-{index}"],
+    "merge without repeats in turn": [
+        *["merge", "--dedup", "jpg", "--weights", WEIGHTS, "--stop", "repeat", "--on-duplicate", "skip"]
+    ],
+    "merge without what nothing has": ["merge", "--dedup", "mp3", "--on-duplicate", "skip"],
     "merge again and again": ["merge", "--weights", WEIGHTS, "--stop", "repeat", "--on-duplicate", "skip"],
     "merge again and again, repeats renamed": [
         *["merge", "--weights", WEIGHTS, "--stop", "repeat", "--on-duplicate", "rekey", "--shards", "3"]
@@ -275,6 +294,34 @@ class TestPlans:
                 request.getfixturevalue("tiny")
         assert "missing " in told[0]
         assert told[0] == told[1]
+
+    @pytest.mark.parametrize("collide", [False, True])
+    @pytest.mark.parametrize("by", ["key", "jpg", "key,cls"])
+    def test_the_same_duplicates_are_told(
+        self, awkward: list[str], tmp_path: Path, request: Any, capfd: Any, by: str, collide: bool
+    ) -> None:
+        """Also where all hashes are the same, so that groups are in many blocks and hold samples that differ."""
+        if collide:
+            patch = request.getfixturevalue("monkeypatch")
+            patch.setattr(dedup, "digest_of", lambda _: bytes(range(16)))
+            patch.setattr(survey_module, "hash_key", lambda _: 77)
+        told: list[Any] = []
+        for number in range(2):
+            report, out = tmp_path / f"{number}.jsonl", tmp_path / f"{number}-%06d.tar"
+            words = ["merge", *awkward, "--dedup", by, "--on-duplicate", "skip", "-j", "1", "-o", str(out)]
+            # Whoever copies samples would notice hashes that are none.
+            more = ["-n", "--json"] if collide else ["--report", str(report), "-v"]
+            assert main([*words, *more]) == 0
+            data = [path.read_bytes() for path in sorted(tmp_path.glob(f"{number}-*.tar"))]
+            listed, said = capfd.readouterr()
+            listed = listed if collide else report.read_text()
+            said = [line for line in said.splitlines() if line.startswith("left out")]
+            assert '"duplicate":"a/s000"' in listed
+            told.append((re.sub("[01]-", "", listed), said, data))
+            if number == 0:
+                done = request.getfixturevalue("tiny")
+        assert told[0] == told[1]
+        assert done == ["merge"]
 
     def test_a_value_that_no_sample_has(self, awkward: list[str], tmp_path: Path, tiny: list[str]) -> None:
         command = ["sort", *awkward, "-o", str(tmp_path / "o.tar"), "--on-duplicate", "skip"]

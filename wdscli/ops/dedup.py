@@ -9,7 +9,7 @@ hashed and compared in pieces. It must not know what becomes of the samples that
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_128, xxh3_128_digest
 
@@ -17,7 +17,7 @@ from wdscli.errors import UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.ops.duplicates import AT_ONCE, Duplicates
 from wdscli.ops.opened import Inputs
-from wdscli.ops.orders import Order, Pool
+from wdscli.ops.orders import Pool
 from wdscli.ops.repeats import read_again, repeated_rows
 from wdscli.ops.rows import Samples
 from wdscli.ops.runs import PIECE, cut_short
@@ -31,12 +31,11 @@ if TYPE_CHECKING:
 
 KEY = "key"
 """What ``--dedup`` takes for the key, not for a field."""
-REASON = "duplicate"
+PAIR = [("row", "<u8"), ("first", "<u8")]
+"""A record of a row and the row of the sample that it repeats, or may repeat."""
 
 Pairs = list[tuple[int, int]]
 """(row, row of the sample that it repeats)."""
-Known = dict[int, tuple[bytes, list[tuple[int, int]]]]
-"""The key of each sample, and (offset, size) of the payloads to compare."""
 
 
 class Dedup(NamedTuple):
@@ -80,38 +79,12 @@ class Dedup(NamedTuple):
         if pool.values is None:
             pairs = repeated_rows(pool.samples, inputs, template)
         else:
-            pairs = _Comparison(self, pool.samples, inputs, template).pairs(pool.values, progress)
+            pairs = Comparison(self, pool.samples, inputs, template).pairs(pool.values, progress)
             pool = pool._replace(values=None)
         rows = [row for row, _ in pairs]
         firsts = pool.samples.take([first for _, first in pairs])
         found = Duplicates(self.names, pool.samples.take(rows), firsts, inputs, template)
         return (pool.without(rows) if rows else pool), found
-
-
-@runtime_checkable
-class Deduplicating(Protocol):
-    """An order that may leave duplicates out."""
-
-    @property
-    def dedup(self) -> Dedup | None:
-        """What makes a duplicate, None to keep all."""
-
-
-def without_duplicates(
-    order: Order,
-    pool: Pool,
-    inputs: Sequence[Input],
-    template: SurveyTask,
-    dropped: dict[str, int],
-    progress: Progress,
-) -> tuple[Pool, Duplicates | None]:
-    """The samples without duplicates, where the order wants that; these are counted in ``dropped``."""
-    if not isinstance(order, Deduplicating) or order.dedup is None:
-        return pool, None
-    pool, found = order.dedup.sift(pool, inputs, template, progress)
-    if found.total:
-        dropped[REASON] = found.total
-    return pool, found
 
 
 class Digests(NamedTuple):
@@ -173,7 +146,15 @@ def places_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[tup
     return found
 
 
-class _Comparison:
+class Known(NamedTuple):
+    """What a sample is compared by: the number of its shard, its key, and (offset, size) of the payloads."""
+
+    shard: int
+    key: bytes
+    places: list[tuple[int, int]]
+
+
+class Comparison:
     """The samples of one hash, compared byte for byte."""
 
     def __init__(self, dedup: Dedup, samples: Samples, inputs: Sequence[Input], template: SurveyTask) -> None:
@@ -191,47 +172,66 @@ class _Comparison:
             for some in _by_count(groups):
                 known = self._read(sorted(row for group in some for row in group))
                 for group in some:
-                    found += self._compare(group, known, inputs)
+                    unlike: list[int] = []
+                    found += self._compare(group, unlike, known, inputs)
                     progress.advance(len(group))
         progress.finish()
         return sorted(found)
 
-    def _read(self, rows: list[int]) -> Known:
+    def repeats(self, candidates: Iterable[Any], progress: Progress) -> Iterator[Any]:
+        """The same from records (:data:`PAIR`) of rows and the first row of their hash, those of one hash side by side
+        and in rising order, in blocks of any size."""
+        import numpy
+
+        first, unlike = -1, list[int]()
+        known: dict[int, Known] = {}
+        with Inputs(dict(enumerate(self._numbered))) as inputs:
+            for some in candidates:
+                rows = some["row"].tolist()
+                known = {row: known[row] for row in unlike} | self._read(sorted(rows))
+                found: Pairs = []
+                for begin, row in zip(some["first"].tolist(), rows, strict=True):
+                    if begin != first:
+                        first, unlike = begin, []
+                    found += self._compare([row], unlike, known, inputs)
+                progress.advance(len(rows))
+                yield numpy.array(found, dtype=PAIR)
+
+    def _read(self, rows: list[int]) -> dict[int, Known]:
         again = read_again(self._samples, self._numbered, self._template, rows)
+        shards = self._samples.take(rows).shards.tolist()
         return {
-            row: (batch.keys[at], places_of(batch, at, self._dedup.fields) or [])
-            for row, _, batch, at in again
+            row: Known(shard, batch.keys[at], places_of(batch, at, self._dedup.fields) or [])
+            for (row, _, batch, at), shard in zip(again, shards, strict=True)
         }
 
-    def _compare(self, group: list[int], known: Known, inputs: Inputs) -> Pairs:
+    def _compare(
+        self, group: Iterable[int], unlike: list[int], known: dict[int, Known], inputs: Inputs
+    ) -> Pairs:
         """The repeats among samples of one hash: each is compared with those that are unlike each other so far."""
         found: Pairs = []
-        unlike: list[int] = []
         for row in group:
-            first = next((one for one in unlike if self._are_equal(one, row, known, inputs)), None)
+            first = next((one for one in unlike if self._are_equal(known[one], known[row], inputs)), None)
             if first is None:
                 unlike.append(row)
             else:
                 found.append((row, first))
         return found
 
-    def _are_equal(self, one: int, other: int, known: Known, inputs: Inputs) -> bool:
-        (key, places), (other_key, other_places) = known[one], known[other]
-        if self._dedup.by_key and key != other_key:
+    def _are_equal(self, one: Known, other: Known, inputs: Inputs) -> bool:
+        if self._dedup.by_key and one.key != other.key:
             return False
-        if [size for _, size in places] != [size for _, size in other_places]:
+        if [size for _, size in one.places] != [size for _, size in other.places]:
             return False
         return all(
-            self._piece(inputs, one, offset + at, length)
-            == self._piece(inputs, other, other_offset + at, length)
-            for (offset, size), (other_offset, _) in zip(places, other_places, strict=True)
+            self._piece(inputs, one.shard, offset + at, length)
+            == self._piece(inputs, other.shard, other_offset + at, length)
+            for (offset, size), (other_offset, _) in zip(one.places, other.places, strict=True)
             for at, length in ((at, min(PIECE, size - at)) for at in range(0, size, PIECE))
         )
 
-    def _piece(self, inputs: Inputs, row: int, offset: int, length: int) -> bytes:
-        """Some bytes of a sample's shard, which may have been closed since the last: only so many are open at a
-        time."""
-        number = int(self._samples.shards[row])
+    def _piece(self, inputs: Inputs, number: int, offset: int, length: int) -> bytes:
+        """Some bytes of a shard, which may have been closed since the last: only so many are open at a time."""
         data = inputs[number].read_at(offset, length)
         if len(data) < length:
             raise cut_short(self._numbered[number].address, offset)

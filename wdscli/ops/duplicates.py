@@ -16,7 +16,7 @@ from wdscli.ops.scratch import Input
 from wdscli.ops.survey import SurveyTask
 
 AT_ONCE = 1 << 17
-"""Samples whose names are held together."""
+"""Samples whose names are held together, at most."""
 
 
 class Duplicate(NamedTuple):
@@ -42,12 +42,14 @@ class Duplicates:
         firsts: Samples,
         inputs: Sequence[Input],
         template: SurveyTask,
+        at_once: int = AT_ONCE,
     ) -> None:
         self.by = tuple(by)
         self.samples = samples
         self.firsts = firsts
         self._inputs = inputs
         self._template = template
+        self._at_once = at_once
 
     @property
     def total(self) -> int:
@@ -57,12 +59,13 @@ class Duplicates:
     @property
     def size_bytes(self) -> int:
         """What they take in the inputs."""
-        return int(self.samples.lengths.sum())
+        return sum(int(part.lengths.sum()) for part in self.samples.parts())
 
     def listed(self) -> Iterator[Duplicate]:
         """Each of them, in input order. Reads the names again; raises InputError, DataError."""
-        for begin in range(0, self.total, AT_ONCE):
-            some, firsts = (one.part(begin, begin + AT_ONCE) for one in (self.samples, self.firsts))
+        for begin in range(0, self.total, self._at_once):
+            end = begin + self._at_once
+            some, firsts = (Samples(one.part(begin, end).rows) for one in (self.samples, self.firsts))
             keys, first_keys = self._keys(some), self._keys(firsts)
             for row, key, first_key in zip(range(some.total), keys, first_keys, strict=True):
                 yield Duplicate(

@@ -96,8 +96,8 @@ class StoredSamples(Samples):
         import numpy
 
         kind = numpy.dtype([("key", "<u8"), ("row", "<u8")])
-        sorted_keys = sort_records(_keyed(self.parts(), kind), kind, _key_of, self.new_path, self.limit)
-        repeated = list(_repeated(sorted_keys))
+        sorted_keys = sort_records(keyed(self.parts(), kind), kind, _key_of, self.new_path, self.limit)
+        repeated = list(repeated_records(sorted_keys))
         found = numpy.concatenate(repeated) if repeated else numpy.empty(0, dtype=kind)
         return found["row"].astype(numpy.int64), found["key"]
 
@@ -127,7 +127,7 @@ def _left(parts: Iterable[Samples], gone: I64) -> Iterator[Rows]:
         at += part.total
 
 
-def _keyed(parts: Iterable[Samples], kind: Any) -> Iterator[Any]:
+def keyed(parts: Iterable[Samples], kind: Any) -> Iterator[Any]:
     """Hashes with their rows."""
     import numpy
 
@@ -139,7 +139,7 @@ def _keyed(parts: Iterable[Samples], kind: Any) -> Iterator[Any]:
         yield records
 
 
-def _repeated(sorted_keys: Stored) -> Iterator[Any]:
+def repeated_records(sorted_keys: Stored) -> Iterator[Any]:
     """The records whose key a neighbour has."""
     import numpy
 

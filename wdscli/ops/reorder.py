@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from wdscli.errors import UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.ops.beside import Joined
-from wdscli.ops.dedup import without_duplicates
 from wdscli.ops.duplicates import Duplicates
 from wdscli.ops.jobs import WORTH_BYTES, useful_jobs
 from wdscli.ops.large import (
@@ -42,6 +41,7 @@ from wdscli.ops.repeats import renamed, repeated_error, repeated_rows
 from wdscli.ops.rounds import Naming, in_rounds
 from wdscli.ops.rows import Ordered
 from wdscli.ops.scratch import Input, Scratch, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
+from wdscli.ops.sifting import without_duplicates
 from wdscli.ops.strategy import Choice, Strategy, choose
 from wdscli.ops.survey import Survey, SurveyTask, gather_samples, survey
 from wdscli.progress import QUIET, Progress
@@ -237,7 +237,7 @@ def make_plan(
         if is_large and (message := check_memory(surveys, order)) and limits.given:
             progress.warn(message)
         pool = _pool(surveys, sets, order)
-    pool, duplicates = without_duplicates(order, pool, inputs, template, dropped, progress)
+    pool, duplicates = without_duplicates(order, pool, surveys, inputs, template, dropped, progress)
     pool, rekey, gone = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
     naming = Naming(inputs, template, rekey)
     if isinstance(pool.samples, StoredSamples):
