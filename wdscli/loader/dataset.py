@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.loader.failures import OnError, Policy
+from wdscli.loader.failures import OnError, Policy, Spare
 from wdscli.loader.fluent import Epochs, Fluent
 from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.pipeline import Pipeline, Unit
@@ -199,11 +199,11 @@ class PositionDataset(Fluent):
             yield from stream_units(self, batches, start)
             return
         numbers = range(start.batch, batches.total, share.workers)
-        reader = line.reader(start.epoch)
+        reader, spare = line.reader(start.epoch), Spare(line, start.epoch)
         try:
             for number, places, found in self._samples(reader, batches, numbers):
                 try:
-                    samples = self._policy.mended(found, places, reader, batches.length)
+                    samples = self._policy.mended(found, places, spare, batches.length)
                     unit = Unit(number, self.pipeline.unit(samples))
                 except StopEpoch as stop:
                     yield Unit(number, stop.items, True)
@@ -211,6 +211,7 @@ class PositionDataset(Fluent):
                 yield unit
         finally:
             reader.close()
+            spare.close()
 
     def _samples(
         self, reader: EpochReader, batches: Batches, numbers: range

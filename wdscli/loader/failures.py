@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wdscli.loader.catalog import Catalog
     from wdscli.loader.fetch import Fetcher, Raw
     from wdscli.loader.pool import Pool
-    from wdscli.loader.source import EpochReader
+    from wdscli.loader.source import EpochReader, PositionSource
     from wdscli.loader.stats import Counts
 
     I64: TypeAlias = NDArray[numpy.int64]
@@ -81,6 +81,25 @@ def _whole(catalog: Catalog, shard: int) -> WdsError | None:
     except (DataError, StorageError) as error:
         return error
     return None
+
+
+class Spare:
+    """A reader of its own for what is read in the place of something else, opened when it is needed: the one that reads
+    ahead may be in the hands of another thread."""
+
+    def __init__(self, source: PositionSource, epoch: int) -> None:
+        self._source, self._epoch = source, epoch
+        self._reader: EpochReader | None = None
+
+    def read(self, positions: I64) -> list[Any]:
+        """The samples at some positions, in their order."""
+        self._reader = self._reader or self._source.reader(self._epoch)
+        return self._reader.read(positions)
+
+    def close(self) -> None:
+        """Let go of files."""
+        if self._reader is not None:
+            self._reader.close()
 
 
 class Policy:
