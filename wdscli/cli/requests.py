@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wdscli.ops.forms import make_form
 from wdscli.ops.plan import Cuts
 from wdscli.ops.reorder import Request
 from wdscli.selection import Selection
+from wdscli.shards.forms import make_form
 from wdscli.shards.output import ShardSettings
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 from wdscli.errors import InputError, UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text
-from wdscli.ops.forms import make_form
 from wdscli.ops.jobs import useful_jobs
 from wdscli.ops.packing import PackTask, pack
 from wdscli.ops.plan import END_BYTES, Cuts
@@ -32,6 +31,7 @@ from wdscli.ops.sources.scratch import Scratch
 from wdscli.ops.sources.table import TableOptions, read_table
 from wdscli.ops.sources.walk import Wanted, walk
 from wdscli.progress import QUIET, Progress
+from wdscli.shards.forms import make_form
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.storage import is_local

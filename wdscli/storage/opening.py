@@ -102,8 +102,8 @@ def peek(source: Source, length: int) -> bytes:
     return source.peek(length) if isinstance(source, StreamSource) else b""
 
 
-def open_sink(address: str, *, force: bool = False, fsync: bool = False) -> Sink:
-    """A sink for one address.
+def open_sink(address: str, *, force: bool = False, fsync: bool = False, packed: bool = False) -> Sink:
+    """A sink for one address. With ``packed`` the caller compresses as the name says.
 
     Raises OutputExistsError when something is there and ``force`` is not given, OutputError when it cannot be
     written, UsageError for ``-`` on a terminal and for a compressed tar's suffix. ``fsync`` also forces a
@@ -116,7 +116,8 @@ def open_sink(address: str, *, force: bool = False, fsync: bool = False) -> Sink
         from wdscli.storage.streams import CommandSink
 
         return CommandSink(address, _command(address))
-    refuse_compressed(address, _COMPRESSED_TAR)
+    if not packed:
+        refuse_compressed(address, _COMPRESSED_TAR)
     if kind == "file":
         return _open_file_sink(address, force, fsync)
     from wdscli.storage.uploads import open_remote_sink

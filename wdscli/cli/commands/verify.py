@@ -9,11 +9,11 @@ from wdscli.cli.made import plural
 from wdscli.cli.options import CommonOptions, JsonOptions, OutputOptions, Shards, grouped
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
-from wdscli.ops.forms import make_form
 from wdscli.ops.verify import Finding, VerifyReport
 from wdscli.ops.verify import verify as run
 from wdscli.ops.verify.findings import MAX_FINDINGS, kind_of
 from wdscli.ops.verify.repair import RepairReport, repair
+from wdscli.shards.forms import make_form
 from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.units import human_size
 
