@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from awkward_sets import write_awkward
-from loader_cases import Reads, oracle, serve, write_set
+from loader_sets import Reads, oracle, serve, write_set
 from storage_servers import web_server
 from xxhash import xxh3_128
 

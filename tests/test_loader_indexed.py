@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 from awkward_sets import write_awkward
-from loader_cases import Raw, Reads, oracle, serve, write_set
+from loader_sets import Raw, Reads, oracle, serve, write_set
 from storage_servers import s3_server, web_server
 
 from wdscli.errors import DataError, InputError, UsageError
