@@ -47,7 +47,7 @@ def test_every_command_is_documented(name: str) -> None:
 
 @pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
 def test_mandoc_finds_nothing_to_say() -> None:
-    pages = sorted(map(str, ROOT.glob("man/man[15]/*")))
+    pages = sorted(map(str, ROOT.glob("man/man[157]/*")))
     assert pages
     done = subprocess.run(["mandoc", "-T", "lint", "-W", "all", *pages], capture_output=True, text=True)
     assert done.stdout + done.stderr == ""

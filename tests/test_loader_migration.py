@@ -1,0 +1,105 @@
+"""The page on webdataset's names, wdscli-webdataset(7), lists all of them, each with the status that it has."""
+
+from __future__ import annotations
+
+import re
+from inspect import signature
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import wdscli.loader as wds
+from wdscli.loader.compat import Refused
+
+theirs = pytest.importorskip("webdataset")
+
+PAGE = Path(__file__).resolve().parent.parent / "man" / "prose" / "wdscli-webdataset.7"
+
+
+def listed() -> dict[str, dict[str, set[str]]]:
+    """{section: {its part: names in tags}}."""
+    found: dict[str, dict[str, set[str]]] = {}
+    text = PAGE.read_text().replace("\\\n", "")
+    section = part = ""
+    for line in text.splitlines():
+        if line.startswith(".Sh "):
+            section, part = line[4:], ""
+        elif line.startswith(".Ss "):
+            part = line[4:]
+        elif line.startswith(".It "):
+            found.setdefault(section, {}).setdefault(part, set()).update(re.findall(r"Sy (\w+)", line))
+    return found
+
+
+LISTED = listed()
+ARGUMENTS, METHODS, NAMES = (
+    LISTED[section] for section in ("ARGUMENTS OF WEBDATASET", "METHODS", "FUNCTIONS AND CLASSES")
+)
+
+
+def all_of(parts: dict[str, set[str]]) -> list[str]:
+    return sorted(name for names in parts.values() for name in names)
+
+
+def public(thing: Any) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def test_every_name_of_webdataset_is_listed_once() -> None:
+    everything = all_of(NAMES)
+    assert len(everything) == len(set(everything))
+    assert set(everything) == public(theirs)
+
+
+def test_every_method_of_webdataset_is_listed_once() -> None:
+    everything = all_of(METHODS)
+    methods = set()
+    for kind in (theirs.WebDataset, theirs.WebLoader):
+        methods |= {name for name in public(kind) if callable(getattr(kind, name))}
+    assert len(everything) == len(set(everything))
+    assert set(everything) == methods
+
+
+def test_every_argument_of_webdataset_is_listed_once() -> None:
+    everything = all_of(ARGUMENTS)
+    assert len(everything) == len(set(everything))
+    assert set(everything) == set(signature(theirs.WebDataset.__init__).parameters) - {"self"}
+
+
+def test_names_are_there_unless_they_are_said_to_be_refused() -> None:
+    refused = NAMES["Names that are refused"]
+    for name in sorted(NAMES["Names that work as there"] | NAMES["Names that work differently"]):
+        assert not isinstance(getattr(wds, name), (Refused, ModuleType)), name
+    for name in sorted(refused - {"LMDBCached"}):
+        assert isinstance(getattr(wds, name), Refused), name
+    assert {name for name in public(theirs) if isinstance(getattr(wds, name, None), Refused)} <= refused
+
+
+def test_methods_are_there_unless_they_are_said_not_to_be() -> None:
+    missing = METHODS["Methods that are not there"]
+    for name in all_of(METHODS):
+        assert hasattr(wds.WebDataset, name) == (name not in missing), name
+
+
+def test_arguments_have_the_names_of_theirs() -> None:
+    """Every argument of a method can be given as there."""
+    for name in all_of(METHODS):
+        if name in METHODS["Methods that are not there"] | {"shuffle", "slice"}:
+            continue
+        wanted = signature(getattr(theirs.WebDataset, name)).parameters
+        ours = signature(getattr(wds.WebDataset, name)).parameters
+        named = {p.name for p in wanted.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        assert named <= set(ours), name
+    assert {"size", "initial", "rng", "seed", "handler"} <= set(signature(wds.WebDataset.shuffle).parameters)
+
+
+@pytest.mark.parametrize(
+    "name", ["Cached", "associate", "batched", "decode", "map", "shuffle", "slice", "xdecode"]
+)
+def test_a_stage_is_a_stage_whatever_was_imported_before(name: str) -> None:
+    import wdscli.loader.decoding
+    import wdscli.loader.stages  # noqa: F401
+
+    assert callable(getattr(wds, name))
