@@ -414,6 +414,12 @@ class TestCommand:
         assert "would write 6 samples" in ran.err
         assert "2 keys in all sets, not in all: 4 of set 1, 1 of set 2" in ran.err
 
+    def test_json_of_a_dry_run(self, good: Command, images: str, captions: str, tmp_path: Path) -> None:
+        words = ["--join", "left", images, captions, "--json", "-o", tmp_path / "o.tar"]
+        *shards, counts = good(*words, "-n").objects
+        assert [shard["samples"] for shard in shards] == [6]
+        assert counts == {"joined": good(*words).objects[0]["joined"]}
+
     def test_json(self, good: Command, images: str, captions: str, tmp_path: Path) -> None:
         ran = good("--join", "left", images, captions, "-o", tmp_path / "o.tar", "--json")
         told = ran.objects[0]

@@ -6,22 +6,31 @@ The plan of a way is compared row by row with that of another, and the output by
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_cases import leftovers, tar_of
+from dask_cluster import dask_cluster
+from memory_of import peak_of_all
+from shard_cases import content, leftovers, members_of, tar_of, wds
+from storage_servers import S3, s3_server
 from test_join import Sample, Set, members, oracle, write
 
 from wdscli.errors import DataError
-from wdscli.ops import external, join_large, joined, large, memory, spill, survey
+from wdscli.ops import external, join_large, joined, large, memory, spill, strategy, survey
+from wdscli.ops import join as join_module
 from wdscli.ops.join import Join, join
 from wdscli.ops.join_table import Table
 from wdscli.ops.large import StoredOrdered
 from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
+from wdscli.ops.planfile import read_plan, write_plan
+from wdscli.ops.reorder import Request, make_plan
+from wdscli.ops.running import run_plan
 from wdscli.ops.scratch import Scratch
 from wdscli.ops.spilled import SPILLED
+from wdscli.progress import NullProgress
+from wdscli.tar import END_OF_ARCHIVE, build_header
 
 
 def sets_of(count: int, total: int = 300) -> list[Set]:
@@ -49,6 +58,19 @@ def way(folder: Path, inputs: list[str], how: Join, **more: Any) -> dict[str, by
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*")) if path.is_file()}
 
 
+def files_read(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The numbers of what joins read from now on; those of shards are small."""
+    seen: set[int] = set()
+    read = joined.Joiner._read
+
+    def watched(self: Any, first: Any, views: Any) -> None:
+        seen.add(first.file)
+        read(self, first, views)
+
+    monkeypatch.setattr(joined.Joiner, "_read", watched)
+    return seen
+
+
 class TestSpill:
     @pytest.mark.parametrize("kind", ["inner", "left", "outer"])
     @pytest.mark.parametrize("policy", ["left", "suffix"])
@@ -71,14 +93,7 @@ class TestSpill:
     ) -> None:
         sets = sets_of(2)
         inputs = write(tmp_path, sets)
-        seen: set[int] = set()
-        read = joined.Joiner._read
-
-        def watched(self: Any, first: Any, views: Any) -> None:
-            seen.add(first.file)
-            read(self, first, views)
-
-        monkeypatch.setattr(joined.Joiner, "_read", watched)
+        seen = files_read(monkeypatch)
         join(Request(inputs, f"{tmp_path}/o.tar", strategy="spill", jobs=1), Join("left", "right"))
         assert min(seen) >= SPILLED
         assert (tmp_path / "o.tar").read_bytes() == tar_of(members(oracle(sets, "left", "right")))
@@ -215,6 +230,24 @@ class TestOnDisc:
         assert way(tmp_path / "b", inputs, how, memory=TINY) == wanted
         assert way(tmp_path / "c", inputs, how, memory=TINY, strategy="spill") == wanted
 
+    def test_plans_that_are_stored(self, tmp_path: Path) -> None:
+        inputs = write(tmp_path, sets_of(3), shards=2)
+        found = []
+        for name, limit in (("a", LARGE), ("b", TINY)):
+            address = f"{tmp_path}/{name}.plan"
+            request = Request(inputs, f"{tmp_path}/out/o-%d.tar", jobs=1, plan_file=address, memory=limit)
+            with Scratch(None) as scratch:
+                plan = make_plan(request, Join("outer", "left"), scratch)
+                assert isinstance(plan.ordered, StoredOrdered) == (limit == TINY)
+                write_plan(plan, address)
+            found.append(read_plan(address))
+        assert found[0].mark == found[1].mark
+        wanted = way(tmp_path / "a", inputs, Join("outer", "left"))
+        (tmp_path / "out").mkdir()
+        run_plan(found[1])
+        made = b"".join(path.read_bytes() for path in sorted((tmp_path / "out").glob("*.tar")))
+        assert members_of(made) == [m for data in _shards(wanted).values() for m in members_of(data)]
+
     @pytest.mark.parametrize("strategy", ["gather", "spill"])
     @pytest.mark.parametrize("kind", ["inner", "left", "outer"])
     def test_every_strategy(self, tmp_path: Path, strategy: Any, kind: Any) -> None:
@@ -223,3 +256,98 @@ class TestOnDisc:
         found = way(tmp_path / "b", inputs, Join(kind, "suffix"), memory=TINY, strategy=strategy)
         assert found == wanted
         assert not leftovers(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two sets of 150 thousand samples of 512 bytes, in different orders."""
+    folder = tmp_path_factory.mktemp("many")
+    names = []
+    for number, field in enumerate([b"jpg", b"txt"]):
+        keys = list(range(150_000))
+        random.Random(number).shuffle(keys)
+        path = folder / f"set{number}.tar"
+        with path.open("wb") as file:
+            file.writelines(build_header(b"n%07d.%s" % (key, field), 0) for key in keys)
+            file.write(END_OF_ARCHIVE)
+        names.append(str(path))
+    return names
+
+
+class TestMemory:
+    def test_resident_bytes_are_bounded(self, many: list[str]) -> None:
+        words = ["merge", "--join", "outer", "--on-conflict", "suffix", *many, "-o", "/nowhere/o.tar"]
+        limited, free = [peak_of_all(*words, "-n", "-j1", "--memory", limit) for limit in ("1MiB", "4GiB")]
+        assert limited < memory.least(1) * 5 // 4 < free
+
+    def test_same_bytes(self, many: list[str], tmp_path: Path) -> None:
+        words = ["merge", "--join", "inner", *many, "--limit", "30000", "--max-count", "8000"]
+        for name, *more in [
+            ("wanted", "-j1", "--memory", "4GiB"),
+            ("gather", "-j1", "--memory", "1MiB", "--strategy", "gather"),
+            ("spill", "-j2", "--memory", "1MiB", "--strategy", "spill"),
+        ]:
+            ran = wds(*words, "-o", f"{tmp_path}/{name}/o-%d.tar", *more)
+            assert ran.code == 0, ran.err
+            assert content(tmp_path / name) == content(tmp_path / "wanted")
+        assert len(content(tmp_path / "wanted")) > 8
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with s3_server() as server:
+        yield server
+
+
+class Warned(NullProgress):
+    """Keeps the warnings."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.told.append(message)
+
+
+class TestElsewhere:
+    def test_remote_sets_in_other_orders(
+        self, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Spilled unasked, here or to scratch space on the store; no task asks for a sample of an input."""
+        sets = sets_of(2, 120)
+        wanted = way(tmp_path / "near", write(tmp_path, sets), Join("left", "suffix"))
+        place = s3.bucket("join")
+        for number, one in enumerate(sets):
+            s3.client.put_object(Bucket=place, Key=f"set{number}.tar", Body=tar_of(members(one)))
+        inputs = [f"s3://{place}/set{number}.tar" for number in range(2)]
+        monkeypatch.setattr(strategy, "WORTH_BYTES", 1)
+        plan = Join("left", "suffix").plan(Request(inputs, "/nowhere/o.tar", jobs=1))
+        assert plan.strategy == "spill"
+        assert "samples lie scattered" in plan.reason
+        seen = files_read(monkeypatch)
+        for number, tmp in enumerate([None, f"s3://{place}/t"]):
+            found = way(tmp_path / f"far{number}", inputs, Join("left", "suffix"), tmp=tmp)
+            assert _shards(found) == _shards(wanted)
+        assert min(seen) >= SPILLED
+        assert s3.names(place) == ["set0.tar", "set1.tar"]
+
+    def test_on_dask(
+        self, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("distributed")
+        inputs = write(tmp_path, sets_of(2, 120))
+        how = Join("outer", "left")
+        wanted = way(tmp_path / "a", inputs, how)
+        with dask_cluster(tmp_path_factory.mktemp("dask")) as cluster:
+            for number, asked in enumerate(("gather", "spill")):
+                more = {"engine": cluster.url, "strategy": asked, "tmp": str(tmp_path)}
+                assert way(tmp_path / f"dask{number}", inputs, how, **more) == wanted
+            monkeypatch.setattr(join_module, "ROW_BYTES", 1 << 20)
+            warned = Warned()
+            how.plan(Request(inputs, "/nowhere/o.tar", engine=cluster.url, memory=1), None, progress=warned)
+        assert any("a join on an engine holds its plan in memory: about" in one for one in warned.told)
+
+
+def _shards(found: dict[str, bytes]) -> dict[str, bytes]:
+    """Without the manifest, which names the set's fingerprint."""
+    return {name: data for name, data in found.items() if name.endswith(".tar")}

@@ -50,6 +50,12 @@ CASES: dict[str, tuple[list[str], str, bool]] = {
     "split": (["split", *CUT], "all", True),
     "merge": (["merge", "--shards", "3"], "all", True),
     "merge in turns": (["merge", "--interleave", *CUT], "all", True),
+    "join": (["merge", "--join", "outer", *CUT], "all", True),
+    "join, fields in common": (
+        ["merge", "--join", "outer", "--on-conflict", "right", "--max-count", "7"],
+        "repeats",
+        False,
+    ),
 }
 EXTRA = {
     "split by ratio": (["split", "--ratio", "train=0.7,val=0.3", "--max-count", "9"], "all", True),

@@ -26,12 +26,12 @@ class PartTotals(NamedTuple):
     bytes: int
 
 
-def _joined(report: ReorderReport) -> dict[str, Any]:
-    if report.joined is None:
+def _joined(counts: JoinCounts | None) -> dict[str, Any]:
+    if counts is None:
         return {}
     from wdscli.cli.joining import joined_object
 
-    return {"joined": joined_object(report.joined)}
+    return {"joined": joined_object(counts)}
 
 
 def plural(count: int, word: str) -> str:
@@ -43,12 +43,15 @@ def print_plan(out: Out, planned: ReorderPlan) -> None:
     """A line per shard that would be written (name, samples, bytes), and the totals."""
     rows = [(shard.address, shard.samples, shard.size) for shard in planned.planned]
     parts = _planned_parts(planned)
+    counts = planned.joined.counts if planned.joined is not None else None
     if out.json:
         for shard, (name, samples, size) in zip(planned.planned, rows, strict=True):
             part = {"part": planned.parts[shard.part].name} if parts else {}
             out.object({"shard": name, "samples": samples, "bytes": size, **part})
         for totals in parts:
             out.object(totals._asdict())
+        if counts is not None:
+            out.object(_joined(counts))
     else:
         out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
     total = f"{plural(planned.samples, 'sample')} in {plural(len(rows), 'shard')}, {human_size(planned.size_bytes)}"
@@ -56,7 +59,7 @@ def print_plan(out: Out, planned: ReorderPlan) -> None:
     _tell_parts(out, parts)
     _tell_empty(out, sum(1 for shard in planned.planned if not shard.samples))
     _tell_repeats(out, planned.repeated)
-    _tell_joined(out, planned.joined.counts if planned.joined is not None else None)
+    _tell_joined(out, counts)
     _tell_losses(out, planned.dropped, planned.ignored, planned.oversized)
 
 
@@ -90,7 +93,7 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
                 "repeated": report.repeated,
                 "ignored": report.ignored,
                 "strategy": report.strategy,
-                **_joined(report),
+                **_joined(report.joined),
                 **whole,
             }
         )
