@@ -24,7 +24,7 @@ from wdscli.ops.join import Join, join
 from wdscli.ops.join_table import Table
 from wdscli.ops.large import StoredOrdered
 from wdscli.ops.plan import Cuts
-from wdscli.ops.planfile import read_plan, write_plan
+from wdscli.ops.planfile import load_plan, write_plan
 from wdscli.ops.reorder import Request, make_plan
 from wdscli.ops.running import run_plan
 from wdscli.ops.scratch import Scratch
@@ -240,7 +240,7 @@ class TestOnDisc:
                 plan = make_plan(request, Join("outer", "left"), scratch)
                 assert isinstance(plan.ordered, StoredOrdered) == (limit == TINY)
                 write_plan(plan, address)
-            found.append(read_plan(address))
+            found.append(load_plan(address))
         assert found[0].mark == found[1].mark
         wanted = way(tmp_path / "a", inputs, Join("outer", "left"))
         (tmp_path / "out").mkdir()
