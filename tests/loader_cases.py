@@ -1,71 +1,129 @@
-"""Sets for the tests of the loader, what is in them by other eyes than the loader's, and counts of what is read."""
+"""Sets and worlds for the loader's tests: a source without files, and ranks and workers without processes."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
-from storage_servers import Web
+from shard_cases import tar_of
 
-from wdscli.shards import ShardReader, ShardWriter
+from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.order import EpochOrder
+from wdscli.shards import ShardWriter
 
-Raw = dict[str, Any]
-
-
-def oracle(addresses: list[str]) -> list[Raw]:
-    """All samples of some shards, as ShardReader reads them one behind the other."""
-    found = []
-    for address in addresses:
-        with ShardReader(address) as reader:
-            found += [{"__key__": one.key, "__url__": address, **one} for one in reader]
-    return found
+RAGGED = (13, 0, 1, 30, 7, 19, 2, 25, 4)
+"""Samples of shards: 101 in all."""
 
 
-def write_set(
-    folder: Path, count: int = 23, per_shard: int = 5, image: int = 700, prefix: str = "in"
-) -> list[str]:
-    """A set with a manifest and indexes: a class, a JSON with ``width`` and an image of ``image`` bytes a sample."""
-    with ShardWriter(f"{folder}/{prefix}-%03d.tar", max_count=per_shard) as writer:
+class Numbers:
+    """A source of positions without files: the sample of shard s and place p is the number 1000 * s + p."""
+
+    is_stream = False
+
+    def __init__(
+        self, counts: Sequence[int] = RAGGED, seed: int = 0, shuffle: Any = "window", window: int = 3
+    ) -> None:
+        self.counts = numpy.array(counts, dtype=numpy.int64)
+        self.seed = seed
+        self._how: dict[str, Any] = {"shuffle": shuffle, "window": window}
+
+    def identity(self) -> dict[str, Any]:
+        return {"fingerprint": f"numbers-{self.counts.sum()}", "seed": self.seed, **self._how}
+
+    def length(self, epoch: int) -> int:
+        return int(self.counts.sum())
+
+    def reader(self, epoch: int) -> Any:
+        return _Reader(EpochOrder(self.counts, seed=self.seed, epoch=epoch, **self._how))
+
+
+class _Reader:
+    def __init__(self, order: EpochOrder) -> None:
+        self._order = order
+
+    def read(self, positions: Any) -> list[Any]:
+        shards, samples = self._order.locate(positions)
+        return (1000 * shards + samples).tolist()  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        pass
+
+
+def everything(counts: Sequence[int] = RAGGED) -> list[int]:
+    """All samples of :class:`Numbers`, in order."""
+    return [1000 * shard + place for shard, count in enumerate(counts) for place in range(count)]
+
+
+class Cls:
+    """The number in a sample's ``cls``; picklable, for workers that are spawned."""
+
+    def __call__(self, sample: dict[str, Any]) -> int:
+        return int(sample["cls"])
+
+
+class Even:
+    """A predicate."""
+
+    def __call__(self, number: int) -> bool:
+        return number % 2 == 0
+
+
+def make_set(folder: Path, count: int = 101, max_count: int = 13, size: int = 10) -> str:
+    """Samples with ``cls`` from 0 on and ``bin`` of ``size`` bytes, in shards of ``max_count``; the manifest's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ShardWriter(f"{folder}/in-%06d.tar", max_count=max_count) as writer:
         for number in range(count):
-            payloads = {
-                "cls": b"%d" % (number % 3),
-                "jpg": bytes([number % 251]) * image,
-                "json": b'{"width": %d}' % number,
-            }
-            writer.write(f"n{number % 4:02d}/img{number:04d}", payloads)
-    return [f"{folder}/{shard.name}" for shard in writer.manifest.shards]
+            writer.write(f"n{number:04d}", {"bin": bytes([number % 251]) * size, "cls": b"%d" % number})
+    return f"{folder}/in-manifest.json"
 
 
-def serve(web: Web, folder: Path) -> None:
-    """Every file below ``folder`` by its path in it."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            web.files[path.relative_to(folder).as_posix()] = path.read_bytes()
+def make_ragged(folder: Path, counts: Sequence[int] = RAGGED) -> str:
+    """Shards of so many samples, with neither manifest nor index; the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard, count in enumerate(counts):
+        members = [(f"s{shard}-{place:03d}.cls", b"%d" % (1000 * shard + place)) for place in range(count)]
+        (folder / f"r-{shard:03d}.tar").write_bytes(tar_of(members))
+    return str(folder)
 
 
-class Reads:
-    """The (offset, bytes) of every read of files of this process, and where they lay."""
+class World:
+    """Ranks and workers of a simulated world, whose DataLoaders take a batch of each worker in turn."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.of: list[tuple[str, int, int]] = []
-        real = os.pread
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int, workers: int) -> None:
+        self._patch = monkeypatch
+        self.world = world
+        self.workers = workers
 
-        def pread(descriptor: int, size: int, offset: int) -> bytes:
-            data = real(descriptor, size, offset)
-            self.of.append((os.readlink(f"/proc/self/fd/{descriptor}"), offset, len(data)))
-            return data
+    def _as_worker(self, worker: int, workers: int) -> None:
+        self._patch.setattr("wdscli.loader.dataset.find_worker", lambda: (worker, workers))
 
-        def refuse(*_: object) -> int:
-            raise AssertionError("a read that is not counted")
+    def of_rank(
+        self, make: Callable[..., PositionDataset], rank: int, state: Any = None, epoch: int = 0
+    ) -> list[Any]:
+        """What the DataLoader of one rank gives."""
+        lists = []
+        for worker in range(max(1, self.workers)):
+            data = make(rank=rank, world_size=self.world)
+            data.set_epoch(epoch)
+            if state is not None:
+                data.load_state_dict(state)
+            self._as_worker(worker, max(1, self.workers))
+            lists.append(list(data))
+            self._as_worker(0, 1)
+        return [one for row in zip_longest(*lists, fillvalue=None) for one in row if one is not None]
 
-        monkeypatch.setattr(os, "pread", pread)
-        monkeypatch.setattr(os, "preadv", refuse)
-
-    @property
-    def bytes(self) -> int:
-        return sum(size for _, _, size in self.of)
-
-    def forget(self) -> None:
-        self.of.clear()
+    def batches(
+        self, make: Callable[..., PositionDataset], state: Any = None, epoch: int = 0
+    ) -> list[list[Any]]:
+        """The global batches: of each the samples of all ranks, in the order of their positions."""
+        ranks = [self.of_rank(make, rank, state, epoch) for rank in range(self.world)]
+        assert len({len(batches) for batches in ranks}) == 1, "ranks see different numbers of batches"
+        missing = object()
+        return [
+            [one for row in zip_longest(*those, fillvalue=missing) for one in row if one is not missing]
+            for those in zip(*ranks)
+        ]
