@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         torch_audio,
         torch_video,
     )
+    from wdscli.loader.encode import numpy_dumps, torch_dumps
     from wdscli.loader.handlers import (
         ignore_and_continue,
         ignore_and_stop,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from wdscli.loader.splitters import non_empty, single_node_only, split_by_node, split_by_worker
     from wdscli.loader.torch_loader import WebLoader
     from wdscli.loader.webdataset import Dataset, WebDataset
+    from wdscli.loader.writing import ShardWriter, TarWriter
 
 _HOMES = {
     "Continue": "decoding",
@@ -66,7 +68,9 @@ _HOMES = {
     "ResampledShards": "compat",
     "RoundRobin": "mixing",
     "ShardSampler": "samplers",
+    "ShardWriter": "writing",
     "SimpleShardList": "compat",
+    "TarWriter": "writing",
     "WebDataset": "webdataset",
     "WebLoader": "torch_loader",
     "default_collation": "collate",
@@ -78,6 +82,7 @@ _HOMES = {
     "imagehandler": "decoding",
     "mix": "mixing",
     "non_empty": "splitters",
+    "numpy_dumps": "encode",
     "pipelinefilter": "compat",
     "pytorch_weights_only": "compat",
     "repeatedly": "compat",
@@ -86,6 +91,7 @@ _HOMES = {
     "split_by_node": "splitters",
     "split_by_worker": "splitters",
     "torch_audio": "decoding",
+    "torch_dumps": "encode",
     "torch_loads": "compat",
     "torch_video": "decoding",
     "transform_with": "compat",
@@ -110,7 +116,9 @@ __all__ = [
     "ResampledShards",
     "RoundRobin",
     "ShardSampler",
+    "ShardWriter",
     "SimpleShardList",
+    "TarWriter",
     "WebDataset",
     "WebLoader",
     "default_collation",
@@ -122,6 +130,7 @@ __all__ = [
     "imagehandler",
     "mix",
     "non_empty",
+    "numpy_dumps",
     "pipelinefilter",
     "pytorch_weights_only",
     "repeatedly",
@@ -130,6 +139,7 @@ __all__ = [
     "split_by_node",
     "split_by_worker",
     "torch_audio",
+    "torch_dumps",
     "torch_loads",
     "torch_video",
     "transform_with",
