@@ -320,8 +320,10 @@ def match_stored(
         os.unlink(one.records.path)
     if state.trouble is not None:
         return state.trouble[1]
+    lists = [_column(by_rank, number, scratch, limit) for number in range(len(sets))]
+    os.unlink(by_rank.path)
     return Found(
-        [_column(by_rank, number, scratch, limit) for number in range(len(sets))],
+        lists,
         matched=state.matched,
         used=state.used,
         totals=totals,
