@@ -1,0 +1,545 @@
+"""Mixes: exact shares in every block, where they end, the same for any ranks and workers, and gone on with anywhere."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from itertools import count, cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from loader_sets import write_set
+from shard_cases import mix as splitmix
+
+import wdscli.loader as wds
+from wdscli.errors import DataError, UsageError, WdsError
+from wdscli.loader.mixing import Mixed
+from wdscli.loader.pipeline import Batch
+from wdscli.loader.place import Place
+from wdscli.loader.ranks import Share
+from wdscli.loader.schedule import LARGEST, Schedule, quotas_of
+
+Sets = Callable[..., list[wds.WebDataset]]
+
+
+def key(*parts: int) -> int:
+    state = splitmix(parts[0])
+    for part in parts[1:]:
+        state = splitmix(state ^ part)
+    return state
+
+
+def blocks(quotas: Sequence[int], sets: Sequence[int], seed: int | None, phase: int) -> Iterator[int]:
+    """The sets of a phase without end, from the words of the module."""
+    common = numpy.gcd.reduce([quotas[one] for one in sets])
+    labels = [one for one in sets for _ in range(quotas[one] // common)]
+    for block in count():
+        if seed is None:
+            yield from labels
+            continue
+        of_block = key(seed, 4, phase, block)
+        yield from (
+            labels[place] for place in sorted(range(len(labels)), key=lambda i: splitmix(of_block ^ i))
+        )
+
+
+def by_the_book(
+    quotas: Sequence[int], lengths: Sequence[int], stop: str, seed: int | None
+) -> list[tuple[int, int]]:
+    """(set, how many it gave before) of one epoch, one after the other."""
+    found: list[tuple[int, int]] = []
+    given, sets = [0] * len(quotas), list(range(len(quotas)))
+    for phase in range(len(quotas)):
+        for one in blocks(quotas, sets, seed, phase):
+            if stop == "repeat" and all(have >= length for have, length in zip(given, lengths)):
+                return found
+            if stop != "repeat" and given[one] == lengths[one]:
+                break
+            found.append((one, given[one]))
+            given[one] += 1
+        if stop == "first":
+            return found
+        at = sets.index(one)
+        sets = sets[at + 1 :] + sets[:at] if seed is None else sets[:at] + sets[at + 1 :]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("mix")
+    for name, number, per_shard in ("a", 23, 5), ("b", 11, 4), ("c", 7, 7):
+        write_set(path / name, number, per_shard, image=40, prefix=name)
+    return path
+
+
+@pytest.fixture
+def sets(folder: Path) -> Sets:
+    """Datasets a, b and c of 23, 11 and 7 samples, which come out as "a0", "a1", ..."""
+
+    def make(names: str = "abc", *, named: bool = True, **how: Any) -> list[wds.WebDataset]:
+        found = [wds.WebDataset(f"{folder}/{name}/{name}-manifest.json", **how) for name in names]
+        return [one.map(Name(name)) for name, one in zip(names, found)] if named else found
+
+    return make
+
+
+class Name:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, sample: dict[str, Any]) -> str:
+        return f"{self.name}{json.loads(sample['json'])['width']}"
+
+
+class TestWeights:
+    @pytest.mark.parametrize(
+        ("weights", "quotas"),
+        [
+            ([0.7, 0.3], (7, 3)),
+            ([70, 30], (7, 3)),
+            ([1 / 3, 2 / 3], (1, 2)),
+            ([0.1, 0.2, 0.7], (1, 2, 7)),
+            (["1/6", Fraction(1, 2), 2], (1, 3, 12)),
+            ([5], (1,)),
+            ([1e-3, 1], (1, 1000)),
+        ],
+    )
+    def test_are_whole_numbers(self, weights: list[Any], quotas: tuple[int, ...]) -> None:
+        assert quotas_of(weights) == quotas
+
+    def test_that_are_too_fine_are_rounded_and_none_to_nothing(self) -> None:
+        weights = [1281167, 14197122, 1]
+        quotas = quotas_of(weights)
+        assert sum(quotas) == LARGEST
+        assert quotas[2] == 1
+        shares = [weight / sum(weights) for weight in weights]
+        assert max(abs(q / LARGEST - share) for q, share in zip(quotas, shares)) < 2 / LARGEST
+
+    @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), "much", None])
+    def test_that_are_none(self, weight: Any) -> None:
+        with pytest.raises(UsageError, match="weight"):
+            quotas_of([1, weight])
+
+
+class TestSchedule:
+    @pytest.mark.parametrize("quotas", [(7, 3), (1, 1, 1), (5, 4, 2), (1, 97), (6, 4, 9)])
+    def test_every_block_has_its_quotas_and_every_set_its_order(self, quotas: tuple[int, ...]) -> None:
+        schedule = Schedule(quotas, [1000 * quota for quota in quotas], seed=5)
+        block = sum(quotas)
+        found, samples = schedule.locate(numpy.arange(20 * block))
+        for first in range(0, len(found), block):
+            assert numpy.bincount(found[first : first + block]).tolist() == list(quotas)
+        for number in range(len(quotas)):
+            assert (samples[found == number] == numpy.arange(20 * quotas[number])).all()
+        orders = {tuple(found[first : first + block]) for first in range(0, len(found), block)}
+        assert len(orders) > 1
+
+    def test_the_order_is_pinned(self) -> None:
+        found, samples = Schedule([7, 3], [100, 100], seed=0).locate(numpy.arange(20))
+        assert found.tolist() == [0, 0, 0, 0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0, 0]
+        assert samples.tolist() == [0, 1, 2, 3, 0, 1, 4, 2, 5, 6, 3, 7, 4, 8, 9, 5, 10, 11, 12, 13]
+
+    @pytest.mark.parametrize("seed", [None, 0, 1, 77])
+    @pytest.mark.parametrize("stop", ["first", "all", "repeat"])
+    @pytest.mark.parametrize(
+        ("quotas", "lengths"),
+        [
+            ((7, 3), (23, 11)),
+            ((1, 1, 1), (5, 2, 3)),
+            ((2, 4, 6), (9, 1, 4)),
+            ((3, 3), (6, 6)),
+            ((1, 50), (3, 7)),
+            ((4,), (9,)),
+            ((2, 3, 4, 5), (8, 9, 10, 31)),
+        ],
+    )
+    def test_is_that_of_the_book(self, quotas: Any, lengths: Any, stop: Any, seed: int | None) -> None:
+        schedule = Schedule(quotas, lengths, stop=stop, seed=seed)
+        expected = by_the_book(quotas, lengths, stop, seed)
+        assert schedule.length == len(expected)
+        found, samples = schedule.locate(numpy.arange(schedule.length))
+        assert list(zip(found.tolist(), samples.tolist())) == expected
+        assert schedule.taken == numpy.bincount(found, minlength=len(quotas)).tolist()
+        # Any positions in any order.
+        some = numpy.random.default_rng(1).permutation(schedule.length)
+        found, samples = schedule.locate(some)
+        assert list(zip(found.tolist(), samples.tolist())) == [expected[at] for at in some.tolist()]
+
+    def test_far_positions_are_found_at_once(self) -> None:
+        schedule = Schedule([3, 2], [10**12, 10**12], stop="all")
+        assert schedule.length == 2 * 10**12
+        found, samples = schedule.locate(numpy.arange(10**12, 10**12 + 1000))
+        assert Counter(found.tolist()) == {0: 600, 1: 400}
+        assert samples[found == 0][0] == 6 * 10**11
+
+    def test_empty_sets(self) -> None:
+        with pytest.raises(UsageError, match="set 1 of the mix has no samples"):
+            Schedule([1, 1], [3, 0])
+        assert Schedule([1, 1], [3, 0], stop="all").length == 3
+
+    def test_no_such_stop(self) -> None:
+        with pytest.raises(UsageError, match='no such stop: "last"'):
+            Schedule([1], [1], stop="last")  # type: ignore[arg-type]
+
+
+def units(data: Any, workers: int, first: int, epoch: int, share: Share) -> dict[int, list[Any]]:
+    """What each of a rank's batches from ``first`` on is, made by so many workers."""
+    return {
+        unit.number: unit.items
+        for worker in range(workers)
+        for unit in data.units(Place(epoch, first + worker), share._replace(worker=worker, workers=workers))
+    }
+
+
+def world_of(make: Callable[..., Any], batch: int, world: int, workers: int, first: int, epoch: int) -> Any:
+    """The samples of each global batch, in its order."""
+    ranks = []
+    for rank in range(world):
+        data = make(batch // world, rank=rank, world_size=world)
+        ranks.append(units(data, workers, first, epoch, Share(rank, world)))
+    assert len({tuple(sorted(one)) for one in ranks}) == 1
+    found = {}
+    for number in ranks[0]:
+        rows = [[item for one in rank[number] for item in one] for rank in ranks]
+        found[number] = [row[at] for at in range(batch) for row in rows if at < len(row)]
+    return found
+
+
+class TestTopologies:
+    @pytest.mark.parametrize("stop", ["first", "all", "repeat"])
+    @pytest.mark.parametrize("shuffle", ["none", "window"])
+    def test_the_global_batches_are_the_same(self, sets: Sets, stop: Any, shuffle: Any) -> None:
+        def make(size: int, **share: Any) -> Any:
+            parts = list(zip(sets(shuffle=shuffle, seed=3), [0.5, 0.3, 0.2]))
+            return wds.mix(parts, stop=stop, seed=1, tail="uneven", **share).listed(size)
+
+        for epoch in range(3):
+            expected = world_of(make, 8, 1, 1, 0, epoch)
+            for world in (1, 2, 4, 8):
+                for workers in (1, 2, 3, 5):
+                    first = (3 * world + workers) % len(expected)
+                    found = world_of(make, 8, world, workers, first, epoch)
+                    assert found == {number: expected[number] for number in range(first, len(expected))}
+
+    def test_all_gives_every_sample_once(self, sets: Sets) -> None:
+        data = wds.mix(list(zip(sets(shuffle="window"), [5, 2, 2])), stop="all")
+        for _ in range(3):
+            found = list(data)
+            assert len(found) == len(data) == len(set(found)) == 41
+
+    @pytest.mark.parametrize("how", [{}, {"num_workers": 2}])
+    def test_real_workers_and_a_state_of_others(self, sets: Sets, how: Any) -> None:
+        pytest.importorskip("torch")
+
+        def make() -> Any:
+            return wds.mix(list(zip(sets(shuffle="window"), [3, 2, 1])), stop="repeat").listed(4)
+
+        expected = list(make())
+        loader = wds.WebLoader(make(), **how)
+        some = list(islice(loader, 3))
+        state = json.loads(json.dumps(loader.state_dict()))
+        for workers in (0, 3):
+            other = wds.WebLoader(make(), num_workers=workers)
+            other.load_state_dict(state)
+            assert some + list(other) == expected
+
+
+class TestEpochs:
+    @pytest.mark.parametrize("stop", ["first", "repeat"])
+    def test_sets_go_on_where_they_were_left(self, sets: Sets, stop: Any) -> None:
+        """Without a shuffle a set is a circle, and its samples come in turn through all epochs."""
+        data = wds.mix(list(zip(sets(), [1, 1, 1])), stop=stop)
+        lengths = {"a": 23, "b": 11, "c": 7}
+        circles = {name: cycle(range(length)) for name, length in lengths.items()}
+        per_epoch = {len(data)}
+        for _ in range(5):
+            for item in data:
+                assert int(item[1:]) == next(circles[item[0]])
+            per_epoch.add(len(data))
+        assert len(per_epoch) == 1
+
+    def test_a_shorter_set_goes_on_in_its_next_epochs_order(self, sets: Sets) -> None:
+        parts = sets(shuffle="full")
+        data = wds.mix(list(zip(parts, [1, 1, 1])), stop="repeat")
+        found = [item for _ in range(3) for item in data if item[0] == "c"]
+        alone = sets("c", shuffle="full")[0]
+        passes = [list(alone) for _ in range(1 + len(found) // 7)]
+        assert found == [item for one in passes for item in one][: len(found)]
+        assert passes[0] != passes[1]
+
+    def test_every_sample_of_the_longest_comes(self, sets: Sets) -> None:
+        data = wds.mix(list(zip(sets(shuffle="window"), [1, 1, 1])), stop="repeat")
+        assert {item for item in data if item[0] == "a"} == {f"a{number}" for number in range(23)}
+
+    def test_set_epoch_finds_what_iterating_comes_to(self, sets: Sets) -> None:
+        data, other = (wds.mix(list(zip(sets(shuffle="window"), [3, 1, 1]))) for _ in range(2))
+        epochs = [list(data) for _ in range(4)]
+        other.set_epoch(3)
+        assert list(other) == epochs[3]
+
+    def test_stages_of_positions_behind_a_mix(self, sets: Sets) -> None:
+        data = wds.mix(list(zip(sets(), [2, 1, 1])), stop="all")
+        assert list(data.slice(3, 20, 4)) == list(data)[3:20:4]
+        data.set_epoch(0)
+        assert [*data.with_epoch(60)] == [*islice((x for _ in range(2) for x in data), 60)]
+
+
+class TestState:
+    def test_from_any_batch(self, sets: Sets) -> None:
+        def make() -> Mixed:
+            parts = sets(shuffle="window", seed=2)
+            parts[0] = parts[0].select(lambda item: item[-1] != "3")
+            return wds.mix(list(zip(parts, [5, 3, 2])), stop="repeat", seed=9).listed(3)
+
+        whole = make()
+        expected = [*whole, *whole]
+        for stopped in range(0, len(expected), 3):
+            data = make()
+            given = list(islice((batch for _ in range(2) for batch in data), stopped))
+            state = json.loads(json.dumps(data.state_dict()))
+            assert len(json.dumps(state)) < 1000
+            other = make()
+            other.load_state_dict(state)
+            while other.epoch < 2:
+                given += list(other)
+            assert given == expected
+
+    def test_of_fifty_sets_is_small(self, folder: Path) -> None:
+        address = f"{folder}/c/c-manifest.json"
+        parts = [wds.WebDataset(address, seed=number, shuffle="window") for number in range(50)]
+        data = wds.mix([(part, 1 + number) for number, part in enumerate(parts)], stop="all")
+        assert len(json.dumps(data.state_dict())) < 1000
+        other = wds.mix([(part, 2 + number) for number, part in enumerate(parts)], stop="all")
+        with pytest.raises(UsageError, match="another mix"):
+            other.load_state_dict(data.state_dict())
+        nested = wds.mix([data, parts[0].with_epoch(5), wds.mix(parts[:9])])
+        assert len(json.dumps(nested.state_dict())) < 1000
+
+    def test_of_another_mix_is_refused_by_name(self, sets: Sets) -> None:
+        a, b, c = sets()
+        state = wds.mix({a: 2, b: 1}).state_dict()
+        for other, what in [
+            (wds.mix({a: 1, b: 1}), "another mix"),
+            (wds.mix({a: 2, c: 1}), "another mix"),
+            (wds.mix({a: 2, b: 1}, seed=1), "another seed"),
+            (wds.mix({a: 2, b: 1}, stop="all"), "another stop"),
+            (wds.mix({a: 2, b: 1}).batched(2), "another batch"),
+            (a, "another mix|other data"),
+        ]:
+            with pytest.raises(UsageError, match=what):
+                other.load_state_dict(state)
+        wds.mix({a: 1, b: 1}).load_state_dict(state, force=True)
+
+    def test_pickles_small(self, sets: Sets) -> None:
+        data = wds.mix(list(zip(sets(), [3, 2, 1])), stop="all").listed(2)
+        expected = list(data)
+        data.set_epoch(0)
+        packed = pickle.dumps(data)
+        assert len(packed) < 8000
+        assert list(pickle.loads(packed)) == expected
+
+
+class TestStages:
+    def test_of_a_set_are_for_its_samples(self, sets: Sets) -> None:
+        a, b, _ = sets()
+        found = list(wds.mix({a.map(str.upper): 1, b.select(lambda x: x != "b3"): 1}, stop="all"))
+        assert [item for item in found if item[0] == "A"] == [f"A{number}" for number in range(23)]
+        assert [item for item in found if item[0] == "b"] == [f"b{n}" for n in range(11) if n != 3]
+
+    def test_what_a_set_leaves_out_is_counted(self, sets: Sets) -> None:
+        a, b, _ = sets(named=False)
+        data = wds.mix([a, b.select(lambda sample: sample["cls"] != b"0")], stop="all")
+        assert len(list(data)) == 23 + 7
+        [dropped] = {json.dumps(sorted(one.items())) for one in [data.stats()["dropped"]]}
+        assert sum(n for shard in data.stats()["dropped"].values() for n in shard.values()) == 4, dropped
+        assert sum(number for _, _, number in data.take_counts()) == 4
+        assert data.stats()["dropped"] == {}
+
+    def test_that_cannot_be_exact_are_refused(self, sets: Sets) -> None:
+        a, b, _ = sets()
+        with pytest.raises(UsageError, match="generator"):
+            wds.mix([a.compose(lambda items: items), b])
+        with pytest.raises(UsageError, match="batches are not mixed"):
+            wds.mix([a.batched(3), b])
+        with pytest.raises(UsageError, match="mcached"):
+            wds.mix([a, b]).mcached()
+
+    def test_a_set_may_be_sliced_and_thinned(self, sets: Sets) -> None:
+        a, b, _ = sets()
+        found = list(wds.mix([a.slice(5, 9), b.rsample(0.5)], stop="all"))
+        assert [item for item in found if item[0] == "a"] == ["a5", "a6", "a7", "a8"]
+        assert len([item for item in found if item[0] == "b"]) == 6
+
+    def test_labels(self, folder: Path, sets: Sets) -> None:
+        address = f"{folder}/a/a-manifest.json"
+        _, b, c = sets(named=False)
+        inner = wds.mix({"bee": (b, 1), "sea": (c, 1)}, label="__set__")
+        found = Counter(one["__set__"] for one in wds.mix({address: 1, "in": (inner, 1)}, label="__set__"))
+        assert set(found) == {address, "in/bee", "in/sea"}
+        other = wds.mix([b, inner], label="set")
+        assert {(one["set"], one.get("__set__")) for one in other} == {
+            ("0", None),
+            ("1", "bee"),
+            ("1", "sea"),
+        }
+        assert all("__set__" not in one for one in wds.mix([b, c]))
+
+
+class TestNested:
+    def test_shares_multiply(self, sets: Sets) -> None:
+        a, b, c = sets()
+        inner = wds.mix({b: 2, c: 1}, stop="repeat")
+        found = list(wds.mix({a: 1, inner: 1}, stop="first"))[:24]
+        assert Counter(item[0] for item in found) == {"a": 12, "b": 8, "c": 4}
+
+    def test_is_resumed_and_shared(self, sets: Sets) -> None:
+        def make(size: int, **share: Any) -> Any:
+            a, b, c = sets(shuffle="window")
+            inner = wds.mix({b.map(str.upper): 2, c: 1}, stop="repeat", seed=4)
+            return wds.mix({a: 1, inner: 2}, stop="all", tail="uneven", **share).listed(size)
+
+        expected = world_of(make, 4, 1, 1, 0, 1)
+        assert world_of(make, 4, 2, 3, 2, 1) == {n: expected[n] for n in range(2, len(expected))}
+
+
+class TestPerBatch:
+    def make(self, sets: Sets, size: int, **how: Any) -> Any:
+        parts = [part.listed(size) for part in sets(shuffle="window")]
+        return wds.mix(list(zip(parts, [3, 2, 1])), per="batch", tail="uneven", **how)
+
+    @pytest.mark.parametrize("stop", ["first", "all", "repeat"])
+    def test_global_batches_are_of_one_set(self, sets: Sets, stop: Any) -> None:
+        def make(size: int, **share: Any) -> Any:
+            return self.make(sets, size, stop=stop, **share)
+
+        expected = world_of(make, 4, 1, 1, 0, 1)
+        assert all(len({item[0] for item in batch}) == 1 for batch in expected.values())
+        for world, workers in (2, 1), (4, 3), (1, 2):
+            assert world_of(make, 4, world, workers, 1, 1) == {
+                n: expected[n] for n in range(1, len(expected))
+            }
+
+    def test_shares_are_of_batches(self, sets: Sets) -> None:
+        found = [batch[0][0] for batch in self.make(sets, 2, stop="repeat")]
+        for first in range(0, len(found) - 6, 6):
+            assert Counter(found[first : first + 6]) == {"a": 3, "b": 2, "c": 1}
+
+    def test_all_gives_every_sample_once_and_short_last_batches(self, sets: Sets) -> None:
+        data = self.make(sets, 4, stop="all")
+        batches = list(data)
+        assert len(batches) == 6 + 3 + 2
+        assert sorted(item for batch in batches for item in batch) == sorted(
+            f"{name}{n}" for name, length in (("a", 23), ("b", 11), ("c", 7)) for n in range(length)
+        )
+        assert Counter(map(len, batches)) == {4: 8, 3: 3}
+
+    def test_each_set_has_its_own_stages(self, sets: Sets) -> None:
+        a, b, _ = sets()
+        parts = [
+            a.batched(3, collation_fn=tuple).map(lambda batch: ("A", *batch)),
+            b.listed(3, partial=False),
+        ]
+        found = list(wds.mix(parts, per="batch", stop="all"))
+        assert found.count(("A", "a0", "a1", "a2")) == 1
+        assert [batch for batch in found if isinstance(batch, list)] == [
+            ["b0", "b1", "b2"],
+            ["b3", "b4", "b5"],
+            ["b6", "b7", "b8"],
+        ]
+        spread = [a.listed(3).unlisted(), b.listed(3)]
+        assert {type(one) for one in wds.mix(spread, per="batch")} == {str, list}
+
+    def test_nested(self, sets: Sets) -> None:
+        def make(size: int, **share: Any) -> Any:
+            a, b, c = (part.listed(size) for part in sets())
+            inner = wds.mix([b, c], per="batch", stop="repeat")
+            return wds.mix([a, inner], per="batch", tail="uneven", **share)
+
+        expected = world_of(make, 4, 1, 1, 0, 0)
+        assert all(len({item[0] for item in batch}) == 1 for batch in expected.values())
+        assert world_of(make, 4, 2, 1, 0, 0) == expected
+
+    def test_what_cannot_be_is_refused(self, sets: Sets) -> None:
+        a, b, _ = sets()
+        with pytest.raises(UsageError, match="batches of 2 and 3 samples"):
+            wds.mix([a.batched(3), b.batched(2)], per="batch")
+        with pytest.raises(UsageError, match="wants datasets of batches"):
+            wds.mix([a.batched(3), b], per="batch")
+        with pytest.raises(UsageError, match='no such per: "epoch"'):
+            wds.mix([a, b], per="epoch")  # type: ignore[arg-type]
+
+    def test_the_batch_stage_is_the_sets_own(self, sets: Sets) -> None:
+        data = self.make(sets, 4)
+        assert isinstance(data.pipeline.batch, Batch)
+        assert data.pipeline.batch.size == 4
+
+
+class TestWebdatasetsNames:
+    @pytest.mark.parametrize("longest", [False, True])
+    @pytest.mark.parametrize("names", ["abc", "cba", "bac", "cb", "aabc"])
+    def test_round_robin_is_webdatasets(self, sets: Sets, names: str, longest: bool) -> None:
+        webdataset = pytest.importorskip("webdataset")
+        parts = sets(names)
+        theirs = webdataset.RoundRobin([list(part) for part in sets(names)], longest=longest)
+        assert list(wds.RoundRobin(parts, longest=longest)) == list(theirs)
+
+    def test_random_mix(self, sets: Sets) -> None:
+        a, b, _ = sets()
+        assert list(wds.RandomMix([a, b], [0.7, 0.3])) == list(wds.mix({a: 7, b: 3}, stop="first"))
+        assert list(wds.RandomMix([a, b], longest=True)) == list(wds.mix([a, b], stop="all"))
+        assert len(list(wds.RandomMix([a, b], probs=[1, 1], longest=True))) == 34
+        assert list(wds.RandomMix([a, b], seed=1)) != list(wds.RandomMix([a, b], seed=2))
+        with pytest.raises(UsageError, match="1 probabilities for 2 datasets"):
+            wds.RandomMix([a, b], [1])
+
+
+class TestErrors:
+    def test_usage(self, folder: Path, sets: Sets) -> None:
+        a, b, _ = sets()
+        with pytest.raises(UsageError, match="a mix of no sets"):
+            wds.mix({})
+        with pytest.raises(UsageError, match="weight of 0"):
+            wds.mix({a: 1, b: 0})
+        with pytest.raises(UsageError, match=r"mix\(shuffle=\) is for addresses"):
+            wds.mix([a, b], shuffle="window")
+        with pytest.raises(UsageError, match="7 cannot be mixed"):
+            wds.mix([a, 7])
+        with pytest.raises(UsageError, match="named by a string"):
+            wds.mix([a, [1, 2]])
+        with pytest.raises(WdsError, match="no such file"):
+            wds.mix({f"{folder}/nothing.tar": 1})
+
+    def test_addresses_take_options(self, folder: Path) -> None:
+        addresses = [f"{folder}/{name}/{name}-manifest.json" for name in "ab"]
+        plain = [one["json"] for one in wds.mix(addresses, stop="all")]
+        mixed = [one["json"] for one in wds.mix(addresses, stop="all", shuffle="window")]
+        assert plain != mixed
+        assert sorted(plain) == sorted(mixed)
+        lists = wds.mix([([addresses[0], addresses[1]], 1)])
+        assert len(lists) == 34
+
+    @pytest.mark.parametrize("policy", ["raise", "skip", "substitute"])
+    def test_a_broken_shard_is_what_its_set_says(self, folder: Path, tmp_path: Path, policy: Any) -> None:
+        shards = write_set(tmp_path / "x", 12, 4, prefix="x")
+        good = wds.WebDataset(f"{folder}/b/b-manifest.json").map(Name("b"))
+        broken = wds.WebDataset(shards, on_error=policy).map(Name("x"))
+        path = Path(shards[1])
+        path.write_bytes(path.read_bytes()[:2000])
+        data = wds.mix([good, broken], stop="all")
+        if policy == "raise":
+            with pytest.raises(DataError):
+                list(data)
+            return
+        with pytest.warns(UserWarning, match="left out"):
+            found = list(data)
+        assert [item for item in found if item[0] == "b"] == [f"b{number}" for number in range(11)]
+        others = [item for item in found if item[0] == "x"]
+        lost = 12 - len(set(others))
+        assert lost > 0
+        assert len(others) == (12 if policy == "substitute" else 12 - lost)
+        assert sum(n for one in data.stats()["dropped"].values() for n in one.values()) == lost
