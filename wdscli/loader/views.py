@@ -58,10 +58,11 @@ class Slice(NamedTuple):
 
 
 class Thinned(NamedTuple):
-    """``round(p * length)`` positions in their order, evenly spread, others in each epoch.
+    """``round(p * length)`` positions in their order, evenly spread, others in each epoch, each as likely as any other.
 
-    Divides the line, turned by a number of the epoch, into as many stretches, and takes one position of each by a hash.
-    Each position is as likely as any other.
+    Pinned: with n = length, m = round(p * n) and k = ``key(seed, epoch, 5)``, stretch i of m is from n*i // m to
+    n*(i+1) // m, and gives its begin plus ``mix(k ^ i)`` modulo its size. What the stretches give is turned by
+    ``key(k, 1)`` modulo n, and sorted.
     """
 
     p: float
@@ -73,7 +74,7 @@ class Thinned(NamedTuple):
     def places(self, positions: I64, length: int, epoch: int) -> I64:
         count = self.count(length)
         of_epoch = key(self.seed, epoch, THINNED)
-        turn = key(of_epoch) % length
+        turn = key(of_epoch, 1) % length
         first = self._first_behind(length - turn, length, of_epoch)
         return (self._chosen((positions + first) % count, length, of_epoch) + turn) % length
 
