@@ -17,7 +17,7 @@ from shard_cases import content, leftovers, members_of, tar_of, wds
 from storage_servers import S3, s3_server
 from test_join import Sample, Set, members, oracle, write
 
-from wdscli.errors import DataError
+from wdscli.errors import DataError, EngineError
 from wdscli.ops import external, join_large, joined, large, memory, spill, strategy, survey
 from wdscli.ops import join as join_module
 from wdscli.ops.join import Join, join
@@ -97,6 +97,27 @@ class TestSpill:
         join(Request(inputs, f"{tmp_path}/o.tar", strategy="spill", jobs=1), Join("left", "right"))
         assert min(seen) >= SPILLED
         assert (tmp_path / "o.tar").read_bytes() == tar_of(members(oracle(sets, "left", "right")))
+
+    @pytest.mark.parametrize("limit", [1, 4 << 30])
+    @pytest.mark.usefixtures("tiny")
+    def test_going_on_spills_what_is_missing(self, tmp_path: Path, limit: int) -> None:
+        """Shards that are whole are kept, whatever way made them."""
+        inputs = write(tmp_path, sets_of(3), shards=2)
+        how = Join("outer", "suffix")
+        way(tmp_path / "wanted", inputs, how)
+        hook = f"case {{}} in *o-003*) test -e {tmp_path}/go;; esac"
+        out = tmp_path / "out"
+        with pytest.raises(EngineError):
+            way(out, inputs, how, strategy="gather", post=hook)
+        before = (out / "o-000.tar").stat().st_ino
+        (tmp_path / "go").touch()
+        request = Request(
+            inputs, f"{out}/o-%03d.tar", cuts=Cuts(max_count=40), jobs=1, post=hook, resume=True
+        )
+        report = join(request._replace(strategy="spill", memory=limit), how)
+        assert 3 <= report.kept < report.shards
+        assert (out / "o-000.tar").stat().st_ino == before
+        assert content(out) == content(tmp_path / "wanted")
 
 
 @pytest.fixture

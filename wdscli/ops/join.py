@@ -4,7 +4,8 @@ What it is: :class:`Join`, which plans in place of an order, and :func:`join`. H
 table becomes a shard in scratch space first. Samples are matched by the XXH3-64 of their keys; the task that copies
 them proves by name that partners belong together (:mod:`wdscli.ops.joined`). What a joined sample will be is decided
 for each combination of fields, of which there are few, so that the bytes of all output samples are known exactly from
-sums over arrays. It must not know how shards are written.
+sums over arrays. A plan that does not fit in its share of memory is made on disc, with the same rows. It must not know
+how shards are written.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class Join(NamedTuple):
         self, request: Request, scratch: Scratch | None = None, *, progress: Progress = QUIET
     ) -> ReorderPlan:
         """Survey the sets, match, and cut. Reads headers or indexes only, and writes nothing but copies of inputs that
-        can be read only once, and of the table, to ``scratch``, which must live until the plan has run.
+        can be read only once, of the table, and rows that memory cannot hold, to ``scratch``, which must live until
+        the plan has run.
 
         Raises UsageError, InputError, DataError, OutputError.
         """
