@@ -408,6 +408,18 @@ class TestElsewhere:
             assert len(table.select("json.width > 35")) == 4
             assert _asked(web.ranges) < 40 * 30_000
 
+    @pytest.mark.parametrize("with_index", [False, True])
+    def test_http_without_a_manifest(self, tmp_path: Path, with_index: bool) -> None:
+        true = oracle(write_set(tmp_path, per_shard=2))
+        with web_server("ranges") as web:
+            serve(web, tmp_path)
+            for name in list(web.files):
+                if name.endswith("manifest.json") or (name.endswith(".wdx") and not with_index):
+                    del web.files[name]
+            table = IndexedDataset([web.url(f"in-{number:03d}.tar") for number in range(12)])
+            assert table.catalog.counts.tolist() == [2] * 11 + [1]
+            assert _payloads(table[::-1]) == _payloads(true[::-1])
+
     def test_http_without_ranges(self, tmp_path: Path) -> None:
         write_set(tmp_path)
         with web_server("chunked") as web:

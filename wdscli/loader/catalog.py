@@ -8,10 +8,10 @@ used first. What travels to workers is the addresses and the counts. It must not
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import DataError, InputError
 from wdscli.model import to_text
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
     I64: TypeAlias = NDArray[numpy.int64]
 
+Result = TypeVar("Result")
+
+REMOTE_THREADS = 16
+"""Shards on other machines that are asked at a time."""
 KEPT_BYTES = 256 << 20
 """About how much of the shards' tables is kept in memory."""
 
@@ -126,8 +130,7 @@ class Catalog:
         from xxhash import xxh3_128
 
         digest, counts = xxh3_128(), []
-        for number, address in enumerate(self.addresses):
-            index = self._found_index(number, address)
+        for index in each_shard(self.addresses, self._found_index):
             if index is None:
                 self.is_indexed = False
                 return
@@ -145,10 +148,11 @@ class Catalog:
         with open_source(self.addresses[0]) as source:
             return source.seekable
 
-    def _found_index(self, number: int, address: str) -> Index | None:
+    def _found_index(self, number: int) -> Index | None:
         """The index of one shard, found or made by a scan; None for one that can only be streamed."""
         if number in self._scanned:
             return self._scanned[number]
+        address = self.addresses[number]
         with open_source(address) as source:
             index = find_index(address, source)
             if index is None and source.seekable:
@@ -158,14 +162,13 @@ class Catalog:
     def index(self, number: int) -> Index:
         """The index of shard ``number``, which is not kept unless a scan made it. Raises DataError when it no longer
         has as many samples as were counted."""
-        address = self.addresses[number]
-        index = self._found_index(number, address)
+        index = self._found_index(number)
         counted = self.held(number)
         if index is None or index.samples != counted:
             raise DataError(
                 f"{'no' if index is None else index.samples} samples where {counted} were counted",
                 code="changed",
-                shard=address,
+                shard=self.addresses[number],
                 hint="the shard was changed since the set was opened, or its manifest is not its own",
             )
         return index
@@ -220,6 +223,21 @@ class Catalog:
             import numpy
 
             self.counts = numpy.frombuffer(decompress(state["counts"]), dtype=numpy.int64)
+
+
+def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> Iterator[Result]:
+    """``function`` of the number of every shard, in order; of remote ones several at a time, because each waits."""
+    shards = range(len(addresses))
+    if all(map(is_local, addresses)):
+        yield from map(function, shards)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(REMOTE_THREADS, thread_name_prefix="wdscli-shards")
+    try:
+        yield from pool.map(function, shards)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def only_streams(address: str) -> bool:

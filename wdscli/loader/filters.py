@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from warnings import warn
 
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.catalog import Catalog, ShardTable
+from wdscli.loader.catalog import Catalog, ShardTable, each_shard
 from wdscli.loader.fetch import Fetcher, Raw
-from wdscli.loader.pool import each_shard
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.find import index_batches
@@ -328,7 +327,7 @@ def _each_shard(catalog: Catalog, chosen: Filter) -> Iterator[Kept]:
         # An expression holds on to the sample that it looks at: each call has one of its own.
         return Filter(_copy(chosen.selection), chosen.on_error).kept(catalog, shard)
 
-    return each_shard(catalog, kept)
+    return each_shard(catalog.addresses, kept)
 
 
 def _copy(selection: Selection) -> Selection:

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wdscli.loader.catalog import Catalog, ShardTable
+from wdscli.loader.catalog import Catalog, ShardTable, each_shard
 from wdscli.loader.filters import FilteredCatalog
-from wdscli.loader.pool import each_shard
 from wdscli.model import to_bytes
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class KeyIndex:
         self._ends: I64 = numpy.cumsum(catalog.counts)
         hashes: U64 = numpy.empty(catalog.total or 0, dtype=numpy.uint64)
         at = 0
-        for some in each_shard(catalog, self._hashed):
+        for some in each_shard(catalog.addresses, self._hashed):
             hashes[at : at + len(some)] = some
             at += len(some)
         kind = numpy.uint32 if len(hashes) < 1 << 32 else numpy.int64

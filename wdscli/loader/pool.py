@@ -10,11 +10,11 @@ again. It must not know why the samples are wanted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.loader import heap
-from wdscli.loader.catalog import Catalog
+from wdscli.loader.catalog import REMOTE_THREADS, Catalog
 from wdscli.loader.fetch import Fetcher, Raw
 from wdscli.loader.pick import pick
 from wdscli.storage import is_local
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     I64: TypeAlias = NDArray[numpy.int64]
 
-Result = TypeVar("Result")
-
-REMOTE_THREADS = 16
 STRETCH = 4
 """Samples for which it is worth while that one more thread opens a shard."""
 FEW = 8
@@ -146,18 +143,6 @@ class Pool:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
-
-
-def each_shard(catalog: Catalog, function: Callable[[int], Result]) -> Iterator[Result]:
-    """``function`` of the number of every shard, in order; of remote ones several at a time, because each waits."""
-    shards = range(len(catalog.addresses))
-    if all(map(is_local, catalog.addresses)):
-        yield from map(function, shards)
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(REMOTE_THREADS, thread_name_prefix="wdscli-shards") as pool:
-        yield from pool.map(function, shards)
 
 
 _PARENTS: list[Any] = []
