@@ -8,7 +8,8 @@ must not know how bytes are had.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -16,23 +17,24 @@ from wdscli.errors import UsageError
 from wdscli.loader.failures import OnError, Policy, Spare
 from wdscli.loader.fluent import Epochs, Fluent
 from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
+from wdscli.loader.making import Maker
+from wdscli.loader.meter import Times
 from wdscli.loader.pipeline import Pipeline, Unit
 from wdscli.loader.place import Place, Standing, check_fits, check_topology
 from wdscli.loader.ranks import Share, find_rank, find_worker, in_worker, launched_rank
+from wdscli.loader.reading import PREFETCH, Agenda, by_batch, read_blocks
 from wdscli.loader.share import Batches, Tail
-from wdscli.loader.source import EpochReader, PositionSource
+from wdscli.loader.source import PositionSource
 from wdscli.loader.span import ENDLESS, Span
 from wdscli.loader.stats import Counts
 from wdscli.loader.views import Blocks, Slice, Viewed
+from wdscli.units import parse_size
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
     I64: TypeAlias = NDArray[numpy.int64]
-
-CHUNK = 1024
-"""Samples asked of the reader at a time, at least a batch."""
 
 Self = TypeVar("Self", bound="PositionDataset")
 
@@ -52,7 +54,11 @@ class PositionDataset(Fluent):
         tail: Tail | None = None,
         on_error: OnError = "raise",
         handler: Handler = reraise_exception,
+        prefetch: str | int = PREFETCH,
+        threads: int = 1,
     ) -> None:
+        if threads < 1:
+            raise UsageError(f"threads={threads}: stages need at least one")
         if tail not in (None, "drop", "pad", "uneven"):
             raise UsageError(f'no such tail: "{tail}"', hint='"drop", "pad" or "uneven"')
         self.source = source
@@ -60,7 +66,8 @@ class PositionDataset(Fluent):
         self._rank, self._world = rank, world_size
         self._tail = tail
         self.standing = Standing()
-        self._counts = Counts()
+        self._prefetch, self._threads = parse_size(prefetch), threads
+        self._counts, self._times = Counts(), Times()
         self._policy = Policy(on_error, self._counts, handler)
         self._views: tuple[tuple[Slice, bool], ...] = ()
         """Slices behind the batch stage; whether they are of batches."""
@@ -116,6 +123,10 @@ class PositionDataset(Fluent):
         self._counts.clear()
         return rows
 
+    def take_times(self) -> dict[str, Any]:
+        """Where the time went, which is not counted any more."""
+        return self._times.take()
+
     def _line(self, share: Share) -> PositionSource:
         """The source as the stages that choose positions leave it: slices, and epochs of another length."""
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
@@ -153,6 +164,14 @@ class PositionDataset(Fluent):
         topology = (share.world, share.workers) if self.is_stream else None
         check_topology(start, topology)
         place = start = start._replace(topology=topology)
+        if self._is_single and not start.item:
+            epoch, workers, worker = start.epoch, share.workers, start.worker
+            for number, item in self._singles(start, share):
+                place = Place(epoch, number + workers, 0, worker, topology)
+                standing.at(iteration, place)
+                yield item
+            self._finish(iteration, place)
+            return
         for number, unit, _ in self.units(start, share):
             behind = start._replace(batch=number + share.workers, item=0)
             begin = start.item if number == start.batch else 0
@@ -174,7 +193,11 @@ class PositionDataset(Fluent):
         and to go on is to begin again and leave out as many."""
         topology = share.world, share.workers
         check_topology(start, topology)
-        items: Iterator[Any] = chain.from_iterable(unit.items for unit in self.units(start, share))
+        items: Iterator[Any]
+        if self._is_single:
+            items = (item for _, item in self._singles(start, share))
+        else:
+            items = chain.from_iterable(unit.items for unit in self.units(start, share))
         for generator in self.pipeline.generators:
             items = iter(generator(items))
         if self._span is not None and self._span.items is not None:
@@ -198,34 +221,37 @@ class PositionDataset(Fluent):
 
             yield from stream_units(self, batches, start)
             return
-        numbers = range(start.batch, batches.total, share.workers)
+        with self._making(line, batches, start) as (maker, blocks):
+            reads = by_batch(blocks)
+            threads = self._threads if self.pipeline.before else 1
+            yield from maker.units(reads) if threads == 1 else maker.threaded(reads, threads)
+
+    def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
+        """What :meth:`units` makes where there is no batch stage: (number, what comes out)."""
+        line = self._line(share)
+        with self._making(line, self._batches(line, start.epoch), start) as (maker, blocks):
+            yield from maker.samples(blocks)
+
+    @property
+    def _is_single(self) -> bool:
+        """Whether units need not be made, because samples do."""
+        in_threads = self._threads > 1 and bool(self.pipeline.before)
+        return self.pipeline.batch is None and not self.is_stream and not in_threads
+
+    @contextmanager
+    def _making(
+        self, line: PositionSource, batches: Batches, start: Place
+    ) -> Iterator[tuple[Maker, Generator[Any, None, None]]]:
+        """What makes something of samples, and the blocks of them that are read from ``start`` on."""
+        numbers = range(start.batch, batches.total, batches.share.workers)
         reader, spare = line.reader(start.epoch), Spare(line, start.epoch)
+        blocks = read_blocks(reader, Agenda(batches, numbers), self._times, self._prefetch)
         try:
-            for number, places, found in self._samples(reader, batches, numbers):
-                try:
-                    samples = self._policy.mended(found, places, spare, batches.length)
-                    unit = Unit(number, self.pipeline.unit(samples))
-                except StopEpoch as stop:
-                    yield Unit(number, stop.items, True)
-                    return
-                yield unit
+            yield Maker(self.pipeline, self._policy, spare, batches.length, self._times), blocks
         finally:
+            blocks.close()
             reader.close()
             spare.close()
-
-    def _samples(
-        self, reader: EpochReader, batches: Batches, numbers: range
-    ) -> Iterator[tuple[int, I64, list[Any]]]:
-        """(batch, its positions, its samples as they are read)."""
-        import numpy
-
-        together = max(1, CHUNK // batches.batch)
-        for at in range(0, len(numbers), together):
-            some = numbers[at : at + together]
-            places = [batches.positions(number) for number in some]
-            samples = iter(reader.read(numpy.concatenate(places)))
-            for number, those in zip(some, places):
-                yield number, those, list(islice(samples, len(those)))
 
     def __len__(self) -> int:
         """Batches (or samples, when there is no batch stage) that one rank sees in an epoch, or what ``with_length``
@@ -242,8 +268,10 @@ class PositionDataset(Fluent):
         return total
 
     def stats(self) -> dict[str, Any]:
-        """What was left out so far, by shard and reason, in this process."""
-        return {"dropped": self._counts.by_shard()}
+        """What happened so far in this process, and in workers that tell it, as WebLoader's do: ``dropped``, what was
+        left out, by shard and reason; ``samples`` and ``bytes`` that were read; ``seconds_reading`` in waiting for
+        bytes, ``seconds_working`` in stages such as decode, ``seconds_waiting`` for whoever takes what comes out."""
+        return {"dropped": self._counts.by_shard(), **self._times.shown()}
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Where this is: plain values under 1 KB, the same on every rank, fresh ones at every call.

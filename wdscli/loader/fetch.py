@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.errors import DataError, InputError
 from wdscli.loader.catalog import Catalog
+from wdscli.loader.meter import METER
 from wdscli.loader.rows import NAME, Rows, changed
 from wdscli.storage import Source, open_source
 
@@ -76,8 +77,11 @@ class Fetcher:
         if len(places) < FEW and source.fd is not None and not table.same:
             from wdscli.loader.pick import pick
 
-            return [pick(table, source, place, self._fields) for place in places.tolist()]
+            found = [pick(table, source, place, self._fields) for place in places.tolist()]
+            METER.add(sum(len(data) for raw in found for data in raw.values() if type(data) is bytes))
+            return found
         rows = Rows(table, places, self._fields)
+        METER.add(rows.size_bytes)
         if rows.all_wanted and (source.fd is None or rows.widest < LARGE):
             payloads = _together(source, rows)
         else:

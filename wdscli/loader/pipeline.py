@@ -103,10 +103,18 @@ class Pipeline(NamedTuple):
             items = _collected(_through(self.before, samples))
         except StopEpoch as stop:
             items, stopped = stop.items, True
-        found = self.behind(self.batch.made(items))
+        found = self.rest(items)
         if stopped:
             raise StopEpoch(found)
         return found
+
+    def each(self, sample: Any) -> list[Any]:
+        """What the functions of a sample make of one: it, or nothing. Raises what they raise."""
+        return list(_through(self.before, (sample,)))
+
+    def rest(self, items: list[Any]) -> list[Any]:
+        """What comes out of what the functions of a sample made. Raises StopEpoch with what came out."""
+        return items if self.batch is None else self.behind(self.batch.made(items))
 
     def behind(self, batches: list[Any]) -> list[Any]:
         """What the stages behind the batch stage make of batches. Raises StopEpoch with what came out."""

@@ -67,6 +67,11 @@ class Rows:
         marks = table.marks[places]
         self._marks: list[int] | None = marks.tolist() if marks.any() else None
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all payloads."""
+        return int(self._sizes.sum())
+
     @cached_property
     def starts(self) -> list[int]:
         """The offset of each sample's first header."""
@@ -105,7 +110,7 @@ class Rows:
         if int(ends[-1] - starts[0]) > most:
             blocks = (starts - starts[0]) // most
             apart |= blocks[1:] > blocks[:-1]
-        lasts = numpy.append(numpy.flatnonzero(apart), len(starts) - 1)
+        lasts: I64 = numpy.append(numpy.flatnonzero(apart), len(starts) - 1)
         samples = lasts.copy()
         samples[0] += 1
         samples[1:] -= lasts[:-1]

@@ -51,6 +51,20 @@ class Batches(NamedTuple):
             return found
         return found % self.length if self.tail == "pad" else found[found < self.length]
 
+    def several(self, numbers: range) -> tuple[I64, list[int]]:
+        """The positions of some batches, one after the other, and how many each has."""
+        import numpy
+
+        firsts: I64 = self.whole * numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
+        places: I64 = self.share.rank + self.share.world * numpy.arange(self.batch, dtype=numpy.int64)
+        found: I64 = (firsts[:, None] + places).reshape(-1)
+        if len(numbers) and (numbers[-1] + 1) * self.whole <= self.length:
+            return found, [self.batch] * len(numbers)
+        if self.tail == "pad":
+            return found % self.length, [self.batch] * len(numbers)
+        inside = found < self.length
+        return found[inside], inside.reshape(len(numbers), self.batch).sum(axis=1).tolist()
+
     def numbers(self, first: int) -> range:
         """The batches that this worker makes when the epoch is gone on with at batch ``first``."""
         return range(first + self.share.worker, self.total, self.share.workers)

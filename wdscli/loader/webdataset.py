@@ -19,6 +19,7 @@ from wdscli.loader.fluent import Epochs
 from wdscli.loader.handlers import Handler, reraise_exception
 from wdscli.loader.order import Shuffle
 from wdscli.loader.patterns import Files
+from wdscli.loader.reading import PREFETCH
 from wdscli.loader.share import Tail
 from wdscli.loader.source import IndexedSource, PositionSource
 from wdscli.loader.splitters import check_splitter, single_node_only, split_by_worker
@@ -38,7 +39,9 @@ class WebDataset(PositionDataset):
     :mod:`wdscli.loader.filters`). ``resampled`` and ``repeat`` give an epoch without end, which ``with_epoch`` cuts.
     ``on_error`` says what becomes of a sample that cannot be read: ``"raise"``, ``"skip"`` (its batch is smaller) or
     ``"substitute"`` (another one is given in its place, see :mod:`wdscli.loader.failures`); :meth:`stats` counts them.
-    ``handler``, webdataset's name, decides instead of ``"raise"``.
+    ``handler``, webdataset's name, decides instead of ``"raise"``. ``prefetch`` is how many bytes each process may read
+    ahead (0 for none), where reading ahead pays; ``threads`` run the functions of samples, such as ``decode``, in each
+    process.
     ``select_files`` and ``rename_files`` are functions of members' names. ``empty_check`` makes a set without samples
     an error when it is iterated.
 
@@ -72,6 +75,8 @@ class WebDataset(PositionDataset):
         tail: Tail | None = None,
         on_error: OnError = "raise",
         handler: Handler = reraise_exception,
+        prefetch: str | int = PREFETCH,
+        threads: int = 1,
         mode: str | None = None,
         resampled: bool = False,
         repeat: bool = False,
@@ -105,7 +110,14 @@ class WebDataset(PositionDataset):
 
             source = opened_stream(catalog, seed or 0, chosen, fields, tail=tail, on_error=on_error)
         super().__init__(
-            source, rank=rank, world_size=world_size, tail=tail, on_error=on_error, handler=handler
+            source,
+            rank=rank,
+            world_size=world_size,
+            tail=tail,
+            on_error=on_error,
+            handler=handler,
+            prefetch=prefetch,
+            threads=threads,
         )
         for address, number in catalog.undecodable.items():
             self._counts.add(address, "where: undecodable", number)
