@@ -556,3 +556,40 @@ def test_an_empty_set_is_an_error_unless_told(tmp_path: Path, urls: list[str]) -
     assert list(wds.WebDataset(str(tmp_path / "none.tar"), empty_check=False)) == []
     with pytest.raises(InputError, match="no samples"):
         list(ours(urls).slice(0))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("stage", ["slice of batches", "rsample", "with_epoch", "repeat"])
+def test_workers_of_a_dataloader_change_nothing(urls: list[str], stage: str, workers: int) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    expected = list(CHOSEN[stage](ours(urls, shuffle="window"), 4))
+    loader = data.DataLoader(
+        CHOSEN[stage](ours(urls, shuffle="window"), 4), batch_size=None, num_workers=workers
+    )
+    assert list(loader) == expected
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_workers_share_what_is_spread_and_cut(urls: list[str], workers: int) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    built = ours(urls).map(number_of).listed(4).unlisted()
+    loader = data.DataLoader(built, batch_size=None, num_workers=workers)
+    assert sorted(loader) == list(range(SHARDS * EACH))
+    cut = data.DataLoader(built.with_epoch(21), batch_size=None, num_workers=workers)
+    assert sorted(cut) == list(range(21))
+    generated = ours(urls).map(number_of).compose(tripled).with_epoch(21)
+    assert len(list(data.DataLoader(generated, batch_size=None, num_workers=workers))) == 21
+
+
+def test_a_state_of_other_stages_is_refused(urls: list[str]) -> None:
+    data = ours(urls).slice(3, 50)
+    list(itertools.islice(data, 5))
+    state = data.state_dict()
+    for other in (
+        ours(urls),
+        ours(urls).slice(4, 50),
+        ours(urls).rsample(0.5),
+        ours(urls).slice(3, 50).repeat(2),
+    ):
+        with pytest.raises(UsageError, match=r"another (view|epoch length)"):
+            other.load_state_dict(state)

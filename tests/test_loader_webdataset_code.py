@@ -363,3 +363,19 @@ def test_a_program_written_for_webdataset_runs_after_its_import_is_changed(
         said.append(done.stdout)
     assert said[0] == said[1]
     assert said[0].count("\n") == 7
+
+
+def test_a_list_of_files_that_are_streams(folder: Path, tmp_path: Path) -> None:
+    """Nothing of them can be read twice."""
+    from threading import Thread
+
+    pytest.importorskip("wdscli.loader.streams")
+    paths = []
+    for number in range(4):
+        path = tmp_path / f"{number}.tar"
+        os.mkfifo(path)
+        data = (folder / f"train-{number:06d}.tar").read_bytes()
+        Thread(target=path.write_bytes, args=(data,), daemon=True).start()
+        paths.append(str(path))
+    dataset = wds.WebDataset(paths, shardshuffle=True).shuffle(10).decode("pil").to_tuple("png;jpg", "json")
+    assert numbers(data["n"] for _, data in dataset) == list(range(COUNT))

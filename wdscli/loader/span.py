@@ -41,7 +41,7 @@ class Span:
         self._told = told
 
     def identity(self) -> dict[str, Any]:
-        return {**self.source.identity(), "span": self._told}
+        return {**self.source.identity(), "epoch length": self._told}
 
     def length(self, epoch: int) -> int:
         limit = ENDLESS if self.positions is None else self.positions

@@ -156,7 +156,7 @@ class Viewed:
 
     def identity(self) -> dict[str, Any]:
         inner = self.source.identity()
-        return {**inner, "views": [*inner.get("views", []), self.view.identity()]}
+        return {**inner, "view": [*inner.get("view", []), self.view.identity()]}
 
     def length(self, epoch: int) -> int:
         return self.view.count(self.source.length(epoch))
