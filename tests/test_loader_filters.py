@@ -162,6 +162,12 @@ class TestRead:
         assert filtered(catalog, where="size.jpg > 0 or json.width > 20").total == 23
         assert reads.bytes < len(names) * 5000
 
+    def test_payloads_are_read_many_at_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        catalog = Catalog(write_set(tmp_path, count=1000, per_shard=1000, image=10))
+        reads = Reads(monkeypatch)
+        assert filtered(catalog, where="json.width >= 990").total == 10
+        assert len(reads.of) < 30
+
     def test_over_http(self, tmp_path: Path) -> None:
         true = oracle(write_set(tmp_path, count=40, per_shard=4))
         with web_server("ranges") as web:

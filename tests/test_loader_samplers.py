@@ -245,6 +245,28 @@ class TestTorch:
         rest = list(data.DataLoader(table, batch_sampler=again, num_workers=1, collate_fn=keys))
         assert begun + rest == true
 
+    @pytest.mark.filterwarnings("ignore:'set_vital'")
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("by_batch", [True, False])
+    def test_torchdatas_stateful_dataloader(
+        self, table: IndexedDataset, workers: int, by_batch: bool
+    ) -> None:
+        stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+        def loader() -> Any:
+            how = {"batch_sampler": ShardSampler(table, batch_size=16)}
+            if not by_batch:
+                how = {"sampler": ShardSampler(table), "batch_size": 16}  # type: ignore[dict-item]
+            return stateful.StatefulDataLoader(table, num_workers=workers, collate_fn=keys, **how)
+
+        true = [keys(table.__getitems__(batch)) for batch in ShardSampler(table, batch_size=16)]
+        first = loader()
+        running = iter(first)
+        begun = [next(running) for _ in range(3)]
+        again = loader()
+        again.load_state_dict(first.state_dict())
+        assert begun + list(again) == true
+
 
 class TestOthers:
     def test_what_wids_gives(self, tmp_path: Path) -> None:
