@@ -241,6 +241,18 @@ class TestOnDisc:
             told.append((str(raised.value), raised.value.shard, raised.value.offset))
         assert told[0] == told[1]
 
+    @pytest.mark.parametrize("at", range(0, 30, 3))
+    def test_two_of_one_hash_wherever_they_lie(self, tmp_path: Path, at: int) -> None:
+        import numpy
+
+        records = numpy.zeros(40, dtype=join_large._kind(0))
+        records["row"]["key"] = [key - (key > at) for key in range(40)]
+        records["row"]["place"] = range(40)
+        found = join_large.ByKey(external.store([records], records.dtype, f"{tmp_path}/s"), [], {})
+        both = join_large.twice_stored(found)
+        assert both is not None
+        assert both.places.tolist() == [at, at + 1]
+
     def test_tables(self, tmp_path: Path) -> None:
         sets = sets_of(1)
         inputs = write(tmp_path, sets, shards=2)
