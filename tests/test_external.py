@@ -14,7 +14,7 @@ import pytest
 from awkward_sets import write_awkward
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shard_cases import content, numbered, write_shards
+from shard_cases import content, numbered, sample, write_shards
 
 from wdscli.cli.main import main
 from wdscli.errors import OutputError
@@ -148,7 +148,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(external, "LEAST_RUN", 16)
     monkeypatch.setattr(external, "LEAST_READ", 4)
     monkeypatch.setattr(sifting, "_LEAST", 3)
-    for module in (strata, turns):
+    for module in (large, strata, turns):
         monkeypatch.setattr(module, "BLOCK", 5)
     monkeypatch.setattr(
         reorder, "arranged_on_disc", lambda *args: done.append(args[0].operation) or arranged(*args)
@@ -280,6 +280,22 @@ class TestPlans:
             told.append(capfd.readouterr().err)
             if number == 0:
                 request.getfixturevalue("tiny")
+        assert told[0] == told[1]
+
+    def test_the_same_error_for_a_key_of_a_later_round(
+        self, tmp_path: Path, request: Any, capfd: Any
+    ) -> None:
+        taken = [sample(key, 1) for key in ("a003-1", "c001-2", "a001-2", "c000-1")]
+        sets = [numbered(5, "a"), [*numbered(20, "b"), *taken], numbered(3, "c")]
+        names = write_shards(tmp_path / "in", sets)
+        told = []
+        for number in range(2):
+            out = str(tmp_path / "o.tar")
+            assert main(["merge", *names, "--interleave", "--stop", "repeat", "-o", out]) == 3
+            told.append(capfd.readouterr().err)
+            if number == 0:
+                request.getfixturevalue("tiny")
+        assert "a second time" in told[0]
         assert told[0] == told[1]
 
     def test_what_is_left_out_is_not_planned(
