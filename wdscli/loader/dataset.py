@@ -8,8 +8,8 @@ must not know how bytes are had.
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -22,7 +22,7 @@ from wdscli.loader.meter import Times
 from wdscli.loader.pipeline import Pipeline, Unit
 from wdscli.loader.place import Place, Standing, check_fits, check_topology
 from wdscli.loader.ranks import Share, find_rank, find_worker, in_worker, launched_rank
-from wdscli.loader.reading import PREFETCH, Agenda, by_batch, read_blocks
+from wdscli.loader.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
 from wdscli.loader.share import Batches, Tail
 from wdscli.loader.source import PositionSource
 from wdscli.loader.span import ENDLESS, Span
@@ -44,6 +44,8 @@ class PositionDataset(Fluent):
 
     _told: tuple[int, int] | None = None
     """Rank and world size of the process that made this copy, when they were known."""
+    trail: list[int] | None = None
+    """How far a stream was read, see :mod:`wdscli.loader.streams`."""
 
     def __init__(
         self,
@@ -217,14 +219,18 @@ class PositionDataset(Fluent):
         line = self._line(share)
         batches = self._batches(line, start.epoch)
         if self.is_stream:
-            from wdscli.loader.streams import stream_units
+            from wdscli.loader.streams import stream_reads
 
-            yield from stream_units(self, batches, start)
+            maker = Maker(self.pipeline, self._policy, Spare(line, start.epoch), batches.length, self._times)
+            with closing(stream_reads(self, batches, start)) as reads:
+                yield from self._made(maker, reads)
             return
         with self._making(line, batches, start) as (maker, blocks):
-            reads = by_batch(blocks)
-            threads = self._threads if self.pipeline.before else 1
-            yield from maker.units(reads) if threads == 1 else maker.threaded(reads, threads)
+            yield from self._made(maker, by_batch(blocks))
+
+    def _made(self, maker: Maker, reads: Iterable[Read]) -> Iterator[Unit]:
+        threads = self._threads if self.pipeline.before else 1
+        return maker.units(reads) if threads == 1 else maker.threaded(reads, threads)
 
     def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
         """What :meth:`units` makes where there is no batch stage: (number, what comes out)."""
@@ -294,7 +300,10 @@ class PositionDataset(Fluent):
     def state_of(self, place: Place) -> dict[str, Any]:
         """The state of a place of this dataset."""
         line = self._line(self.share())
-        return place.to_state(line.identity(), self._batches(line).whole)
+        state = place.to_state(line.identity(), self._batches(line).whole)
+        if self.trail is not None and self.trail[2:4] == [place.epoch, place.batch] and not place.item:
+            state["trail"] = list(self.trail)
+        return state
 
     def _counted(self, batches: int) -> Place:
         """The place behind so many batches from the beginning of the iteration."""
@@ -325,6 +334,7 @@ class PositionDataset(Fluent):
                 hint="StatefulDataLoader goes on with as many workers as before; WebLoader with any number",
             )
         self.standing.move(place)
+        self.trail = state.get("trail")
 
 
 _registered: set[type] = set()

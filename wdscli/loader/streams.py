@@ -1,11 +1,12 @@
 """Shards that can only be read from front to back: ``pipe:``, ``-``, compressed ones, servers without ranges, FIFOs.
 
-What it is: :class:`ShardStream`, in the place of a source of positions, and :func:`stream_units`, what one worker makes
+What it is: :class:`ShardStream`, in the place of a source of positions, and :func:`stream_reads`, what one worker has
 of it. How: the shards of an epoch, permuted by :mod:`wdscli.loader.order`'s key when they are shuffled, are dealt out
 one by one to ranks first, then to workers: shard i of them to rank i mod ranks, worker i // ranks mod workers. A
 worker's samples are those of its shards, through a real shuffle buffer when there is one, so what comes is the same for
-the same number of ranks and workers only. To go on is to read again from the start of the epoch, without the stages,
-what was given already. Where other workers than these would have to know what was given, that is refused.
+the same number of ranks and workers only, and a state of others is refused. To go on is to read again, without the
+stages, what was given already: from the start of the shard where the state is of this process and there is no buffer,
+else from the start of the epoch.
 
 It must not know what stages do.
 """
@@ -13,9 +14,11 @@ It must not know what stages do.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import count, islice
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError
@@ -25,9 +28,9 @@ from wdscli.loader.failures import Failed, OnError, Policy
 from wdscli.loader.fetch import Raw
 from wdscli.loader.handlers import StopEpoch
 from wdscli.loader.order import SHARDS, Permutation, Shuffle, key
-from wdscli.loader.pipeline import Unit
 from wdscli.loader.place import Place
 from wdscli.loader.ranks import Share, in_worker
+from wdscli.loader.reading import Read
 from wdscli.loader.share import Batches, Tail
 from wdscli.loader.source import EpochReader
 from wdscli.ordering import mix
@@ -45,6 +48,15 @@ BUFFERED = 7
 """What a key is for, as in :mod:`wdscli.loader.order`."""
 PASS = 1 << 32
 """Between the numbers of two passes of one epoch."""
+
+
+class Trail:
+    """How far a worker has come: ``shards`` to their end, ``before`` the samples in those, ``samples`` in all.
+    ``stops`` when a handler ended the epoch."""
+
+    def __init__(self, shards: int = 0, before: int = 0) -> None:
+        self.shards, self.before, self.samples = shards, before, before
+        self.stops = False
 
 
 class ShardStream:
@@ -104,24 +116,44 @@ class ShardStream:
             hint="an index or a plain local copy of the shards helps",
         )
 
-    def flow(self, epoch: int, passes: int | None, share: Share, policy: Policy) -> Iterator[Raw]:
-        """The samples that worker ``share`` has of ``passes`` epochs, endless for None."""
+    def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
+        """Where to begin reading for a place: behind the shards that a state knows to be done there, else at the start.
+        What a buffer held nobody knows."""
+        if known is None or list(known[:4]) != wanted or self._buffer > 1:
+            return Trail()
+        return Trail(known[4], known[5])
+
+    def flow(
+        self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
+    ) -> Iterator[Raw]:
+        """The samples that worker ``share`` has of ``passes`` epochs, endless for None, behind the shards of ``trail``,
+        which follows what is given."""
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
-        for number in count() if passes is None else range(passes):
+        mine = len(range(slot, len(self.addresses), slots))
+        if not mine:
+            return
+        done, first = divmod(trail.shards, mine)
+        for number in count(done) if passes is None else range(done, passes):
             turn = epoch + number * PASS if passes is None else epoch * passes + number
-            samples = self._of_turn(turn, slot, slots, policy)
+            samples = self._of_shards(self._order(turn)[slot::slots][first:], policy, trail)
             if self._buffer > 1:
                 samples = buffered(samples, self._buffer, self._initial, key(self.seed, BUFFERED, turn, slot))
-            empty = True
-            for sample in samples:
-                empty = False
-                yield sample
-            if empty:
+            before = trail.samples
+            yield from samples
+            if trail.stops or (not first and before == trail.samples):
                 return
+            first = 0
 
-    def _of_turn(self, turn: int, slot: int, slots: int, policy: Policy) -> Iterator[Raw]:
-        for number in self._order(turn)[slot::slots]:
-            yield from self._of_shard(self.addresses[number], policy)
+    def _of_shards(self, numbers: Sequence[int], policy: Policy, trail: Trail) -> Iterator[Raw]:
+        try:
+            for number in numbers:
+                for sample in self._of_shard(self.addresses[number], policy):
+                    trail.samples += 1
+                    yield sample
+                trail.shards += 1
+                trail.before = trail.samples
+        except StopEpoch:  # what a buffer holds comes nevertheless
+            trail.stops = True
 
     def _order(self, turn: int) -> list[int]:
         import numpy
@@ -146,16 +178,11 @@ class ShardStream:
 
     def _raw(self, address: str, name: str, payloads: dict[str, bytes]) -> Raw:
         raw: Raw = {"__key__": name, "__url__": address}
-        for field, payload in payloads.items():
-            field = field if self._spelled else field.lower()
-            if field in raw:
-                raise DataError(
-                    f'field "{field}" comes twice in sample "{name}" in lower case',
-                    code="duplicate-field",
-                    shard=address,
-                )
+        lower = [field.lower() for field in payloads]
+        for field, (spelling, payload) in zip(lower, payloads.items()):
             if self._fields is None or field in self._fields:
-                raw[field] = payload
+                # Two that are one in lower case, img.jpg and img.JPG, are both kept as they are spelled.
+                raw[spelling if self._spelled or lower.count(field) > 1 else field] = payload
         return raw
 
 
@@ -180,27 +207,30 @@ def _drawn(held: list[Any], draw: int) -> Any:
     return held.pop()
 
 
-def stream_units(dataset: PositionDataset, batches: Batches, start: Place) -> Iterator[Unit]:
-    """What comes out for each batch from ``start`` on, for this worker. Batch n of a rank is made by worker n modulo
-    its workers, of the next samples that are dealt to that worker; a worker whose samples are used up makes no more."""
+def stream_reads(dataset: PositionDataset, batches: Batches, start: Place) -> Generator[Read, None, None]:
+    """The samples of each batch from ``start`` on, for this worker. Batch n of a rank is made by worker n modulo its
+    workers, of the next samples that are dealt to that worker; a worker whose samples are used up makes no more."""
+    import numpy
+
     source: Any = dataset.source
-    share = batches.share
-    acting = share._replace(worker=start.batch % share.workers)
-    _warn_of_ends(source, batches, acting)
+    share = batches.share._replace(worker=start.batch % batches.share.workers)
+    _warn_of_ends(source, batches, share)
+    workers, size = share.workers, batches.batch
     passes = 1 if dataset._span is None else dataset._span.passes
-    with closing(source.flow(start.epoch, passes, acting, dataset._policy)) as flow:
-        for _ in islice(flow, start.batch // share.workers * batches.batch):
-            pass
-        for number in range(start.batch, batches.total, share.workers):
-            samples = list(islice(flow, batches.batch))
+    who = [share.rank, share.worker, start.epoch]
+    trail = source.trail(dataset.trail, [*who, start.batch])
+    skipped = start.batch // workers * size - trail.before
+    nowhere: I64 = numpy.empty(0, dtype=numpy.int64)
+    with closing(source.flow(start.epoch, passes, share, dataset._policy, trail)) as flow:
+        deque(islice(flow, skipped), maxlen=0)
+        for number in range(start.batch, batches.total, workers):
+            begin = perf_counter()
+            samples = list(islice(flow, size))
+            dataset._times.reading += perf_counter() - begin
             if not samples:
                 return
-            try:
-                unit = Unit(number, dataset.pipeline.unit(samples))
-            except StopEpoch as stop:
-                yield Unit(number, stop.items, True)
-                return
-            yield unit
+            dataset.trail = [*who, number + workers, trail.shards, trail.before]
+            yield Read(number, nowhere, samples)
 
 
 def _warn_of_ends(source: ShardStream, batches: Batches, share: Share) -> None:
