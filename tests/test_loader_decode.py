@@ -20,8 +20,8 @@ import numpy
 import pytest
 
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.decoding import Continue, Decoder, handle_extension, imagehandler, make_decoder
 from wdscli.loader.decode_images import SPECS
+from wdscli.loader.decoding import Continue, Decoder, handle_extension, imagehandler, make_decoder
 from wdscli.loader.tenbin import decode_tensors, encode_tensors
 
 autodecode = pytest.importorskip("webdataset.autodecode")
@@ -169,6 +169,18 @@ ARRAYS = {
     "i8": numpy.array(7, dtype=numpy.int64),
     "f2": numpy.zeros((0, 3), numpy.float16),
 }
+OTHER_ARRAYS = {
+    "fortran": numpy.asfortranarray(numpy.arange(24, dtype=numpy.int16).reshape(2, 3, 4)),
+    "big-endian": numpy.arange(5, dtype=">i4"),
+    "text": numpy.array(["a", "äb"]),
+    "no text": numpy.array([""], dtype="U0"),
+    "record": numpy.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")]),
+    "utf-8 record": numpy.array([(1,)], dtype=[("ä", "i4")]),
+    "long header": numpy.zeros(1, dtype=[(f"field{number:05d}", "i1") for number in range(300)]),
+    "time": numpy.array(["2020-01-01"], dtype="datetime64[D]"),
+    "bool": numpy.array([True, False]),
+    "complex": numpy.array([1 + 2j]),
+}
 
 
 def values() -> dict[str, bytes]:
@@ -228,6 +240,27 @@ def test_what_webdataset_does_not_know_or_gets_wrong() -> None:
     assert found == {"json": None, "JSON": 1, "msgpack": 5, "a.json.GZ": 2}
     (array,) = make_decoder()({"ten": encode_tensors([numpy.arange(3, dtype=numpy.uint32)])})["ten"]
     assert array.dtype == numpy.uint32
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format")
+@pytest.mark.parametrize("name", sorted(OTHER_ARRAYS))
+def test_arrays_of_every_kind(name: str) -> None:
+    array = OTHER_ARRAYS[name]
+    data = saved(lambda stream: numpy.save(stream, array))
+    found = make_decoder()({"npy": data})["npy"]
+    assert same(found, array)
+    assert (found.flags.writeable, found.flags.f_contiguous) == (True, array.flags.f_contiguous)
+    assert same(make_decoder()({"npy": data + b"more"})["npy"], array)
+    if array.nbytes:
+        with pytest.raises(DataError):
+            make_decoder()({"npy": data[:-1]})
+
+
+def test_an_array_that_says_it_is_huge_takes_no_memory() -> None:
+    head = "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000, 1000000000), }"
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + bytes(100)
+    with pytest.raises(DataError, match="100 bytes where shape"):
+        make_decoder()({"npy": data})
 
 
 def test_arrays_may_be_changed() -> None:
