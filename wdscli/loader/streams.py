@@ -81,7 +81,7 @@ class ShardStream:
         self.seed = seed
         self.is_shuffled = permuted or buffer > 1
         self._permuted, self._buffer, self._initial = permuted, buffer, min(initial, buffer)
-        self._fields = None if fields is None else frozenset(fields)
+        self._fields = None if fields is None else frozenset(field.lower() for field in fields)
         self._spelled = spelled
 
     def identity(self) -> dict[str, Any]:
