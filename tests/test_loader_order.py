@@ -1,0 +1,258 @@
+"""The order of an epoch is written down and pinned: golden values, and its description done again in plain Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from wdscli.errors import UsageError
+from wdscli.loader import order
+from wdscli.loader.order import EpochOrder, Permutation
+
+COUNTS = (13, 0, 1, 30, 7, 19, 2, 25, 4)
+MASK = (1 << 64) - 1
+
+
+def located(counts: Any = COUNTS, **how: Any) -> list[tuple[int, int]]:
+    """(shard, sample) at every position."""
+    one = EpochOrder(numpy.array(counts, dtype=numpy.int64), **how)
+    shards, samples = one.locate(numpy.arange(one.total, dtype=numpy.int64))
+    return list(zip(shards.tolist(), samples.tolist()))
+
+
+def digest(places: list[Any]) -> str:
+    return hashlib.sha256(repr(places).encode()).hexdigest()[:16]
+
+
+# The docstring of the module, done with nothing but integers.
+
+
+def mix(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & MASK
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & MASK
+    return x ^ (x >> 31)
+
+
+def key(first: int, *others: int) -> int:
+    state = mix(first)
+    for other in others:
+        state = mix(state ^ other)
+    return state
+
+
+def permuted(n: int, key: int, i: int, most: int) -> int:
+    if n <= most:
+        return sorted(range(n), key=lambda place: (mix(key ^ place), place))[i]
+    a = isqrt(n - 1) + 1
+    b = -(-n // a)
+    while True:
+        left, right = divmod(i, b)
+        for j in range(6):
+            k = mix((key + j) & MASK)
+            if j % 2 == 0:
+                left = (left + mix(k ^ right)) % a
+            else:
+                right = (right + mix(k ^ left)) % b
+        i = left * b + right
+        if i < n:
+            return i
+
+
+def described(
+    counts: Any,
+    position: int,
+    *,
+    seed: int,
+    epoch: int,
+    window: int,
+    lanes: int,
+    cap: int,
+    most: int = 1 << 20,
+) -> tuple[int, int]:
+    shards = [permuted(len(counts), key(seed, epoch, 1), i, most) for i in range(len(counts))]
+    line = [(shard, sample) for shard in shards for sample in range(counts[shard])]
+    total = len(line)
+    lanes = min(lanes, total)
+    lane, place = position % lanes, position // lanes
+    lengths = [total // lanes + (one < total % lanes) for one in range(lanes)]
+    n = lengths[lane]
+    size = min(cap, -(-window * total // (len(counts) * lanes)))
+    m = -(-n // size)
+    number = next(i for i in range(m) if n * i // m <= place < n * (i + 1) // m)
+    first, end = n * number // m, n * (number + 1) // m
+    within = permuted(end - first, key(seed, epoch, 2, lane, number), place - first, most)
+    return line[sum(lengths[:lane]) + first + within]
+
+
+@pytest.mark.parametrize("most", [1 << 20, 3], ids=["sorted", "feistel"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"seed": 0, "epoch": 0, "window": 64, "lanes": 8, "cap": 1 << 18},
+        {"seed": 7, "epoch": 3, "window": 2, "lanes": 3, "cap": 1 << 18},
+        {"seed": 1 << 63, "epoch": 1, "window": 5, "lanes": 200, "cap": 4},
+        {"seed": 1, "epoch": 0, "window": 9, "lanes": 1, "cap": 6},
+    ],
+)
+def test_the_description_done_again_gives_the_same_order(
+    how: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "SORTED", most)
+    expected = [described(COUNTS, position, **how, most=most) for position in range(sum(COUNTS))]
+    assert located(**how) == expected
+    assert sorted(expected) == [
+        (shard, sample) for shard, count in enumerate(COUNTS) for sample in range(count)
+    ]
+
+
+@pytest.mark.parametrize("most", [1 << 20, 3], ids=["sorted", "feistel"])
+def test_the_full_order_done_again(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "SORTED", most)
+    line = [(shard, sample) for shard, count in enumerate(COUNTS) for sample in range(count)]
+    expected = [line[permuted(len(line), key(5, 2, 3), position, most)] for position in range(len(line))]
+    assert located(seed=5, epoch=2, shuffle="full") == expected
+
+
+def test_no_shuffle_is_the_order_of_the_shards() -> None:
+    line = [(shard, sample) for shard, count in enumerate(COUNTS) for sample in range(count)]
+    assert located(shuffle="none", seed=4, epoch=9) == line
+
+
+# Pinned: these may never change, or every state and every seed that anybody wrote down means something else.
+
+
+def test_golden_windows() -> None:
+    assert located(seed=0, epoch=0)[:8] == GOLDEN_FIRST
+    assert digest(located(seed=0, epoch=0)) == GOLDEN["window"]
+    assert digest(located(seed=42, epoch=7, window=2, lanes=3, cap=5)) == GOLDEN["window, small"]
+    assert digest(located((5000, 3, 70000, 1) * 9, seed=3, epoch=1)) == GOLDEN["window, large"]
+
+
+def test_golden_full() -> None:
+    assert digest(located(seed=0, epoch=0, shuffle="full")) == GOLDEN["full"]
+
+
+def test_golden_permutations() -> None:
+    places = numpy.arange(50, dtype=numpy.int64)
+    assert Permutation(50, 123).at(places).tolist()[:6] == GOLDEN_SORTED
+    assert Permutation((1 << 20) + 1, 123).at(places).tolist()[:6] == GOLDEN_FEISTEL
+    huge = Permutation(10**12, (1 << 64) - 1).at(numpy.array([0, 1, 10**12 - 1]))
+    assert huge.tolist() == GOLDEN_HUGE
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 1000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 1_500_007])
+def test_a_permutation_has_everything_once(count: int) -> None:
+    found = Permutation(count, 9).at(numpy.arange(count, dtype=numpy.int64))
+    assert len(numpy.unique(found)) == count
+    assert found.min() == 0
+    assert found.max() == count - 1
+
+
+def test_seeds_and_epochs_make_other_orders() -> None:
+    orders = {tuple(located(seed=seed, epoch=epoch)) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+
+
+# Uniformity: over seeds, each sample is as often at each position as chance allows.
+
+
+@pytest.mark.parametrize("most", [1 << 20, 3], ids=["sorted", "feistel"])
+@pytest.mark.parametrize("shuffle", ["window", "full"])
+def test_every_sample_comes_to_every_position_as_often(
+    shuffle: Any, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 samples of 3 shards, 6000 seeds: chi squared with 23 x 23 degrees of freedom is 529 on average, with a
+    deviation of 33. A window over all shards mixes all samples within a lane, and shards among lanes."""
+    monkeypatch.setattr(order, "SORTED", most)
+    counts = numpy.array([8, 8, 8], dtype=numpy.int64)
+    places = numpy.arange(24, dtype=numpy.int64)
+    seen = numpy.zeros((24, 24))
+    seeds = 6000
+    for seed in range(seeds):
+        one = EpochOrder(counts, seed=seed, shuffle=shuffle, window=3, lanes=1)
+        shards, samples = one.locate(places)
+        seen[places, shards * 8 + samples] += 1
+    expected = seeds / 24
+    chi_squared = ((seen - expected) ** 2 / expected).sum()
+    assert 529 - 5 * 33 < chi_squared < 529 + 5 * 33
+
+
+def test_lanes_let_every_shard_come_anywhere() -> None:
+    """Where a shard's samples come differs by seed: with 8 lanes, every one of 16 shards is in the first 8 positions of
+    some seeds, about as often as any other."""
+    seen = numpy.zeros(16)
+    for seed in range(2000):
+        one = EpochOrder(numpy.full(16, 10, dtype=numpy.int64), seed=seed, window=2)
+        seen[one.locate(numpy.arange(8, dtype=numpy.int64))[0]] += 1
+    expected = seen.sum() / 16
+    assert ((seen - expected) ** 2 / expected).sum() < 15 + 5 * 5.5
+
+
+def test_a_batch_has_samples_of_a_windows_shards() -> None:
+    places = located((100,) * 64, seed=1, window=16)
+    distinct = [len({shard for shard, _ in places[at : at + 64]}) for at in range(0, 6400, 64)]
+    assert sum(distinct) / len(distinct) > 15
+
+
+@pytest.mark.parametrize("how", [{"shuffle": "buffer"}, {"window": 0}, {"lanes": 0}, {"cap": -1}])
+def test_values_that_cannot_be_meant_are_refused(how: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        located(**how)
+
+
+BILLION = """
+import json, sys, time
+sys.path.insert(0, {tests!r})
+import numpy
+from loader_cases import Numbers
+from wdscli.loader.dataset import PositionDataset
+
+counts = numpy.full(100_000, 10_000, dtype=numpy.int64)
+counts[::2] += 7
+counts[1::2] -= 7
+begin = time.perf_counter()
+data = PositionDataset(Numbers(counts, seed=3, shuffle={shuffle!r}, window=64), rank=5, world_size=8).listed(128)
+state = data.state_dict()
+slowest = 0.0
+for number in (0, 1, 123_456, 488_280, 976_561):
+    begin = time.perf_counter()
+    data.load_state_dict({{**state, "epoch": number % 7, "next": number}})
+    batch = next(iter(data))
+    assert len(set(batch)) == 128
+    slowest = max(slowest, time.perf_counter() - begin)
+with open("/proc/self/status") as file:
+    [peak] = [int(line.split()[1]) for line in file if line.startswith("VmHWM")]
+print(json.dumps([slowest, peak]))
+"""
+
+
+@pytest.mark.parametrize("shuffle", ["window", "full"])
+def test_a_billion_samples_in_a_hundred_thousand_shards(shuffle: str) -> None:
+    """Any batch under two seconds and 200 MB."""
+    script = BILLION.format(tests=str(Path(__file__).parent), shuffle=shuffle)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    seconds, peak_kib = json.loads(done.stdout)
+    assert seconds < 2
+    assert peak_kib < 200 * 1000
+
+
+GOLDEN_FIRST: list[tuple[int, int]] = [(5, 6), (3, 1), (3, 13), (3, 20), (4, 1), (0, 12), (7, 10), (7, 17)]
+GOLDEN: dict[str, str] = {
+    "window": "55f4e6b86cc38832",
+    "window, small": "e4b14313cd5919c6",
+    "window, large": "09f69a50e70ac654",
+    "full": "14a13931d841fee3",
+}
+GOLDEN_SORTED: list[int] = [3, 40, 41, 29, 1, 28]
+GOLDEN_FEISTEL: list[int] = [771442, 1019640, 236217, 87126, 814809, 667576]
+GOLDEN_HUGE: list[int] = [162045804198, 915300332464, 444987121]
