@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Iterator
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -56,6 +57,38 @@ class Block(NamedTuple):
     counts: list[int]
 
 
+class Watch:
+    """What this thread did since this was made."""
+
+    def __init__(self) -> None:
+        self._before = _usage()
+        self._begin = time.perf_counter()
+
+    @cached_property
+    def seconds(self) -> float:
+        """Until this was asked for the first time."""
+        return time.perf_counter() - self._begin
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether it waited longer than it worked, and of its own will, as for a disc: not because other processes had
+        the processor."""
+        before, after = self._before, _usage()
+        if before is None:
+            return False
+        worked = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        asleep, pushed = after.ru_nvcsw - before.ru_nvcsw, after.ru_nivcsw - before.ru_nivcsw
+        return bool(self.seconds - worked > max(WAITS, worked) and asleep > pushed)
+
+
+def _usage() -> Any:
+    """What this thread has used; None where the system does not say it of threads."""
+    import resource
+
+    thread = getattr(resource, "RUSAGE_THREAD", None)
+    return None if thread is None else resource.getrusage(thread)
+
+
 class Agenda:
     """The blocks of some batches, one after the other; :attr:`samples` is how many the next one shall have."""
 
@@ -95,14 +128,12 @@ def read_blocks(
         block = agenda.next()
         if block is None:
             return
-        begin, busy, moved = time.perf_counter(), time.thread_time(), METER.bytes
+        watch, moved = Watch(), METER.bytes
         samples = reader.read(block.positions)
-        took = time.perf_counter() - begin
-        waited = took - (time.thread_time() - busy)
-        times.reading += took
+        times.reading += watch.seconds
         times.bytes += METER.bytes - moved
         agenda.learn(len(samples), METER.bytes - moved)
-        slow = slow + 1 if waited > max(WAITS, took / 2) else 0
+        slow = slow + 1 if watch.has_waited else 0
         yield block, samples
         del samples
     from wdscli.loader.ahead import Ahead

@@ -16,6 +16,8 @@ from wdscli.loader.catalog import Catalog
 from wdscli.loader.failures import Failed, read_each
 from wdscli.loader.fetch import Fetcher, Raw
 from wdscli.loader.order import CAP, LANES, EpochOrder, Shuffle
+from wdscli.loader.pool import Pool
+from wdscli.storage import is_local
 
 if TYPE_CHECKING:
     import numpy
@@ -36,7 +38,8 @@ class PositionSource(Protocol):
         """Positions in an epoch."""
 
     def reader(self, epoch: int) -> EpochReader:
-        """The samples of an epoch; closed by the caller."""
+        """The samples of an epoch; closed by the caller. One whose reads wait for other machines has a true
+        attribute ``waits``."""
 
 
 class EpochReader(Protocol):
@@ -89,11 +92,17 @@ class IndexedSource:
         assert self.catalog.counts is not None
         heap.keep()
         order = EpochOrder(self.catalog.counts, seed=self.seed, epoch=epoch, **self._how)
-        return _Reader(self.catalog, order, Fetcher(self.catalog, self.fields))
+        if all(map(is_local, self.catalog.addresses)):
+            return _Reader(self.catalog, order, Fetcher(self.catalog, self.fields))
+        return _Reader(self.catalog, order, Pool(self.catalog, self.fields), waits=True)
 
 
 class _Reader:
-    def __init__(self, catalog: Catalog, order: EpochOrder, fetcher: Fetcher) -> None:
+    def __init__(
+        self, catalog: Catalog, order: EpochOrder, fetcher: Fetcher | Pool, waits: bool = False
+    ) -> None:
+        self.waits = waits
+        """Whether a read waits for other machines, so that it pays to read ahead."""
         self._catalog = catalog
         self._order = order
         self._fetcher = fetcher

@@ -244,10 +244,12 @@ class Remembered:
 
 
 def collated(samples: list[Any]) -> Any:
-    """One batch of samples, by :func:`wdscli.loader.collate.default_collation`."""
+    """One batch of samples, by :func:`wdscli.loader.collate.default_collation`; under the workers of a DataLoader with
+    columns of bytes packed, see :mod:`wdscli.loader.packed`."""
     from wdscli.loader.collate import default_collation
+    from wdscli.loader.packed import for_transport
 
-    return default_collation(samples)
+    return for_transport(default_collation(samples))
 
 
 def unbatched(batch: Any) -> Iterator[Any]:
