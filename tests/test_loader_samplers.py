@@ -183,6 +183,8 @@ class TestState:
             other.load_state_dict(state, force=True)
         with pytest.raises(UsageError):
             ShardSampler(table).load_state_dict({})
+        with pytest.raises(UsageError):
+            ShardSampler(table[2:]).load_state_dict(ShardSampler(table[1:-1]).state_dict())
 
     def test_pickled(self, table: IndexedDataset) -> None:
         sampler = ShardSampler(table[::2], batch_size=5)

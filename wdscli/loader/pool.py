@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.loader import heap
 from wdscli.loader.catalog import REMOTE_THREADS, Catalog
-from wdscli.loader.fetch import Fetcher, Raw
+from wdscli.loader.fetch import OPEN_SOURCES, Fetcher, Raw
 from wdscli.loader.pick import pick
 from wdscli.storage import is_local
 
@@ -61,8 +61,9 @@ class Pool:
             return self._divided(shards, places)
         if self._is_local and len(shards) < FEW * len(self._catalog.addresses):
             numbers = shards.tolist()
-            if len(numbers) < FEW * len(set(numbers)):
-                return [self.one(shard, place) for shard, place in zip(numbers, places.tolist())]
+            distinct = set(numbers)
+            if len(numbers) < FEW * len(distinct) and len(distinct) <= OPEN_SOURCES:
+                return self._picked(numbers, places.tolist(), distinct)
         return self._fetch(0, shards, places)
 
     def one(self, shard: int, place: int) -> Raw:
@@ -77,6 +78,19 @@ class Pool:
         fetcher = self._taken(0)
         try:
             return pick(table, fetcher._source(shard), place, self._only)
+        finally:
+            self._idle[0].append(fetcher)
+
+    def _picked(self, shards: list[int], places: list[int], distinct: set[int]) -> list[Raw]:
+        """Samples of local shards, few of each, one by one. ``distinct`` are no more shards than may be open."""
+        fetcher, only = self._taken(0), self._only
+        try:
+            opened = {shard: (self._catalog.table(shard), fetcher._source(shard)) for shard in distinct}
+            if any(table.same for table, _ in opened.values()):
+                import numpy
+
+                return fetcher.fetch(numpy.array(shards), numpy.array(places))
+            return [pick(*opened[shard], place, only) for shard, place in zip(shards, places)]
         finally:
             self._idle[0].append(fetcher)
 
