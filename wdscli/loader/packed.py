@@ -9,6 +9,7 @@ know what the bytes mean.
 
 from __future__ import annotations
 
+import os
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from typing import Any, overload
 
 SHARED = 1 << 20
 """Bytes from which on shared memory costs less than a pipe: torch makes a connection for each tensor."""
+IOV = 512
+"""Buffers that one system call takes for sure."""
 
 
 class Packed:
@@ -123,13 +126,31 @@ def _shared(parts: Sequence[bytes], total: int) -> Any:
 
     storage = torch.UntypedStorage._new_shared(total)
     tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
-    target = memoryview(tensor.numpy())
-    begin = 0
-    for part in parts:
-        end = begin + len(part)
-        target[begin:end] = part
-        begin = end
+    if not _written(storage, parts):
+        target = memoryview(tensor.numpy())
+        begin = 0
+        for part in parts:
+            end = begin + len(part)
+            target[begin:end] = part
+            begin = end
     return tensor
+
+
+def _written(storage: Any, parts: Sequence[bytes]) -> bool:
+    """Whether the parts were written to a storage by its file: pages written so need not be mapped first, which
+    takes half the time."""
+    try:
+        file = storage._get_shared_fd()
+    except (AttributeError, RuntimeError):
+        return False
+    at = 0
+    for first in range(0, len(parts), IOV):
+        some = parts[first : first + IOV]
+        size = sum(map(len, some))
+        if size and os.pwritev(file, some, at) != size:
+            return False
+        at += size
+    return True
 
 
 def packed(samples: Sequence[Any]) -> Any:
