@@ -36,7 +36,7 @@ def alternatives(names: str | Sequence[str]) -> list[str]:
 
 
 def want_dict(item: Any, stage: str) -> Any:
-    if not isinstance(item, Mapping):
+    if not isinstance(item, (dict, Mapping)):
         raise TypeError(f"{stage}() wants samples that are dicts, not {type(item).__name__}")
     return item
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from wdscli.loader.fields import (
@@ -137,15 +138,25 @@ class ToTuple(Stage):
         if len(fields) == 1 and isinstance(fields[0], str) and " " in fields[0]:
             fields = fields[0].split()
         self._fields = [alternatives(field) for field in fields]
+        plain = all(len(names) == 1 for names in self._fields)
+        self._plain = [names[0] for names in self._fields] if plain else None
         self._missing = missing
         self._none = missing if none is None else none
 
     def apply(self, item: Any) -> Any:
-        item = want_dict(item, "to_tuple")
-        found = tuple([first_of(item, names, self._missing) for names in self._fields])
-        if self._none and any(value is None for value in found):
-            raise FieldError(f"a field is None in {named(item)}", code="missing-field", shard=url_of(item))
+        found = self._values(want_dict(item, "to_tuple"))
+        if self._none:
+            for value in found:
+                if value is None:
+                    said = f"a field is None in {named(item)}"
+                    raise FieldError(said, code="missing-field", shard=url_of(item))
         return found
+
+    def _values(self, item: Any) -> tuple[Any, ...]:
+        if self._plain is not None:  # nearly always, and then nearly all samples have all fields
+            with suppress(KeyError):
+                return tuple([item[name] for name in self._plain])
+        return tuple([first_of(item, names, self._missing) for names in self._fields])
 
 
 class Rename(Stage):
