@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import signal
 import threading
 from pathlib import Path
 
@@ -351,6 +352,7 @@ class TestTravel:
         assert table.__getitems__([0, 9, 22])
         child = os.fork()
         if not child:
+            signal.alarm(20)
             good = table.__getitems__([3, 8, 21]) == [true[3], true[8], true[21]] and table[5] == true[5]
             os._exit(0 if good else 1)
         assert os.waitpid(child, 0)[1] == 0
