@@ -28,7 +28,7 @@ from wdscli.ops.planfile import load_plan, write_plan
 from wdscli.ops.reorder import Request, make_plan
 from wdscli.ops.running import run_plan
 from wdscli.ops.scratch import Scratch
-from wdscli.ops.spilled import SPILLED
+from wdscli.ops.spilled import SPILLED, Reading
 from wdscli.progress import NullProgress
 from wdscli.tar import END_OF_ARCHIVE, build_header
 
@@ -71,6 +71,28 @@ def files_read(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return seen
 
 
+def buckets_entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows at which tasks enter a bucket from now on. A task must enter all that it has, and hold none."""
+    seen: list[int] = []
+    expected: list[int] = []
+
+    def begun(self: Any, task: Any, *more: Any) -> None:
+        assert seen == expected
+        assert task.spilled is not None
+        assert task.spilled.hold == 0
+        expected.extend([0, *task.spilled.buckets])
+        begin(self, task, *more)
+
+    def watched(self: Any, row: int, open_part: Any) -> int:
+        seen.append(row)
+        return enter(self, row, open_part)
+
+    begin, enter = joined.Joiner.__init__, Reading.enter
+    monkeypatch.setattr(joined.Joiner, "__init__", begun)
+    monkeypatch.setattr(Reading, "enter", watched)
+    return seen
+
+
 class TestSpill:
     @pytest.mark.parametrize("kind", ["inner", "left", "outer"])
     @pytest.mark.parametrize("policy", ["left", "suffix"])
@@ -85,7 +107,9 @@ class TestSpill:
         monkeypatch.setattr(spill, "LEAST_BUCKET", 20_000)
         monkeypatch.setattr(joined, "BUFFER", 9000)
         monkeypatch.setattr(joined, "AT_ONCE", 7)
+        entered = buckets_entered(monkeypatch)
         assert way(tmp_path / "small", inputs, Join(kind, policy), strategy="spill") == wanted
+        assert len(entered) > len(wanted)
         assert not leftovers(tmp_path)
 
     def test_samples_are_read_from_scratch_space(
