@@ -20,6 +20,7 @@ import numpy
 import pytest
 
 from wdscli.errors import DataError, UsageError
+from wdscli.loader import IndexedDataset, ShardWriter, WebDataset, ignore_and_continue, mix, reraise_exception
 from wdscli.loader.decode_images import SPECS
 from wdscli.loader.decoding import Continue, Decoder, handle_extension, imagehandler, make_decoder
 from wdscli.loader.tenbin import decode_tensors, encode_tensors
@@ -562,3 +563,70 @@ def test_torch_is_loaded_when_a_tensor_is_made_and_not_before() -> None:
     assert done.returncode == 0, done.stderr
     names = set(json.loads(done.stdout))
     assert not names & {"torch", "soundfile", "av", "msgpack", "webdataset"}
+
+
+@pytest.fixture
+def broken_set(tmp_path: Path) -> str:
+    """Ten samples, the JSON of the sixth broken."""
+    with ShardWriter(f"{tmp_path}/x-%d.tar", maxcount=4) as writer:
+        for number in range(10):
+            writer.write({"__key__": str(number), "cls": number, "json": b"{" if number == 5 else b"{}"})
+    return f"{tmp_path}/x-manifest.json"
+
+
+def numbers(data: Any) -> list[int]:
+    return [sample["cls"] for sample in data]
+
+
+REST = [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("kind", [WebDataset, IndexedDataset])
+def test_a_broken_payload_stops_unless_told_otherwise(kind: Any, broken_set: str) -> None:
+    data = kind(broken_set).decode()
+    with pytest.raises(DataError, match=r'in member "5\.json" in .*x-1\.tar'):
+        list(data)
+    assert numbers(kind(broken_set).decode(only="cls")) == list(range(10))
+
+
+@pytest.mark.parametrize("policy", ["skip", "substitute"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_policy_of_a_dataset_is_the_decoders(policy: Any, threads: int, broken_set: str) -> None:
+    data = WebDataset(broken_set, on_error=policy, threads=threads).decode()
+    with pytest.warns(UserWarning, match="left out: cannot decode.*5.json"):
+        assert numbers(data) == REST
+    ((shard, reasons),) = data.stats()["dropped"].items()
+    assert (Path(shard).name, reasons) == ("x-1.tar", {"decode: DataError": 1})
+
+
+def test_the_policy_of_a_table_and_of_a_set_in_a_mix(broken_set: str) -> None:
+    table = IndexedDataset(broken_set, on_error="skip").decode()
+    with pytest.warns(UserWarning, match="left out"):
+        assert numbers(table.__getitems__(range(10))) == REST
+    with pytest.raises(DataError, match="left out"):
+        table[5]
+    mixed = mix([WebDataset(broken_set, on_error="skip").decode()])
+    with pytest.warns(UserWarning, match="left out"):
+        assert numbers(mixed) == REST
+
+
+def test_a_handler_comes_before_the_policy(broken_set: str) -> None:
+    data = WebDataset(broken_set, on_error="skip").decode(handler=reraise_exception)
+    with pytest.raises(DataError):
+        list(data)
+    seen: list[Exception] = []
+    data = WebDataset(broken_set).decode(handler=lambda error: not seen.append(error))
+    assert numbers(data) == REST
+    assert [type(error) for error in seen] == [DataError]
+
+
+def test_a_missing_package_is_never_skipped(broken_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs(key: str, data: bytes) -> Any:
+        raise UsageError("a package is missing")
+
+    for data in (
+        WebDataset(broken_set, on_error="skip").decode(needs),
+        WebDataset(broken_set).decode(needs, handler=ignore_and_continue),
+    ):
+        with pytest.raises(UsageError, match="a package is missing"):
+            list(data)

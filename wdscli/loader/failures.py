@@ -137,6 +137,18 @@ class Policy:
         """Whether every error is raised."""
         return self.on_error == "raise" and self._handler is reraise_exception
 
+    def undecodable(self, error: Exception) -> bool:
+        """The handler of a stage that was given none, for samples that were read and cannot be decoded: raises with
+        ``"raise"``, else warns the first time and leaves out, with ``"substitute"`` too, because nobody looks again
+        for another sample at that place."""
+        if self.on_error == "raise" or not isinstance(error, DataError):
+            raise error
+        what = error.shard or "", "undecodable"
+        if what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(f"left out: {error}; stats() counts them", stacklevel=2)
+        return True
+
     def leave_out(self, failed: Failed) -> None:
         """Count ``failed``. Raises its error, or StopEpoch, where that is wanted instead."""
         stops = self.on_error == "raise" and not self._handler(failed.error)

@@ -22,6 +22,7 @@ from wdscli.loader.source import IndexedSource, PositionSource
 from wdscli.loader.views import Mixed, Slice, Thinned, Viewed
 
 if TYPE_CHECKING:
+    from wdscli.loader.failures import Policy
     from wdscli.loader.stats import Counts
 
 Function = Callable[[Any], Any]
@@ -43,6 +44,7 @@ class PerSample:
 
     pipeline: Pipeline
     _counts: Counts
+    _policy: Policy | None = None
 
     def _with(self: Self, **changes: Any) -> Self:
         """A copy with some attributes changed."""
@@ -116,12 +118,15 @@ class PerSample:
         post: Any = None,
         only: Any = None,
         partial: bool = False,
-        handler: Handler = reraise_exception,
+        handler: Handler | None = None,
     ) -> Self:
-        """Payloads decoded by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers."""
+        """Payloads decoded by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers. Without ``handler``
+        a sample that cannot be decoded is an error, or left out where the dataset has another ``on_error``."""
         from wdscli.loader.decoding import Decoder
 
         decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial)
+        if handler is None:
+            handler = reraise_exception if self._policy is None else self._policy.undecodable
         return self._then(stages.Apply(decoder, self._guard("decode", handler)))
 
     def xdecode(
