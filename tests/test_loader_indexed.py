@@ -410,6 +410,19 @@ class TestElsewhere:
             assert len(table.select("json.width > 35")) == 4
             assert _asked(web.ranges) < 40 * 30_000
 
+    def test_http_behind_a_fork(self, tmp_path: Path) -> None:
+        true = _payloads(oracle(write_set(tmp_path)))
+        with web_server("ranges") as web:
+            serve(web, tmp_path)
+            table = IndexedDataset(web.url("in-manifest.json"))
+            assert _payloads(table[:9]) == true[:9]
+            child = os.fork()
+            if not child:
+                signal.alarm(20)
+                os._exit(0 if _payloads(table) == true else 1)
+            assert os.waitpid(child, 0)[1] == 0
+            assert _payloads(table[9:]) == true[9:]
+
     @pytest.mark.parametrize("with_index", [False, True])
     def test_http_without_a_manifest(self, tmp_path: Path, with_index: bool) -> None:
         true = oracle(write_set(tmp_path, per_shard=2))
