@@ -20,6 +20,7 @@ from test_join import Sample, Set, members, oracle, write
 from wdscli.errors import DataError, EngineError
 from wdscli.ops import external, join_large, joined, large, memory, spill, strategy, survey
 from wdscli.ops import join as join_module
+from wdscli.ops.in_turn import OneByOne
 from wdscli.ops.join import Join, join
 from wdscli.ops.join_table import Table
 from wdscli.ops.large import StoredOrdered
@@ -111,6 +112,16 @@ class TestSpill:
         assert way(tmp_path / "small", inputs, Join(kind, policy), strategy="spill") == wanted
         assert len(entered) > len(wanted)
         assert not leftovers(tmp_path)
+
+    def test_what_is_not_there_breaks_no_run(self, tmp_path: Path) -> None:
+        """A set that lacks every other key is still read from one end to the other."""
+        sets: list[Set] = [
+            [(f"k{n}", {f"s{number}": b""}) for n in range(0, 100, number)] for number in (1, 2)
+        ]
+        plan = Join("left").plan(Request(write(tmp_path, sets), "/nowhere/o.tar", jobs=1))
+        run, total = strategy.mean_run(OneByOne(plan.row_lists))
+        assert total == 150 * 512
+        assert run == total // 2
 
     def test_samples_are_read_from_scratch_space(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
