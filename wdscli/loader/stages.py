@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from wdscli.loader.fields import (
@@ -154,8 +153,10 @@ class ToTuple(Stage):
 
     def _values(self, item: Any) -> tuple[Any, ...]:
         if self._plain is not None:  # nearly always, and then nearly all samples have all fields
-            with suppress(KeyError):
+            try:
                 return tuple([item[name] for name in self._plain])
+            except KeyError:
+                pass
         return tuple([first_of(item, names, self._missing) for names in self._fields])
 
 
