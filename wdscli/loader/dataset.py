@@ -58,7 +58,10 @@ class PositionDataset(Fluent):
         handler: Handler = reraise_exception,
         prefetch: str | int = PREFETCH,
         threads: int = 1,
+        batch_size: int = 1,
     ) -> None:
+        if batch_size < 1:
+            raise UsageError(f"batch_size={batch_size}: at least one sample goes together")
         if threads < 1:
             raise UsageError(f"threads={threads}: stages need at least one")
         if tail not in (None, "drop", "pad", "uneven"):
@@ -67,6 +70,8 @@ class PositionDataset(Fluent):
         self.pipeline = Pipeline()
         self._rank, self._world = rank, world_size
         self._tail = tail
+        self._together = batch_size
+        """Samples that a DataLoader puts together, where there is no batch stage."""
         self.standing = Standing()
         self._prefetch, self._threads = parse_size(prefetch), threads
         self._counts, self._times = Counts(), Times()
@@ -129,6 +134,10 @@ class PositionDataset(Fluent):
         """Where the time went, which is not counted any more."""
         return self._times.take()
 
+    def add_times(self, times: dict[str, Any]) -> None:
+        """What :meth:`take_times` of a copy in another process gave."""
+        self._times.add(times)
+
     def _line(self, share: Share) -> PositionSource:
         """The source as the stages that choose positions leave it: slices, and epochs of another length."""
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
@@ -144,7 +153,7 @@ class PositionDataset(Fluent):
 
     def _batches(self, source: PositionSource | None = None, epoch: int | None = None) -> Batches:
         share = self.share()
-        size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
+        size = self._together if self.pipeline.batch is None else self.pipeline.batch.size
         tail = self._tail or ("uneven" if share.world == 1 else "pad")
         length = (source or self._line(share)).length(self.epoch if epoch is None else epoch)
         return Batches(length, size, share, tail)
@@ -242,7 +251,7 @@ class PositionDataset(Fluent):
     def _is_single(self) -> bool:
         """Whether units need not be made, because samples do."""
         in_threads = self._threads > 1 and bool(self.pipeline.before)
-        return self.pipeline.batch is None and not self.is_stream and not in_threads
+        return self.pipeline.batch is None and self._together == 1 and not self.is_stream and not in_threads
 
     @contextmanager
     def _making(
@@ -269,9 +278,12 @@ class PositionDataset(Fluent):
         if pipeline.generators or pipeline.spreads or batches.length >= ENDLESS:
             raise TypeError("the length of this dataset is not known; with_length(n) would say one")
         total = batches.total
-        if total and pipeline.batch is not None and not pipeline.batch.partial:
-            total -= len(batches.positions(total - 1)) < pipeline.batch.size
-        return total
+        if not total or (self._together == 1 and pipeline.batch is None):
+            return total
+        last = len(batches.positions(total - 1))
+        if pipeline.batch is None:
+            return (total - 1) * self._together + last
+        return total - (not pipeline.batch.partial and last < pipeline.batch.size)
 
     def stats(self) -> dict[str, Any]:
         """What happened so far in this process, and in workers that tell it, as WebLoader's do: ``dropped``, what was

@@ -42,6 +42,8 @@ class WebDataset(PositionDataset):
     ``handler``, webdataset's name, decides instead of ``"raise"``. ``prefetch`` is how many bytes each process may read
     ahead (0 for none), where reading ahead pays; ``threads`` run the functions of samples, such as ``decode``, in each
     process.
+    ``batch_size`` is for who does without :meth:`batched`: as in ``DataLoader(data, batch_size=64)``, whose batches are
+    then the same for any number of workers; else every sample comes once, in batches that depend on it.
     ``select_files`` and ``rename_files`` are functions of members' names. ``empty_check`` makes a set without samples
     an error when it is iterated.
 
@@ -73,6 +75,7 @@ class WebDataset(PositionDataset):
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
+        batch_size: int = 1,
         on_error: OnError = "raise",
         handler: Handler = reraise_exception,
         prefetch: str | int = PREFETCH,
@@ -114,6 +117,7 @@ class WebDataset(PositionDataset):
             rank=rank,
             world_size=world_size,
             tail=tail,
+            batch_size=batch_size,
             on_error=on_error,
             handler=handler,
             prefetch=prefetch,

@@ -1,0 +1,425 @@
+"""At home in PyTorch: DataLoader, WebLoader and StatefulDataLoader with real workers."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loader_cases import Cls, Even, make_set
+
+import wdscli.loader as wds
+from wdscli.errors import UsageError
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class MultipleOf:
+    """A predicate that leaves whole batches empty."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, value: int) -> bool:
+        return value % self.number == 0
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_set(tmp_path_factory.mktemp("set"))
+
+
+def data(manifest: str, batch: int = 6, **how: Any) -> wds.WebDataset:
+    return wds.WebDataset(manifest, **{"shuffle": "window", "seed": 3, **how}).map(Cls()).listed(batch)
+
+
+def epoch_of(manifest: str, epoch: int, batch: int = 6) -> list[list[int]]:
+    plain = data(manifest, batch)
+    plain.set_epoch(epoch)
+    return list(plain)
+
+
+def flat(batches: Iterable[list[int]]) -> list[int]:
+    return [one for batch in batches for one in batch]
+
+
+def loader(dataset: Any, workers: int, **options: Any) -> Any:
+    return torch.utils.data.DataLoader(
+        dataset, batch_size=None, num_workers=workers, collate_fn=list, **options
+    )
+
+
+def test_a_dataset_is_an_iterable_dataset_without_being_derived_from_one(manifest: str) -> None:
+    import torch.utils.data
+
+    assert isinstance(data(manifest), torch.utils.data.IterableDataset)
+    assert type(data(manifest)).__mro__[1].__name__ == "PositionDataset"
+    assert not isinstance(wds.IndexedDataset(manifest), torch.utils.data.IterableDataset)
+
+
+LATE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import wdscli.loader as wds
+from loader_cases import Cls
+
+def main():
+    data = wds.WebDataset({manifest!r}, shuffle="window", seed=3).map(Cls()).listed(6)
+    assert "torch" not in sys.modules
+    import torch.utils.data
+    assert isinstance(data, torch.utils.data.IterableDataset)
+    spawned = torch.utils.data.DataLoader(
+        data, batch_size=None, num_workers=1, multiprocessing_context="spawn", collate_fn=list
+    )
+    data.set_epoch(2)
+    assert len(spawned) == 17
+    print(list(spawned))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_torch_may_be_imported_last_and_workers_may_be_spawned(manifest: str, tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LATE.format(tests=str(Path(__file__).parent), manifest=manifest))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == epoch_of(manifest, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_plain_dataloader_gives_the_same_batches_with_any_workers(manifest: str, workers: int) -> None:
+    plain = data(manifest)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        for epoch in (0, 4):
+            plain.set_epoch(epoch)
+            torch_loader = loader(plain, workers)
+            assert len(torch_loader) == 17
+            assert list(torch_loader) == epoch_of(manifest, epoch)
+
+
+def test_more_workers_than_shards_and_than_batches(tmp_path: Path) -> None:
+    few = make_set(tmp_path, count=10, max_count=10)
+    plain = data(few, 6)
+    assert list(loader(plain, 5)) == epoch_of(few, 0)
+
+
+def test_a_state_of_the_main_process_is_refused_while_only_workers_know(manifest: str) -> None:
+    plain = data(manifest)
+    source = iter(loader(plain, 2))
+    given = [next(source) for _ in range(5)]
+    with pytest.raises(UsageError, match="only the workers"):
+        plain.state_dict()
+    other = data(manifest)
+    other.load_state_dict(plain.state_dict(batches=5))
+    assert given + list(loader(other, 3)) == epoch_of(manifest, 0)
+
+
+def test_epochs_advance_by_themselves_in_workers_that_stay(manifest: str) -> None:
+    staying = loader(data(manifest), 2, persistent_workers=True)
+    assert list(staying) == epoch_of(manifest, 0)
+    assert list(staying) == epoch_of(manifest, 1)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_samples_that_the_dataloader_puts_together(manifest: str, workers: int) -> None:
+    """Without batched(): every sample once; the same batches when the dataset knows how many go together."""
+    plain = wds.WebDataset(manifest, shuffle="window", seed=3).map(Cls())
+    together = torch.utils.data.DataLoader(plain, batch_size=6, num_workers=workers, collate_fn=list)
+    assert sorted(flat(together)) == list(range(101))
+    told = wds.WebDataset(manifest, shuffle="window", seed=3, batch_size=6).map(Cls())
+    together = torch.utils.data.DataLoader(told, batch_size=6, num_workers=workers, collate_fn=list)
+    assert len(together) == 17
+    assert list(together) == epoch_of(manifest, 0)
+    other = wds.WebDataset(manifest, shuffle="window", seed=3, batch_size=6).map(Cls())
+    other.load_state_dict(told.state_dict(batches=4))
+    assert flat(epoch_of(manifest, 0)[4:]) == list(other)
+
+
+# WebLoader
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 3), (2, 0), (3, 2)])
+@pytest.mark.parametrize("staying", [False, True])
+def test_webloader_goes_on_with_another_number_of_workers(
+    manifest: str, before: int, after: int, staying: bool
+) -> None:
+    first = wds.WebLoader(data(manifest), num_workers=before, persistent_workers=staying and before > 0)
+    assert len(first) == 17
+    assert list(first) == epoch_of(manifest, 0)
+    source = iter(first)
+    given = [next(source) for _ in range(7)]
+    state = json.loads(json.dumps(first.state_dict()))
+    assert len(json.dumps(state)) < 1000
+    assert (state["epoch"], state["next"]) == (1, 7)
+    assert first.dataset.state_dict() == state
+    second = wds.WebLoader(data(manifest), num_workers=after, persistent_workers=staying and after > 0)
+    second.load_state_dict(state)
+    assert given + list(second) == epoch_of(manifest, 1)
+    assert list(second) == epoch_of(manifest, 2)
+    second.set_epoch(0)
+    assert next(iter(second)) == epoch_of(manifest, 0)[0]
+    assert list(second) == epoch_of(manifest, 0)
+    assert second.epoch == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_webloader_keeps_the_order_where_filters_leave_batches_empty(manifest: str, workers: int) -> None:
+    def thin() -> wds.WebDataset:
+        return wds.WebDataset(manifest, shuffle="window").map(Cls()).select(MultipleOf(9)).listed(5)
+
+    expected = list(thin())
+    assert len(expected) < 12
+    webloader = wds.WebLoader(thin(), num_workers=workers)
+    source = iter(webloader)
+    given = [next(source) for _ in range(4)]
+    other = wds.WebLoader(thin(), num_workers=2)
+    other.load_state_dict(webloader.state_dict())
+    assert given + list(source) == expected
+    assert list(other) == expected[4:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_webloader_knows_what_all_workers_left_out(manifest: str, workers: int) -> None:
+    webloader = wds.WebLoader(data(manifest).unlisted().select(Even()), num_workers=workers)
+    assert sorted(webloader) == list(range(0, 101, 2))
+    list(webloader)
+    left_out = sum(sum(reasons.values()) for reasons in webloader.stats()["dropped"].values())
+    assert left_out == 100
+
+
+def test_webloader_makes_tensors_and_batches_as_torch_does(manifest: str) -> None:
+    tuples = wds.WebDataset(manifest).to_tuple("cls", "__key__").map_tuple(int)
+    webloader = wds.WebLoader(tuples, 40, num_workers=2, drop_last=True)
+    batches = list(webloader)
+    assert [batch[0].tolist() for batch in batches] == [list(range(40)), list(range(40, 80))]
+    assert list(batches[0][1][:2]) == ["n0000", "n0001"]
+    assert len(webloader) == 2
+    arrays = wds.WebLoader(tuples.batched(50), num_workers=1)
+    assert isinstance(next(iter(arrays))[0], torch.Tensor)
+    own = wds.WebLoader(tuples, 50, collate_fn=len, num_workers=1)
+    assert list(own) == [50, 50, 1]
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_stages_of_a_webloader_run_over_all_workers(manifest: str, workers: int) -> None:
+    def make(workers: int) -> wds.WebLoader:
+        return (
+            wds.WebLoader(data(manifest), num_workers=workers)
+            .unlisted()
+            .shuffle(30)
+            .batched(9, collation_fn=None)
+        )
+
+    expected = list(make(0))
+    assert sorted(flat(expected)) == list(range(101))
+    assert [len(batch) for batch in expected] == [9] * 11 + [2]
+    webloader = make(workers)
+    source = iter(webloader)
+    given = [next(source) for _ in range(4)]
+    state = json.loads(json.dumps(webloader.state_dict()))
+    assert given + list(source) == expected
+    other = make(2)
+    other.load_state_dict(state)
+    assert list(other) == expected[4:]
+    assert list(other) == list(webloader) != expected
+    with pytest.raises(UsageError, match="ranks and workers"):
+        bare = data(manifest)
+        bare.load_state_dict(state)
+        list(bare)
+
+
+def test_epochs_of_another_length(manifest: str) -> None:
+    webloader = wds.WebLoader(data(manifest), num_workers=2).with_epoch(4)
+    assert len(webloader) == 4
+    epochs = [list(webloader) for _ in range(4)]
+    assert flat(epochs) == epoch_of(manifest, 0)[:16]
+    staged = wds.WebLoader(data(manifest), num_workers=2).unlisted().with_epoch(30)
+    assert len(staged) == 30
+    assert list(staged) == flat(epoch_of(manifest, 0))[:30]
+    assert list(staged) == flat(epoch_of(manifest, 1))[:30]
+    assert len(wds.WebLoader(data(manifest)).with_length(99)) == 99
+    with pytest.raises(TypeError, match="with_length"):
+        len(wds.WebLoader(data(manifest)).unlisted())
+
+
+def test_behind_generators_of_the_dataset_a_webloader_replays_with_as_many_workers(manifest: str) -> None:
+    def make(workers: int) -> wds.WebLoader:
+        return wds.WebLoader(data(manifest).compose(_numbered), num_workers=workers)
+
+    webloader = make(2)
+    source = iter(webloader)
+    given = [next(source) for _ in range(5)]
+    state = webloader.state_dict()
+    rest = list(source)
+    other = make(2)
+    other.load_state_dict(state)
+    assert list(other) == rest
+    assert sorted(flat((batch for _, batch in given + rest))) == list(range(101))
+    third = make(3)
+    third.load_state_dict(state)
+    with pytest.raises(UsageError, match=r"\(1, 2\) ranks and workers, here are \(1, 3\)"):
+        list(third)
+
+
+def _numbered(items: Any) -> Any:
+    return enumerate(items)
+
+
+def test_going_on_takes_no_seeds_from_torch(manifest: str) -> None:
+    """Or weights would differ between a run that was interrupted and one that was not."""
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    list(wds.WebLoader(data(manifest), num_workers=1))
+    assert torch.rand(1) == expected
+
+
+def test_other_datasets_work_in_a_webloader(manifest: str) -> None:
+    table = wds.WebLoader(range(10), num_workers=0).batched(4, collation_fn=None)
+    assert list(table) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    with pytest.raises(UsageError, match="no state"):
+        table.state_dict()
+    with pytest.raises(UsageError, match=r"shuffle=\) is not there"):
+        wds.WebLoader(data(manifest), shuffle=True)
+
+
+# StatefulDataLoader
+
+
+def stateful(dataset: Any, workers: int, **options: Any) -> Any:
+    module = pytest.importorskip("torchdata.stateful_dataloader")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return module.StatefulDataLoader(
+            dataset, **{"batch_size": None, "num_workers": workers, "collate_fn": list, **options}
+        )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("given", [0, 1, 7, 16, 17])
+def test_stateful_dataloader_goes_on_with_as_many_workers(manifest: str, workers: int, given: int) -> None:
+    first = stateful(data(manifest), workers)
+    source = iter(first)
+    expected = epoch_of(manifest, 0)
+    assert [next(source) for _ in range(given)] == expected[:given]
+    state = first.state_dict()
+    other = stateful(data(manifest), workers)
+    other.load_state_dict(state)
+    assert list(other) == expected[given:]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_stateful_dataloader_resumes_twice_and_by_samples(manifest: str) -> None:
+    def make() -> Any:
+        plain = wds.WebDataset(manifest, shuffle="window", seed=3).map(Cls()).select(Even())
+        return stateful(plain, 2, batch_size=5)
+
+    expected = list(make())
+    assert sorted(flat(expected)) == list(range(0, 101, 2))
+    got, state = [], None
+    for steps in (3, 4, 100):
+        torch_loader = make()
+        if state is not None:
+            torch_loader.load_state_dict(state)
+        for batch, _ in zip(torch_loader, range(steps)):
+            got.append(batch)
+            state = torch_loader.state_dict()
+    assert got == expected
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_workers_state_is_refused_by_others(manifest: str) -> None:
+    torch_loader = stateful(data(manifest), 2)
+    source = iter(torch_loader)
+    next(source)
+    inner = torch_loader.state_dict()["_snapshot"]["_worker_snapshots"]["worker_0"]
+    state = inner["dataset_state"]
+    assert state["worker"] == [0, 2]
+    assert len(json.dumps(state)) < 1000
+    with pytest.raises(UsageError, match="worker 0 of 2") as caught:
+        data(manifest).load_state_dict(state)
+    assert "WebLoader" in (caught.value.hint or "")
+
+
+# a process that dies
+
+
+def train(manifest: str, workers: int, place: Path, notes: Any) -> None:
+    """Three epochs, in which what was seen and the state are written down together behind every batch."""
+    webloader = wds.WebLoader(data(manifest), num_workers=workers)
+    saved = {"seen": [], "state": webloader.state_dict()}
+    if place.exists():
+        saved = json.loads(place.read_text())
+    webloader.load_state_dict(saved["state"])
+    for _ in range(webloader.epoch, 3):
+        for batch in webloader:
+            saved["seen"].append(batch)
+            saved["state"] = webloader.state_dict()
+            place.with_suffix(".new").write_text(json.dumps(saved))
+            place.with_suffix(".new").replace(place)
+            notes.send(len(saved["seen"]))
+
+
+def test_training_that_is_killed_goes_on_in_a_new_process_with_other_workers(
+    manifest: str, tmp_path: Path
+) -> None:
+    """Forked from here, where torch is loaded already."""
+    processes = multiprocessing.get_context("fork")
+    place = tmp_path / "place.json"
+    heard, told = processes.Pipe(duplex=False)
+    first = processes.Process(target=train, args=(manifest, 2, place, told))
+    first.start()
+    while heard.recv() < 22:
+        pass
+    os.kill(first.pid or 0, signal.SIGKILL)
+    first.join()
+    assert first.exitcode == -signal.SIGKILL
+    killed = json.loads(place.read_text())
+    assert 22 <= len(killed["seen"]) < 51
+    second = processes.Process(target=train, args=(manifest, 3, place, told))
+    second.start()
+    second.join()
+    assert second.exitcode == 0
+    seen = json.loads(place.read_text())["seen"]
+    assert seen == [batch for epoch in range(3) for batch in epoch_of(manifest, epoch)]
+
+
+# what an import costs
+
+
+def test_importing_the_loader_loads_nothing_heavy() -> None:
+    from test_imports import HEAVY, loaded
+
+    names = loaded("import wdscli.loader")
+    assert not names & (HEAVY | {"typer", "s3fs", "fsspec", "torch", "numpy", "webdataset"})
+    names = loaded("from wdscli.loader import WebDataset, WebLoader, IndexedDataset, mix")
+    assert not names & {"typer", "rich", "s3fs", "fsspec", "torch", "numpy", "PIL"}
+    assert not [name for name in names if name.startswith(("wdscli.cli", "wdscli.ops"))]
+
+
+def test_importing_the_loader_takes_under_five_times_nothing() -> None:
+    def seconds(code: str) -> float:
+        best = 9.0
+        for _ in range(7):
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-I", "-c", code], check=True, env=dict(os.environ))
+            best = min(best, time.perf_counter() - begin)
+        return best
+
+    assert seconds("import wdscli.loader") < 5 * seconds("pass")
