@@ -278,12 +278,11 @@ class PositionDataset(Fluent):
         if pipeline.generators or pipeline.spreads or batches.length >= ENDLESS:
             raise TypeError("the length of this dataset is not known; with_length(n) would say one")
         total = batches.total
-        if not total or (self._together == 1 and pipeline.batch is None):
-            return total
-        last = len(batches.positions(total - 1))
+        last = len(batches.positions(total - 1)) if total else 0
         if pipeline.batch is None:
-            return (total - 1) * self._together + last
-        return total - (not pipeline.batch.partial and last < pipeline.batch.size)
+            return max(0, total - 1) * self._together + last
+        wanted = 1 if pipeline.batch.partial else pipeline.batch.size
+        return total - (total > 0 and last < wanted)
 
     def stats(self) -> dict[str, Any]:
         """What happened so far in this process, and in workers that tell it, as WebLoader's do: ``dropped``, what was
