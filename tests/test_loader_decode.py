@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import re
 import struct
 import subprocess
 import sys
@@ -22,7 +23,10 @@ import pytest
 from wdscli.errors import DataError, UsageError
 from wdscli.loader import IndexedDataset, ShardWriter, WebDataset, ignore_and_continue, mix, reraise_exception
 from wdscli.loader.decode_images import SPECS
+from wdscli.loader.decode_media import AV_SOUND, FILM, MEDIA, SOUNDFILE
+from wdscli.loader.decode_values import DEFAULTS
 from wdscli.loader.decoding import Continue, Decoder, handle_extension, imagehandler, make_decoder
+from wdscli.loader.encode import ENCODERS
 from wdscli.loader.tenbin import decode_tensors, encode_tensors
 
 autodecode = pytest.importorskip("webdataset.autodecode")
@@ -563,6 +567,16 @@ def test_torch_is_loaded_when_a_tensor_is_made_and_not_before() -> None:
     assert done.returncode == 0, done.stderr
     names = set(json.loads(done.stdout))
     assert not names & {"torch", "soundfile", "av", "msgpack", "webdataset"}
+
+
+def test_the_manual_tells_of_every_name() -> None:
+    text = (Path(__file__).parent.parent / "man" / "man7" / "wdscli-fields.7").read_text()
+    words = set(re.findall(r"[A-Za-z0-9_]+", text))
+    decoding, _, encoding = text.partition(".Sh ENCODERS")
+    assert not {*SPECS, *DEFAULTS, *MEDIA, *FILM, *SOUNDFILE, *AV_SOUND} - words
+    assert not set(ENCODERS) - set(re.findall(r"[A-Za-z0-9_]+", encoding))
+    for package in ("cbor2", "soundfile", "av", "'wdscli[images]'"):
+        assert f"pip install {package}" in decoding
 
 
 @pytest.fixture
