@@ -59,7 +59,7 @@ class Again(NamedTuple):
     """How many samples came again, and the inputs, one for each time that they are gone through."""
 
     samples: int
-    inputs: tuple[Input, ...]
+    inputs: Sequence[Input]
 
 
 class Arranged(NamedTuple):

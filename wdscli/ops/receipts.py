@@ -59,16 +59,19 @@ def mark_of(plan: ReorderPlan) -> PlanMark:
     for ordered in plan.row_lists:
         for block in ordered.blocks():
             rows.update(block.rows.tobytes())
+    # Rounds after the first have the same inputs again.
     inputs = [
-        [base_name(one.address), one.round, one.stamp.size_bytes, one.stamp.version]
+        [base_name(one.address), one.stamp.size_bytes, one.stamp.version]
         for one in plan.inputs
-        if one.stamp is not None
+        if one.stamp is not None and not one.round
     ]
     shards = [
         [plan.parts[one.part].name, base_name(one.address), one.first, one.end, one.size, one.members]
         for one in plan.planned
     ]
-    return PlanMark(_digest(inputs), _digest(_shaping(plan)), rows.hexdigest(), _digest(shards))
+    return PlanMark(
+        _digest([len(plan.inputs), *inputs]), _digest(_shaping(plan)), rows.hexdigest(), _digest(shards)
+    )
 
 
 def _shaping(plan: ReorderPlan) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class ReorderPlan:
     seed: int | None
     options: Mapping[str, Any]
     shards: ShardSet
-    inputs: tuple[Input, ...]
+    inputs: Sequence[Input]
     parts: tuple[PlannedPart, ...]
     planned: tuple[PlannedShard, ...]
     ordered: Ordered
@@ -222,7 +222,7 @@ def make_plan(
     if room is not None:
         tasks = bounded(tasks, room, limits)
     surveys = _surveys(tasks, state, request, limits.jobs, progress)
-    inputs = tuple(
+    inputs: Sequence[Input] = tuple(
         Input(address, found.copy, stamp=Stamp(found.size_bytes, found.version))
         for address, found in zip(shards.addresses, surveys, strict=True)
     )

@@ -9,7 +9,7 @@ know why samples are repeated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from wdscli.ops.rekey import Rekey, in_round, shard_stem
 from wdscli.ops.repeats import check_keys_in_rounds, read_again
@@ -30,7 +30,7 @@ class Naming(NamedTuple):
     rekey: Rekey | None
 
 
-def in_rounds(ordered: Ordered, rounds: U32, naming: Naming) -> tuple[Ordered, tuple[Input, ...]]:
+def in_rounds(ordered: Ordered, rounds: U32, naming: Naming) -> tuple[Ordered, Sequence[Input]]:
     """The same order with a row of its own for each time a sample comes, and the inputs, one for each round.
 
     ``rounds`` says of each sample of ``ordered`` the how manieth time it comes, from 0. Raises DataError when a new key
@@ -49,14 +49,34 @@ def in_rounds(ordered: Ordered, rounds: U32, naming: Naming) -> tuple[Ordered, t
     sequence = numpy.argsort(added.shards, kind="stable")
     order[later[sequence]] = numpy.arange(samples.total, samples.total + len(later))
     whole = Samples(numpy.concatenate([samples.rows, added.rows[sequence]]))
-    all_inputs = inputs_of_rounds(naming.inputs, int(rounds.max(initial=0)) + 1)
+    all_inputs = InputsOfRounds(naming.inputs, int(rounds.max(initial=0)) + 1)
     check_keys_in_rounds(whole, all_inputs, naming.template, naming.rekey)
     return Ordered(whole, order), all_inputs
 
 
-def inputs_of_rounds(inputs: Sequence[Input], rounds: int) -> tuple[Input, ...]:
-    """The inputs, one for each round."""
-    return tuple(one._replace(round=number) for number in range(rounds) for one in inputs)
+class InputsOfRounds(Sequence[Input]):
+    """The inputs, one for each round; made when they are asked for, because a small set may come very often.
+
+    >>> [(one.address, one.round) for one in InputsOfRounds([Input("a.tar"), Input("b.tar")], 2)]
+    [('a.tar', 0), ('b.tar', 0), ('a.tar', 1), ('b.tar', 1)]
+    """
+
+    def __init__(self, inputs: Sequence[Input], rounds: int) -> None:
+        self._inputs = inputs
+        self._numbers = range(len(inputs) * rounds)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, which: int) -> Input: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Input]: ...
+    def __getitem__(self, which: int | slice) -> Input | list[Input]:
+        if isinstance(which, slice):
+            return [self[number] for number in self._numbers[which]]
+        number, place = divmod(self._numbers[which], len(self._inputs))
+        return self._inputs[place]._replace(round=number)
 
 
 def _put(naming: Naming, samples: Samples, rows: I64, rounds: U32, added: Samples) -> None:

@@ -21,7 +21,7 @@ from wdscli.ops.interleave import Shares, turn_blocks
 from wdscli.ops.large import Found, StoredOrdered, StoredSamples
 from wdscli.ops.orders import Again
 from wdscli.ops.repeats import check_keys_in_rounds
-from wdscli.ops.rounds import Naming, inputs_of_rounds, named_samples
+from wdscli.ops.rounds import InputsOfRounds, Naming, named_samples
 from wdscli.ops.rows import Ordered, Samples, row_type
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _merged(samples: Samples, firsts: Sequence[int], taken: Sequence[int], share
 
 def _again_and_again(
     samples: StoredSamples, naming: Naming, counts: Sequence[int], taken: Sequence[int]
-) -> tuple[StoredSamples, tuple[Input, ...]]:
+) -> tuple[StoredSamples, Sequence[Input]]:
     """All turns of the first set, then all of the second, and so on; and the inputs of all rounds."""
 
     def turns() -> Iterator[tuple[int, Rows]]:
@@ -94,7 +94,7 @@ def _again_and_again(
     stored = store_at(turns(), row_type(), sum(taken), samples.new_path("rounds"))
     whole = StoredSamples(stored, 0, stored.total, samples.new_path, samples.limit)
     rounds = max(-(-take // count) for take, count in zip(taken, counts, strict=True) if count)
-    inputs = inputs_of_rounds(naming.inputs, rounds)
+    inputs = InputsOfRounds(naming.inputs, rounds)
     _check_keys(whole, naming, inputs)
     return whole, inputs
 
