@@ -208,6 +208,17 @@ class TestTravel:
         asked = pickle.loads(pickle.dumps(filtered(Catalog(shards), where="index > 1")))
         assert (looked._chosen, asked._chosen is None) == (None, False)
 
+    def test_few_places_are_at_hand(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(filters, "UNPACKED", 6)
+        names = write_set(tmp_path, count=40, per_shard=8)
+        catalog = filtered(Catalog(names), where="index > 3")
+        assert isinstance(catalog, FilteredCatalog)
+        for shard in (0, 1, 2, 3, 4, 3, 2):
+            found = catalog.kept(shard)
+            assert found is not None
+            assert found.tolist() == [4, 5, 6, 7]
+            assert len(catalog._unpacked) == 1
+
     def test_another_answer_is_an_error(self, shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(filters, "PACKED", 0)
         catalog = pickle.loads(pickle.dumps(filtered(Catalog(shards), where="index > 1")))

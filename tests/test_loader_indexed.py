@@ -196,6 +196,8 @@ class TestSelections:
             "n00/img0004",
         ]
         assert table.select() is table
+        with pytest.raises(UsageError, match="by an expression"):
+            table.select(lambda one: True)  # type: ignore[arg-type]
 
     def test_only_the_shards_of_a_view_are_looked_at(self, shards: list[str]) -> None:
         table = IndexedDataset(shards)

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 OnUndecodable = Literal["raise", "skip"]
 PACKED = 1 << 20
 """Bytes of bits that are sent to a worker rather than worked out again."""
-UNPACKED_SHARDS = 256
+UNPACKED = 1 << 23
+"""Places of kept samples, eight bytes each, that are at hand as such."""
 LOOKED_INTO = 256
 """Samples whose payloads are read at once for an expression."""
 LARGEST = 1 << 26
@@ -181,6 +182,7 @@ class FilteredCatalog(Catalog):
         self.spelled = base.spelled
         self._bits: list[bytes | None] = []
         self._unpacked: OrderedDict[int, I64] = OrderedDict()
+        self._unpacked_rows = 0
         self.undecodable = {}
         counts, seen = [], chosen.selection.new_state()
         for shard, (rows, state) in enumerate(_each_shard(base, chosen)):
@@ -243,9 +245,10 @@ class FilteredCatalog(Catalog):
         else:
             rows = self._again(shard)
         self._unpacked[shard] = rows
-        while len(self._unpacked) > UNPACKED_SHARDS:
+        self._unpacked_rows += len(rows)
+        while self._unpacked_rows > UNPACKED and len(self._unpacked) > 1:
             with suppress(KeyError):
-                self._unpacked.popitem(last=False)
+                self._unpacked_rows -= len(self._unpacked.popitem(last=False)[1])
         return rows
 
     def _again(self, shard: int) -> I64:
@@ -273,7 +276,8 @@ class FilteredCatalog(Catalog):
             bits = []
         packed = compress(b"".join(one for one in bits if one), 1)
         lengths = compress(array("q", [-1 if one is None else len(one) for one in bits]).tobytes())
-        own = {**self.__dict__, "_bits": (packed, lengths), "_chosen": chosen, "_unpacked": OrderedDict()}
+        own = {**self.__dict__, "_bits": (packed, lengths), "_chosen": chosen}
+        own |= {"_unpacked": OrderedDict(), "_unpacked_rows": 0}
         counts = compress(self.counts.tobytes()) if self.counts is not None else b""
         return {**own, "counts": counts, "addresses": None, "manifest": None}
 

@@ -203,6 +203,10 @@ class IndexedDataset(PerSample):
         ``fields``, ``size``, ``shard`` and ``index`` ask the indexes alone; one over ``json``, ``cls`` or ``txt`` reads
         these payloads once, now. Raises UsageError, and DataError for what cannot be decoded (under
         ``on_error="raise"``)."""
+        if callable(where):
+            raise UsageError(
+                "a table is selected from by an expression", hint="subset(numbers) for any other choice"
+            )
         chosen = Filter.parse(where=where, keys=keys, keys_from=keys_from, on_error=self._policy.on_error)
         if chosen is None:
             return self
