@@ -70,6 +70,8 @@ class IndexedDataset(PerSample):
     ['n3', 'n4']
     """
 
+    _policy: Policy
+
     def __init__(
         self,
         urls: Urls,
