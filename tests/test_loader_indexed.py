@@ -218,6 +218,11 @@ class TestStages:
         table = IndexedDataset(shards).rename(image="png;jpg", target="cls").to_tuple("image", "target")
         assert table[4] == (b"\4" * 700, b"1")
 
+    def test_decode(self, shards: list[str]) -> None:
+        table = IndexedDataset(shards).decode().to_tuple("json", "cls")
+        assert table[-1] == ({"width": 22}, 1)
+        assert table.__getitems__([3, 0]) == [({"width": 3}, 0), ({"width": 0}, 0)]
+
     def test_a_sample_that_a_stage_leaves_out(self, shards: list[str]) -> None:
         table = IndexedDataset(shards).map(lambda one: one if one["cls"] == b"1" else None)
         assert [one["cls"] for one in table.__getitems__([0, 1, 2])] == [b"1"]
