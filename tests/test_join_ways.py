@@ -198,6 +198,26 @@ class TestOnDisc:
         join(Request(inputs, f"{tmp_path}/o.tar", jobs=1, memory=TINY), Join(kind, policy))
         assert (tmp_path / "o.tar").read_bytes() == tar_of(members(oracle(sets, kind, policy)))
 
+    def test_surveys_hold_no_more_than_their_share(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        inputs = write(tmp_path, sets_of(2), shards=2)
+        taken: list[Any] = []
+        stored_rows = join_module.stored_rows
+
+        def watched(some: Any, *more: Any) -> Any:
+            taken.extend(some)
+            return stored_rows(some, *more)
+
+        monkeypatch.setattr(join_module, "stored_rows", watched)
+        assert rows_of(inputs, Join("left", "right"), memory=TINY)[3]
+        assert len(taken) == 4
+        for one in taken:
+            assert one.survey.stored is not None
+            for words in (one.shape_of, one.plain, one.renamed):
+                assert words.stored is not None
+                assert not words.held
+
     def test_fields_apart(self, tmp_path: Path) -> None:
         """Under the policy ``error`` no blocks of members are known."""
         sets = sets_of(3)
