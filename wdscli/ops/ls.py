@@ -184,7 +184,7 @@ class Listing:
         return self._on_error == "skip" and (source.seekable or not self.selection.needs_payload)
 
     def _sound(self, source: Source) -> Iterable[SampleBatch]:
-        from wdscli.ops.salvage import salvaged_batches
+        from wdscli.samples.salvage import salvaged_batches
 
         return salvaged_batches(source, self._tell, self._damaged, ignored=self._ignored)
 

@@ -16,11 +16,11 @@ from typing import IO, Any, NamedTuple
 from wdscli.errors import DataError, OutputError, UsageError
 from wdscli.model import to_text
 from wdscli.ops.runs import PIECE, pieces_of
-from wdscli.ops.salvage import salvaged_batches
 from wdscli.ops.scratch import Input, Scratch, spool
 from wdscli.ops.survey import check_keys, keep_safe
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Grouper, Ignored, SampleBatch
+from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState, iter_selected
 from wdscli.selection.choice import OnError
 from wdscli.selection.reading import MAX_LOOKED_INTO

@@ -23,9 +23,9 @@ from wdscli.ops.preserve import kept_length, kept_mark, kept_members
 from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.rows import Samples, row_type
 from wdscli.ops.runs import Globals
-from wdscli.ops.salvage import salvaged_batches
 from wdscli.ops.scratch import Input, refused, spool
 from wdscli.samples import Ignored, SampleBatch, iter_batches
+from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.reading import Payloads, iter_selected

@@ -11,9 +11,9 @@ from shard_cases import numbered, sample, samples_of, tar_of
 
 from wdscli.errors import DataError
 from wdscli.ops.picking import Picker
-from wdscli.ops.salvage import salvaged_batches
 from wdscli.ops.unpack import picked
 from wdscli.samples import Ignored
+from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection
 from wdscli.storage import open_source
 from wdscli.tar import END_OF_ARCHIVE
