@@ -56,6 +56,13 @@ class TestEveryWay:
             assert table.number(one["__key__"]) == number
             assert one["__key__"] in table
 
+    def test_keys_of_the_same_hash(self, shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("xxhash.xxh3_64_intdigest", lambda key: key[-1])
+        table = IndexedDataset(shards)
+        for number, one in enumerate(oracle(shards)):
+            assert table.number(one["__key__"]) == number
+        assert "n00/img0001" not in table
+
     @pytest.mark.parametrize("count", [0, 1, 5, 60, 500])
     def test_many_at_once(self, awkward: list[str], count: int) -> None:
         table, true = IndexedDataset(awkward), oracle(awkward)
