@@ -34,7 +34,9 @@ class Listing(NamedTuple):
 COMMANDS = {
     "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
     "split": Listing("Make and change", "Cut a set into other shards, or divide it into parts."),
-    "merge": Listing("Make and change", "Write several sets as one: one after the other, interleaved, or joined by key."),
+    "merge": Listing(
+        "Make and change", "Write several sets as one: one after the other, interleaved, or joined by key."
+    ),
     "shuffle": Listing("Make and change", "Write all samples in an order that only the seed decides."),
     "sort": Listing("Make and change", "Write all samples sorted by key, by a field or by a value in JSON."),
     "run": Listing("Make and change", "Do what a plan says: some of its shards, or all that is not done."),
@@ -42,6 +44,7 @@ COMMANDS = {
     "ls": Listing("Look and check", "List what is in shards: samples, members, shards or a summary."),
     "verify": Listing("Look and check", "Check shards and report everything that is wrong with them."),
     "index": Listing("Look and check", "Write indexes and manifests for shards made elsewhere."),
+    "bench": Listing("Look and check", "Measure how fast the loader reads a set, and say what limits it."),
 }
 
 # Typer's usage errors, by way of the one it exports: the module that defines them is private.

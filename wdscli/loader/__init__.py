@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from wdscli.loader.indexed import IndexedDataset
     from wdscli.loader.mixing import RandomMix, RoundRobin, mix
+    from wdscli.loader.packing import Packed, packed
     from wdscli.loader.samplers import ShardSampler
     from wdscli.loader.splitters import non_empty, single_node_only, split_by_node, split_by_worker
     from wdscli.loader.torch_loader import WebLoader
@@ -63,6 +64,7 @@ _HOMES = {
     "FluidWrapper": "compat",
     "IndexedDataset": "indexed",
     "MockDataset": "compat",
+    "Packed": "packing",
     "PipelineStage": "compat",
     "RandomMix": "mixing",
     "ResampledShards": "compat",
@@ -83,6 +85,7 @@ _HOMES = {
     "mix": "mixing",
     "non_empty": "splitters",
     "numpy_dumps": "encode",
+    "packed": "packing",
     "pipelinefilter": "compat",
     "pytorch_weights_only": "compat",
     "repeatedly": "compat",
@@ -111,6 +114,7 @@ __all__ = [
     "FluidWrapper",
     "IndexedDataset",
     "MockDataset",
+    "Packed",
     "PipelineStage",
     "RandomMix",
     "ResampledShards",
@@ -131,6 +135,7 @@ __all__ = [
     "mix",
     "non_empty",
     "numpy_dumps",
+    "packed",
     "pipelinefilter",
     "pytorch_weights_only",
     "repeatedly",

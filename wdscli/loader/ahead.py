@@ -57,6 +57,7 @@ class Ahead:
             if isinstance(found, BaseException):
                 raise found
             self._times.bytes += size
+            self._times.samples += len(found)
             yield block, found
             del found
             with self._changed:

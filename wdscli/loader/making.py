@@ -40,7 +40,6 @@ class Maker:
 
     def mended(self, read: Read) -> list[Any]:
         """The samples of a batch that there are. Raises what the policy raises."""
-        self._times.samples += len(read.samples)
         if Failed not in set(map(type, read.samples)):
             return read.samples
         return list(self._policy.mended(read.samples, read.positions, self._reader, self._length))
@@ -119,7 +118,6 @@ class Maker:
         the epoch. Without a unit for each sample, this is what makes raw samples quick."""
         times, clock = self._times, time.perf_counter
         for block, found in blocks:
-            times.samples += len(found)
             kinds = set(map(type, found))
             if not self._pipeline.before and Failed not in kinds and kinds <= {dict}:
                 begin = clock()

@@ -132,6 +132,7 @@ def read_blocks(
         samples = reader.read(block.positions)
         times.reading += watch.seconds
         times.bytes += METER.bytes - moved
+        times.samples += len(samples)
         agenda.learn(len(samples), METER.bytes - moved)
         slow = slow + 1 if watch.has_waited else 0
         yield block, samples

@@ -257,9 +257,9 @@ class Remembered:
 
 def collated(samples: list[Any]) -> Any:
     """One batch of samples, by :func:`wdscli.loader.collate.default_collation`; under the workers of a DataLoader with
-    columns of bytes packed, see :mod:`wdscli.loader.packed`."""
+    columns of bytes packed, see :mod:`wdscli.loader.packing`."""
     from wdscli.loader.collate import default_collation
-    from wdscli.loader.packed import for_transport
+    from wdscli.loader.packing import for_transport
 
     return for_transport(default_collation(samples))
 

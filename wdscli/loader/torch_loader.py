@@ -109,8 +109,9 @@ class WebLoader(Fluent):
         self._ours().load_state_dict(state, force=force)
 
     def stats(self) -> dict[str, Any]:
-        """What was left out so far, by shard and reason, in all workers."""
-        return {"dropped": self._counts.by_shard()}
+        """What happened so far in all workers, as :meth:`PositionDataset.stats` says; seconds are sums over workers."""
+        found: dict[str, Any] = getattr(self.dataset, "stats", dict)()
+        return {**found, "dropped": self._counts.by_shard()}
 
     def _ours(self) -> PositionDataset:
         if not isinstance(self.dataset, PositionDataset):
@@ -202,6 +203,7 @@ class WebLoader(Fluent):
         ended = 0
         for made in self._loader:
             self._counts.merge(made.dropped)
+            data.add_times(made.times)
             if not made.is_last:
                 yield made
             ended = ended + 1 if made.is_last else 0
@@ -231,13 +233,14 @@ class _Asked:
 
 
 class _Made(NamedTuple):
-    """What a worker made of a batch, and what it left out, as :meth:`Counts.rows` tells it. ``is_last`` when there was
-    nothing more for this worker to make."""
+    """What a worker made of a batch, what it left out, as :meth:`Counts.rows` tells it, and where its time went.
+    ``is_last`` when there was nothing more for this worker to make."""
 
     number: int
     items: list[Any]
     stops: bool
     dropped: list[tuple[str, str, int]]
+    times: dict[str, Any]
     is_last: bool
 
 
@@ -256,6 +259,7 @@ class _Batches:
         if self._process != os.getpid():
             # What was counted before this process began is the parent's.
             self._dataset.take_counts()
+            self._dataset.take_times()
             self._process = os.getpid()
         epoch, number = asked
         _, workers = find_worker()
@@ -265,11 +269,13 @@ class _Batches:
         self._expected = epoch, number + workers
         unit = next(self._units, None)
         items = [] if unit is None else list(map(self._convert, unit.items))
-        return _Made(number, items, unit is not None and unit.stops, self._dropped(), unit is None)
+        # In the main process the dataset itself counts.
+        dropped, times = self._told() if in_worker() else ([], {})
+        return _Made(number, items, unit is not None and unit.stops, dropped, times, unit is None)
 
-    def _dropped(self) -> list[tuple[str, str, int]]:
-        """What was left out since the last batch. In the main process the dataset itself counts."""
-        return self._dataset.take_counts() if in_worker() else []
+    def _told(self) -> tuple[list[tuple[str, str, int]], dict[str, Any]]:
+        """What was left out since the last batch, and where the time went."""
+        return self._dataset.take_counts(), self._dataset.take_times()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_units": iter(()), "_expected": None}

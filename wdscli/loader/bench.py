@@ -1,0 +1,177 @@
+"""How fast a set is read in the loop that a training would run, and what keeps it from being faster.
+
+What it is: :func:`bench`. How: it builds the dataset that the arguments describe, takes its batches for some seconds,
+epoch after epoch, and does nothing with them; then it asks the dataset's ``stats()`` where the time of its processes
+went. Needs torch only for worker processes. It must not print.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from wdscli.errors import DataError, UsageError
+from wdscli.loader.collate import default_collation
+from wdscli.loader.order import Shuffle
+from wdscli.loader.packing import for_transport
+from wdscli.loader.reading import PREFETCH
+from wdscli.loader.webdataset import WebDataset
+
+
+class Shares(NamedTuple):
+    """Parts, from 0 to 1, of the time of all processes that make batches: waiting for bytes (``reading``), in stages
+    such as decode and in making batches (``decoding``), and waiting for whoever takes them (``handing_over``)."""
+
+    reading: float
+    decoding: float
+    handing_over: float
+
+
+class BenchReport(NamedTuple):
+    """``seconds`` from the first batch to the last, in which ``samples`` of ``bytes`` of payloads came;
+    ``first_seconds`` from nothing to the first batch. ``epochs`` is how often the set was begun. ``bottleneck`` is one
+    sentence."""
+
+    samples: int
+    bytes: int
+    seconds: float
+    first_seconds: float
+    epochs: int
+    workers: int
+    shares: Shares
+    bottleneck: str
+
+    @property
+    def samples_per_second(self) -> float:
+        """After the first batch."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of payloads, after the first batch."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+
+def bench(
+    urls: str | Sequence[str],
+    *,
+    decode: str | None = None,
+    workers: int = 0,
+    threads: int = 1,
+    batch: int = 64,
+    shuffle: Shuffle = "window",
+    fields: Sequence[str] | None = None,
+    prefetch: str | int = PREFETCH,
+    seconds: float = 10.0,
+) -> BenchReport:
+    """Take batches of ``batch`` samples (0: single samples) for about ``seconds``. ``decode`` is what ``decode()``
+    takes, None for raw bytes; ``workers`` are processes of torch's DataLoader, 0 for none. Raises UsageError, as for
+    workers without torch, InputError and DataError."""
+    data = WebDataset(urls, shuffle=shuffle, fields=fields, prefetch=prefetch, threads=threads)
+    if decode is not None:
+        data = data.decode(decode)
+    if batch:
+        data = data.batched(batch, collation_fn=collated)
+    loop = _Loop(_loader(data, workers), data, seconds)
+    begin = time.perf_counter()
+    loop.run()
+    first = (loop.first or loop.last) - begin
+    stats = loop.stats()
+    shares = _shares(stats)
+    return BenchReport(
+        samples=loop.samples,
+        bytes=round(stats["bytes"] / max(1, stats["samples"]) * loop.samples),
+        seconds=loop.last - (loop.first or loop.last),
+        first_seconds=first,
+        epochs=loop.epochs,
+        workers=workers,
+        shares=shares,
+        bottleneck=_sentence(shares, decode, workers, threads),
+    )
+
+
+def collated(samples: list[Any]) -> Any:
+    """A batch as :meth:`batched` makes it; where pictures differ in size, columns that are lists."""
+    try:
+        return for_transport(default_collation(samples))
+    except DataError:
+        first = samples[0]
+        return {name: [sample.get(name) for sample in samples] for name in first}
+
+
+def _loader(data: WebDataset, workers: int) -> Any:
+    if not workers:
+        return data
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise UsageError("workers are processes of torch's DataLoader", hint="pip install 'wdscli[torch]'")
+    from wdscli.loader.torch_loader import WebLoader
+
+    return WebLoader(data, num_workers=workers, persistent_workers=True)
+
+
+class _Loop:
+    """Takes what comes until the time is over. Samples of the first batch are not counted: it pays for the start."""
+
+    def __init__(self, loader: Any, data: WebDataset, seconds: float) -> None:
+        self._loader, self._data, self._limit = loader, data, seconds
+        self.samples = self.epochs = 0
+        self.first = 0.0
+        self.last = time.perf_counter()
+
+    def run(self) -> None:
+        end = time.perf_counter() + self._limit
+        for items in self._epochs():
+            for item in items:
+                self.last = time.perf_counter()
+                if self.first:
+                    self.samples += _count(item)
+                self.first = self.first or self.last
+                if self.last >= end:
+                    return
+            if self.last >= end or not self.first:
+                return
+
+    def _epochs(self) -> Iterator[Iterator[Any]]:
+        while True:
+            self.epochs += 1
+            yield iter(self._loader)
+
+    def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._loader.stats()
+        return found
+
+
+def _count(item: Any) -> int:
+    """Samples of a batch; a dict whose key is text is one sample."""
+    if not isinstance(item, dict):
+        return len(item)
+    key = item.get("__key__")
+    return 1 if isinstance(key, str) else len(key or ())
+
+
+def _shares(stats: dict[str, Any]) -> Shares:
+    parts = [stats[f"seconds_{name}"] for name in ("reading", "working", "waiting")]
+    total = sum(parts) or 1.0
+    return Shares(*[part / total for part in parts])
+
+
+def _sentence(shares: Shares, decode: str | None, workers: int, threads: int) -> str:
+    largest = max(range(3), key=lambda number: shares[number])
+    part = f"{shares[largest]:.0%}"
+    where = "the workers' time" if workers else "the time"
+    if largest == 0:
+        more = "more workers, larger batches of nearby samples or fewer fields would help"
+        return f"Reading is the bottleneck: {part} of {where} goes into getting bytes; {more}."
+    if largest == 1:
+        what = "Decoding" if decode else "Making batches"
+        more = "more workers would help" if workers else "workers or threads would help"
+        return f"{what} is the bottleneck: {part} of {where} goes into it; {more}."
+    if workers:
+        return (
+            f"The main process is the bottleneck: {part} of {where} is spent waiting for it to take batches; "
+            "fewer workers would do, and smaller decoded data would help."
+        )
+    return f"Nothing is slow here: {part} of {where} is the loop that takes the samples; batches would help."
