@@ -593,3 +593,25 @@ def test_a_state_of_other_stages_is_refused(urls: list[str]) -> None:
     ):
         with pytest.raises(UsageError, match=r"another (view|epoch length)"):
             other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("how", [{"handler": wds.ignore_and_continue}, {"on_error": "skip"}])
+@pytest.mark.filterwarnings("ignore:left out")
+def test_a_damaged_shard_without_an_index_gives_its_whole_samples(
+    urls: list[str], tmp_path: Path, how: dict[str, Any]
+) -> None:
+    """webdataset gives the half of n005, too, as if it were whole."""
+    whole = Path(urls[0]).read_bytes()
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(whole[: whole.index(b"dir/n005.TXT") + 600])
+    names = [str(cut), str(tmp_path / "nowhere.tar"), urls[1]]
+    with pytest.raises((DataError, InputError)):
+        list(ours(names))
+    data = ours(names, **how)
+    assert numbers(data) == [0, 1, 2, 3, 4, *range(11, 22)]
+    assert numbers(pickle.loads(pickle.dumps(data))) == numbers(data)
+    assert data.stats()["dropped"] == {
+        str(cut): {"read: truncated": 1},
+        str(tmp_path / "nowhere.tar"): {"read: unreadable": 1},
+    }
+    assert [s["__key__"] for s in oracle(names[:1], handler=theirs.ignore_and_continue)][-1] == "dir/n005"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from wdscli.errors import DataError, InputError
+from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
 from wdscli.shards.find import find_index, scan_index
 from wdscli.shards.inputs import manifest_beside, open_set
@@ -90,11 +90,17 @@ class Catalog:
 
     ``counts`` has the samples of each shard, ``fingerprint`` tells this set from others. ``is_indexed`` is False when
     some shard can only be streamed; then there are no counts. With ``spelled`` fields keep their capitals.
+    With ``salvage`` a shard that is damaged and has no index has the samples that are whole, and ``losses`` says so.
     """
 
     spelled = False
 
-    def __init__(self, urls: str | Sequence[str]) -> None:
+    _salvages = False
+
+    def __init__(self, urls: str | Sequence[str], *, salvage: bool = False) -> None:
+        self._salvages = salvage
+        self.losses: dict[str, WdsError] = {}
+        """What is wrong with shards of which only a part, or nothing, can be had."""
         found = open_set([urls] if isinstance(urls, str) else list(urls))
         self.addresses = found.addresses
         if not self.addresses:
@@ -105,6 +111,8 @@ class Catalog:
         self._scanned: dict[int, Index] = {}
         self.is_indexed = not any(map(is_stream, self.addresses))
         self.counts: I64 | None = None
+        self._sizes: I64 | None = None
+        """Bytes of the shards that a manifest counts."""
         self.undecodable: dict[str, int] = {}
         """Samples by shard that a filter left out because it could not decode them."""
         self.fingerprint = ""
@@ -125,6 +133,7 @@ class Catalog:
             return
         if manifest is not None:
             self.counts = numpy.array([shard.samples for shard in manifest.shards], dtype=numpy.int64)
+            self._sizes = numpy.array([shard.size_bytes for shard in manifest.shards], dtype=numpy.int64)
             self.fingerprint = fingerprint(manifest.shards)
             return
         from xxhash import xxh3_128
@@ -153,11 +162,22 @@ class Catalog:
         if number in self._scanned:
             return self._scanned[number]
         address = self.addresses[number]
-        with open_source(address) as source:
-            index = find_index(address, source)
-            if index is None and source.seekable:
-                index = self._scanned[number] = _scan(address, source)
-            return index
+        try:
+            with open_source(address) as source:
+                index = find_index(address, source)
+                if index is None and source.seekable:
+                    index = self._scanned[number] = _scan(address, source)
+                return index
+        except (DataError, StorageError) as error:
+            if not self._salvages:
+                raise
+            from wdscli.loader.damage import salvaged_index
+
+            salvaged = salvaged_index(address)
+            if self.counts is not None and salvaged.samples != self.held(number):
+                raise  # it was not so when it was counted
+            self.losses[address] = error
+            return self._scanned.setdefault(number, salvaged)
 
     def index(self, number: int) -> Index:
         """The index of shard ``number``, which is not kept unless a scan made it. Raises DataError when it no longer
@@ -210,7 +230,8 @@ class Catalog:
 
         counts = None if self.counts is None else compress(self.counts.tobytes())
         names = compress("\0".join(self.addresses).encode("utf-8", "surrogateescape"), 9)
-        packed = {"addresses": names, "counts": counts}
+        sizes = None if self._sizes is None else compress(self._sizes.tobytes())
+        packed = {"addresses": names, "counts": counts, "_sizes": sizes}
         empty = {"_tables": OrderedDict(), "_scanned": {}, "_kept_bytes": 0, "manifest": None}
         return {**self.__dict__, **empty, **packed}
 
@@ -219,10 +240,11 @@ class Catalog:
 
         self.__dict__.update(state)
         self.addresses = decompress(state["addresses"]).decode("utf-8", "surrogateescape").split("\0")
-        if state["counts"] is not None:
-            import numpy
+        import numpy
 
-            self.counts = numpy.frombuffer(decompress(state["counts"]), dtype=numpy.int64)
+        for name in ("counts", "_sizes"):
+            if state[name] is not None:
+                setattr(self, name, numpy.frombuffer(decompress(state[name]), dtype=numpy.int64))
 
 
 def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> Iterator[Result]:

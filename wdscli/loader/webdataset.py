@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.catalog import Catalog
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.failures import OnError
+from wdscli.loader.failures import Failed, OnError
 from wdscli.loader.fluent import Epochs
-from wdscli.loader.handlers import Handler, reraise_exception
+from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.order import Shuffle
 from wdscli.loader.patterns import Files
 from wdscli.loader.reading import PREFETCH
@@ -98,7 +99,8 @@ class WebDataset(PositionDataset):
         _refuse_cache(cache_dir)
         check_splitter("nodesplitter", nodesplitter)
         check_splitter("workersplitter", workersplitter)
-        catalog = Catalog(addresses_of(urls))
+        catalog = Catalog(addresses_of(urls), salvage=on_error != "raise" or handler is not reraise_exception)
+        losses = catalog.losses
         catalog.spelled = select_files is not None or rename_files is not None
         if where is not None or keys is not None or keys_from is not None:
             from wdscli.loader.filters import filtered
@@ -123,6 +125,9 @@ class WebDataset(PositionDataset):
             prefetch=prefetch,
             threads=threads,
         )
+        for address, error in sorted(losses.items()):
+            with suppress(StopEpoch):  # webdataset, too, goes on with the next shard
+                self._policy.leave_out(Failed(error, address))
         for address, number in catalog.undecodable.items():
             self._counts.add(address, "where: undecodable", number)
         self._empty_check = empty_check
