@@ -543,3 +543,84 @@ class TestErrors:
         assert lost > 0
         assert len(others) == (12 if policy == "substitute" else 12 - lost)
         assert sum(n for one in data.stats()["dropped"].values() for n in one.values()) == lost
+
+
+class TestStreams:
+    @pytest.fixture
+    def parts(self, folder: Path, sets: Sets) -> Callable[[], list[Any]]:
+        """a and b as streams, c as it is."""
+
+        def make() -> list[Any]:
+            streams = []
+            for name in "ab":
+                shards = sorted(folder.glob(f"{name}/{name}-*.tar"))
+                streams.append(wds.WebDataset([f"pipe:cat {shard}" for shard in shards]).map(Name(name)))
+            return [*streams, *sets("c")]
+
+        return make
+
+    @pytest.mark.parametrize("stop", ["first", "all", "repeat"])
+    @pytest.mark.parametrize("quotas", [(1, 1, 1), (4, 2, 1)])
+    def test_shares_are_those_of_places(self, parts: Any, sets: Sets, stop: Any, quotas: Any) -> None:
+        streamed = list(wds.mix(list(zip(parts(), quotas)), stop=stop, seed=3))
+        placed = list(wds.mix(list(zip(sets(), quotas)), stop=stop, seed=3))
+        assert streamed[: len(placed)] == placed
+        assert len(streamed) - len(placed) <= (sum(quotas) if stop == "repeat" else 0)
+
+    def test_round_robin(self, parts: Any, sets: Sets) -> None:
+        for longest in False, True:
+            assert list(wds.RoundRobin(parts(), longest)) == list(wds.RoundRobin(sets(), longest))
+
+    def test_every_sample_once_for_any_ranks(self, parts: Any) -> None:
+        for world in 1, 2, 3, 6:
+            found = []
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("wdscli.loader.streams.warnings.warn", lambda *_, **__: None)
+                for rank in range(world):
+                    found += list(wds.mix(parts(), stop="all", rank=rank, world_size=world).shuffle(5))
+            assert len(found) == len(set(found)) == 41
+
+    def test_goes_on_from_anywhere_and_refuses_others(self, parts: Any) -> None:
+        def make() -> Any:
+            return wds.mix(list(zip(parts(), [3, 1, 1])), stop="repeat", label=None).listed(3)
+
+        data = make()
+        expected = [*data, *data]
+        for stopped in range(0, len(expected), 5):
+            data = make()
+            given = list(islice((one for _ in range(2) for one in data), stopped))
+            state = json.loads(json.dumps(data.state_dict()))
+            other = make()
+            other.load_state_dict(state)
+            while other.epoch < 2:
+                given += list(other)
+            assert given == expected
+        data = wds.mix(parts(), rank=0, world_size=3).listed(1)
+        with pytest.warns(UserWarning, match="ranks may see"):
+            next(iter(data))
+        other = make()
+        other.load_state_dict(data.state_dict(), force=True)
+        with pytest.raises(UsageError, match=r"made by \(3, 1\) ranks and workers"):
+            list(other)
+
+    def test_a_set_that_repeats_by_itself(self, parts: Any) -> None:
+        a, b, c = parts()
+        found = list(wds.mix([a.repeat(), b.with_epoch(4), c.slice(3)], stop="all").with_epoch(60))
+        assert len(found) == 60
+        assert [item for item in found if item[0] == "b"] == [f"b{n}" for n in range(4)]
+        assert len([item for item in found if item[0] == "c"]) == 3
+
+    def test_labels_and_what_is_refused(self, parts: Any) -> None:
+        a, b, _ = parts()
+        assert {one["of"] for one in wds.mix({"x": (raw(a), 1), "y": (raw(b), 2)}, label="of")} == {"x", "y"}
+        with pytest.raises(UsageError, match='per="batch" of sets'):
+            wds.mix([a.listed(2), b.listed(2)], per="batch")
+        with pytest.raises(UsageError, match='tail="pad" of sets'):
+            wds.mix([a, b], tail="pad")
+        with pytest.raises(TypeError, match="not known"):
+            len(wds.mix([a, b]))
+
+
+def raw(data: Any) -> Any:
+    """Without the stages."""
+    return wds.WebDataset(data.source.addresses)

@@ -42,6 +42,7 @@ Self = TypeVar("Self", bound="PositionDataset")
 class PositionDataset(Fluent):
     """What can be iterated batch by batch and gone on with at any of them. ``source`` gives the samples."""
 
+    _policy: Policy
     _told: tuple[int, int] | None = None
     """Rank and world size of the process that made this copy, when they were known."""
     trail: list[int] | None = None

@@ -77,8 +77,6 @@ class _OneOfBatch(_OfBatch):
 class Mixed(PositionDataset):
     """The dataset that :func:`mix` makes: samples of several datasets, each with its own stages done."""
 
-    source: MixSource
-
     def __init__(
         self,
         parts: Sequence[PositionDataset],
@@ -95,25 +93,21 @@ class Mixed(PositionDataset):
     ) -> None:
         if per not in ("sample", "batch"):
             raise UsageError(f'no such per: "{per}"', hint='"sample" or "batch"')
-        alone = Share()
-        sources = [part._line(alone) for part in parts]
-        self._mix = MixSource(
-            sources,
-            quotas_of(weights),
-            stop=stop,
-            seed=seed,
-            per=per,
-            names=names,
-            label=label,
-            policies=[part._policy for part in parts],
-        )
-        super().__init__(self._mix, rank=rank, world_size=world_size, tail=tail)
+        how: dict[str, Any] = {"stop": stop, "seed": seed, "names": names, "label": label}
+        source: Any
+        if any(part.is_stream for part in parts):
+            source = _stream(parts, quotas_of(weights), per, tail, how)
+        else:
+            sources, policies = [part._line(Share()) for part in parts], [part._policy for part in parts]
+            source = MixSource(sources, quotas_of(weights), per=per, policies=policies, **how)
+        self._mix = source
+        super().__init__(source, rank=rank, world_size=world_size, tail=tail)
         self._parts_counts = [count for part in parts for count in _all_counts(part)]
         pipelines = [part.pipeline for part in parts]
         self.pipeline = _by_sample(pipelines) if per == "sample" else _by_batch(pipelines)
 
     def _line(self, share: Share) -> PositionSource:
-        if self.pipeline.batch is not None:
+        if self.pipeline.batch is not None and not self.is_stream:
             self._mix.in_runs(self.pipeline.batch.size * share.world)
         return super()._line(share)
 
@@ -137,6 +131,18 @@ class Mixed(PositionDataset):
         for one in (self._counts, *self._parts_counts):
             counts.merge(one.rows())
         return counts
+
+
+def _stream(
+    parts: Sequence[PositionDataset], quotas: Sequence[int], per: Per, tail: Tail | None, how: dict[str, Any]
+) -> Any:
+    """A mix of which some sets can only be streamed."""
+    from wdscli.loader.mixstream import MixStream
+
+    if per == "batch" or tail in ("drop", "pad"):
+        what = 'per="batch"' if per == "batch" else f'tail="{tail}"'
+        raise UsageError(f"{what} of sets of which some can only be streamed", hint="leave it out")
+    return MixStream(parts, quotas, **how)
 
 
 def _all_counts(part: PositionDataset) -> list[Counts]:
@@ -209,6 +215,9 @@ def mix(
 
     ``per="batch"`` mixes whole batches of datasets with equal batch sizes: a global batch is all of one set. ``label``
     names a field in which every sample says the name of its set.
+
+    When some set can only be streamed, each worker mixes what it has of each: the shares are exact there, a state is of
+    as many ranks and workers only, and every epoch begins each set's own.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")

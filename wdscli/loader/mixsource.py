@@ -69,15 +69,8 @@ class MixSource:
         return all(getattr(source, "is_shuffled", False) for source in self.sources)
 
     def identity(self) -> dict[str, Any]:
-        from json import dumps
-
         sets = [[quota, source.identity()] for quota, source in zip(self._quotas, self.sources)]
-        text = dumps(sets, sort_keys=True)
-        if len(text) <= TOLD:
-            return {"mix": sets, **self._how}
-        from xxhash import xxh3_128_hexdigest
-
-        return {"mix": [len(sets), f"xxh3_128:{xxh3_128_hexdigest(text.encode())}"], **self._how}
+        return {"mix": told(sets), **self._how}
 
     def in_runs(self, run: int) -> None:
         """Take ``run`` positions of a set at a time, here and in the mixes that are mixed here."""
@@ -132,7 +125,7 @@ class _MixReader:
         if self._source.label is not None:
             for one in found:
                 if type(one) is Tagged:
-                    _labelled(self._source, one)
+                    label_sample(self._source.names, self._source.label, one)
         return found
 
     def _of_set(self, number: int, places: I64) -> list[Any]:
@@ -187,10 +180,22 @@ class _MixReader:
             readers.clear()
 
 
-def _labelled(source: MixSource, tagged: Tagged) -> None:
+def told(sets: list[Any]) -> list[Any]:
+    """What a state tells of the sets of a mix: all of it when that is little, else their number and a digest."""
+    from json import dumps
+
+    text = dumps(sets, sort_keys=True)
+    if len(text) <= TOLD:
+        return sets
+    from xxhash import xxh3_128_hexdigest
+
+    return [len(sets), f"xxh3_128:{xxh3_128_hexdigest(text.encode())}"]
+
+
+def label_sample(names: Sequence[str], label: str, tagged: Tagged) -> None:
     """Say in the sample which set it is of: ``outer/inner`` where both mixes say it in the same field."""
     sample = tagged.item
     while isinstance(sample, Tagged):
         sample = sample.item
-    name, label = source.names[tagged.set], source.label
+    name = names[tagged.set]
     sample[label] = f"{name}/{sample[label]}" if label in sample else name

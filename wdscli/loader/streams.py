@@ -131,6 +131,11 @@ class ShardStream:
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
         mine = len(range(slot, len(self.addresses), slots))
         if not mine:
+            warnings.warn(
+                f"{len(self.addresses)} shards that can only be streamed, for {slots} workers of all ranks: "
+                f"worker {share.worker} of rank {share.rank} gets none",
+                stacklevel=2,
+            )
             return
         done, first = divmod(trail.shards, mine)
         for number in count(done) if passes is None else range(done, passes):
@@ -214,7 +219,12 @@ def stream_reads(dataset: PositionDataset, batches: Batches, start: Place) -> Ge
 
     source: Any = dataset.source
     share = batches.share._replace(worker=start.batch % batches.share.workers)
-    _warn_of_ends(source, batches, share)
+    if share.world > 1 and batches.length >= ENDLESS:
+        warnings.warn(
+            "ranks may see different numbers of batches of shards that can only be streamed; "
+            "with_epoch(n) makes them equal",
+            stacklevel=2,
+        )
     workers, size = share.workers, batches.batch
     passes = 1 if dataset._span is None else dataset._span.passes
     who = [share.rank, share.worker, start.epoch]
@@ -231,23 +241,6 @@ def stream_reads(dataset: PositionDataset, batches: Batches, start: Place) -> Ge
                 return
             dataset.trail = [*who, number + workers, trail.shards, trail.before]
             yield Read(number, nowhere, samples)
-
-
-def _warn_of_ends(source: ShardStream, batches: Batches, share: Share) -> None:
-    """Say what cannot be promised of a stream."""
-    shards, slots = len(source.addresses), share.world * share.workers
-    if share.worker * share.world + share.rank >= shards:
-        warnings.warn(
-            f"{shards} shards that can only be streamed, for {slots} workers of all ranks: "
-            f"worker {share.worker} of rank {share.rank} gets none",
-            stacklevel=2,
-        )
-    if share.world > 1 and batches.length >= ENDLESS:
-        warnings.warn(
-            "ranks may see different numbers of batches of shards that can only be streamed; "
-            "with_epoch(n) makes them equal",
-            stacklevel=2,
-        )
 
 
 _read: set[str] = set()
