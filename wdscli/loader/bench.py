@@ -122,17 +122,19 @@ class _Loop:
         self.last = time.perf_counter()
 
     def run(self) -> None:
-        end = time.perf_counter() + self._limit
         for items in self._epochs():
             for item in items:
                 self.last = time.perf_counter()
                 if self.first:
                     self.samples += _count(item)
                 self.first = self.first or self.last
-                if self.last >= end:
+                if self._is_over():
                     return
-            if self.last >= end or not self.first:
+            if not self.first or self._is_over():
                 return
+
+    def _is_over(self) -> bool:
+        return time.perf_counter() - self.first >= self._limit
 
     def _epochs(self) -> Iterator[Iterator[Any]]:
         while True:
