@@ -181,6 +181,7 @@ WORDS = {
     "shuffle, repeats renamed": ["shuffle", "--on-duplicate", "rekey", "--max-size", "64KiB"],
     "shuffle, keys renamed": ["shuffle", "--rekey", "{shard}-{index}", "--shards", "3"],
     "shuffle, some": ["shuffle", "--where", "index % 3 == 1", "--on-duplicate", "skip", "--shards", "1"],
+    "shuffle, new keys that come twice": ["shuffle", "--rekey", "x{index}", "--on-duplicate", "skip"],
     "sort": ["sort", "--by", "cls", "--on-duplicate", "skip", "--shards", "3"],
     "sort, repeats renamed": ["sort", "--by", "key:r", "--on-duplicate", "rekey", "--shards", "2"],
     "split": ["split", "--on-duplicate", "skip", "--max-size", "64KiB"],

@@ -18,6 +18,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.ops.duplicates import AT_ONCE, Duplicates
 from wdscli.ops.opened import Inputs
 from wdscli.ops.orders import Pool
+from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.repeats import read_again, repeated_rows
 from wdscli.ops.rows import Samples
 from wdscli.ops.runs import PIECE, cut_short
@@ -157,11 +158,20 @@ class Known(NamedTuple):
 class Comparison:
     """The samples of one hash, compared byte for byte."""
 
-    def __init__(self, dedup: Dedup, samples: Samples, inputs: Sequence[Input], template: SurveyTask) -> None:
+    def __init__(
+        self,
+        dedup: Dedup,
+        samples: Samples,
+        inputs: Sequence[Input],
+        template: SurveyTask,
+        rekey: Rekey | None = None,
+    ) -> None:
+        """Keys are those of the inputs, or with ``rekey`` the new ones."""
         self._dedup = dedup
         self._samples = samples
         self._numbered = inputs
         self._template = template
+        self._rekey = rekey
 
     def pairs(self, values: Sequence[bytes], progress: Progress) -> Pairs:
         """Each sample that repeats another, and the first that it repeats; by rising rows."""
@@ -201,9 +211,13 @@ class Comparison:
         again = read_again(self._samples, self._numbered, self._template, rows)
         shards = self._samples.take(rows).shards.tolist()
         return {
-            row: Known(shard, batch.keys[at], places_of(batch, at, self._dedup.fields) or [])
-            for (row, _, batch, at), shard in zip(again, shards, strict=True)
+            row: Known(shard, self._key(batch, at, address), places_of(batch, at, self._dedup.fields) or [])
+            for (row, address, batch, at), shard in zip(again, shards, strict=True)
         }
+
+    def _key(self, batch: SampleBatch, at: int, address: str) -> bytes:
+        key = batch.keys[at]
+        return key if self._rekey is None else self._rekey.key(key, shard_stem(address), batch.index + at)
 
     def _compare(
         self, group: Iterable[int], unlike: list[int], known: dict[int, Known], inputs: Inputs

@@ -178,8 +178,8 @@ class Found(NamedTuple):
 
     samples: Samples
     surveys: Sequence[Survey]
-    gone: Sequence[int] = ()
-    """Rows that were taken out, in rising order."""
+    gone: Stored | None = None
+    """Records whose field ``row`` has the rows that were taken out, in rising order."""
     sets: Sequence[int] = ()
     """For each input shard the number of the input that named it."""
     naming: Naming | None = None
@@ -194,13 +194,12 @@ class Found(NamedTuple):
 
     def values(self) -> Iterator[list[bytes]]:
         """The byte strings alone."""
-        gone = set(self.gone)
-        at = 0
+        at = met = 0
         for values in _values(self.surveys):
-            if gone:
-                kept = [value for row, value in enumerate(values, at) if row not in gone]
-            at += len(values)
-            yield kept if gone else values
+            some = self.gone.read(met, met + len(values))["row"].tolist() if self.gone is not None else ()
+            gone = {row - at for row in some if row < at + len(values)}
+            at, met = at + len(values), met + len(gone)
+            yield [value for row, value in enumerate(values) if row not in gone] if gone else values
 
 
 @runtime_checkable

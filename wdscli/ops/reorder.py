@@ -41,7 +41,7 @@ from wdscli.ops.repeats import renamed, repeated_error, repeated_rows
 from wdscli.ops.rounds import Naming, in_rounds
 from wdscli.ops.rows import Ordered
 from wdscli.ops.scratch import Input, Scratch, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
-from wdscli.ops.sifting import without_duplicates
+from wdscli.ops.sifting import without_duplicates, without_repeated_keys
 from wdscli.ops.strategy import Choice, Strategy, choose
 from wdscli.ops.survey import Survey, SurveyTask, gather_samples, survey
 from wdscli.progress import QUIET, Progress
@@ -54,6 +54,7 @@ from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 
 if TYPE_CHECKING:
+    from wdscli.ops.external import Stored
     from wdscli.ops.receipts import PlanMark
 
 OnDuplicate = Literal["error", "skip", "rekey"]
@@ -414,20 +415,25 @@ def _without_repeats(
     on_duplicate: OnDuplicate,
     rekey: Rekey | None,
     dropped: dict[str, int],
-) -> tuple[Pool, Rekey | None, list[int]]:
+) -> tuple[Pool, Rekey | None, Stored | None]:
     """The samples without repeated keys, by the policy; the format by which workers make new keys; and the rows that
-    were taken out."""
+    were taken out of those on disc."""
     samples = pool.samples
+    if on_duplicate == "skip" and isinstance(samples, StoredSamples):
+        pool, gone = without_repeated_keys(pool, samples, inputs, template)
+        if gone.total:
+            dropped["duplicate-key"] = gone.total
+        return pool, rekey, gone
     pairs = repeated_rows(samples, inputs, template, first_only=on_duplicate == "error")
     if not pairs:
-        return pool, rekey, []
+        return pool, rekey, None
     rows = [row for row, _ in pairs]
     if on_duplicate == "skip":
         dropped["duplicate-key"] = len(rows)
-        return pool.without(rows), rekey, rows
+        return pool.without(rows), rekey, None
     if on_duplicate == "rekey":
         rekey = rekey or Rekey(DEFAULT)
-        return pool._replace(samples=renamed(samples, inputs, template, rows, rekey)), rekey, []
+        return pool._replace(samples=renamed(samples, inputs, template, rows, rekey)), rekey, None
     raise repeated_error(samples, inputs, template, pairs[0])
 
 

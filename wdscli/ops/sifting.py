@@ -1,8 +1,9 @@
 """Samples without duplicates, where an order wants that: in memory, or of more samples than memory holds.
 
-What it is: :func:`without_duplicates`. How, on disc: hashes are sorted, so that equal ones lie side by side; candidates
-are sorted by the first sample of their hash, compared some thousand at a time as in memory (``dedup.py``), and sorted
-back into input order; a last pass leaves out those that repeat. It must not know what makes a duplicate.
+What it is: :func:`without_duplicates`; on disc :func:`without_repeated_keys` too. How, on disc: hashes are sorted, so
+that equal ones lie side by side; candidates are sorted by the first sample of their hash, compared some thousand at a
+time as in memory (``dedup.py``), and sorted back into input order; a last pass leaves out those that repeat. It must
+not know what makes a duplicate.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from wdscli.ops.orders import Order, Pool
 from wdscli.ops.rows import Samples, row_type
 from wdscli.ops.scratch import Input
 from wdscli.ops.survey import Survey, SurveyTask
-from wdscli.progress import Progress
+from wdscli.progress import QUIET, Progress
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -77,27 +78,47 @@ def _sifted(
     progress: Progress,
 ) -> tuple[Pool, Duplicates]:
     """What ``Dedup.sift`` does, on disc."""
-    at_once = max(_LEAST, min(AT_ONCE, samples.limit // _NAMED_COST))
     comparison = Comparison(dedup, samples, inputs, template)
-    pairs = _pairs(comparison, samples, values, at_once, progress)
-
-    def kept_in(name: str, blocks: Iterable[Rows]) -> StoredSamples:
-        stored = store(blocks, row_type(), samples.new_path(name))
-        return StoredSamples(stored, 0, stored.total, samples.new_path, samples.limit)
-
-    gone = kept_in("duplicates", _chosen(samples, pairs, True))
-    firsts = kept_in("firsts", (samples.take(some["first"].tolist()).rows for some in pairs.blocks()))
-    if pairs.total:
-        pool = pool._replace(samples=kept_in("rows", _chosen(samples, pairs, False)))
+    pairs = _pairs(comparison, samples, values, progress)
+    gone = _stored(samples, "duplicates", _chosen(samples, pairs, True))
+    firsts = (samples.take(some["first"].tolist()).rows for some in pairs.blocks())
+    found = Duplicates(
+        dedup.names, gone, _stored(samples, "firsts", firsts), inputs, template, _at_once(samples)
+    )
+    pool = _without(pool, samples, pairs)
     os.unlink(pairs.path)
-    return pool, Duplicates(dedup.names, gone, firsts, inputs, template, at_once)
+    return pool, found
+
+
+def without_repeated_keys(
+    pool: Pool, samples: StoredSamples, inputs: Sequence[Input], template: SurveyTask
+) -> tuple[Pool, Stored]:
+    """The samples on disc whose key, or new key, no earlier one has; and records (``PAIR``) of the others, by rows."""
+    comparison = Comparison(Dedup(True, ()), samples, inputs, template, template.rekey)
+    pairs = _pairs(comparison, samples, None, QUIET)
+    return _without(pool, samples, pairs), pairs
+
+
+def _without(pool: Pool, samples: StoredSamples, pairs: Stored) -> Pool:
+    if not pairs.total:
+        return pool
+    return pool._replace(samples=_stored(samples, "rows", _chosen(samples, pairs, False)))
+
+
+def _stored(like: StoredSamples, name: str, blocks: Iterable[Rows]) -> StoredSamples:
+    stored = store(blocks, row_type(), like.new_path(name))
+    return StoredSamples(stored, 0, stored.total, like.new_path, like.limit)
+
+
+def _at_once(samples: StoredSamples) -> int:
+    """Samples whose names are held together."""
+    return max(_LEAST, min(AT_ONCE, samples.limit // _NAMED_COST))
 
 
 def _pairs(
     comparison: Comparison,
     samples: StoredSamples,
     values: Callable[[], Iterator[list[bytes]]] | None,
-    at_once: int,
     progress: Progress,
 ) -> Stored:
     """Each sample that repeats another, and the first that it repeats; by rising rows."""
@@ -107,7 +128,7 @@ def _pairs(
     candidates = sort_records(_grouped(by_hash), PAIR, _column("first"), new_path, limit)
     os.unlink(by_hash.path)
     progress.start("comparing", candidates.total, "samples")
-    repeats = comparison.repeats(candidates.blocks(at_once), progress)
+    repeats = comparison.repeats(candidates.blocks(_at_once(samples)), progress)
     pairs = sort_records(repeats, PAIR, _column("row"), new_path, limit)
     progress.finish()
     os.unlink(candidates.path)
