@@ -100,7 +100,7 @@ class WebDataset(PositionDataset):
         check_splitter("nodesplitter", nodesplitter)
         check_splitter("workersplitter", workersplitter)
         catalog = Catalog(addresses_of(urls), salvage=on_error != "raise" or handler is not reraise_exception)
-        losses = catalog.losses
+        losses = catalog.losses if catalog.is_indexed else {}  # a stream counts what it comes to
         catalog.spelled = select_files is not None or rename_files is not None
         if where is not None or keys is not None or keys_from is not None:
             from wdscli.loader.filters import filtered
