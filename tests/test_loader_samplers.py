@@ -168,6 +168,23 @@ class TestState:
             again.load_state_dict(sampler.state_dict(taken=taken))
             assert list(again)[: len(whole) - taken] == (whole[taken:] or list(sampler)[:0])
 
+    def test_what_was_taken_of_a_later_epoch(self, table: IndexedDataset) -> None:
+        sampler = ShardSampler(table, batch_size=12)
+        _, second = list(sampler), list(sampler)
+        again = ShardSampler(table, batch_size=12)
+        again.load_state_dict(sampler.state_dict(taken=2))
+        assert list(again) == second[2:]
+
+    def test_an_epoch_that_is_set_while_another_runs(self, table: IndexedDataset) -> None:
+        sampler = ShardSampler(table)
+        running = iter(sampler)
+        next(running)
+        sampler.set_epoch(5)
+        list(running)
+        wanted = ShardSampler(table)
+        wanted.set_epoch(5)
+        assert list(sampler) == list(wanted)
+
     def test_of_something_else(self, table: IndexedDataset) -> None:
         state = ShardSampler(table, batch_size=12).state_dict()
         for other in (
