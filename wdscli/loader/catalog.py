@@ -46,6 +46,8 @@ class ShardTable:
         import numpy
 
         self.address = address
+        self.changed_ns: int | None = None
+        """When the local shard was changed last, as who opened it first saw it."""
         self.size = index.size
         self.samples = index.samples
         self.starts: I64 = index.starts.view(numpy.int64)
@@ -111,8 +113,8 @@ class Catalog:
         self._scanned: dict[int, Index] = {}
         self.is_indexed = not any(map(is_stream, self.addresses))
         self.counts: I64 | None = None
-        self._sizes: I64 | None = None
-        """Bytes of the shards that a manifest counts."""
+        self._digests: NDArray[numpy.uint16] | None = None
+        """Short digests of the shards' headers, as a manifest tells them; 0 where it does not."""
         self.undecodable: dict[str, int] = {}
         """Samples by shard that a filter left out because it could not decode them."""
         self.fingerprint = ""
@@ -133,7 +135,8 @@ class Catalog:
             return
         if manifest is not None:
             self.counts = numpy.array([shard.samples for shard in manifest.shards], dtype=numpy.int64)
-            self._sizes = numpy.array([shard.size_bytes for shard in manifest.shards], dtype=numpy.int64)
+            digests = [_short(shard.headers) for shard in manifest.shards]
+            self._digests = numpy.array(digests, dtype=numpy.uint16)
             self.fingerprint = fingerprint(manifest.shards)
             return
         from xxhash import xxh3_128
@@ -181,7 +184,7 @@ class Catalog:
 
     def index(self, number: int) -> Index:
         """The index of shard ``number``, which is not kept unless a scan made it. Raises DataError when it no longer
-        has as many samples as were counted."""
+        has the samples that were counted."""
         index = self._found_index(number)
         counted = self.held(number)
         if index is None or index.samples != counted:
@@ -190,6 +193,14 @@ class Catalog:
                 code="changed",
                 shard=self.addresses[number],
                 hint="the shard was changed since the set was opened, or its manifest is not its own",
+            )
+        promised = 0 if self._digests is None else int(self._digests[number])
+        if promised and _short(index.digest) != promised:
+            raise DataError(
+                "other samples than the manifest says",
+                code="changed",
+                shard=self.addresses[number],
+                hint="if it was changed on purpose, make manifest and index again with `wds index`",
             )
         return index
 
@@ -215,6 +226,12 @@ class Catalog:
                 self._kept_bytes -= self._tables.popitem(last=False)[1].bytes
         return table
 
+    def forget(self, number: int) -> None:
+        """Read where the samples of shard ``number`` lie again when they are needed."""
+        self._scanned.pop(number, None)
+        known = self._tables.pop(number, None)
+        self._kept_bytes -= 0 if known is None else known.bytes
+
     def places(self, shards: I64, samples: I64) -> I64:
         """The places in their shards of samples that are numbered as ``counts`` counts them: the same numbers here,
         where nothing is left out."""
@@ -230,8 +247,8 @@ class Catalog:
 
         counts = None if self.counts is None else compress(self.counts.tobytes())
         names = compress("\0".join(self.addresses).encode("utf-8", "surrogateescape"), 9)
-        sizes = None if self._sizes is None else compress(self._sizes.tobytes())
-        packed = {"addresses": names, "counts": counts, "_sizes": sizes}
+        digests = None if self._digests is None else self._digests.tobytes()
+        packed = {"addresses": names, "counts": counts, "_digests": digests}
         empty = {"_tables": OrderedDict(), "_scanned": {}, "_kept_bytes": 0, "manifest": None}
         return {**self.__dict__, **empty, **packed}
 
@@ -242,9 +259,14 @@ class Catalog:
         self.addresses = decompress(state["addresses"]).decode("utf-8", "surrogateescape").split("\0")
         import numpy
 
-        for name in ("counts", "_sizes"):
-            if state[name] is not None:
-                setattr(self, name, numpy.frombuffer(decompress(state[name]), dtype=numpy.int64))
+        if state["counts"] is not None:
+            self.counts = numpy.frombuffer(decompress(state["counts"]), dtype=numpy.int64)
+        if state["_digests"] is not None:
+            self._digests = numpy.frombuffer(state["_digests"], dtype=numpy.uint16)
+
+
+def _short(digest: str) -> int:
+    return int(digest or "0", 16) & 0xFFFF
 
 
 def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> Iterator[Result]:

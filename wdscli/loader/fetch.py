@@ -49,6 +49,8 @@ class Fetcher:
         self._catalog = catalog
         self._fields = None if fields is None else frozenset(field.lower() for field in fields)
         self._sources: OrderedDict[int, Source] = OrderedDict()
+        with _fetchers_lock:
+            _fetchers.add(self)
 
     def fetch(self, shards: I64, samples: I64) -> list[Raw]:
         """The samples in the order asked for. Raises InputError, DataError."""
@@ -72,8 +74,8 @@ class Fetcher:
 
     def _of_shard(self, shard: int, places: I64) -> list[Raw]:
         """Samples of one shard, by places that rise."""
-        table = self._catalog.table(shard)
         source = self._source(shard)
+        table = self._catalog.table(shard)
         if len(places) < FEW and source.fd is not None and not table.same:
             from wdscli.loader.pick import pick
 
@@ -91,12 +93,15 @@ class Fetcher:
     def _source(self, shard: int) -> Source:
         source = self._sources.get(shard)
         if source is None:
-            if len(self._sources) >= OPEN_SOURCES:
+            if len(self._sources) >= OPEN_SOURCES or (self._sources and _open_files() >= _most_open()):
                 self._sources.popitem(last=False)[1].close()
-            source = self._sources[shard] = open_source(self._catalog.addresses[shard])
-            table = self._catalog.table(shard)
-            if source.size is not None and source.size != table.size:
-                raise changed(table, 0)
+            source = open_source(self._catalog.addresses[shard])
+            try:
+                _check_unchanged(self._catalog, shard, source)
+            except BaseException:
+                source.close()
+                raise
+            self._sources[shard] = source
         else:
             self._sources.move_to_end(shard)
         return source
@@ -106,6 +111,40 @@ class Fetcher:
         for source in self._sources.values():
             source.close()
         self._sources.clear()
+
+
+_fetchers: WeakSet[Fetcher] = WeakSet()
+_fetchers_lock = Lock()
+
+
+def _open_files() -> int:
+    """Files that all fetchers of this process hold open: a mix has a fetcher for each of its sets."""
+    with _fetchers_lock:
+        return sum(len(fetcher._sources) for fetcher in _fetchers)
+
+
+@cache
+def _most_open() -> int:
+    """How many they may: a quarter of what the process may."""
+    try:
+        import resource
+    except ImportError:  # no such thing here
+        return OPEN_SOURCES
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(OPEN_SOURCES, min(4096, soft // 4 if soft > 0 else 4096))
+
+
+def _check_unchanged(catalog: Catalog, shard: int, source: Source) -> None:
+    """Raise DataError when the shard is another one than what is known of it says."""
+    table = catalog.table(shard)
+    if source.fd is not None:
+        changed_ns = os.fstat(source.fd).st_mtime_ns
+        if table.changed_ns not in (None, changed_ns):
+            catalog.forget(shard)
+            table = catalog.table(shard)
+        table.changed_ns = changed_ns
+    if source.size is not None and source.size != table.size:
+        raise changed(table, 0)
 
 
 def _together(source: Source, rows: Rows) -> list[bytes]:

@@ -1,0 +1,226 @@
+"""Shards that break in the middle of an epoch: raised by name, skipped, or another sample given; always counted."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loader_cases import Cls, World, make_set
+from shard_cases import tar_of
+
+import wdscli.loader as wds
+from wdscli.errors import DataError, InputError, UsageError, WdsError
+from wdscli.loader.dataset import PositionDataset
+
+BROKEN = "in-000003.tar"
+LOST = set(range(39, 52))
+FIELDS = [("bin", bytes(10)), ("cls", b"77")]
+"""The numbers in the broken shard."""
+pytestmark = pytest.mark.filterwarnings("ignore:left out")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 20 * 512 + 100)
+
+
+def garble(path: Path) -> None:
+    """Other bytes, as many."""
+    path.write_bytes(b"\xa5" * path.stat().st_size)
+
+
+def replace(path: Path) -> None:
+    """A shard of the same size, as good as any, with other samples."""
+    members = [(f"m{number:04d}.{field}", payload) for number in LOST for field, payload in FIELDS]
+    path.write_bytes(tar_of(members)[: path.stat().st_size])
+
+
+def unreadable(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+BREAKS: list[tuple[Callable[[Path], None], type[WdsError], str]] = [
+    (cut, DataError, "truncated"),
+    (garble, DataError, "not-a-tar"),
+    (replace, DataError, "changed"),
+    (Path.unlink, InputError, "unreadable"),
+    (unreadable, InputError, "unreadable"),
+]
+NAMES = ["cut", "garbled", "replaced", "vanished", "a folder"]
+
+
+def data(folder: Path, batch: int = 6, world: int = 1, rank: int = 0, **how: Any) -> PositionDataset:
+    how = {"shuffle": "window", "window": 3, "seed": 1, "tail": "uneven", **how}
+    made = wds.WebDataset(f"{folder}/in-manifest.json", rank=rank, world_size=world, **how)
+    return made.map(Cls()).listed(batch // world)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> list[list[int]]:
+    make_set(tmp_path)
+    return list(data(tmp_path))
+
+
+@pytest.mark.parametrize(("breaks", "kind", "reason"), BREAKS, ids=NAMES)
+def test_raise_names_the_shard_and_keeps_what_came_before(
+    tmp_path: Path, whole: list[list[int]], breaks: Any, kind: type[WdsError], reason: str
+) -> None:
+    breaks(tmp_path / BROKEN)
+    first = next(number for number, batch in enumerate(whole) if LOST & set(batch))
+    broken = data(tmp_path)
+    source, given = iter(broken), []
+    with pytest.raises(kind, match=BROKEN):
+        for batch in source:
+            given.append(batch)
+    assert given == whole[:first]
+    state = broken.state_dict()
+    assert state["next"] == first
+    # Repaired, it goes on there.
+    other_folder = tmp_path / "again"
+    make_set(other_folder)
+    again = data(other_folder)
+    again.load_state_dict(state)
+    assert list(again) == whole[first:]
+
+
+@pytest.mark.parametrize(("breaks", "kind", "reason"), BREAKS, ids=NAMES)
+def test_skip_makes_batches_smaller_and_moves_nothing(
+    tmp_path: Path, whole: list[list[int]], breaks: Any, kind: type[WdsError], reason: str
+) -> None:
+    breaks(tmp_path / BROKEN)
+    broken = data(tmp_path, on_error="skip")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        given = list(broken)
+    assert given == [[one for one in batch if one not in LOST] for batch in whole]
+    assert broken.stats()["dropped"] == {str(tmp_path / BROKEN): {f"read: {reason}": len(LOST)}}
+    [warning] = [one for one in warned if "left out" in str(one.message)]
+    assert BROKEN in str(warning.message)
+
+
+@pytest.mark.parametrize(("breaks", "kind", "reason"), BREAKS, ids=NAMES)
+def test_substitute_gives_another_sample_which_is_the_same_for_any_world(
+    tmp_path: Path,
+    whole: list[list[int]],
+    breaks: Any,
+    kind: type[WdsError],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    breaks(tmp_path / BROKEN)
+    broken = data(tmp_path, on_error="substitute")
+    given = list(broken)
+    assert [len(batch) for batch in given] == [len(batch) for batch in whole]
+    line = [one for batch in whole for one in batch]
+    for position, (had, got) in enumerate(zip(line, [one for batch in given for one in batch])):
+        steps = [0] + [2**step for step in range(7)]
+        others = [line[(position + step) % len(line)] for step in steps]
+        assert got == (had if had not in LOST else next(one for one in others if one not in LOST))
+    assert broken.stats()["dropped"] == {str(tmp_path / BROKEN): {f"read: {reason}": len(LOST)}}
+    for world, workers in ((2, 0), (3, 2)):
+
+        def make(rank: int, world_size: int) -> PositionDataset:
+            return data(tmp_path, world=world_size, rank=rank, on_error="substitute", tail="drop")
+
+        assert World(monkeypatch, world, workers).batches(make) == given[:16]
+
+
+def test_only_the_samples_that_are_broken_are_left_out(tmp_path: Path, whole: list[list[int]]) -> None:
+    """One header in a shard is bad; the samples that are read with it are fine."""
+    path = tmp_path / BROKEN
+    content = bytearray(path.read_bytes())
+    at = content.index(b"n0042.bin")
+    content[at : at + 5] = b"x0042"
+    times = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    broken = data(tmp_path, on_error="skip")
+    assert sorted(one for batch in broken for one in batch) == [one for one in range(101) if one != 42]
+    assert broken.stats()["dropped"] == {str(path): {"read: changed": 1}}
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_shard_that_is_cut_while_it_is_open(tmp_path: Path, size: int) -> None:
+    """Its descriptor stays, its bytes go."""
+    make_set(tmp_path, count=150, max_count=150, size=size)
+    one = wds.WebDataset(f"{tmp_path}/in-manifest.json", on_error="skip", prefetch=0).map(Cls()).listed(1)
+    source = iter(one)
+    given = [next(source)[0]]
+    os.truncate(tmp_path / "in-000000.tar", (tmp_path / "in-000000.tar").stat().st_size // 2)
+    given += [batch[0] for batch in source]
+    assert given == list(range(len(given)))
+    assert len(given) + sum(one.stats()["dropped"].get(f"{tmp_path}/in-000000.tar", {}).values()) == 150
+    if size == 100_000:
+        assert len(given) < 150
+
+
+def test_a_shard_that_vanishes_or_changes_between_epochs(tmp_path: Path, whole: list[list[int]]) -> None:
+    broken = data(tmp_path, on_error="skip")
+    assert list(broken) == whole
+    kept = data(tmp_path)
+    kept.set_epoch(1)
+    second = list(kept)
+    (tmp_path / BROKEN).unlink()
+    assert list(broken) == [[one for one in batch if one not in LOST] for batch in second]
+    make_set(tmp_path / "other", count=101, size=20)
+    os.replace(tmp_path / "other" / BROKEN, tmp_path / BROKEN)
+    third = list(broken)
+    assert not LOST & {one for batch in third for one in batch}
+    assert broken.stats()["dropped"][str(tmp_path / BROKEN)] == {"read: changed": 13, "read: unreadable": 13}
+    strict = data(tmp_path)
+    with pytest.raises(DataError, match="manifest"):
+        list(strict)
+
+
+def test_nothing_can_be_substituted_when_nothing_can_be_read(tmp_path: Path) -> None:
+    make_set(tmp_path)
+    for path in tmp_path.glob("in-*.tar"):
+        path.unlink()
+    with pytest.raises(DataError, match="nothing can be read in the place"):
+        list(data(tmp_path, on_error="substitute"))
+    assert [batch for batch in data(tmp_path, on_error="skip") if batch] == []
+
+
+def test_handlers_of_webdataset_decide_too(tmp_path: Path, whole: list[list[int]]) -> None:
+    (tmp_path / BROKEN).unlink()
+    ignoring = data(tmp_path, handler=wds.ignore_and_continue)
+    assert list(ignoring) == [[one for one in batch if one not in LOST] for batch in whole]
+    assert sum(ignoring.stats()["dropped"][str(tmp_path / BROKEN)].values()) == len(LOST)
+    stopping = data(tmp_path, handler=wds.ignore_and_stop)
+    first = next(number for number, batch in enumerate(whole) if LOST & set(batch))
+    assert list(stopping)[:first] == whole[:first]
+    assert len(list(stopping)) < len(whole)
+
+
+def test_a_policy_has_one_of_three_names(tmp_path: Path) -> None:
+    make_set(tmp_path)
+    with pytest.raises(UsageError, match='no such on_error: "ignore"'):
+        data(tmp_path, on_error="ignore")
+
+
+def test_an_error_survives_the_way_between_processes(tmp_path: Path, whole: list[list[int]]) -> None:
+    (tmp_path / BROKEN).unlink()
+    with pytest.raises(InputError) as caught:
+        list(data(tmp_path))
+    assert BROKEN in str(pickle.loads(pickle.dumps(caught.value)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_counts_of_workers_reach_the_main_process(
+    tmp_path: Path, whole: list[list[int]], workers: int
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / BROKEN).unlink()
+    loader = wds.WebLoader(data(tmp_path, on_error="skip"), num_workers=workers, collate_fn=list)
+    for epochs in (1, 2):
+        given = [one for batch in loader for one in batch]
+        assert len(given) == 101 - len(LOST)
+        assert loader.stats()["dropped"] == {str(tmp_path / BROKEN): {"read: unreadable": epochs * len(LOST)}}
+    raising = wds.WebLoader(data(tmp_path), num_workers=workers)
+    with pytest.raises(WdsError, match=BROKEN):
+        list(raising)
