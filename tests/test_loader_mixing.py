@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -624,3 +626,18 @@ class TestStreams:
 def raw(data: Any) -> Any:
     """Without the stages."""
     return wds.WebDataset(data.source.addresses)
+
+
+def test_fifty_sets_do_not_use_up_the_files_of_a_process(tmp_path: Path) -> None:
+    """Every set would hold all of its shards open, 600 in all, where a process may have 256."""
+    for number in range(20):
+        write_set(tmp_path / f"{number}", 60, 2, image=10, prefix="s")
+    script = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+import wdscli.loader as wds
+data = wds.mix([f"{tmp_path}/{{n}}/s-manifest.json" for n in range(20)], shuffle="full", stop="all")
+print(len({{(one["__url__"], one["__key__"]) for one in data}}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "1200", done.stderr

@@ -11,8 +11,11 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakSet
 
 from wdscli.errors import DataError, InputError
 from wdscli.loader.catalog import Catalog
@@ -49,8 +52,7 @@ class Fetcher:
         self._catalog = catalog
         self._fields = None if fields is None else frozenset(field.lower() for field in fields)
         self._sources: OrderedDict[int, Source] = OrderedDict()
-        with _fetchers_lock:
-            _fetchers.add(self)
+        _fetchers.add(self)
 
     def fetch(self, shards: I64, samples: I64) -> list[Raw]:
         """The samples in the order asked for. Raises InputError, DataError."""
@@ -114,13 +116,14 @@ class Fetcher:
 
 
 _fetchers: WeakSet[Fetcher] = WeakSet()
-_fetchers_lock = Lock()
 
 
 def _open_files() -> int:
     """Files that all fetchers of this process hold open: a mix has a fetcher for each of its sets."""
-    with _fetchers_lock:
+    # No lock: it might be held by another thread while this process is forked.
+    with suppress(RuntimeError):  # another thread has just made one
         return sum(len(fetcher._sources) for fetcher in _fetchers)
+    return 0
 
 
 @cache
