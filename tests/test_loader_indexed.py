@@ -309,6 +309,18 @@ class TestErrors:
         table, true = self.opened(shards, "substitute")
         assert table.subset([3, 6, 2])[1] == true[2]
 
+    def test_what_is_whole_of_a_damaged_shard(self, shards: list[str]) -> None:
+        true = oracle(shards)
+        for path in Path(shards[0]).parent.glob("*manifest.json"):
+            path.unlink()
+        os.truncate(shards[1], os.stat(shards[1]).st_size * 2 // 3)
+        with pytest.raises(DataError, match="ends"):
+            IndexedDataset(shards)
+        table = IndexedDataset(shards, on_error="skip")
+        assert list(table) == true[:8] + true[10:]
+        assert list(table.stats()["dropped"]) == [shards[1]]
+        assert list(table.select("cls == 1")) == [one for one in list(table) if one["cls"] == b"1"]
+
     def test_no_substitute(self, shards: list[str]) -> None:
         table = IndexedDataset(shards[:1], on_error="substitute")
         os.truncate(shards[0], 600)

@@ -179,7 +179,7 @@ class FilteredCatalog(Catalog):
         self._base: Catalog = base if within is None else within._base
         self._chosen: Filter | None = None if within else chosen
         self.addresses, self.manifest, self.is_indexed = base.addresses, base.manifest, True
-        self.spelled = base.spelled
+        self.spelled, self.losses = base.spelled, base.losses
         self._bits: list[bytes | None] = []
         self._unpacked: OrderedDict[int, I64] = OrderedDict()
         self._unpacked_rows = 0

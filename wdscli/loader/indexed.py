@@ -87,12 +87,14 @@ class IndexedDataset(PerSample):
         self._counts = Counts()
         self._policy = Policy(on_error, self._counts)
         self.pipeline = Pipeline()
-        catalog = Catalog(addresses_of(urls))
+        catalog = Catalog(addresses_of(urls), salvage=on_error != "raise")
         if not catalog.is_indexed:
             raise UsageError(
                 "an IndexedDataset needs shards that can be read at any place, not streams or compressed ones",
                 hint="WebDataset reads streams in order",
             )
+        for address, error in sorted(catalog.losses.items()):
+            self._policy.leave_out(Failed(error, address))
         self._reading = (fields, threads)
         self._open(filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error))
         if transform is not None:
