@@ -388,6 +388,9 @@ def test_handlers_that_take_off_a_layer() -> None:
 
     sample = {"json.rev": b"]1[", "rev": b"ab"}
     assert make_decoder(rot)(sample) == make_decoder(theirs_rot)(sample) == {"json.rev": [1], "rev": b"ba"}
+    # Each handler is asked once.
+    once = make_decoder(lambda key, data: Continue(key, data[1:]))
+    assert once({"cls": b"12", "x": b"12"}) == {"cls": 2, "x": b"2"}
 
 
 def test_extensions_of_several_parts() -> None:
@@ -428,6 +431,7 @@ def test_what_a_handler_raises_is_told_with_shard_key_and_field() -> None:
         ("json.gz", b"\x1f\x8b"),
         ("ten", b"~TenBin~" + struct.pack("<q", 1 << 60)),
         ("ten", b"~TenBin~" + struct.pack("<q", 24) + b"f4" + bytes(62)),
+        ("ten", b"~TenBin~" + struct.pack("<q", -64) + bytes(64)),
         ("ten", b"nonsense" * 2),
     ],
 )
@@ -531,6 +535,20 @@ def test_film() -> None:
     assert make_decoder("audio")({"m4a": film("mp4", 1, True)})["m4a"][1] == 16000
     with pytest.raises(DataError):
         make_decoder("video")({"mp4": b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n"})
+
+
+def test_no_other_file_is_opened_for_a_film(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of files that ffmpeg would follow, were it asked to find out what the payload is."""
+    av = pytest.importorskip("av")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.mp4").write_bytes(film("mp4", 2, False))
+    script = b"ffconcat version 1.0\nfile secret.mp4\n"
+    (tmp_path / "list").write_bytes(script)
+    with av.open(str(tmp_path / "list")) as followed:
+        assert len(list(followed.decode(video=0))) == 2
+    for name in FILM:
+        with pytest.raises(DataError):
+            make_decoder("video")({name: script})
 
 
 def test_films_as_tensors() -> None:

@@ -108,6 +108,11 @@ def test_floats_come_back_to_the_same_bytes() -> None:
     assert make_encoder()({"png": floats.astype(numpy.float64)}) == make_encoder()({"png": every})
 
 
+def test_floats_are_rounded_to_the_nearest() -> None:
+    found = make_decoder("l8")(make_encoder()({"png": numpy.array([[0.999, 0.001, 1.0005, -0.0005]])}))["png"]
+    assert found.tolist() == [[255, 0, 255, 0]]
+
+
 def test_arrays_of_one_and_four_channels() -> None:
     rgba = numpy.dstack([RGB, GRAY])
     found = make_decoder("rgba8")(make_encoder()({"png": rgba}))["png"]
