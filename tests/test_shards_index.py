@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shard_cases import content, tar_of
 from xxhash import xxh3_64
 
-from wdscli.errors import DataError
+from wdscli.cli.main import main
+from wdscli.errors import DataError, OutputError
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.shards import ShardFile, find_index
 from wdscli.shards.find import batches, scan_index
@@ -347,3 +349,53 @@ class TestDamage:
         index = parse_index(EXAMPLE, "x")
         assert not index.starts.flags.owndata
         assert index.starts.dtype == np.dtype("<u8")
+
+
+class TestColumnsThatWait:
+    """A builder whose columns wait in a file gives the same index as one that holds them."""
+
+    @pytest.fixture
+    def shard(self, tmp_path: Path) -> str:
+        path = tmp_path / "a.tar"
+        with ShardFile(str(path), with_index=False) as shard:
+            for number in range(300):
+                fields = [(b"cls", b"%d" % number), (b"txt", b"x" * (number % 700))][number % 3 == 0 :]
+                shard.write(b"n%d/s%04d" % (number % 3, number), fields)
+            shard.commit()
+        return str(path)
+
+    @pytest.mark.parametrize("held", [1, 1000, 5000])
+    def test_same_bytes(self, shard: str, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+        with open_source(shard) as source:
+            wanted, _ = scan_index(source)
+            monkeypatch.setattr("wdscli.shards.building.HELD", held)
+            found, _ = scan_index(source)
+        assert found._waiting.pieces_of("keys")
+        assert (found.samples, found.members, found.totals()) == (300, 500, wanted.totals())
+        assert found.digest() == wanted.digest()
+        assert found.to_bytes(shard="a.tar", size=7) == wanted.to_bytes(shard="a.tar", size=7)
+        assert {n: bytes(c) for n, c in found.columns().items()} == {
+            n: bytes(c) for n, c in wanted.columns().items()
+        }
+
+    def test_by_a_shuffle_and_by_cat(
+        self, shard: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for command in ("shuffle", "cat"):
+            for held in (8 << 20, 900):
+                monkeypatch.setattr("wdscli.shards.building.HELD", held)
+                assert main([command, shard, "-o", str(tmp_path / f"{command}{held}" / "out.tar"), "-q"]) == 0
+            first, second = (content(tmp_path / f"{command}{held}") for held in (8 << 20, 900))
+            assert first == second
+
+    def test_no_room(self, shard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("wdscli.shards.building.HELD", 1)
+        monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Path("/dev/full").open("wb", buffering=0))  # noqa: SIM115
+        with open_source(shard) as source, pytest.raises(OutputError, match="temporary file: No space left"):
+            scan_index(source)
+
+    def test_repeated_keys_are_still_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "r.tar"
+        path.write_bytes(tar_of([("a.cls", b"1"), ("b.cls", b"1"), ("a.cls", b"1")]))
+        monkeypatch.setattr("wdscli.shards.building.HELD", 1)
+        assert main(["index", str(path), "-q", "-j", "1"]) == 3

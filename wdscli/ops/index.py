@@ -8,6 +8,8 @@ are made from the indexes, in one pass. It must not print.
 from __future__ import annotations
 
 import os
+import sys
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -252,15 +254,18 @@ def _refuse_repeats(builder: IndexBuilder, address: str) -> None:
     """A key that comes twice in a shard is no place to jump to."""
     seen: set[bytes] = set()
     begin = 0
-    keys = bytes(builder.keys)
-    for row, end in enumerate(builder.key_ends):
+    columns = builder.columns()
+    keys, ends = bytes(columns["keys"]), array("Q", bytes(columns["key_ends"]))
+    if sys.byteorder == "big":
+        ends.byteswap()
+    for row, end in enumerate(ends):
         key = keys[begin:end]
         if key in seen:
             raise DataError(
                 "a key that was there before",
                 code="duplicate-key",
                 shard=address,
-                offset=builder.starts[row],
+                offset=int.from_bytes(columns["starts"][8 * row : 8 * row + 8], "little"),
                 member=to_text(key),
                 hint="see all of them with `wds verify`, give new keys with `wds cat --rekey`",
             )

@@ -1,8 +1,10 @@
 """The columns of an index while its shard is written or scanned.
 
 What it is: :class:`IndexBuilder`, which takes samples one by one, by the batch or as arrays, and gives the bytes of the
-file. How: whole columns are packed ten times faster than single numbers. What they mean is said in
-:mod:`wdscli.shards.index`, which reads them. It must not know where samples come from.
+file. How: whole columns are packed ten times faster than single numbers. An index takes some ninety bytes for each tiny
+sample: what is more than a few MB of it waits in a temporary file, so that the memory that writes a shard does not grow
+with its samples. What the columns mean is said in :mod:`wdscli.shards.index`, which reads them. It must not know where
+samples come from.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import SampleBatch, new_batch
+from wdscli.shards.waiting import Column, Waiting
 from wdscli.tar import CANONICAL, Form
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ _NOT_DIGESTED = {"marks"}
 SEAL = b"\xa4seal\xc4\x08"
 """How msgpack writes the key ``seal`` and the head of eight bytes: what stands before the file's last eight."""
 _PENDING = 512
+HELD = 8 << 20
+"""Bytes of columns that are kept in memory."""
 
 
 class Packed(NamedTuple):
@@ -82,14 +87,23 @@ class IndexBuilder:
         self._counts: list[int] = []
         self._bytes: list[int] = []
         self._pending = new_batch()
+        self._waiting = Waiting()
 
     @property
     def samples(self) -> int:
-        return len(self.key_ends) + len(self._pending.keys)
+        return self._waiting.count("marks", 1) + len(self.marks) + len(self._pending.keys)
 
     @property
     def members(self) -> int:
-        return len(self.member_fields) + len(self._pending.fields)
+        return self._members + len(self._pending.fields)
+
+    @property
+    def _members(self) -> int:
+        return self._waiting.count("member_fields", 4) + len(self.member_fields)
+
+    @property
+    def _key_bytes(self) -> int:
+        return self._waiting.count("keys", 1) + len(self.keys)
 
     def add_batch(self, batch: SampleBatch) -> None:
         """Whole samples whose places are those of this shard."""
@@ -101,11 +115,11 @@ class IndexBuilder:
         import numpy
 
         self._settle()
-        _extend(self.key_ends, packed.key_lengths.cumsum() + len(self.keys))
+        _extend(self.key_ends, packed.key_lengths.cumsum() + self._key_bytes)
         self.keys += packed.keys
         _extend(self.starts, packed.starts + shift)
         _extend(self.lengths, packed.lengths)
-        _extend(self.member_ends, packed.counts.cumsum() + len(self.member_fields))
+        _extend(self.member_ends, packed.counts.cumsum() + self._members)
         self.marks += bytes(len(packed.starts))
         ids = self._ids_of(packed)
         _extend(self.member_fields, ids)
@@ -117,6 +131,7 @@ class IndexBuilder:
         for number in numpy.flatnonzero(counts).tolist():
             self._counts[number] += int(counts[number])
             self._bytes[number] += int(totals[number])
+        self._relieve()
 
     def _ids_of(self, packed: Packed) -> NDArray[numpy.int64]:
         """The number of each member's field. New fields are numbered in the order in which they come."""
@@ -156,7 +171,7 @@ class IndexBuilder:
         keys, firsts = batch.keys, batch.firsts
         if begins is None:
             begins = list(map(batch.starts.__getitem__, firsts[:-1]))
-        self.key_ends.fromlist(list(accumulate(map(len, keys), initial=len(self.keys)))[1:])
+        self.key_ends.fromlist(list(accumulate(map(len, keys), initial=self._key_bytes))[1:])
         self.keys += b"".join(keys)
         self.starts.fromlist(begins)
         offsets, sizes = batch.offsets, batch.sizes
@@ -166,12 +181,22 @@ class IndexBuilder:
                 for end, begin in zip(islice(firsts, 1, None), begins)
             ]
         )
-        shift = len(self.member_fields)
+        shift = self._members
         self.member_ends.fromlist([end + shift for end in islice(firsts, 1, None)])
         self.marks += bytes(batch.marks)
         self._add_fields(batch)
         self.member_offsets.fromlist(offsets)
         self.member_sizes.fromlist(sizes)
+        self._relieve()
+
+    def _relieve(self) -> None:
+        """Let columns wait in a file once they are large."""
+        if len(self.keys) + 33 * len(self.marks) + 20 * len(self.member_fields) < HELD:
+            return
+        for name in ("keys", *COLUMNS):
+            column = getattr(self, name)
+            self._waiting.put(name, _packed(column))
+            setattr(self, name, type(column)() if isinstance(column, bytearray) else array(column.typecode))
 
     def _add_fields(self, batch: SampleBatch) -> None:
         """Nearly always all samples of a batch have the fields of its first, in its order: whole columns at a time."""
@@ -215,13 +240,18 @@ class IndexBuilder:
 
     def columns(self) -> dict[str, Buffer]:
         """The packed columns, little-endian. Views, where they can be: nothing may be added while they are held."""
+        return {name: column.whole() for name, column in self._columns().items()}
+
+    def _columns(self) -> dict[str, Column]:
         self._settle()
-        packed = {name: _packed(getattr(self, name)) for name in COLUMNS}
-        return {"fields": b"\0".join(self._field_ids), "keys": memoryview(self.keys), **packed}
+        found = {"fields": Column([], b"\0".join(self._field_ids))}
+        for name in ("keys", *COLUMNS):
+            found[name] = Column(self._waiting.pieces_of(name), _packed(getattr(self, name)))
+        return found
 
     def digest(self) -> str:
         """See :func:`digest_of`."""
-        return digest_of(self.columns())
+        return _digest(self._columns())
 
     def to_bytes(
         self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None
@@ -231,12 +261,12 @@ class IndexBuilder:
 
     def pieces(
         self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None
-    ) -> Iterator[bytes]:
+    ) -> Iterator[Buffer]:
         """:meth:`to_bytes` piece by piece: an index is large where samples are small, and is not held twice."""
         import msgpack
         from xxhash import xxh3_64
 
-        columns = self.columns()
+        columns = self._columns()
         whole = {
             "format": FORMAT,
             "version": VERSION,
@@ -247,7 +277,7 @@ class IndexBuilder:
             "mtime": form.mtime,
             "long_names": form.long_names,
             "ignored": dict(sorted((ignored or {}).items())),
-            "digest": digest_of(columns),
+            "digest": _digest(columns),
             **columns,
         }
         packer = msgpack.Packer(unicode_errors="surrogateescape")
@@ -258,13 +288,26 @@ class IndexBuilder:
         yield seal.digest()
 
 
-def _pieces_of(whole: Mapping[str, Any], packer: Any) -> Iterator[bytes]:
+def _pieces_of(whole: Mapping[str, Any], packer: Any) -> Iterator[Buffer]:
     """A map's head, its names and values, and the head of the seal, which comes last."""
     yield packer.pack_map_header(len(whole) + 1)
     for name, value in whole.items():
         yield packer.pack(name)
-        yield packer.pack(value)
+        if isinstance(value, Column):
+            yield _bin_head(value.length)
+            yield from value.pieces()
+        else:
+            yield packer.pack(value)
     yield SEAL
+
+
+def _bin_head(length: int) -> bytes:
+    """What msgpack writes before so many bytes: bin 8, bin 16 or bin 32."""
+    if length < 1 << 8:
+        return b"\xc4" + length.to_bytes(1, "big")
+    if length < 1 << 16:
+        return b"\xc5" + length.to_bytes(2, "big")
+    return b"\xc6" + length.to_bytes(4, "big")
 
 
 def _extend(column: array[int], numbers: NDArray[numpy.int64]) -> None:
@@ -282,11 +325,16 @@ def _packed(column: array[int] | bytearray) -> Buffer:
 def digest_of(columns: Mapping[str, Buffer]) -> str:
     """XXH3-64 (hexadecimal) over what the headers say: field names, keys and every packed column but ``marks``, each
     preceded by its length as eight little-endian bytes."""
+    return _digest({name: Column([], columns[name]) for name in ("fields", "keys", *COLUMNS)})
+
+
+def _digest(columns: Mapping[str, Column]) -> str:
     from xxhash import xxh3_64
 
     digest = xxh3_64()
     for name in ("fields", "keys", *COLUMNS):
         if name not in _NOT_DIGESTED:
-            digest.update(len(columns[name]).to_bytes(8, "little"))
-            digest.update(columns[name])
+            digest.update(columns[name].length.to_bytes(8, "little"))
+            for piece in columns[name].pieces():
+                digest.update(piece)
     return digest.hexdigest()
