@@ -456,6 +456,13 @@ def test_bundles_go_round_and_are_webdatasets() -> None:
         encode_tensors([numpy.array(["text"])])
 
 
+def test_a_bundle_that_leads_back_to_its_beginning_ends() -> None:
+    part = encode_tensors([numpy.zeros(0, numpy.uint8)])
+    assert len(part) == 96
+    with pytest.raises(DataError, match="-192 bytes"):
+        decode_tensors(part + part[:88] + struct.pack("<q", -192))
+
+
 def test_names_that_there_are_not() -> None:
     with pytest.raises(UsageError, match="no such decoder") as caught:
         make_decoder("rgb16")
