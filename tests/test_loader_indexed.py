@@ -16,7 +16,7 @@ from loader_sets import Raw, Reads, oracle, serve, write_set
 from storage_servers import s3_server, web_server
 
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.loader import IndexedDataset
+from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.ops.index import index
 from wdscli.shards import ShardWriter
 
@@ -264,6 +264,26 @@ class TestReading:
         assert [one["json"] for one in table] == [b'{"width": %d}' % number for number in range(20)]
         assert table[7]["json"] == b'{"width": 7}'
         assert reads.bytes < 20 * 20_000
+
+    def test_a_shard_that_was_touched_is_looked_at_again(self, shards: list[str]) -> None:
+        table = IndexedDataset(shards, where="cls == 1")
+        some = list(table)
+        table.close()
+        os.utime(shards[0], ns=(5, 5))
+        assert list(table) == some
+        assert table[0] == some[0]
+
+    def test_fields_that_differ_in_capitals(self, tmp_path: Path) -> None:
+        names = []
+        for number in range(3):
+            names.append(f"{tmp_path}/{number}.tar")
+            with ShardWriter(names[-1]) as writer:
+                writer.write("a", {"JPG": b"1", "jpg": b"2"})
+                writer.write("b", {"Txt": b"3"})
+        table, data = IndexedDataset(names), list(WebDataset(names))
+        assert (data[0]["JPG"], data[0]["jpg"], data[1]["txt"]) == (b"1", b"2", b"3")
+        assert list(table) == [table[number] for number in range(6)] == data
+        assert table.__getitems__([0, 3, 5]) == [data[0], data[3], data[5]]
 
     def test_a_stale_index(self, shards: list[str]) -> None:
         table = IndexedDataset(shards)

@@ -214,6 +214,9 @@ class FilteredCatalog(Catalog):
     def table(self, number: int) -> ShardTable:
         return self._base.table(number)
 
+    def forget(self, number: int) -> None:
+        self._base.forget(number)
+
     def places(self, shards: I64, samples: I64) -> I64:
         """The true places of kept samples."""
         import numpy

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.loader import heap
 from wdscli.loader.catalog import REMOTE_THREADS, Catalog
-from wdscli.loader.fetch import OPEN_SOURCES, Fetcher, Raw
+from wdscli.loader.fetch import Fetcher, Raw
 from wdscli.loader.pick import pick
 from wdscli.storage import is_local
 
@@ -62,14 +62,13 @@ class Pool:
         if self._is_local and len(shards) < FEW * len(self._catalog.addresses):
             numbers = shards.tolist()
             distinct = set(numbers)
-            if len(numbers) < FEW * len(distinct) and len(distinct) <= OPEN_SOURCES:
-                return self._picked(numbers, places.tolist(), distinct)
+            if len(numbers) < FEW * len(distinct) and not self._has_twins(distinct):
+                return self._picked(numbers, places.tolist())
         return self._fetch(0, shards, places)
 
     def one(self, shard: int, place: int) -> Raw:
         """One sample. Raises InputError, DataError."""
-        table = self._catalog.table(shard)
-        if not self._is_local or table.same:
+        if not self._is_local or self._has_twins({shard}):
             import numpy
 
             return self._fetch(0, numpy.array([shard]), numpy.array([place]))[0]
@@ -77,22 +76,31 @@ class Pool:
             self._leave()
         fetcher = self._taken(0)
         try:
-            return pick(table, fetcher._source(shard), place, self._only)
+            source = fetcher._source(shard)
+            return pick(self._catalog.table(shard), source, place, self._only)
         finally:
             self._idle[0].append(fetcher)
 
-    def _picked(self, shards: list[int], places: list[int], distinct: set[int]) -> list[Raw]:
-        """Samples of local shards, few of each, one by one. ``distinct`` are no more shards than may be open."""
+    def _has_twins(self, shards: set[int]) -> bool:
+        """Whether some shard has fields that are the same in lower case."""
+        return any(self._catalog.table(shard).same for shard in shards)
+
+    def _picked(self, shards: list[int], places: list[int]) -> list[Raw]:
+        """Samples of local shards, few of each, one by one."""
+        rows_of: dict[int, list[int]] = {}
+        for row, shard in enumerate(shards):
+            rows_of.setdefault(shard, []).append(row)
+        found: list[Any] = [None] * len(shards)
         fetcher, only = self._taken(0), self._only
         try:
-            opened = {shard: (self._catalog.table(shard), fetcher._source(shard)) for shard in distinct}
-            if any(table.same for table, _ in opened.values()):
-                import numpy
-
-                return fetcher.fetch(numpy.array(shards), numpy.array(places))
-            return [pick(*opened[shard], place, only) for shard, place in zip(shards, places)]
+            for shard, rows in rows_of.items():
+                source = fetcher._source(shard)
+                table = self._catalog.table(shard)
+                for row in rows:
+                    found[row] = pick(table, source, places[row], only)
         finally:
             self._idle[0].append(fetcher)
+        return found
 
     def _leave(self) -> None:
         """In a forked process: begin anew, and let nothing of the parent's be closed from here."""
