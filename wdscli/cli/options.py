@@ -329,8 +329,8 @@ class EngineOptions(NamedTuple):
         Literal["auto", "gather", "spill"],
         typer.Option(
             "--strategy",
-            help="Copy samples straight from the inputs, or by way of a scratch folder; auto takes what is quicker, and "
-            "-v says why. The bytes are the same.",
+            help="Copy samples straight from the inputs, or by way of a scratch folder; auto takes what is quicker, "
+            "and -v says why. The bytes are the same.",
             rich_help_panel=_ENGINE,
         ),
     ] = "auto"

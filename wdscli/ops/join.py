@@ -33,18 +33,17 @@ from wdscli.ops.reach import ALONE, STORED, away, check_reach
 from wdscli.ops.reorder import (
     ReorderPlan,
     Request,
-    bytes_of,
     open_sets,
     planned_shards,
     shaping_options,
     sum_counts,
-    survey_tasks,
 )
 from wdscli.ops.repeats import repeated_error, repeated_rows
 from wdscli.ops.rows import Ordered, Samples
 from wdscli.ops.scratch import Input, Scratch, Stamp
 from wdscli.ops.strategy import Choice, choose
 from wdscli.ops.survey import Survey, SurveyTask, samples_at
+from wdscli.ops.surveying import bytes_of, survey_tasks
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.inputs import fingerprint_of

@@ -17,7 +17,7 @@ from wdscli.errors import DataError, OutputError, UsageError
 from wdscli.model import to_text
 from wdscli.ops.runs import PIECE, pieces_of
 from wdscli.ops.scratch import Input, Scratch, spool
-from wdscli.ops.survey import check_keys, keep_safe
+from wdscli.ops.unsafe import check_keys, keep_safe
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Grouper, Ignored, SampleBatch
 from wdscli.samples.salvage import salvaged_batches

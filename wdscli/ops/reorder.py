@@ -8,18 +8,14 @@ reordered.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
-from wdscli.executors import make_executor, run_tasks
 from wdscli.ops.beside import Joined
 from wdscli.ops.duplicates import Duplicates
-from wdscli.ops.jobs import WORTH_BYTES, useful_jobs
 from wdscli.ops.large import (
     Found,
     StoredSamples,
@@ -40,26 +36,22 @@ from wdscli.ops.rekey import DEFAULT, Rekey
 from wdscli.ops.repeats import renamed, repeated_error, repeated_rows
 from wdscli.ops.rounds import Naming, in_rounds
 from wdscli.ops.rows import Ordered
-from wdscli.ops.scratch import Input, Scratch, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
+from wdscli.ops.scratch import Input, Scratch, Stamp
 from wdscli.ops.sifting import without_duplicates, without_repeated_keys
 from wdscli.ops.strategy import Choice, Strategy, choose
-from wdscli.ops.survey import Survey, SurveyTask, gather_samples, survey
+from wdscli.ops.survey import Survey, SurveyTask, gather_samples
+from wdscli.ops.surveying import survey_tasks, surveys_of
 from wdscli.progress import QUIET, Progress
-from wdscli.selection import Selection, SelectionState
+from wdscli.selection import Selection
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet, fingerprint_of, open_set
 from wdscli.shards.output import OutputSet, ShardSettings
-from wdscli.shards.shardfile import index_address
-from wdscli.storage import is_local
-from wdscli.storage.addresses import local_path
 
 if TYPE_CHECKING:
     from wdscli.ops.external import Stored
     from wdscli.ops.receipts import PlanMark
 
 OnDuplicate = Literal["error", "skip", "rekey"]
-
-HEADERS_WORTH = 16 << 20
 
 
 class Request(NamedTuple):
@@ -222,12 +214,15 @@ def make_plan(
     room = scratch if can_be_external(order) and request.engine is None else None
     if room is not None:
         tasks = bounded(tasks, room, limits)
-    surveys = _surveys(tasks, state, request, limits.jobs, progress)
+    surveys = surveys_of(tasks, state, request.jobs, request.engine, limits.jobs, progress)
     inputs: Sequence[Input] = tuple(
         Input(address, found.copy, stamp=Stamp(found.size_bytes, found.version))
         for address, found in zip(shards.addresses, surveys, strict=True)
     )
-    for message in [*_warnings(surveys), *request.selection.remarks(state)]:
+    for message in [
+        *(message for found in surveys for message in found.warnings),
+        *request.selection.remarks(state),
+    ]:
         progress.warn(message)
     dropped = sum_counts([state.dropped, *(found.dropped for found in surveys)])
     samples_in = sum(found.total for found in surveys) + sum(dropped.values())
@@ -336,76 +331,6 @@ def planned_shards(
     for part_made in made if outputs.has_parts else ():
         part_made.output.check(inputs, may_exist=outputs.may_exist)
     return tuple(made), tuple(shards)
-
-
-def survey_tasks(addresses: Sequence[str], template: SurveyTask, scratch: Scratch | None) -> list[SurveyTask]:
-    """One task a shard, each with a place for a copy."""
-    if scratch is None:
-        for address in filter(is_read_once, addresses):
-            raise refused(address)
-        return [template._replace(input=Input(address)) for address in addresses]
-    return [
-        template._replace(input=Input(address), spool=scratch.place(number))
-        for number, address in enumerate(addresses)
-    ]
-
-
-def _surveys(
-    tasks: Sequence[SurveyTask],
-    state: SelectionState,
-    request: Request,
-    most: int,
-    progress: Progress,
-) -> list[Survey]:
-    """One survey a shard. In this process when samples are counted across shards, or when there is little to do. A
-    shard that comes after all that may be selected is not opened."""
-    addresses = [task.address for task in tasks]
-    progress.start("reading headers", len(tasks), "shards")
-    found: list[Survey] = []
-    # What only this process can read, no worker can.
-    alone = any(is_ours_alone(one) or is_of_this_process(one) for one in addresses) or not all(
-        task.selection.is_trivial for task in tasks
-    )
-    size = bytes_of(tasks)
-    alone = alone or (size < WORTH_BYTES and all(map(_has_index, tasks)))
-    workers = 1 if alone else min(most, useful_jobs(request.jobs, len(tasks), size))
-    if alone or (workers == 1 and request.engine is None):
-        for task in tasks:
-            found.append(Survey() if state.done else survey(task, state))
-            progress.advance(1)
-    else:
-        with make_executor(workers, request.engine) as executor:
-            for one in run_tasks(executor, survey, tasks):
-                found.append(one)
-                progress.advance(1)
-    progress.finish()
-    return found
-
-
-def bytes_of(tasks: Sequence[SurveyTask]) -> int:
-    """The bytes of local inputs, or of their indexes, a cheap guess at how much there is to do; remote ones count as
-    much."""
-    total = 0
-    for task in tasks:
-        if not is_local(task.address):
-            total += HEADERS_WORTH
-            continue
-        address = index_address(task.address) if _has_index(task) else task.address
-        with suppress(OSError):
-            total += os.stat(local_path(address)).st_size
-    return total
-
-
-def _has_index(task: SurveyTask) -> bool:
-    """Whether a local shard's index is all that a survey has to read, as far as can be told without opening it."""
-    reads_payloads = task.extract is not None and bool(task.extract.payload_fields)
-    if reads_payloads or not task.use_index or task.on_error == "skip" or not is_local(task.address):
-        return False
-    return os.path.exists(local_path(index_address(task.address)))
-
-
-def _warnings(surveys: Sequence[Survey]) -> list[str]:
-    return [warning for found in surveys for warning in found.warnings]
 
 
 def _without_repeats(

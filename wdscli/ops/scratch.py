@@ -42,8 +42,8 @@ class Stamp(NamedTuple):
 
 
 class Input(NamedTuple):
-    """One input shard; ``copy`` is the path of its copy, if it has one. A shard that is gone through again is an input of
-    its own, whose ``round`` says how many times it came before."""
+    """One input shard; ``copy`` is the path of its copy, if it has one. A shard that is gone through again is an input
+    of its own, whose ``round`` says how many times it came before."""
 
     address: str
     copy: str = ""

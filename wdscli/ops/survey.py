@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
-from wdscli.model import to_text
 from wdscli.ops.indexed import plain_rows
 from wdscli.ops.overflow import Keep, Overflow, StoredRows
 from wdscli.ops.preserve import kept_length, kept_mark, kept_members
@@ -24,6 +23,7 @@ from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.rows import Samples, row_type
 from wdscli.ops.runs import Globals
 from wdscli.ops.scratch import Input, refused, spool
+from wdscli.ops.unsafe import check_keys, keep_safe
 from wdscli.samples import Ignored, SampleBatch, iter_batches
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState
@@ -339,45 +339,6 @@ def _add_kept(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Seq
                 length = kept_length(kept_members(source, batch, row, task.selection, known))
             members = len(task.selection.plan_of(batch, row, task.address))
             columns.add(batch, row, length, members, mark, hash_key(batch.keys[row]))
-
-
-def check_keys(batch: SampleBatch, shard: str) -> None:
-    """Raise DataError for a key that would make an unsafe name."""
-    if _may_be_unsafe(batch):
-        for row, key in enumerate(batch.keys):
-            if is_unsafe(key):
-                raise DataError(
-                    "unsafe name",
-                    code="unsafe-name",
-                    shard=shard,
-                    offset=batch.start(row),
-                    member=to_text(key + b"." + batch.fields[batch.firsts[row]]),
-                    hint="leave such samples out with --on-error skip, or see them all with `wds verify`",
-                )
-
-
-def _may_be_unsafe(batch: SampleBatch) -> bool:
-    """A quick look at all keys together."""
-    together = b"\n".join(batch.keys)
-    return b".." in together or b"\n/" in together or together.startswith(b"/")
-
-
-def is_unsafe(key: bytes) -> bool:
-    """Whether names of this key would lead out of the folder they are unpacked in."""
-    return key.startswith(b"/") or b".." in key.split(b"/")
-
-
-def keep_safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterator[SampleBatch]:
-    """The samples with safe names; the others are counted in ``dropped``."""
-    for batch in batches:
-        if not _may_be_unsafe(batch):
-            yield batch
-            continue
-        for row, key in enumerate(batch.keys):
-            if is_unsafe(key):
-                dropped["unsafe-name"] = dropped.get("unsafe-name", 0) + 1
-            else:
-                yield batch.part(row, row + 1)
 
 
 def _warner(warnings: list[str]) -> Callable[[DataError], None]:

@@ -1,0 +1,92 @@
+"""Surveys of all inputs: which of them run where.
+
+What it is: :func:`survey_tasks` and :func:`surveys_of`, between the engine and the task of one shard. How: in this
+process when samples are counted across shards, when only it can read an input, or when there is little to do; else
+wherever tasks run. It must not know what surveys are for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+from wdscli.executors import make_executor, run_tasks
+from wdscli.ops.jobs import WORTH_BYTES, useful_jobs
+from wdscli.ops.scratch import Input, Scratch, is_of_this_process, is_ours_alone, is_read_once, refused
+from wdscli.ops.survey import Survey, SurveyTask, survey
+from wdscli.progress import Progress
+from wdscli.selection import SelectionState
+from wdscli.shards.shardfile import index_address
+from wdscli.storage import is_local
+from wdscli.storage.addresses import local_path
+
+HEADERS_WORTH = 16 << 20
+"""What a remote input is taken to cost."""
+
+
+def survey_tasks(addresses: Sequence[str], template: SurveyTask, scratch: Scratch | None) -> list[SurveyTask]:
+    """One task a shard, each with a place for a copy."""
+    if scratch is None:
+        for address in filter(is_read_once, addresses):
+            raise refused(address)
+        return [template._replace(input=Input(address)) for address in addresses]
+    return [
+        template._replace(input=Input(address), spool=scratch.place(number))
+        for number, address in enumerate(addresses)
+    ]
+
+
+def surveys_of(
+    tasks: Sequence[SurveyTask],
+    state: SelectionState,
+    jobs: int | None,
+    engine: str | None,
+    most: int,
+    progress: Progress,
+) -> list[Survey]:
+    """One survey a shard. In this process when samples are counted across shards, or when there is little to do. A
+    shard that comes after all that may be selected is not opened. At most ``most`` processes, whatever ``jobs``."""
+    addresses = [task.address for task in tasks]
+    progress.start("reading headers", len(tasks), "shards")
+    found: list[Survey] = []
+    # What only this process can read, no worker can.
+    alone = any(is_ours_alone(one) or is_of_this_process(one) for one in addresses) or not all(
+        task.selection.is_trivial for task in tasks
+    )
+    size = bytes_of(tasks)
+    alone = alone or (size < WORTH_BYTES and all(map(_has_index, tasks)))
+    workers = 1 if alone else min(most, useful_jobs(jobs, len(tasks), size))
+    if alone or (workers == 1 and engine is None):
+        for task in tasks:
+            found.append(Survey() if state.done else survey(task, state))
+            progress.advance(1)
+    else:
+        with make_executor(workers, engine) as executor:
+            for one in run_tasks(executor, survey, tasks):
+                found.append(one)
+                progress.advance(1)
+    progress.finish()
+    return found
+
+
+def bytes_of(tasks: Sequence[SurveyTask]) -> int:
+    """The bytes of local inputs, or of their indexes, a cheap guess at how much there is to do; remote ones count as
+    much."""
+    total = 0
+    for task in tasks:
+        if not is_local(task.address):
+            total += HEADERS_WORTH
+            continue
+        address = index_address(task.address) if _has_index(task) else task.address
+        with suppress(OSError):
+            total += os.stat(local_path(address)).st_size
+    return total
+
+
+def _has_index(task: SurveyTask) -> bool:
+    """Whether a local shard's index is all that a survey has to read, as far as can be told without opening it."""
+    reads_payloads = task.extract is not None and bool(task.extract.payload_fields)
+    if reads_payloads or not task.use_index or task.on_error == "skip" or not is_local(task.address):
+        return False
+    return os.path.exists(local_path(index_address(task.address)))
