@@ -377,6 +377,15 @@ class TestStages:
         assert [item for item in found if item[0] == "a"] == ["a5", "a6", "a7", "a8"]
         assert len([item for item in found if item[0] == "b"]) == 6
 
+    def test_a_shuffle_of_the_mix(self, sets: Sets) -> None:
+        """Sets that are shuffled already stay in their shares; others are shuffled together."""
+        shuffled = wds.mix(sets(shuffle="window"), stop="all")
+        assert list(shuffled.shuffle(100)) == list(wds.mix(sets(shuffle="window"), stop="all"))
+        plain = wds.mix(sets(), stop="all")
+        found = list(plain.shuffle(100))
+        assert found != list(wds.mix(sets(), stop="all"))
+        assert sorted(found) == sorted(plain)
+
     def test_labels(self, folder: Path, sets: Sets) -> None:
         address = f"{folder}/a/a-manifest.json"
         _, b, c = sets(named=False)

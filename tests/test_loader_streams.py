@@ -425,6 +425,7 @@ STREAMS: dict[str, Callable[..., Any]] = {
     "generator": lambda make, **how: make(**how).slice(2, 40).listed(3),
     "epochs": lambda make, **how: make(shardshuffle=True, **how).repeat(2).listed(4),
     "threads": lambda make, **how: make(threads=2, **how).listed(4),
+    "together": lambda make, **how: make(batch_size=4, shardshuffle=True, **how),
 }
 
 

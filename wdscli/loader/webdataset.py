@@ -8,7 +8,7 @@ It must not know how the samples of an epoch are ordered, read or shared.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
@@ -47,6 +47,10 @@ class WebDataset(PositionDataset):
     then the same for any number of workers; else every sample comes once, in batches that depend on it.
     ``select_files`` and ``rename_files`` are functions of members' names. ``empty_check`` makes a set without samples
     an error when it is iterated.
+
+    When some shard can only be streamed (``pipe:``, ``-``, compressed, a web server without ranges, a named pipe), all
+    are, see :mod:`wdscli.loader.streams`: ranks and workers share shards, ``shuffle`` is a buffer, and a state is of as
+    many ranks and workers only.
 
     Ranks and workers share each batch exactly, whatever the splitters are. ``detshuffle``, ``cache_size``,
     ``url_to_name`` and ``verbose`` have nothing to say here.
@@ -136,10 +140,10 @@ class WebDataset(PositionDataset):
             files = Files(select_files, rename_files, self._guard("select_files", handler))
             self.pipeline = self.pipeline.then(files)
 
-    def __iter__(self) -> Iterator[Any]:
+    def check_samples(self) -> None:
+        """Raise InputError when there are none, unless ``empty_check=False``."""
         if self._empty_check and not self._batches().length:
             raise InputError("no samples in this dataset", hint="empty_check=False makes that no error")
-        return super().__iter__()
 
     def close(self) -> None:
         """Nothing is left open between iterations; here for code that closes."""
