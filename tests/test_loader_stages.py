@@ -290,7 +290,10 @@ def test_shuffle_of_a_slice_keeps_to_the_slice(urls: list[str]) -> None:
 
 
 def test_shuffle_behind_a_generator_has_a_buffer(urls: list[str]) -> None:
-    found = list(ours(urls).compose(lambda items: map(number_of, items)).shuffle(10))
+    data = ours(urls).compose(lambda items: map(number_of, items)).shuffle(10)
+    found, following = list(data), list(data)
+    assert sorted(following) == sorted(found)
+    assert following != found, "each epoch has its own"
     assert sorted(found) == list(range(SHARDS * EACH)) != found
     assert max(place - number for place, number in enumerate(found)) > 0
     assert min(place - number for place, number in enumerate(found)) >= -10
@@ -314,7 +317,9 @@ def test_rsample_takes_an_exact_part_that_changes_with_the_epoch(urls: list[str]
 
 
 def test_rsample_behind_a_generator(urls: list[str]) -> None:
-    found = list(ours(urls).compose(lambda items: map(number_of, items)).rsample(0.5))
+    data = ours(urls).compose(lambda items: map(number_of, items)).rsample(0.5)
+    found = list(data)
+    assert found != list(data)
     assert 10 < len(found) < 45
     assert found == sorted(set(found))
 

@@ -161,6 +161,7 @@ class FluidWrapper(Fluent):
 
     def __init__(self, initial: Iterable[Any]) -> None:
         self.initial = initial
+        self._turn = -1
         self.pipeline = Pipeline(generators=(iter,))
         self._counts = Counts()
         self._views = ()
@@ -170,7 +171,8 @@ class FluidWrapper(Fluent):
     def __iter__(self) -> Iterator[Any]:
         from wdscli.loader.generators import epochs_over
 
-        return epochs_over(self.initial, self.pipeline.generators, self._span)
+        self._turn += 1
+        return epochs_over(self.initial, self.pipeline.generators, self._span, self._turn)
 
     def __len__(self) -> int:
         if self._length is None:

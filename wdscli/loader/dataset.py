@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from wdscli.errors import UsageError
 from wdscli.loader.failures import OnError, Policy, Spare
 from wdscli.loader.fluent import Epochs, Fluent
+from wdscli.loader.generators import through
 from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.making import Maker
 from wdscli.loader.meter import Times
@@ -121,6 +122,9 @@ class PositionDataset(Fluent):
         """The same, beginning elsewhere."""
         return self._with(standing=Standing(place))
 
+    def check_samples(self) -> None:
+        """Called before an iteration; raises where one would make no sense."""
+
     def total(self, epoch: int) -> int:
         """Batches of an epoch, the same on every rank."""
         return self._batches(None, epoch).total
@@ -162,6 +166,7 @@ class PositionDataset(Fluent):
     def __iter__(self) -> Iterator[Any]:
         """What comes out from here to the end of the epoch. An iteration that is left early and begun again begins
         where it began before; behind one that came to its end the next epoch is next. A state is of the latest one."""
+        self.check_samples()
         share = self.share()
         start = self.standing.start
         if share.workers > 1 and start.worker is None:
@@ -210,8 +215,7 @@ class PositionDataset(Fluent):
             items = (item for _, item in self._singles(start, share))
         else:
             items = chain.from_iterable(unit.items for unit in self.units(start, share))
-        for generator in self.pipeline.generators:
-            items = iter(generator(items))
+        items = through(self.pipeline.generators, items, start.epoch)
         if self._span is not None and self._span.items is not None:
             items = islice(items, len(range(share.worker, self._span.items, share.workers)))
         place = start._replace(topology=topology)

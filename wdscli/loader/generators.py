@@ -7,28 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import count, islice, repeat
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from wdscli.loader.handlers import StopEpoch
 from wdscli.loader.order import key
+from wdscli.loader.pipeline import Generator
 from wdscli.loader.views import Slice
 
 BUFFERED, THINNED = 7, 5
 """What a key is for, as in :mod:`wdscli.loader.order`."""
 
 
+def through(generators: Sequence[Generator], items: Iterator[Any], epoch: int) -> Iterator[Any]:
+    """What generators make of the items of an epoch. Those of this module throw their dice anew in each."""
+    for generator in generators:
+        if isinstance(generator, (Buffer, Thin)):
+            items = generator._replace(seed=key(generator.seed, epoch))(items)
+        else:
+            items = iter(generator(items))
+    return items
+
+
 def epochs_over(
-    source: Iterable[Any], generators: Sequence[Callable[[Iterator[Any]], Iterable[Any]]], span: Any
+    source: Iterable[Any], generators: Sequence[Generator], span: Any, first: int
 ) -> Iterator[Any]:
-    """What generators make of ``source``, again and again as ``span`` (passes, items) says."""
+    """What generators make of ``source``, again and again as ``span`` (passes, items) says, counting epochs from
+    ``first``."""
     passes, limit = (1, None) if span is None else span
 
     def items() -> Iterator[Any]:
-        for _ in repeat(None) if passes is None else repeat(None, passes):
-            flow: Iterator[Any] = iter(source)
-            for generator in generators:
-                flow = iter(generator(flow))
+        for epoch in count(first) if passes is None else range(first, first + passes):
+            flow = through(generators, iter(source), epoch)
             empty = True
             with suppress(StopEpoch):
                 for item in flow:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.fluent import Epochs, Fluent
+from wdscli.loader.generators import through
 from wdscli.loader.pipeline import Pipeline, Unit
 from wdscli.loader.place import Place, check_topology
 from wdscli.loader.ranks import find_worker, in_worker
@@ -130,7 +131,8 @@ class WebLoader(Fluent):
 
     def __iter__(self) -> Iterator[Any]:
         if not isinstance(self.dataset, PositionDataset):
-            return self._run(self._plain(self.dataset))
+            return self._run(self._plain(self.dataset), 0)
+        self.dataset.check_samples()
         start = self.dataset.standing.start
         topology = self._topology(self.dataset)
         check_topology(start, topology)
@@ -171,16 +173,15 @@ class WebLoader(Fluent):
         if not self._exact:
             items = self._plain(self._ours().beginning_at(start._replace(item=0, topology=None)))
         here = start
-        for item in islice(self._run(items), start.item, None):
+        for item in islice(self._run(items, start.epoch), start.item, None):
             here = here._replace(item=here.item + 1)
             standing.at(iteration, here)
             yield item
         following = Place(start.epoch + 1)
         standing.finish(iteration, following, following)
 
-    def _run(self, items: Iterator[Any]) -> Iterator[Any]:
-        for generator in self.pipeline.generators:
-            items = iter(generator(items))
+    def _run(self, items: Iterator[Any], epoch: int) -> Iterator[Any]:
+        items = through(self.pipeline.generators, items, epoch)
         limit = None if self._span is None else self._span.items
         return islice(items, limit)
 
@@ -201,7 +202,12 @@ class WebLoader(Fluent):
             )
         self._asked.epoch, self._asked.numbers = start.epoch, range(start.batch, data.total(start.epoch))
         ended = 0
-        for made in self._loader:
+        for made, number in zip(self._loader, self._asked.numbers):
+            if made.number != number:
+                raise UsageError(
+                    "another iteration of this loader has taken its workers",
+                    hint="with persistent_workers, one iteration at a time",
+                )
             self._counts.merge(made.dropped)
             data.add_times(made.times)
             if not made.is_last:
@@ -226,7 +232,8 @@ class _Asked:
         self.epoch, self.numbers = 0, range(0)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return ((self.epoch, number) for number in self.numbers)
+        epoch = self.epoch
+        return ((epoch, number) for number in self.numbers)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -311,6 +318,8 @@ def _all(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def _refuse(options: dict[str, Any]) -> None:
+    if not options.get("in_order", True):
+        raise UsageError("WebLoader(in_order=False) is not there", hint="a state is of batches in their order")
     for name in ("shuffle", "sampler", "batch_sampler"):
         if options.pop(name, None):
             raise UsageError(
