@@ -209,8 +209,8 @@ def test_behind_the_last_batch_nothing_is_left_of_the_epoch() -> None:
         (lambda: PositionDataset(Numbers(seed=1)).listed(WHOLE), "another seed: 0, here is 1"),
         (lambda: PositionDataset(Numbers(shuffle="full")).listed(WHOLE), "another shuffle"),
         (lambda: PositionDataset(Numbers(window=4)).listed(WHOLE), "another window: 3, here is 4"),
-        (lambda: PositionDataset(Numbers()).slice(50).listed(WHOLE), "another views"),
-        (lambda: PositionDataset(Numbers()).listed(WHOLE).with_epoch(3), "another span"),
+        (lambda: PositionDataset(Numbers()).slice(50).listed(WHOLE), "another view"),
+        (lambda: PositionDataset(Numbers()).listed(WHOLE).with_epoch(3), "another epoch length"),
         (
             lambda: PositionDataset(Numbers()).listed(WHOLE + 1),
             "another batch: 16 samples of all ranks, here 17",

@@ -18,7 +18,7 @@ import pytest
 from loader_cases import Cls, Even, make_set
 
 import wdscli.loader as wds
-from wdscli.errors import UsageError
+from wdscli.errors import InputError, UsageError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -296,6 +296,54 @@ def test_other_datasets_work_in_a_webloader(manifest: str) -> None:
         table.state_dict()
     with pytest.raises(UsageError, match=r"shuffle=\) is not there"):
         wds.WebLoader(data(manifest), shuffle=True)
+
+
+def test_two_iterations_of_a_loader(manifest: str) -> None:
+    expected = epoch_of(manifest, 0)
+    webloader = wds.WebLoader(data(manifest), num_workers=1)
+    first, second = iter(webloader), iter(webloader)
+    assert next(first) == next(second) == expected[0]
+    assert list(second) == expected[1:]
+    assert list(first) == expected[1:]
+    staying = wds.WebLoader(data(manifest), num_workers=1, persistent_workers=True)
+    first = iter(staying)
+    next(first)
+    second = iter(staying)
+    next(second)
+    with pytest.raises(UsageError, match="another iteration"):
+        next(first)
+
+
+def test_batches_out_of_order_are_refused(manifest: str) -> None:
+    with pytest.raises(UsageError, match="in_order"):
+        wds.WebLoader(data(manifest), num_workers=2, in_order=False)
+
+
+def test_a_set_without_samples_is_an_error_in_a_loader_too(manifest: str) -> None:
+    none = wds.WebDataset(manifest, where="cls > 1000")
+    with pytest.raises(InputError, match="no samples"):
+        list(wds.WebLoader(none, num_workers=1))
+    empty = wds.WebDataset(manifest, where="cls > 1000", empty_check=False)
+    assert list(wds.WebLoader(empty, num_workers=1)) == []
+
+
+def test_an_error_in_a_worker_reaches_the_loop_with_its_place(manifest: str) -> None:
+    def fail(number: int) -> int:
+        if number == 77:
+            raise ValueError(f"no {number}")
+        return number
+
+    webloader = wds.WebLoader(
+        wds.WebDataset(manifest, shuffle="window", seed=3).map(Cls()).map(fail).listed(6), num_workers=2
+    )
+    expected = epoch_of(manifest, 0)
+    given = []
+    with pytest.raises(ValueError, match="no 77"):
+        for batch in webloader:
+            given.append(batch)
+    first = next(number for number, batch in enumerate(expected) if 77 in batch)
+    assert given == expected[:first]
+    assert webloader.state_dict()["next"] == first
 
 
 # StatefulDataLoader

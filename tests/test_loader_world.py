@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,21 @@ def test_variables_that_are_no_numbers_are_refused_by_name(monkeypatch: pytest.M
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="RANK=first"):
         find_rank()
+
+
+def test_a_worker_that_is_spawned_is_told_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has neither torch.distributed nor, under torch's own spawn, a launcher's variables."""
+    data = PositionDataset(Numbers(shuffle="none"), tail="uneven").listed(4)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sent = pickle.dumps(data)
+    monkeypatch.delenv("RANK")
+    in_another_rank = pickle.loads(sent)
+    assert in_another_rank.share()[:2] == (0, 1)
+    monkeypatch.setattr("wdscli.loader.dataset.in_worker", lambda: True)
+    in_a_worker = pickle.loads(sent)
+    assert in_a_worker.share()[:2] == (1, 2)
+    assert next(iter(in_a_worker)) == [everything()[place] for place in (1, 3, 5, 7)]
 
 
 def of_tail(tail: Any, count: int, batch: int, world: int) -> Callable[..., PositionDataset]:

@@ -201,9 +201,10 @@ class WebLoader(Fluent):
                 **options,
             )
         self._asked.epoch, self._asked.numbers = start.epoch, range(start.batch, data.total(start.epoch))
+        self._asked.run = run = self._asked.run + 1
         ended = 0
-        for made, number in zip(self._loader, self._asked.numbers):
-            if made.number != number:
+        for made in self._loader:
+            if self._asked.run != run and self._options.get("persistent_workers"):
                 raise UsageError(
                     "another iteration of this loader has taken its workers",
                     hint="with persistent_workers, one iteration at a time",
@@ -230,6 +231,8 @@ class _Asked:
 
     def __init__(self) -> None:
         self.epoch, self.numbers = 0, range(0)
+        self.run = 0
+        """How often batches were asked for: with workers that stay, the latest iteration has them."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         epoch = self.epoch
