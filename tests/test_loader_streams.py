@@ -234,6 +234,15 @@ class TestShuffle:
         assert list(make(seed=4).shuffle(10, initial=9)) != epochs[0]
         assert list(make(seed=4).shuffle(11, initial=5)) != epochs[0]
 
+    def test_workers_draw_by_themselves(self, tmp_path: Path) -> None:
+        paths = write_shards(tmp_path / "same", [numbered(30, f"{shard}-", sizes=()) for shard in range(2)])
+        orders = []
+        for rank in range(2):
+            data = wds.WebDataset([f"pipe:cat {path}" for path in paths], rank=rank, world_size=2)
+            orders.append([key_of(one)[2:] for one in data.shuffle(10)])
+        assert sorted(orders[0]) == sorted(orders[1])
+        assert orders[0] != orders[1]
+
     def test_only_the_shards(self, make: Make) -> None:
         data = make(shardshuffle=True)
         orders = []
