@@ -287,6 +287,19 @@ class TestStages:
         assert all(sorted(one) == keys for one in passes)
         assert passes[0] != passes[1] != passes[2]
 
+    def test_resampled(self, make: Make, keys: list[str]) -> None:
+        found = list(make(resampled=True).with_epoch(100))
+        assert len(found) == 100
+        assert sorted(found[:45]) == sorted(found[45:90]) == keys
+        assert found[:45] != found[45:90]
+
+    def test_nothing_at_all(self, tmp_path: Path) -> None:
+        (tmp_path / "a.tar").write_bytes(tar_of([]))
+        with pytest.raises(InputError, match="no samples in this dataset"):
+            list(wds.WebDataset(f"pipe:cat {tmp_path}/a.tar"))
+        assert list(wds.WebDataset(f"pipe:cat {tmp_path}/a.tar", empty_check=False)) == []
+        assert list(wds.WebDataset(f"pipe:cat {tmp_path}/a.tar", empty_check=False).repeat()) == []
+
     def test_length_is_not_known(self, make: Make) -> None:
         with pytest.raises(TypeError, match="length of this dataset is not known"):
             len(make())
@@ -407,6 +420,8 @@ class TestErrors:
             stopped = list(wds.WebDataset(pipes, handler=wds.ignore_and_stop).shuffle(size).map(key_of))
             assert 0 < len(stopped) < 45
             assert len(set(stopped)) == len(stopped)
+        again = list(wds.WebDataset(pipes, handler=wds.ignore_and_stop).repeat(3).map(key_of))
+        assert len(set(again)) == len(again)
 
     def test_a_shard_that_is_not_there(self, make: Make, keys: list[str]) -> None:
         with web_server("plain") as web:

@@ -237,6 +237,8 @@ def stream_reads(dataset: PositionDataset, batches: Batches, start: Place) -> Ge
             begin = perf_counter()
             samples = list(islice(flow, size))
             dataset._times.reading += perf_counter() - begin
+            if not samples and trail.shards and not trail.samples and getattr(dataset, "_empty_check", False):
+                raise InputError("no samples in this dataset", hint="empty_check=False makes that no error")
             if not samples:
                 return
             dataset.trail = [*who, number + workers, trail.shards, trail.before]
