@@ -20,7 +20,7 @@ from weakref import WeakSet
 from wdscli.errors import DataError, InputError
 from wdscli.loader.catalog import Catalog
 from wdscli.loader.meter import METER
-from wdscli.loader.rows import NAME, Rows, changed
+from wdscli.loader.rows import Rows, changed
 from wdscli.storage import Source, open_source
 
 if TYPE_CHECKING:
@@ -178,40 +178,21 @@ def _read_all(source: Source, offsets: list[int], sizes: list[int]) -> list[byte
 def _apart(source: Source, rows: Rows) -> list[bytes]:
     """Payloads by reads of the wanted members: those that lie close together at once, large ones of a local file each
     into its own bytes."""
+    pieces = rows.pieces(gap=GAP, most=READ, large=LARGE if source.fd is not None else 1 << 62)
+    found = _read_all(source, pieces.bases, pieces.lengths)
+    each = list(chain.from_iterable(map(repeat, found, pieces.counts)))
+    for data, head, sample in zip(each, pieces.heads, pieces.samples):
+        if sample >= 0:
+            rows.check_one(data, head, sample)
+    payloads: list[Any] = [None] * len(rows.offsets)
+    for member, data, begin, end in zip(pieces.members, each, pieces.begins, pieces.ends):
+        payloads[member] = data[begin:end]
     offsets, sizes = rows.offsets, rows.sizes
-    begins = rows.begins(GAP)
-    large = LARGE if source.fd is not None else 1 << 63
-    payloads: list[bytes] = []
-    first = 0
-    for at in range(len(offsets)):
-        stop = offsets[at] + sizes[at]
-        if sizes[at] >= large:
-            payloads += _piece(source, rows, begins, first, at)
-            if begins[at] != offsets[at]:
-                rows.check_member(_read(source, begins[at], NAME), begins[at], at)
-            payloads.append(_read(source, offsets[at], sizes[at]))
-            first = at + 1
-        elif first < at and (
-            begins[at] - offsets[at - 1] - sizes[at - 1] > GAP or stop - begins[first] > READ
-        ):
-            payloads += _piece(source, rows, begins, first, at)
-            first = at
-    return payloads + _piece(source, rows, begins, first, len(offsets))
-
-
-def _piece(source: Source, rows: Rows, begins: list[int], first: int, end: int) -> list[bytes]:
-    """The payloads of members ``first`` to ``end``, by one read."""
-    if first == end:
-        return []
-    base, offsets, sizes = begins[first], rows.offsets, rows.sizes
-    data = _read(source, base, offsets[end - 1] + sizes[end - 1] - base)
-    for at in range(first, end):
-        if begins[at] != offsets[at]:
-            rows.check_member(data, base, at)
-    return [
-        data[offset - base : offset - base + size]
-        for offset, size in zip(offsets[first:end], sizes[first:end])
-    ]
+    large = pieces.large
+    alone = _read_all(source, [offsets[member] for member in large], [sizes[member] for member in large])
+    for member, data in zip(large, alone):
+        payloads[member] = data
+    return payloads
 
 
 def _read(source: Source, offset: int, size: int) -> bytes:

@@ -7,22 +7,19 @@ dictionaries are made by columns. It must not know how payloads are read.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from functools import cached_property
 from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError
 from wdscli.loader.catalog import ShardTable
+from wdscli.loader.pieces import NAME, Pieces, pieces_of
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
     I64: TypeAlias = NDArray[numpy.int64]
-
-NAME = 100
-"""Bytes of a header's first field; a longer key is told elsewhere."""
 
 
 class Runs(NamedTuple):
@@ -71,12 +68,6 @@ class Rows:
     def size_bytes(self) -> int:
         """Of all payloads."""
         return int(self._sizes.sum())
-
-    @cached_property
-    def starts(self) -> list[int]:
-        """The offset of each sample's first header."""
-        found: list[int] = self._starts.tolist()
-        return found
 
     @cached_property
     def offsets(self) -> list[int]:
@@ -144,22 +135,15 @@ class Rows:
         if not data.startswith(self.keys[at], start) and self._is_told(at):
             raise changed(self.table, int(self._places[at]))
 
-    def check_member(self, data: bytes, base: int, member: int) -> None:
-        """The same for the sample whose first member is ``member``, in what was read from ``base`` on."""
-        sample = bisect_right(self.bounds, member) - 1
-        self.check_one(data, self.starts[sample] - base, sample)
-
-    def begins(self, gap: int) -> list[int]:
-        """From where each member is read: its payload, or the start of its sample where it is the first one and no
-        more than ``gap`` bytes behind, so that the first header comes along."""
-        found = self.offsets.copy()
-        for start, first, bound in zip(self.starts, self.bounds, self.bounds[1:]):
-            if first < bound and found[first] - start <= gap:
-                found[first] = start
-        return found
+    def pieces(self, *, gap: int, most: int, large: int) -> Pieces:
+        """How members are read, see :func:`~wdscli.loader.pieces.pieces_of`."""
+        return pieces_of(
+            self._starts, self._counts, self._offsets, self._sizes, gap=gap, most=most, large=large
+        )
 
     def _is_told(self, at: int) -> bool:
         """Whether the first header of a sample must begin with its key."""
+        # A longer key is told elsewhere.
         return len(self.keys[at]) < NAME and not (self._marks and self._marks[at])
 
     def samples(self, payloads: list[bytes]) -> list[dict[str, Any]]:
