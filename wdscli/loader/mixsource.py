@@ -3,8 +3,9 @@
 What it is: :class:`MixSource`, a source of positions like any other, so that a mix is resumed, shared among ranks and
 workers and mixed again like a single set. How: :class:`~wdscli.loader.schedule.Schedule` says which set gives position
 p and how many it gave before; every set is an endless line of its own epochs, and each epoch of the mix takes the next
-stretch of it. So a larger set goes on where the last epoch left it, and a shorter one begins its next epoch, in that
-epoch's order, when it is used up. It must not know how the samples of a set are had, nor stages.
+stretch of it (all epochs of a set are of one length). So a larger set goes on where the last epoch left it, and a
+shorter one begins its next epoch, in that epoch's order, when it is used up. It must not know how the samples of a set
+are had, nor stages.
 """
 
 from __future__ import annotations
