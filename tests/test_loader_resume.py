@@ -324,6 +324,28 @@ def test_a_state_within_what_a_batch_was_taken_apart_into() -> None:
         assert list(other) == whole[given:]
 
 
+def test_without_batches_any_number_of_ranks_goes_on_between_their_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make(rank: int = 0, world_size: int = 1) -> PositionDataset:
+        return PositionDataset(Numbers(), rank=rank, world_size=world_size, tail="uneven")
+
+    whole = list(make())
+    for before, given, after, workers in ((4, 6, 2, 3), (1, 24, 8, 0), (2, 5, 1, 2), (3, 8, 4, 0)):
+        data = make(0, before)
+        source = iter(data)
+        for _ in range(given):
+            next(source)
+        of_ranks = [
+            World(monkeypatch, after, workers).of_rank(make, rank, data.state_dict()) for rank in range(after)
+        ]
+        assert sorted(one for ones in of_ranks for one in ones) == sorted(whole[before * given :])
+    data = make()
+    next(iter(data))
+    with pytest.raises(UsageError, match="another batch"):
+        make(0, 2).load_state_dict(data.state_dict())
+
+
 class Pairs:
     """A generator that holds one thing back."""
 

@@ -21,7 +21,7 @@ from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.making import Maker
 from wdscli.loader.meter import Times
 from wdscli.loader.pipeline import Pipeline, Unit
-from wdscli.loader.place import Place, Standing, check_fits, check_topology
+from wdscli.loader.place import Place, Standing, check_fits, check_topology, regrouped
 from wdscli.loader.ranks import Share, find_rank, find_worker, in_worker, launched_rank
 from wdscli.loader.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
 from wdscli.loader.share import Batches, Tail
@@ -340,6 +340,8 @@ class PositionDataset(Fluent):
         set, order or global batch, which ``force`` overrides."""
         share = self.share()
         line = self._line(share)
+        if self.pipeline.batch is None and self._together == 1 and self._span is None:
+            state = dict(regrouped(state, share.world))
         place = Place.of_state(state)
         if not force:
             check_fits(state, line.identity(), self._batches(line).whole, share.world)

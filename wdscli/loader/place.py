@@ -97,6 +97,17 @@ def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, 
         )
 
 
+def regrouped(state: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
+    """``state`` in global batches of ``batch`` samples, where its place is between two of them: for who has no batches,
+    to whom they make no difference."""
+    theirs, number = state.get("batch"), state.get("next")
+    if not (isinstance(theirs, int) and isinstance(number, int)) or {"item", "topology", "worker"} & {*state}:
+        return state
+    if theirs < 1 or number * theirs % batch:
+        return state
+    return {**state, "batch": batch, "next": number * theirs // batch}
+
+
 def _plain(value: Any) -> Any:
     """``value`` as it is after a way through JSON."""
     if isinstance(value, Mapping):
