@@ -108,6 +108,9 @@ STAGES: dict[str, Callable[[Any], Any]] = {
     "rename_keys": lambda data: data.rename_keys(("image", "*g"), label="cls"),
     "rename_keys, keep": lambda data: data.rename_keys(image="[jp]*g", keep_unselected=True),
     "rename_keys, no match": lambda data: data.rename_keys(image="*.gif", must_match=False),
+    "rename_keys, the last that fits": lambda data: data.rename_keys(
+        ("a", "*"), ("b", "[cj]*"), must_match=False, duplicate_is_error=False
+    ),
     "extract_keys": lambda data: data.extract_keys("*.jpg;*.png", "cls"),
     "extract_keys, missing": lambda data: data.extract_keys("*.jpg", "*.cls", ignore_missing=True),
     "extract_keys, several": lambda data: data.extract_keys("*s*", duplicate_is_error=False),
@@ -263,6 +266,12 @@ def test_mcached_keeps_what_was_made_of_a_sample(urls: list[str]) -> None:
     assert sorted(first) == sorted(second) == list(range(1000, 1000 + SHARDS * EACH))
     assert first != second, "the second epoch has its own order"
     assert set(calls.values()) == {1}
+    remembers = ours(urls).mcached()
+    before = len(pickle.dumps(remembers))
+    list(remembers)
+    assert len(pickle.dumps(remembers)) < before + 500, "what is kept stays here"
+    doubling = ours(urls).map_dict(cls=int).mcached().map_dict(cls=doubled)
+    assert list(doubling) == list(doubling), "what is kept is not changed"
     with pytest.raises(UsageError):
         ours(urls).batched(4).mcached()
 
@@ -391,6 +400,12 @@ def test_batches_of_nothing_and_of_batches_are_refused(urls: list[str]) -> None:
         list(ours(urls).batched(2, collation_fn=len).unbatched())
     with pytest.raises(TypeError):
         list(ours(urls).batched(2, collation_fn=tuple).unlisted())
+
+
+def test_listed_hears_partial(urls: list[str]) -> None:
+    """Which webdataset does not."""
+    assert [len(batch) for batch in ours(urls).listed(50, partial=False)] == [50]
+    assert [len(batch) for batch in oracle(urls).listed(50, partial=False)] == [50, 5]
 
 
 def test_a_stage_leaves_the_dataset_as_it_was(urls: list[str]) -> None:

@@ -330,6 +330,19 @@ def test_stages_as_functions(url: str) -> None:
         wds.ResampledShards(url, nshards=3)
 
 
+def test_shuffles_of_shards_in_a_pipeline(url: str) -> None:
+    def order(*stages: Any) -> dict[str, Any]:
+        found: dict[str, Any] = wds.DataPipeline(*stages, wds.tarfile_to_samples()).state_dict()["source"]
+        return found
+
+    plain, mixed = wds.WebDataset(url), wds.WebDataset(url, shardshuffle=True)
+    assert order(wds.SimpleShardList(url)) == plain.state_dict()["source"]
+    assert order(wds.SimpleShardList(url), wds.shuffle(10)) == mixed.state_dict()["source"]
+    assert order(wds.SimpleShardList(url), wds.detshuffle(10)) == mixed.state_dict()["source"]
+    seeded = wds.WebDataset(url, shardshuffle=True, seed=4)
+    assert order(wds.SimpleShardList(url, seed=4)) == seeded.state_dict()["source"]
+
+
 @pytest.mark.parametrize("name", ["gopen", "LRUCleanup", "MultiShardSample", "shardspec", "resampled"])
 def test_names_that_are_not_there_say_what_to_do(name: str) -> None:
     with pytest.raises(UsageError, match=name) as caught:
