@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from loader_cases import Cls, Even, make_set
 
@@ -287,6 +289,32 @@ def test_going_on_takes_no_seeds_from_torch(manifest: str) -> None:
     torch.manual_seed(7)
     list(wds.WebLoader(data(manifest), num_workers=1))
     assert torch.rand(1) == expected
+
+
+def _cast(number: int) -> tuple[int, float, float, float]:
+    return number, random.random(), float(numpy.random.rand()), float(torch.rand(1))
+
+
+def test_dice_of_stages_are_the_same_for_any_workers_and_when_gone_on_with(manifest: str) -> None:
+    def make(workers: int, rank: int = 0, **how: Any) -> wds.WebLoader:
+        ranks = {"rank": rank, "world_size": 2}
+        plain = wds.WebDataset(manifest, shuffle="window", seed=3, **ranks).map(Cls()).map(_cast).listed(6)
+        return wds.WebLoader(plain, num_workers=workers, collate_fn=list, **how)
+
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+    expected = list(make(0))
+    mine = torch.rand(1).item(), random.random(), numpy.random.rand()
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+    assert (torch.rand(1).item(), random.random(), numpy.random.rand()) == mine
+    assert list(make(1)) == list(make(3)) == expected
+    first = make(2)
+    source = iter(first)
+    given = [next(source) for _ in range(4)]
+    second = make(3)
+    second.load_state_dict(first.state_dict())
+    assert given + list(second) == expected
+    dice = [tuple(one[1:]) for batch in expected + list(second) + list(make(0, rank=1)) for one in batch]
+    assert len(set(dice)) == len(dice)
 
 
 def test_other_datasets_work_in_a_webloader(manifest: str) -> None:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.dice import seeded
 from wdscli.loader.fluent import Epochs, Fluent
 from wdscli.loader.generators import through
 from wdscli.loader.pipeline import Pipeline, Unit
@@ -34,6 +36,9 @@ ANY = 0
 class WebLoader(Fluent):
     """``dataset`` by torch's DataLoader, whose options it takes; ``batch_size`` is None by default, for the dataset
     makes batches itself, and a number stands for ``dataset.batched(number)`` with torch's collation.
+
+    What stages throw dice for (``random``, numpy's and torch's global generators) is seeded for each batch: it is the same
+    for any number of workers and in a run that was interrupted, as long as ``threads`` is 1.
 
     Iterating comes to the end of an epoch and begins the next one the next time. Stages (``unbatched shuffle batched
     map with_epoch ...``) run in the main process, over what all workers give; a state behind them is exact for any
@@ -277,11 +282,18 @@ class _Batches:
             share = self._dataset.share()._replace(worker=0, workers=workers)
             self._units = self._dataset.units(Place(epoch, number), share)
         self._expected = epoch, number + workers
-        unit = next(self._units, None)
-        items = [] if unit is None else list(map(self._convert, unit.items))
+        with self._dice(epoch, number):
+            unit = next(self._units, None)
+            items = [] if unit is None else list(map(self._convert, unit.items))
         # In the main process the dataset itself counts.
         dropped, times = self._told() if in_worker() else ([], {})
         return _Made(number, items, unit is not None and unit.stops, dropped, times, unit is None)
+
+    def _dice(self, epoch: int, number: int) -> AbstractContextManager[None]:
+        if not (self._dataset.pipeline.before or self._dataset.pipeline.after):
+            return nullcontext()
+        seed, rank = getattr(self._dataset.source, "seed", 0), self._dataset.share().rank
+        return seeded(seed, epoch, number, rank, kept=not in_worker())
 
     def _told(self) -> tuple[list[tuple[str, str, int]], dict[str, Any]]:
         """What was left out since the last batch, and where the time went."""
@@ -322,7 +334,9 @@ def _all(items: Iterable[Any]) -> Iterator[Any]:
 
 def _refuse(options: dict[str, Any]) -> None:
     if not options.get("in_order", True):
-        raise UsageError("WebLoader(in_order=False) is not there", hint="a state is of batches in their order")
+        raise UsageError(
+            "WebLoader(in_order=False) is not there", hint="a state is of batches in their order"
+        )
     for name in ("shuffle", "sampler", "batch_sampler"):
         if options.pop(name, None):
             raise UsageError(
