@@ -450,6 +450,42 @@ class TestFetch:
         with pytest.raises(DataError, match="sample 7 is not what the index says"):
             list(chosen)
 
+    @pytest.mark.parametrize("threads", [1, 2, 3, 4])
+    def test_large_samples_are_copied_by_several_threads(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+    ) -> None:
+        from wdscli.loader.fetch import Fetcher
+
+        monkeypatch.setattr(Fetcher, "_threads", threads)
+        in_turn, names = Fetcher._in_turn, set()
+
+        def noted(self: Fetcher, parts: Any) -> Any:
+            names.add(threading.current_thread().name.rstrip("0123456789"))
+            return in_turn(self, parts)
+
+        monkeypatch.setattr(Fetcher, "_in_turn", noted)
+        found = list(wds.WebDataset(written(tmp_path, 200, 50_000), prefetch=0))
+        assert names == ({"MainThread", "wdscli-copy_"} if threads > 1 else {"MainThread"})
+        assert [int(raw["cls"]) for raw in found] == list(range(200))
+        assert all(raw["bin"] == random.Random(int(raw["cls"])).randbytes(50_000) for raw in found[::17])
+        assert not of_ours()
+
+    def test_an_error_of_such_a_thread_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from wdscli.loader.fetch import Fetcher
+
+        monkeypatch.setattr(Fetcher, "_threads", 2)
+        data = wds.WebDataset(written(tmp_path, 60, 50_000, shards=1), prefetch=0)
+        data.source.catalog.table(0)  # type: ignore[attr-defined]
+        path = tmp_path / "in-0.tar"
+        content = path.read_bytes()
+        place = content.index(b"n0055.")
+        with open(path, "r+b") as file:
+            file.seek(place)
+            file.write(b"m")
+        with pytest.raises(DataError, match="sample 55 is not what the index says"):
+            list(data)
+        assert not of_ours()
+
     def test_long_stretches_are_read_in_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from wdscli.loader import fetch
 

@@ -12,8 +12,8 @@ import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
-from itertools import chain, pairwise, repeat
+from functools import cache, cached_property
+from itertools import chain, pairwise, repeat, starmap
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
@@ -24,11 +24,15 @@ from wdscli.loader.rows import Rows, changed
 from wdscli.storage import Source, open_source
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     import numpy
     from numpy.typing import NDArray
 
     I64: TypeAlias = NDArray[numpy.int64]
 
+Part: TypeAlias = "tuple[int, I64]"
+"""A shard, and places in it."""
 Raw = dict[str, Any]
 """A sample as it is read: ``__key__``, ``__url__`` and a payload for each field."""
 
@@ -41,6 +45,10 @@ LARGE = 1 << 15
 """A payload of a local shard from which on a call of its own costs less than to copy it out of a larger read."""
 FEW = 12
 """Samples of a local shard below which they are read one by one, because an array costs more than it saves."""
+THREADS = 4
+"""The most threads that copy large samples of local shards at a time."""
+TOGETHER = 1 << 20
+"""Bytes from which on it is worth while to wake them."""
 OPEN_SOURCES = 128
 
 
@@ -64,15 +72,59 @@ class Fetcher:
         those = shards[order]
         bounds = [0, *(numpy.flatnonzero(those[1:] != those[:-1]) + 1).tolist(), len(order)]
         places = samples[order].astype(numpy.int64)
-        sorted_: list[Raw] = []
-        for first, end in pairwise(bounds):
-            sorted_ += self._of_shard(int(those[first]), places[first:end])
+        parts = [(int(those[first]), places[first:end]) for first, end in pairwise(bounds)]
+        sorted_ = self._of_parts(parts, len(order))
         if (order[1:] > order[:-1]).all():
             return sorted_
         found: list[Any] = [None] * len(order)
         for row, raw in zip(order.tolist(), sorted_):
             found[row] = raw
         return found
+
+    def _of_parts(self, parts: list[Part], count: int) -> list[Raw]:
+        """``count`` samples by shard and places. Large ones are copied by several threads, for which the kernel works
+        at the same time."""
+        table = self._catalog.table(parts[0][0])
+        mean = table.size // max(1, table.samples)
+        if self._fields is not None or mean < LARGE or mean * count < TOGETHER or self._threads == 1:
+            return self._in_turn(parts)
+        # Few samples of each shard are read one by one, between which threads only wait for each other.
+        if count < self._threads * FEW * len(parts) or not self._are_open([shard for shard, _ in parts]):
+            return self._in_turn(parts)
+        from concurrent.futures import wait
+
+        mine, *others = divided(parts, count, self._threads)
+        futures = [self._helpers.submit(self._in_turn, other) for other in others]
+        try:
+            found = self._in_turn(mine)
+        finally:
+            wait(futures)
+        return list(chain(found, *[future.result() for future in futures]))
+
+    def _are_open(self, shards: list[int]) -> bool:
+        """Whether all of these are open now as plain files, so that no thread closes one to open another."""
+        local = [self._source(shard).fd is not None for shard in shards]
+        return all(local) and all(shard in self._sources for shard in shards)
+
+    def _in_turn(self, parts: list[Part]) -> list[Raw]:
+        return list(chain.from_iterable(starmap(self._of_shard, parts)))
+
+    @cached_property
+    def _threads(self) -> int:
+        """How many copy at a time: what this process has of the machine's processors."""
+        from wdscli.loader.ranks import find_worker
+
+        try:
+            processors = len(os.sched_getaffinity(0))
+        except AttributeError:
+            processors = os.cpu_count() or 1
+        return max(1, min(THREADS, processors // find_worker()[1]))
+
+    @cached_property
+    def _helpers(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(self._threads - 1, thread_name_prefix="wdscli-copy")
 
     def _of_shard(self, shard: int, places: I64) -> list[Raw]:
         """Samples of one shard, by places that rise."""
@@ -110,9 +162,32 @@ class Fetcher:
 
     def close(self) -> None:
         """Let go of all files."""
+        if "_helpers" in self.__dict__:
+            self._helpers.shutdown(wait=True)
+            del self._helpers
         for source in self._sources.values():
             source.close()
         self._sources.clear()
+
+
+def divided(parts: list[Part], count: int, threads: int) -> list[list[Part]]:
+    """``parts`` of ``count`` samples in about equal shares, in order.
+
+    >>> divided([(3, range(5)), (4, range(2))], 7, 2)
+    [[(3, range(0, 4))], [(3, range(4, 5)), (4, range(0, 2))]]
+    """
+    share = -(-count // threads)
+    shares: list[list[Part]] = [[]]
+    room = share
+    for shard, places in parts:
+        while len(places):
+            if not room:
+                shares.append([])
+                room = share
+            taken, places = places[:room], places[room:]
+            shares[-1].append((shard, taken))
+            room -= len(taken)
+    return shares
 
 
 _fetchers: WeakSet[Fetcher] = WeakSet()
