@@ -37,8 +37,8 @@ class WebLoader(Fluent):
     """``dataset`` by torch's DataLoader, whose options it takes; ``batch_size`` is None by default, for the dataset
     makes batches itself, and a number stands for ``dataset.batched(number)`` with torch's collation.
 
-    What stages throw dice for (``random``, numpy's and torch's global generators) is seeded for each batch: it is the same
-    for any number of workers and in a run that was interrupted, as long as ``threads`` is 1.
+    What stages throw dice for (``random``, numpy's and torch's global generators) is seeded for each batch: it is the
+    same for any number of workers and in a run that was interrupted, as long as ``threads`` is 1.
 
     Iterating comes to the end of an epoch and begins the next one the next time. Stages (``unbatched shuffle batched
     map with_epoch ...``) run in the main process, over what all workers give; a state behind them is exact for any
