@@ -635,3 +635,12 @@ def test_a_damaged_shard_without_an_index_gives_its_whole_samples(
         str(tmp_path / "nowhere.tar"): {"read: unreadable": 1},
     }
     assert [s["__key__"] for s in oracle(names[:1], handler=theirs.ignore_and_continue)][-1] == "dir/n005"
+
+
+def test_stages_change_no_sample_that_others_hold() -> None:
+    sample = {"__key__": "a", "cls": b"7", "jpg": b"x"}
+    held = dict(sample)
+    data = wds.FluidWrapper([sample]).rename(image="jpg").associate({"a": {"n": 1}}).map_dict(cls=int)
+    assert list(data) == [{"__key__": "a", "cls": 7, "image": b"x", "n": 1}]
+    list(wds.FluidWrapper([sample]).map_dict(cls=int))
+    assert sample == held
