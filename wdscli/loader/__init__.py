@@ -6,9 +6,12 @@ Loads neither torch nor numpy; each name is loaded when it is first asked for.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+# Type checkers know the name; typing itself takes longer to load than all the rest of this.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from wdscli.loader.collate import default_collation
     from wdscli.loader.compat import (
         DataPipeline,
