@@ -58,8 +58,8 @@ class Row(NamedTuple):
 
 
 HEADS = ["order", "ranks", "shards", "fewest", "moved", "corr", "in use"]
-"""``shards`` in a batch, on average and at the ``fewest``; how far a sample is ``moved``, on average; ``corr``, Spearman's
-between places before and after; ``in use`` as in :class:`Row`."""
+"""``shards`` in a batch, on average and at the ``fewest``; how far a sample is ``moved``, on average; ``corr``, the
+correlation (Spearman's) of places before and after; ``in use`` as in :class:`Row`."""
 
 
 def row(name: str, ranks: int, samples: Any) -> Row:
