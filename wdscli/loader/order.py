@@ -7,8 +7,8 @@ What it is: :class:`EpochOrder`, which says for any positions of an epoch which 
 * A permutation of n things by a key: up to 2^20 of them are sorted by ``mix(key ^ i)``, ties by i. More are permuted by
   a generalised Feistel network (Black and Rogaway, *Ciphers with arbitrary finite domains*, 2002) over a x b numbers,
   a = ceil(sqrt(n)), b = ceil(n / a): x is written as l*b + r; in round j = 0..5 with ``k_j = mix(key + j)``, for even j
-  ``l = (l + mix(k_j ^ r)) mod a``, for odd j ``r = (r + mix(k_j ^ l)) mod b``; a result that is not below n goes in
-  again.
+  ``l = (l + mix(k_j ^ r) mod a) mod a``, for odd j ``r = (r + mix(k_j ^ l) mod b) mod b``; a result that is not below n
+  goes in again.
 * ``"window"``: shards are permuted by ``key(seed, epoch, 1)`` and laid end to end. These N samples are divided into
   ``lanes`` stretches, the first N mod lanes of which have one sample more; position p is number p // lanes of lane
   p mod lanes. A lane of n samples is divided into m windows, window i from n*i // m to n*(i+1) // m, with
