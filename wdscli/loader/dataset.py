@@ -21,7 +21,7 @@ from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.making import Maker
 from wdscli.loader.meter import Times
 from wdscli.loader.pipeline import Pipeline, Unit
-from wdscli.loader.place import Place, Standing, check_fits, check_topology, regrouped
+from wdscli.loader.place import Cursor, Place, Standing, check_fits, check_topology, regrouped
 from wdscli.loader.ranks import Share, find_rank, find_worker, in_worker, launched_rank
 from wdscli.loader.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
 from wdscli.loader.share import Batches, Tail
@@ -182,12 +182,12 @@ class PositionDataset(Fluent):
         check_topology(start, topology)
         place = start = start._replace(topology=topology)
         if self._is_single and not start.item:
-            epoch, workers, worker = start.epoch, share.workers, start.worker
+            cursor = Cursor(start, share.workers)
+            standing.follow(iteration, cursor)
             for number, item in self._singles(start, share):
-                place = Place(epoch, number + workers, 0, worker, topology)
-                standing.at(iteration, place)
+                cursor.number = number
                 yield item
-            self._finish(iteration, place)
+            self._finish(iteration, cursor.place)
             return
         for number, unit, _ in self.units(start, share):
             behind = start._replace(batch=number + share.workers, item=0)

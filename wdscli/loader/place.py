@@ -126,11 +126,30 @@ def check_topology(start: Place, topology: tuple[int, int] | None) -> None:
         )
 
 
+class Cursor:
+    """The place behind sample ``number`` of an iteration from ``start`` on by one of ``workers``; -1 for none yet. A
+    number is set for each sample, a :class:`Place` is made when somebody asks."""
+
+    __slots__ = ("_start", "_workers", "number")
+
+    def __init__(self, start: Place, workers: int) -> None:
+        self._start, self._workers = start, workers
+        self.number = -1
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        if self.number < 0:
+            return self._start
+        return self._start._replace(batch=self.number + self._workers, item=0)
+
+
 class Standing:
     """Where iterations of a dataset begin, and where the latest of them is."""
 
     def __init__(self, start: Place | None = None) -> None:
         self._latest = 0
+        self._cursor: Cursor | None = None
         self.move(start or Place())
 
     def move(self, start: Place) -> None:
@@ -146,6 +165,20 @@ class Standing:
         self._followed = True
         self._latest += 1
         return self._latest
+
+    @property
+    def place(self) -> Place:
+        """Behind the last thing that the latest iteration gave."""
+        return self._place if self._cursor is None else self._cursor.place
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self._place, self._cursor = place, None
+
+    def follow(self, iteration: int, cursor: Cursor) -> None:
+        """Iteration ``iteration`` is where ``cursor`` is."""
+        if iteration == self._latest:
+            self._cursor = cursor
 
     def at(self, iteration: int, place: Place) -> None:
         """Iteration ``iteration`` has come to ``place``."""
