@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from wdscli.errors import DataError, InputError
 from wdscli.loader.catalog import ShardTable
 from wdscli.loader.fetch import GAP, LARGE, Raw
-from wdscli.loader.rows import NAME, changed
+from wdscli.loader.pieces import NAME
+from wdscli.loader.rows import changed
 
 if TYPE_CHECKING:
     from wdscli.storage import Source
