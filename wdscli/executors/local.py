@@ -142,9 +142,17 @@ def _hang_up(pool: Any) -> None:
     with suppress(OSError, AttributeError):
         pool._result_queue._writer.close()
     with suppress(OSError, AttributeError):
-        # Newer Pythons do this one themselves, at the same time.
-        if not hasattr(pool._call_queue, "_terminate_broken"):
+        if not _closes_its_calls(pool):
             pool._call_queue._reader.close()
+
+
+def _closes_its_calls(pool: Any) -> bool:
+    """Whether the pool's own thread closes the other pipe once its workers are gone, as newer Pythons do: closing it here too, at the same time, would close a descriptor twice."""
+    from concurrent.futures import process
+
+    manager = getattr(process, "_ExecutorManagerThread", None)
+    code = getattr(getattr(manager, "terminate_broken", None), "__code__", None)
+    return hasattr(pool._call_queue, "_terminate_broken") or "_reader" in getattr(code, "co_names", ())
 
 
 class _Stopped(BaseException):
