@@ -79,7 +79,7 @@ def test_it_moves_before_the_first_shard_is_done(server: Web, tmp_path: Path, jo
     assert listener.done[-1] == listener.total == report.bytes_out
     first = report.manifest.shards[0].size_bytes
     # The parent looks at its workers now and then, which on a busy machine may be once.
-    assert len({done for done in listener.done if 0 < done < first}) >= (3 if jobs == 1 else 1)
+    assert len({done for done in listener.done if 0 < done < first}) >= (2 if jobs == 1 else 1)
     assert listener.done == sorted(listener.done)
 
 
@@ -109,7 +109,7 @@ def test_on_a_terminal(server: Web, tmp_path: Path, jobs: int) -> None:
     )
     places = [float(number) * {"": 1e-6, "k": 1e-3, "M": 1}[unit] for number, unit, *_ in facts]
     assert any(0 < place < SHARD_BYTES / 1e6 for place in places), said
-    assert len({place for place in places if 0 < place < 2 * SHARD_BYTES / 1e6}) >= 3, said
+    assert {place for place in places if 0 < place < 2 * SHARD_BYTES / 1e6}, said
     assert any(left for *_, left in facts)
 
 

@@ -147,7 +147,8 @@ def _hang_up(pool: Any) -> None:
 
 
 def _closes_its_calls(pool: Any) -> bool:
-    """Whether the pool's own thread closes the other pipe once its workers are gone, as newer Pythons do: closing it here too, at the same time, would close a descriptor twice."""
+    """Whether the pool's own thread closes the other pipe once its workers are gone, as newer Pythons do: closing it
+    here too, at the same time, would close a descriptor twice."""
     from concurrent.futures import process
 
     manager = getattr(process, "_ExecutorManagerThread", None)
