@@ -479,6 +479,15 @@ class TestDedup:
         assert ran.err.count("same key as") == 20
         assert "... and 30 more: --report FILE lists all" in ran.err
 
+    @pytest.mark.parametrize("options", [[], ["--memory", "1"]], ids=["held", "on disc"])
+    def test_a_field_that_none_has_is_told(self, good: Command, tmp_path: Path, options: list[str]) -> None:
+        """Issue 3: a name that was mistyped would leave all duplicates in, in silence."""
+        names = twins(tmp_path / "in")
+        words = ["--dedup", "key,nope", "--on-duplicate", "rekey", *options]
+        ran = good(*names, "-o", tmp_path / "out.tar", *words)
+        assert "warning: no sample has nope to tell duplicates by" in ran.err
+        assert "to tell duplicates by" not in good(*names, "-o", tmp_path / "2.tar", "--dedup", "key").err
+
     def test_the_first_in_input_order_stays_in_turns_too(self, good: Command, tmp_path: Path) -> None:
         names = write_shards(
             tmp_path / "in",

@@ -305,6 +305,32 @@ class TestOptions:
         assert told["bytes_in"] == sum(Path(name).stat().st_size for name in shards)
         assert told["fingerprint"] == manifest["wdscli"]["fingerprint"]
 
+    def test_members_and_payload_in_are_those_out(
+        self, good: Command, shards: list[str], tmp_path: Path
+    ) -> None:
+        """Issue 3: the command compares samples, members and bytes in and out, and reports them."""
+        told = []
+        for number, options in enumerate([[], ["--strategy", "spill", "-j", 2], ["--on-error", "skip"]]):
+            (one,) = good(*shards, "-o", tmp_path / f"{number}.tar", "--json", *options).objects
+            told.append(one)
+        (again,) = good(tmp_path / "0.tar", "-o", tmp_path / "again.tar", "--json").objects
+        payload = sum(len(data) for name in shards for _, data in members_of(name))
+        for one in [*told, again]:
+            assert (one["members_in"], one["members"]) == (63, 63)
+            assert one["payload_bytes_in"] == one["payload_bytes"] == payload
+
+    def test_members_in_are_of_all_samples_read(
+        self, good: Command, shards: list[str], tmp_path: Path
+    ) -> None:
+        """Issue 3."""
+        options = ["--slice", "1::2", "--fields", "cls", "-v"]
+        ran = good(*shards, "-o", tmp_path / "out.tar", "--json", *options)
+        (told,) = ran.objects
+        assert (told["members_in"], told["members"]) == (63, 10)
+        assert told["payload_bytes_in"] > told["payload_bytes"] > 0
+        assert f"in: 21 samples, 63 members, {told['payload_bytes_in']} bytes in them" in ran.err
+        assert f"out: 10 samples, 10 members, {told['payload_bytes']} bytes in them" in ran.err
+
     @pytest.mark.parametrize(
         "options",
         [

@@ -527,3 +527,19 @@ def test_what_was_written_is_compared_with_the_plan(
     with pytest.raises(EngineError, match="planned were"):
         shuffle(request(names, tmp_path))
     assert list(tmp_path.glob("out-*.json")) == []
+
+
+def test_what_was_written_is_compared_with_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 3: payload bytes too, which no plan knows."""
+    original = running.gather
+
+    def without_fields(task: Any) -> Any:
+        return replace(original(task), fields={})
+
+    monkeypatch.setattr(running, "gather", without_fields)
+    names = write_shards(tmp_path / "in", [numbered(5)])
+    with pytest.raises(EngineError, match=r"0 payload bytes were written or counted, [1-9]\d* were read"):
+        shuffle(request(names, tmp_path))
+    assert list(tmp_path.glob("out-*.json")) == []

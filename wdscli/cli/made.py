@@ -84,11 +84,14 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
                 "operation": report.operation,
                 "samples_in": report.samples_in,
                 "samples": report.samples,
+                "members_in": report.members_in,
                 "members": report.members,
                 "shards": report.shards,
                 "kept": report.kept,
                 "bytes_in": report.bytes_in,
                 "bytes": report.bytes_out,
+                "payload_bytes_in": report.payload_bytes_in,
+                "payload_bytes": report.payload_bytes,
                 "dropped": report.dropped,
                 "repeated": report.repeated,
                 "ignored": report.ignored,
@@ -97,6 +100,11 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
                 **whole,
             }
         )
+    for way, samples, members, size in (
+        ("in", report.samples_in, report.members_in, report.payload_bytes_in),
+        ("out", report.samples, report.members, report.payload_bytes),
+    ):
+        out.note(f"{way}: {plural(samples, 'sample')}, {plural(members, 'member')}, {size} bytes in them")
     shards = plural(report.shards, "shard")
     out.summary(f"{done} {plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}")
     if report.kept:

@@ -192,6 +192,8 @@ class _Planner:
             reason=choice.reason,
             joined=joined,
             fingerprint_in=fingerprint_of(self.shards),
+            members_in=sum(found.members for found in found_in),
+            payload_bytes_in=sum(found.payload_bytes for found in found_in),
         )
 
     def _survey(self) -> tuple[list[list[Taken]], list[JoinSurveyTask], list[SelectionState]]:

@@ -123,6 +123,8 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "counts": {
             "samples": plan.samples,
             "samples_in": plan.samples_in,
+            "members_in": plan.members_in,
+            "payload_bytes_in": plan.payload_bytes_in,
             "bytes_in": plan.bytes_in,
             "dropped": plan.dropped,
             "ignored": plan.ignored,
@@ -303,6 +305,8 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
         ordered=rows[0],
         rekey=None if header["rekey"] is None else Rekey(header["rekey"]),
         samples_in=counts["samples_in"],
+        members_in=counts["members_in"],
+        payload_bytes_in=counts["payload_bytes_in"],
         bytes_in=counts["bytes_in"],
         dropped=counts["dropped"],
         ignored=counts["ignored"],

@@ -148,6 +148,10 @@ class ReorderPlan:
     """What was left out because it repeats others, where that was asked for."""
     repeated: int = 0
     """How many of the samples come again, under new keys."""
+    members_in: int = 0
+    """Members of all samples that were read."""
+    payload_bytes_in: int = 0
+    """What is in these."""
 
     @property
     def samples(self) -> int:
@@ -275,6 +279,8 @@ def make_plan(
         fingerprint_in=fingerprint_of(shards),
         duplicates=duplicates,
         repeated=repeated,
+        members_in=sum(found.members for found in surveys),
+        payload_bytes_in=sum(found.payload_bytes for found in surveys),
     )
 
 

@@ -2,8 +2,8 @@
 
 What it is: :func:`run_plan`, one task an output shard, and :func:`reorder`, which plans and runs. How: tasks are pure
 functions of one argument and run wherever an executor runs them; a bounded window of them is in flight. At the end the
-samples, members and bytes that were written are compared with those that were planned, and only then the manifests are
-written. It must not know why samples are reordered.
+samples, members and bytes that were written are compared with those that were planned and those that were read, and
+only then the manifests are written. It must not know why samples are reordered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ReorderReport:
     """What was done. ``samples_in`` + ``repeated`` = ``samples`` + all of ``dropped``; ``manifests`` describe what was
-    written, one a part."""
+    written, one a part. ``payload_bytes`` are those in members, without headers and padding, and with ``members`` the
+    same as what was read where whole samples come once and all."""
 
     operation: str
     samples_in: int
@@ -57,6 +58,9 @@ class ReorderReport:
     """Shards that an earlier run had made."""
     repeated: int = 0
     """Samples that came again, under new keys."""
+    members_in: int = 0
+    payload_bytes_in: int = 0
+    payload_bytes: int = 0
 
     @property
     def manifest(self) -> Manifest:
@@ -121,7 +125,7 @@ def run_some(
             written.append(info)
             if spilled is not None:
                 spilled.release(shard)
-            progress.note(f"{info.name}: {info.samples} samples, {info.size_bytes} bytes")
+            progress.note(f"{shard.address}: {info.samples} samples, {info.size_bytes} bytes")
         progress.finish()
     return written
 
@@ -169,6 +173,7 @@ def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
 def finish_plan(plan: ReorderPlan, written: Sequence[ShardInfo], kept: Kept = NOTHING) -> ReorderReport:
     """Write the manifests that are not there yet. ``written`` has what each task returned, in the order of
     ``plan.planned``."""
+    check_whole(plan, written)
     of_parts: list[list[ShardInfo]] = [[] for _ in plan.parts]
     for info, shard in zip(written, plan.planned, strict=True):
         of_parts[shard.part].append(info)
@@ -192,7 +197,32 @@ def finish_plan(plan: ReorderPlan, written: Sequence[ShardInfo], kept: Kept = NO
         manifests=tuple(manifests),
         joined=None if plan.joined is None else plan.joined.counts,
         kept=len(kept.shards),
+        members_in=plan.members_in,
+        payload_bytes_in=plan.payload_bytes_in,
+        payload_bytes=sum(map(payload_bytes_of, written)),
     )
+
+
+def payload_bytes_of(info: ShardInfo) -> int:
+    """What is in the members of a shard."""
+    return sum(total.size_bytes for total in info.fields.values())
+
+
+def check_whole(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
+    """What was written must be what was read, but for what was counted as left out, and what was asked to change."""
+    if plan.joined is not None:
+        return
+    samples = sum(info.samples for info in written) - plan.repeated + sum(plan.dropped.values())
+    pairs = [("samples", plan.samples_in, samples)]
+    if not (plan.dropped or plan.repeated or plan.request.selection.changes_members):
+        pairs.append(("members", plan.members_in, sum(info.members for info in written)))
+        pairs.append(("payload bytes", plan.payload_bytes_in, sum(map(payload_bytes_of, written))))
+    for what, wanted, found in pairs:
+        if found != wanted:
+            raise EngineError(
+                f"{found} {what} were written or counted, {wanted} were read",
+                hint="this is a mistake in wdscli; please report it",
+            )
 
 
 def check_made(info: ShardInfo, shard: PlannedShard) -> None:

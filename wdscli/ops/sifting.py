@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from wdscli.model import to_text
 from wdscli.ops.dedup import PAIR, Comparison, Dedup
 from wdscli.ops.duplicates import AT_ONCE, Duplicates
 from wdscli.ops.external import Stored, sort_records, store
@@ -57,6 +58,9 @@ def without_duplicates(
     """The samples without duplicates, where the order wants that; these are counted in ``dropped``."""
     if not isinstance(order, Deduplicating) or order.dedup is None:
         return pool, None
+    if order.dedup.fields and pool.samples.total and not _has_values(pool, surveys):
+        names = " and ".join(map(to_text, order.dedup.fields))
+        progress.warn(f"no sample has {names} to tell duplicates by")
     if isinstance(pool.samples, StoredSamples):
         has_values = order.dedup.extract is not None
         values = Found(pool.samples, surveys).values if has_values else None
@@ -66,6 +70,11 @@ def without_duplicates(
     if found.total:
         dropped[REASON] = found.total
     return pool, found
+
+
+def _has_values(pool: Pool, surveys: Sequence[Survey]) -> bool:
+    """Whether a sample has the fields by which duplicates are told."""
+    return any(any(values) for values in Found(pool.samples, surveys).values())
 
 
 def _sifted(

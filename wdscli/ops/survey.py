@@ -95,12 +95,15 @@ class Survey:
     """What one input shard holds. ``rows`` are its selected samples (see :func:`~wdscli.ops.rows.row_type`; ``shard``
     is not set), ``values`` what an :class:`Extract` took of each, None without one. ``copy`` is the path of the shard's
     copy, if it had to be copied. ``dropped`` counts samples, ``ignored`` members, by reason. ``version`` is that of the
-    input, empty for one that was copied. Rows and values may be ``stored`` instead."""
+    input, empty for one that was copied. Rows and values may be ``stored`` instead. ``members``
+    and ``payload_bytes`` are those of all samples that were read, the dropped ones too, if these were whole."""
 
     __slots__ = (
         "copy",
         "dropped",
         "ignored",
+        "members",
+        "payload_bytes",
         "rows",
         "size_bytes",
         "stored",
@@ -116,6 +119,8 @@ class Survey:
         self.values: list[bytes] | None = None
         self.stored: StoredRows | None = None
         self.size_bytes = 0
+        self.members = 0
+        self.payload_bytes = 0
         self.version = ""
         self.ignored: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
@@ -173,6 +178,7 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
     """Read one shard's headers. Raises InputError, DataError."""
     found, columns, ignored = Survey(), _Columns(), Ignored()
     state = state or task.selection.new_state(task.on_error)
+    members, payload_bytes = state.members, state.payload_bytes
     task = _at_any_place(task, found.warnings)
     extract, values = task.extract, []
     with task.input.open() as source, Overflow(task.keep) as overflow:
@@ -182,6 +188,7 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
         index = _index_for(task, source, payloads, found)
         if index is not None and (plain := plain_rows(task, index, hash_key)) is not None:
             found.ignored = index.ignored
+            found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())
             _hold(found, overflow, plain, None)
             return found
         for batch, rows in _selected(task, source, state, ignored, found, payloads, index):
@@ -194,6 +201,7 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
                 overflow.write(columns.rows(), values if extract is not None else None)
                 columns, values = _Columns(), []
         _hold(found, overflow, columns.rows(), None if extract is None else values)
+    found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
     found.ignored = ignored.counts
     found.copy = task.input.copy
     return found
@@ -285,6 +293,8 @@ def _selected(
         return
     trivial = selection.is_trivial
     for batch in known:
+        if trivial:
+            state.count(batch, len(batch.keys))
         yield batch, None if trivial else selection.apply(batch, source.name, state)
         if state.done:
             return

@@ -33,22 +33,41 @@ class SelectionState:
 
     ``seen`` samples were looked at; of these ``kept`` were selected and the others are in ``dropped``, by
     reason: ``keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``, ``slice``.
-    ``done`` says that no further sample can be selected, so that reading may stop.
+    ``done`` says that no further sample can be selected, so that reading may stop. ``members`` and ``payload_bytes``
+    are those of the samples seen.
     """
 
-    __slots__ = ("done", "dropped", "found", "kept", "matched", "on_error", "seen")
+    __slots__ = (
+        "done",
+        "dropped",
+        "found",
+        "kept",
+        "matched",
+        "members",
+        "on_error",
+        "payload_bytes",
+        "seen",
+    )
 
     def __init__(self, on_error: OnError = "stop") -> None:
         self.on_error = on_error
         self.seen = 0
         self.matched = 0
         self.kept = 0
+        self.members = 0
+        self.payload_bytes = 0
         self.done = False
         self.dropped: dict[str, int] = {}
         self.found: set[bytes] = set()
 
     def drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    def count(self, batch: SampleBatch, samples: int) -> None:
+        """Add the members of the first ``samples`` of a batch."""
+        end = batch.firsts[samples]
+        self.members += end
+        self.payload_bytes += sum(batch.sizes[:end] if end < len(batch.sizes) else batch.sizes)
 
 
 class Span(NamedTuple):
@@ -150,8 +169,9 @@ class Selection(NamedTuple):
         if self.is_trivial:
             state.seen += len(batch.keys)
             state.kept += len(batch.keys)
+            state.count(batch, len(batch.keys))
             return list(range(len(batch.keys)))
-        rows = []
+        rows, before = [], state.seen
         for row in range(len(batch.keys)):
             state.seen += 1
             reason = self._reason_against(batch, row, shard, state, payload_of)
@@ -165,6 +185,7 @@ class Selection(NamedTuple):
                 state.drop(reason)
             if state.done:
                 break
+        state.count(batch, state.seen - before)
         return rows
 
     def _reason_against(
