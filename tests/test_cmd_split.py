@@ -585,6 +585,14 @@ class TestMissing:
         assert f'cls: "../x" cannot be the name of a part in member "b" in {names[0]} at byte 3584' in ran.err
         assert "--by-map" in ran.err
 
+    def test_an_image_taken_for_a_name_is_not_told_whole(self, run: Command, tmp_path: Path) -> None:
+        """Issue 3: split --by jpg."""
+        names = write_shards(tmp_path / "in", [[[("a.jpg", bytes(range(256)) * 9)]]])
+        ran = run(*names, "-o", tmp_path / "{part}.tar", "--by", "jpg")
+        assert ran.code == 3
+        assert '..." cannot be the name of a part in member "a"' in ran.err
+        assert len(ran.err) < 600
+
 
 class TestRefused:
     @pytest.mark.parametrize(

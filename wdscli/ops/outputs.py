@@ -19,6 +19,8 @@ _BESIDE_NUMBER = re.compile(r"\{part\}[0-9]*(%0?[0-9]*d|\{[0-9])|(%0?[0-9]*d|[0-
 _SAFE_IN_SHELL = re.compile(r"[A-Za-z0-9_.+=-]+")
 _LONGEST = 200
 """Bytes of a part's name: with prefix and number it must still be the name of a file."""
+_TOLD = 40
+"""So many characters of a name are told in an error: it may be an image that was taken for one."""
 
 
 class Outputs:
@@ -99,7 +101,7 @@ def checked_part(name: str) -> str:
     bad = not name or name.startswith((".", "-", "~", " ")) or any(mark in name for mark in "/\\{}%*?[]@|:")
     if bad or not name.isprintable() or len(name.encode("utf-8", "surrogateescape")) > _LONGEST:
         raise UsageError(
-            f'"{name[:_LONGEST]}" cannot be the name of a part',
+            f'"{name if len(name) <= _TOLD else name[:_TOLD] + "..."}" cannot be the name of a part',
             hint="a part's name becomes part of a file's name: letters, digits, - _ . and such",
         )
     return name
