@@ -229,6 +229,7 @@ class TestInTurn:
         ("options", "said"),
         [
             (["--weights", "0.7,0.3"], "has 2 weights for 3 sets"),
+            (["--weights", "0.7"], "has 1 weight for 3 sets"),
             (["--weights", "1,1,0"], "a weight of 0"),
             (["--weights", "1,1,x"], "is not a weight"),
             (["--stop", "first"], "--stop first is about sets that are taken in turn"),

@@ -113,7 +113,8 @@ def _check_sets(inputs: Sequence[str], shares: Shares, option: str) -> None:
     if len(inputs) < 2:
         raise UsageError(f"{option} takes sets in turn, and there is only one", hint=hint)
     if len(inputs) != len(shares.numbers):
-        raise UsageError(f"{option} has {len(shares.numbers)} weights for {len(inputs)} sets", hint=hint)
+        weights = "1 weight" if len(shares.numbers) == 1 else f"{len(shares.numbers)} weights"
+        raise UsageError(f"{option} has {weights} for {len(inputs)} sets", hint=hint)
 
 
 def plan_merge(
