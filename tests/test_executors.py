@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
@@ -318,3 +319,40 @@ def _is_alive(pid: int) -> bool:
 if __name__ == "__main__":
     with make_executor(2) as pool:
         pool.submit(linger, sys.argv[1]).result()
+
+
+class TestInterruptsHeld:
+    """A signal that another thread gets is answered after the block too."""
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_by_another_thread(self, number: signal.Signals) -> None:
+        class Came(BaseException):
+            pass
+
+        def answer(*_: Any) -> None:
+            raise Came
+
+        over = threading.Event()
+        # A thread that was there before has no mask of ours: the kernel hands it what the main thread blocks.
+        other = threading.Thread(target=over.wait)
+        other.start()
+        before = signal.signal(number, answer)
+        steps = []
+        try:
+            with pytest.raises(Came), local._interrupts_held():
+                os.kill(os.getpid(), number)
+                for step in range(50):
+                    time.sleep(0.001)
+                    steps.append(step)
+            assert len(steps) == 50
+            assert signal.getsignal(number) is answer
+        finally:
+            signal.signal(number, before)
+            over.set()
+            other.join()
+
+    def test_nothing_came(self) -> None:
+        before = signal.getsignal(signal.SIGINT)
+        with local._interrupts_held():
+            pass
+        assert signal.getsignal(signal.SIGINT) is before

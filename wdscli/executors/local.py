@@ -114,12 +114,37 @@ def _note_stuck(manager: Any) -> None:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C is answered after the block."""
+    """Ctrl-C and an order to end are answered after the block.
+
+    Blocking SIGINT is for the workers that are started here, which inherit the mask. It is not enough for this process:
+    the kernel then hands the signal to another thread, and Python raises in the main one all the same, where a worker
+    that was just started would be forgotten.
+    """
+    came: list[int] = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handlers = _put_by(came)
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if came:
+            signal.raise_signal(came[0])
+
+
+def _put_by(came: list[int]) -> dict[signal.Signals, Any]:
+    """Have signals noted in ``came`` instead of answered; the handlers that are to be put back. Only the main thread
+    answers signals."""
+    from threading import current_thread, main_thread
+
+    if current_thread() is not main_thread():
+        return {}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda arrived, _: came.append(arrived))
+    return handlers
 
 
 def _stop(workers: Iterable[Any]) -> None:
