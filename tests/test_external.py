@@ -383,3 +383,25 @@ def test_a_survey_holds_no_more_rows_than_it_may(tmp_path: Path, indexed: bool) 
     assert (len(stored.rows), stored.total) == (0, 5000)
     assert b"".join(rows.tobytes() for rows in stored.blocks()) == whole.rows.tobytes()
     assert (tmp_path / "tmp" / "rows").stat().st_size == 5000 * 45
+
+
+def test_a_large_index_is_not_read_where_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers are read instead; the bytes are the same."""
+    names = write_shards(tmp_path / "in", [numbered(40, "a"), numbered(30, "b")])
+    assert main(["index", *names, "-q"]) == 0
+    read = []
+    original = survey_module._index_for
+
+    def noted(task: Any, *more: Any) -> Any:
+        read.append(task.use_index)
+        return original(task, *more)
+
+    monkeypatch.setattr(survey_module, "_index_for", noted)
+    for number, cost in enumerate((large.INDEX_COST, 1 << 40)):
+        monkeypatch.setattr(large, "INDEX_COST", cost)
+        out = f"{tmp_path}/{number}/out-%d.tar"
+        assert main(["shuffle", *names, "-o", out, "--memory", "256MiB", "-j", "1", "-q"]) == 0
+    assert read == [True, True, False, False]
+    assert content(tmp_path / "0") == content(tmp_path / "1")

@@ -25,6 +25,9 @@ from wdscli.ops.rounds import Naming
 from wdscli.ops.rows import Ordered, Samples, row_type
 from wdscli.ops.scratch import Scratch
 from wdscli.ops.survey import Survey, SurveyTask
+from wdscli.shards.shardfile import index_address
+from wdscli.storage import is_local
+from wdscli.storage.addresses import local_path
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ VALUE_COST = 120
 LEAST_SHARE = 1 << 12
 MOST_SHARE = 1 << 26
 """Rows that a survey may hold at least; and so many that no limit is needed, because no shard has them."""
+INDEX_COST = 6
+"""Bytes of memory for each byte of an index file, while it is read and made into rows."""
 HELD = 1 << 16
 """Slices of fewer rows are read at once."""
 
@@ -226,14 +231,27 @@ def _sliced(values: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def bounded(tasks: Sequence[SurveyTask], scratch: Scratch, limits: Limits) -> list[SurveyTask]:
-    """The same surveys; each writes its rows to scratch space when they are more than its share."""
+    """The same surveys; each writes its rows to scratch space when they are more than its share, and reads headers
+    where the index would be."""
+    tasks = [_within(task, limits) for task in tasks]
     share = max(LEAST_SHARE, limits.plan // (2 * ROW_COST * max(1, len(tasks))))
     if share >= MOST_SHARE:
-        return list(tasks)
+        return tasks
     return [
         task._replace(keep=Keep(share, scratch.path_of(f"survey-{number}")))
         for number, task in enumerate(tasks)
     ]
+
+
+def _within(task: SurveyTask, limits: Limits) -> SurveyTask:
+    """The same survey, which does without an index that takes more memory than there is for it."""
+    if not limits.given or not is_local(task.address):
+        return task
+    try:
+        size = os.stat(local_path(index_address(task.address))).st_size
+    except OSError:
+        return task
+    return task._replace(use_index=False) if size * INDEX_COST > limits.plan + limits.task else task
 
 
 def is_too_large(surveys: Sequence[Survey], order: Order, limits: Limits) -> bool:
