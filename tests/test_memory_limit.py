@@ -9,6 +9,7 @@ import pytest
 from memory_of import peak_of_all
 from shard_cases import content, keys_of, outputs, wds
 
+from wdscli.loader import ShardWriter
 from wdscli.ops import memory
 from wdscli.ops.memory import LEAST_PLAN, LEAST_TASK, MIB, Limits, available, least, limits_for
 from wdscli.tar import END_OF_ARCHIVE, build_header, padding
@@ -49,6 +50,18 @@ class TestResidentMemory:
             options = ["-j", jobs, "--memory", f"{limit}MiB", "--strategy", strategy]
             assert peak(many, folder, *options) < limit * MIB * 5 // 4 < free
             assert content(folder) == content(tmp_path / "free")
+
+    def test_of_shards_with_very_many_samples(self, tmp_path: Path) -> None:
+        """Nothing grows with the samples of one shard: neither its index when it is read, nor that which is written,
+        nor the rows of a task."""
+        with ShardWriter(f"{tmp_path}/in-%d.tar", maxcount=250_000, maxsize=1 << 40) as writer:
+            for number in range(500_000):
+                writer.write({"__key__": f"{number:080d}", "cls": b"%d" % number})
+        names = sorted(tmp_path.glob("in-*.tar"))
+        for limit, jobs, strategy in [(112, 1, "spill"), (176, 2, "spill"), (176, 2, "gather")]:
+            words = [*names, "-o", f"{tmp_path}/out-%03d.tar", "--max-count", 250_000, "-q", "--force"]
+            options = ["-j", jobs, "--memory", f"{limit}MiB", "--strategy", strategy]
+            assert peak_of_all("shuffle", *words, *options) < limit * MIB * 5 // 4
 
     def test_too_little_is_a_warning_and_the_least_there_can_be(
         self, many: list[Path], tmp_path: Path

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import OutputError
+from wdscli.ops.memory import give_back
 from wdscli.ops.scratch import HINT
 from wdscli.storage.local import reason
 
@@ -123,6 +124,7 @@ def sort_records(
     merged = _merged([_Run(stored, first, end) for stored, first, end in runs], key, limit)
     result = store(merged, kind, new_path("sorted"))
     os.unlink(runs[0][0].path)
+    give_back()
     return result
 
 
@@ -274,6 +276,7 @@ def sort_by_values(
         raise OutputError(f"cannot sort in scratch space: {reason(error)}", hint=HINT) from error
     for path, _ in paths:
         os.unlink(path)
+    give_back()
     return result
 
 

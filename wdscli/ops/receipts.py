@@ -137,8 +137,7 @@ class Witness(NamedTuple):
     task: int
     posted: bool = True
 
-    def leave(self, address: str, shard: ShardInfo, index: bytes) -> None:
-        seal = xxh3_64_hexdigest(index) if index else ""
+    def leave(self, address: str, shard: ShardInfo, seal: str) -> None:
         _write(address, Receipt(self.mark, self.task, shard, seal, self.posted))
 
     def done(self, address: str) -> None:

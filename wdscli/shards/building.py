@@ -46,7 +46,7 @@ _NOT_DIGESTED = {"marks"}
 SEAL = b"\xa4seal\xc4\x08"
 """How msgpack writes the key ``seal`` and the head of eight bytes: what stands before the file's last eight."""
 _PENDING = 512
-HELD = 8 << 20
+HELD = 2 << 20
 """Bytes of columns that are kept in memory."""
 
 

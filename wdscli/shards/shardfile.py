@@ -3,7 +3,7 @@
 What it is: what stands between the samples and the storage. It takes samples by payload (:meth:`ShardFile.write`), or
 runs of canonical members as they stand (:meth:`ShardFile.write_run`), and gives a :class:`~wdscli.model.ShardInfo`.
 How: all bytes pass through one method that hashes and writes them while they are in the processor's cache.
-The shard has its final name only after :meth:`ShardFile.commit`; its index is written right after.
+The shard has its final name only after :meth:`ShardFile.commit`; its index has its own right after.
 
 It must not know of sets, cuts or commands.
 """
@@ -26,8 +26,9 @@ from wdscli.tar.template import header_maker
 
 Payload = bytes | bytearray | memoryview
 Kept = tuple[bytes, bytes, int, Iterable[bytes]]
-Witness = Callable[[str, ShardInfo, bytes], None]
-"""Called with a shard's address, its facts and its index when it is whole and has not got its name yet."""
+Witness = Callable[[str, ShardInfo, str], None]
+"""Called with a shard's address, its facts and its index's XXH3-64 ("" without one) when it is whole and has not got
+its name yet."""
 _JOINED = 1 << 15
 """A sample of fewer bytes goes on as one piece."""
 
@@ -195,22 +196,38 @@ class ShardFile:
         self._tar.flush()
 
     def commit(self) -> ShardInfo:
-        """End the archive, give the shard its name, then write its index."""
+        """End the archive, give the shard its name, then the index its own."""
         self._tar.close()
         size = self._tar.position
         info = self._info(size)
-        index = self._index_bytes(size) if self._with_index else b""
+        if not self._with_index:
+            self._take_name(info, "")
+            return info
+        # The index of a shard that was deleted by hand may be there; the shard itself is checked.
+        with open_sink(index_address(self.address), force=True, fsync=self._fsync) as sink:
+            self._take_name(info, self._write_index(sink, size))
+        return info
+
+    def _take_name(self, info: ShardInfo, index_seal: str) -> None:
+        """Give the shard its name, once the witness knows of it."""
         if self._witness is not None and self._has_place:
-            self._witness(self.address, info, index)
+            self._witness(self.address, info, index_seal)
         if self._force and self._has_place:
             # The index of the shard that is replaced: it would be noticed as stale, but nobody should have to.
             remove(index_address(self.address))
         self._sink.commit()
-        if self._with_index:
-            # The index of a shard that was deleted by hand may be there; the shard itself was checked.
-            with open_sink(index_address(self.address), force=True, fsync=self._fsync) as sink:
-                sink.write(index)
-        return info
+
+    def _write_index(self, sink: Sink, size: int) -> str:
+        """Write the index piece by piece, which is large where samples are small; returns the XXH3-64 of its bytes."""
+        from xxhash import xxh3_64
+
+        seal = xxh3_64()
+        for piece in self.index.pieces(
+            shard=base_name(self.address), size=size, form=self.form, ignored=self.ignored
+        ):
+            seal.update(piece)
+            sink.write(piece)
+        return seal.hexdigest()
 
     def _info(self, size: int) -> ShardInfo:
         return ShardInfo(
@@ -222,11 +239,6 @@ class ShardFile:
             checksum=written(self._checksum, self._through.digest),
             fields=self.index.totals(),
             index=self._with_index,
-        )
-
-    def _index_bytes(self, size: int) -> bytes:
-        return self.index.to_bytes(
-            shard=base_name(self.address), size=size, form=self.form, ignored=self.ignored
         )
 
     def discard(self) -> None:
