@@ -667,7 +667,7 @@ def test_far_away_shards_are_listed_from_their_index(folder: Path, run: Run) -> 
     assert run("-l", address).out == expected
     marked = IndexBuilder()
     marked.__dict__.update(builder.__dict__)
-    marked.keys = bytearray(builder.keys.replace(b"n02/d", b"n02/D"))
+    marked._keys = bytearray(builder._keys.replace(b"n02/d", b"n02/D"))
     memory.pipe(f"{base}/.wds/dogs.tar.wdx", marked.to_bytes(shard="dogs.tar", size=len(data)))
     assert "index" in run(address).err or b"n02/D" in run(address).out
     memory.pipe(f"{base}/.wds/dogs.tar.wdx", builder.to_bytes(shard="dogs.tar", size=len(data)))

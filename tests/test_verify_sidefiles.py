@@ -57,6 +57,13 @@ def test_an_index_of_other_headers_is_stale(tmp_path: Path) -> None:
     assert codes(verify([shard])) == {"stale-index"}
 
 
+def test_an_index_that_had_to_wait_in_a_file_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a shard with very many samples."""
+    monkeypatch.setattr("wdscli.shards.building.HELD", 50)
+    make_set(tmp_path)
+    assert verify([str(tmp_path)], checksums=True, jobs=1).findings == ()
+
+
 def test_an_index_of_another_shard_is_stale(tmp_path: Path) -> None:
     one, two, _ = make_set(tmp_path)
     (tmp_path / "t-manifest.json").unlink()

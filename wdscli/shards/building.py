@@ -74,15 +74,15 @@ class IndexBuilder:
     """
 
     def __init__(self) -> None:
-        self.keys = bytearray()
-        self.key_ends = array("Q")
-        self.starts = array("Q")
-        self.lengths = array("Q")
-        self.member_ends = array("Q")
-        self.marks = bytearray()
-        self.member_fields = array("I")
-        self.member_offsets = array("Q")
-        self.member_sizes = array("Q")
+        self._keys = bytearray()
+        self._key_ends = array("Q")
+        self._starts = array("Q")
+        self._lengths = array("Q")
+        self._member_ends = array("Q")
+        self._marks = bytearray()
+        self._member_fields = array("I")
+        self._member_offsets = array("Q")
+        self._member_sizes = array("Q")
         self._field_ids: dict[bytes, int] = {}
         self._counts: list[int] = []
         self._bytes: list[int] = []
@@ -91,7 +91,7 @@ class IndexBuilder:
 
     @property
     def samples(self) -> int:
-        return self._waiting.count("marks", 1) + len(self.marks) + len(self._pending.keys)
+        return self._waiting.count("marks", 1) + len(self._marks) + len(self._pending.keys)
 
     @property
     def members(self) -> int:
@@ -99,11 +99,11 @@ class IndexBuilder:
 
     @property
     def _members(self) -> int:
-        return self._waiting.count("member_fields", 4) + len(self.member_fields)
+        return self._waiting.count("member_fields", 4) + len(self._member_fields)
 
     @property
     def _key_bytes(self) -> int:
-        return self._waiting.count("keys", 1) + len(self.keys)
+        return self._waiting.count("keys", 1) + len(self._keys)
 
     def add_batch(self, batch: SampleBatch) -> None:
         """Whole samples whose places are those of this shard."""
@@ -115,16 +115,16 @@ class IndexBuilder:
         import numpy
 
         self._settle()
-        _extend(self.key_ends, packed.key_lengths.cumsum() + self._key_bytes)
-        self.keys += packed.keys
-        _extend(self.starts, packed.starts + shift)
-        _extend(self.lengths, packed.lengths)
-        _extend(self.member_ends, packed.counts.cumsum() + self._members)
-        self.marks += bytes(len(packed.starts))
+        _extend(self._key_ends, packed.key_lengths.cumsum() + self._key_bytes)
+        self._keys += packed.keys
+        _extend(self._starts, packed.starts + shift)
+        _extend(self._lengths, packed.lengths)
+        _extend(self._member_ends, packed.counts.cumsum() + self._members)
+        self._marks += bytes(len(packed.starts))
         ids = self._ids_of(packed)
-        _extend(self.member_fields, ids)
-        _extend(self.member_offsets, packed.offsets + shift)
-        _extend(self.member_sizes, packed.sizes)
+        _extend(self._member_fields, ids)
+        _extend(self._member_offsets, packed.offsets + shift)
+        _extend(self._member_sizes, packed.sizes)
         counts = numpy.bincount(ids)
         # Exact: a float holds every whole number up to 2^53.
         totals = numpy.bincount(ids, packed.sizes)
@@ -171,32 +171,33 @@ class IndexBuilder:
         keys, firsts = batch.keys, batch.firsts
         if begins is None:
             begins = list(map(batch.starts.__getitem__, firsts[:-1]))
-        self.key_ends.fromlist(list(accumulate(map(len, keys), initial=self._key_bytes))[1:])
-        self.keys += b"".join(keys)
-        self.starts.fromlist(begins)
+        self._key_ends.fromlist(list(accumulate(map(len, keys), initial=self._key_bytes))[1:])
+        self._keys += b"".join(keys)
+        self._starts.fromlist(begins)
         offsets, sizes = batch.offsets, batch.sizes
-        self.lengths.fromlist(
+        self._lengths.fromlist(
             [
                 (offsets[end - 1] + sizes[end - 1] + 511 & -512) - begin
                 for end, begin in zip(islice(firsts, 1, None), begins)
             ]
         )
         shift = self._members
-        self.member_ends.fromlist([end + shift for end in islice(firsts, 1, None)])
-        self.marks += bytes(batch.marks)
+        self._member_ends.fromlist([end + shift for end in islice(firsts, 1, None)])
+        self._marks += bytes(batch.marks)
         self._add_fields(batch)
-        self.member_offsets.fromlist(offsets)
-        self.member_sizes.fromlist(sizes)
+        self._member_offsets.fromlist(offsets)
+        self._member_sizes.fromlist(sizes)
         self._relieve()
 
     def _relieve(self) -> None:
         """Let columns wait in a file once they are large."""
-        if len(self.keys) + 33 * len(self.marks) + 20 * len(self.member_fields) < HELD:
+        if len(self._keys) + 33 * len(self._marks) + 20 * len(self._member_fields) < HELD:
             return
         for name in ("keys", *COLUMNS):
-            column = getattr(self, name)
+            column = getattr(self, "_" + name)
             self._waiting.put(name, _packed(column))
-            setattr(self, name, type(column)() if isinstance(column, bytearray) else array(column.typecode))
+            fresh = type(column)() if isinstance(column, bytearray) else array(column.typecode)
+            setattr(self, "_" + name, fresh)
 
     def _add_fields(self, batch: SampleBatch) -> None:
         """Nearly always all samples of a batch have the fields of its first, in its order: whole columns at a time."""
@@ -204,7 +205,7 @@ class IndexBuilder:
         width = batch.firsts[1] if count else 0
         if count > 1 and fields[:width] * count == fields:
             ids = [self._field_id(field) for field in fields[:width]]
-            self.member_fields.extend(array("I", ids) * count)
+            self._member_fields.extend(array("I", ids) * count)
             for place, number in enumerate(ids):
                 self._counts[number] += count
                 self._bytes[number] += sum(sizes[place::width])
@@ -219,7 +220,7 @@ class IndexBuilder:
             numbers.append(number)
             counts[number] += 1
             totals[number] += size
-        self.member_fields.fromlist(numbers)
+        self._member_fields.fromlist(numbers)
 
     def _field_id(self, field: bytes) -> int:
         """The number of a field's name; a new one for a name not seen before."""
@@ -246,7 +247,7 @@ class IndexBuilder:
         self._settle()
         found = {"fields": Column([], b"\0".join(self._field_ids))}
         for name in ("keys", *COLUMNS):
-            found[name] = Column(self._waiting.pieces_of(name), _packed(getattr(self, name)))
+            found[name] = Column(self._waiting.pieces_of(name), _packed(getattr(self, "_" + name)))
         return found
 
     def digest(self) -> str:

@@ -82,7 +82,7 @@ def check_index(
 ) -> None:
     """Compare an index with what a scan of the whole shard found."""
     place = index_address(address)
-    if index.digest != builder.digest() or index.marks != bytes(builder.marks):
+    if index.digest != builder.digest() or index.marks != bytes(builder.columns()["marks"]):
         ledger.add("stale-index", f"{place} does not say what the shard's headers say")
     elif (index.samples, index.members, index.ignored) != (builder.samples, builder.members, ignored):
         ledger.add("stale-index", f"{place} counts other samples or members than the shard has")
