@@ -224,3 +224,115 @@ def test_counts_of_workers_reach_the_main_process(
     raising = wds.WebLoader(data(tmp_path), num_workers=workers)
     with pytest.raises(WdsError, match=BROKEN):
         list(raising)
+
+
+UNDECODABLE = {3, 17, 18, 40, 41, 42, 77, 100}
+
+
+def write_undecodable(folder: Path, prefix: str = "in") -> str:
+    """101 samples of a number each; some have broken JSON."""
+    with wds.ShardWriter(f"{folder}/{prefix}-%06d.tar", maxcount=13) as writer:
+        for number in range(101):
+            payload = b"{" if number in UNDECODABLE else b"{}"
+            writer.write({"__key__": f"{prefix}{number:03d}", "cls": number, "json": payload})
+    return f"{folder}/{prefix}-manifest.json"
+
+
+def decoded(address: Any, batch: int = 6, world: int = 1, rank: int = 0, **how: Any) -> PositionDataset:
+    how = {"shuffle": "window", "window": 3, "seed": 1, "tail": "uneven", "on_error": "substitute", **how}
+    made = wds.WebDataset(address, rank=rank, world_size=world, **how)
+    return made.decode().map(Number()).listed(batch // world)
+
+
+class Number:
+    def __call__(self, sample: Any) -> int:
+        return int(sample["cls"])
+
+
+class TestUndecodable:
+    def test_another_is_given_and_it_is_counted_once(self, tmp_path: Path) -> None:
+        address = write_undecodable(tmp_path)
+        plain = wds.WebDataset(address, window=3, seed=1, shuffle="window")
+        line = [int(one["cls"]) for one in plain.decode(only="cls")]
+        for threads in (1, 3):
+            data = decoded(address, threads=threads)
+            given = [one for batch in data for one in batch]
+            for position, (had, got) in enumerate(zip(line, given, strict=True)):
+                others = [line[(position + 2**step) % len(line)] for step in range(7)]
+                wanted = next(one for one in [had, *others] if one not in UNDECODABLE)
+                assert got == wanted
+            dropped = [reasons for _, reasons in sorted(data.stats()["dropped"].items())]
+            assert sum(reasons["decode: DataError"] for reasons in dropped) == len(UNDECODABLE)
+
+    def test_the_same_for_any_world_and_behind_a_resume(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        address = write_undecodable(tmp_path)
+        given = list(decoded(address))
+        for world, workers in ((2, 0), (3, 2)):
+
+            def make(rank: int, world_size: int) -> PositionDataset:
+                return decoded(address, world=world_size, rank=rank, tail="drop")
+
+            assert World(monkeypatch, world, workers).batches(make) == given[:16]
+        later = decoded(address)
+        begun = iter(decoded(address))
+        for _ in range(4):
+            next(begun)
+        later.load_state_dict({**decoded(address).state_dict(), "next": 4})
+        assert list(later) == given[4:]
+
+    def test_where_the_shard_is_broken_too(self, tmp_path: Path) -> None:
+        address = write_undecodable(tmp_path)
+        cut(tmp_path / BROKEN)
+        data = decoded(address)
+        given = [one for batch in data for one in batch]
+        assert len(given) == 101
+        assert not set(given) & (UNDECODABLE | LOST)
+        counted = [n for reasons in data.stats()["dropped"].values() for n in reasons.values()]
+        assert sum(counted) == len(UNDECODABLE | LOST)
+
+    @pytest.mark.parametrize("per", ["sample", "batch"])
+    def test_in_a_mix_it_is_of_the_same_set(self, tmp_path: Path, per: Any) -> None:
+        address = write_undecodable(tmp_path, "x")
+        good = make_set(tmp_path / "good", count=40)
+        sets = {
+            "x": (wds.WebDataset(address, on_error="substitute", shuffle="window").decode(), 3),
+            "good": (wds.WebDataset(good).decode(), 1),
+        }
+        if per == "batch":
+            sets = {name: (one.listed(4), weight) for name, (one, weight) in sets.items()}
+        data = wds.mix(sets, per=per, label="set").with_epoch(20 if per == "batch" else 80)
+        items = list(data)
+        samples = items if per == "sample" else [one for batch in items for one in batch]
+        assert len(samples) == 80
+        assert [one["set"] for one in samples].count("x") == 60
+        assert not {one["cls"] for one in samples if one["set"] == "x"} & UNDECODABLE
+        assert all(one["__key__"].startswith("x") for one in samples if one["set"] == "x")
+
+    def test_in_a_table(self, tmp_path: Path) -> None:
+        table = wds.IndexedDataset(write_undecodable(tmp_path), on_error="substitute").decode()
+        assert table[17]["cls"] == 19
+        assert [one["cls"] for one in table.__getitems__([2, 3, 41, 100])] == [2, 4, 43, 0]
+        assert sum(n for one in table.stats()["dropped"].values() for n in one.values()) == 4
+
+    def test_none_can_be_decoded(self, tmp_path: Path) -> None:
+        with wds.ShardWriter(f"{tmp_path}/in-%06d.tar", maxcount=13) as writer:
+            for number in range(5):
+                writer.write({"__key__": str(number), "json": b"{"})
+        with pytest.raises(DataError, match="nothing can be read in the place") as caught:
+            list(wds.WebDataset(str(tmp_path), on_error="substitute").decode())
+        assert "cannot decode" in str(caught.value.__cause__)
+
+    def test_a_handler_that_ends_the_epoch_still_does(self, tmp_path: Path) -> None:
+        address = write_undecodable(tmp_path)
+
+        def stop(sample: Any) -> Any:
+            if sample["cls"] == 20:
+                raise ValueError
+            return sample["cls"]
+
+        data = wds.WebDataset(address, on_error="substitute").decode().map(stop, handler=wds.ignore_and_stop)
+        plain = list(data)
+        assert plain == [*range(3), 4, *range(4, 17), 19, 19, 19]
+        assert [one for batch in data.listed(6) for one in batch] == plain

@@ -235,12 +235,27 @@ class PositionDataset(Fluent):
         if self.is_stream:
             from wdscli.loader.streams import stream_reads
 
-            maker = Maker(self.pipeline, self._policy, Spare(line, start.epoch), batches.length, self._times)
+            maker = self._maker(Spare(line, start.epoch), batches)
             with closing(stream_reads(self, batches, start)) as reads:
                 yield from self._made(maker, reads)
             return
         with self._making(line, batches, start) as (maker, blocks):
             yield from self._made(maker, by_batch(blocks))
+
+    def _maker(self, spare: Spare, batches: Batches) -> Maker:
+        return Maker(
+            self.pipeline,
+            self._policy,
+            spare,
+            batches.length,
+            self._times,
+            self.replaces and not self.is_stream,
+        )
+
+    @property
+    def replaces(self) -> bool:
+        """Whether samples may be taken in the place of others."""
+        return self._policy.on_error == "substitute"
 
     def _made(self, maker: Maker, reads: Iterable[Read]) -> Iterator[Unit]:
         threads = self._threads if self.pipeline.before else 1
@@ -267,7 +282,7 @@ class PositionDataset(Fluent):
         reader, spare = line.reader(start.epoch), Spare(line, start.epoch)
         blocks = read_blocks(reader, Agenda(batches, numbers), self._times, self._prefetch)
         try:
-            yield Maker(self.pipeline, self._policy, spare, batches.length, self._times), blocks
+            yield self._maker(spare, batches), blocks
         finally:
             blocks.close()
             reader.close()

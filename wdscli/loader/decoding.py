@@ -23,6 +23,7 @@ from wdscli.loader.decode_images import SPECS, Images, imagehandler
 from wdscli.loader.decode_media import MEDIA, torch_audio, torch_video
 from wdscli.loader.decode_parts import ByExtension, Continue, Decode, Handler, extension, handle_extension
 from wdscli.loader.decode_values import Pickles, basichandlers
+from wdscli.loader.fields import Label
 
 __all__ = [
     "Continue",
@@ -112,7 +113,7 @@ class Decoder:
     def _is_left(self, field: str, data: Any) -> bool:
         if field.startswith("__") or (self._only is not None and field not in self._only):
             return True
-        return self._partial and not isinstance(data, Payload)
+        return isinstance(data, Label) or (self._partial and not isinstance(data, Payload))
 
     def _value(self, key: str, data: Any, first: int) -> Any:
         """The value of a payload by the handlers from number ``first`` on."""

@@ -11,11 +11,14 @@ warned of once in a process. It must not know of stages or batches.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
+from wdscli.loader.handlers import Handler, Replaced, StopEpoch, reraise_exception
 from wdscli.storage import open_source
 
 if TYPE_CHECKING:
@@ -83,18 +86,32 @@ def _whole(catalog: Catalog, shard: int) -> WdsError | None:
     return None
 
 
+def instead(reader: EpochReader, position: int, step: int, length: int) -> Any:
+    """What is tried in the place of ``position`` of an epoch of ``length``: the sample ``step`` further on, or Failed.
+    A reader that knows better, because what lies there is of another set or epoch, has a method of this name."""
+    import numpy
+
+    own = getattr(reader, "instead", None)
+    if own is not None:
+        return own(position, step)
+    [sample] = reader.read(numpy.array([(position + step) % length], dtype=numpy.int64))
+    return sample
+
+
 class Spare:
     """A reader of its own for what is read in the place of something else, opened when it is needed: the one that reads
-    ahead may be in the hands of another thread."""
+    ahead may be in the hands of another thread. For several threads."""
 
     def __init__(self, source: PositionSource, epoch: int) -> None:
         self._source, self._epoch = source, epoch
         self._reader: EpochReader | None = None
+        self._lock = Lock()
 
-    def read(self, positions: I64) -> list[Any]:
-        """The samples at some positions, in their order."""
-        self._reader = self._reader or self._source.reader(self._epoch)
-        return self._reader.read(positions)
+    def instead(self, position: int, step: int, length: int) -> Any:
+        """See :func:`instead`."""
+        with self._lock:
+            self._reader = self._reader or self._source.reader(self._epoch)
+            return instead(self._reader, position, step, length)
 
     def close(self) -> None:
         """Let go of files."""
@@ -115,22 +132,18 @@ class Policy:
         self._counts = counts
         self._warned: set[tuple[str, str]] = set()
 
-    def mended(
-        self, samples: Sequence[Any], positions: I64, reader: EpochReader, length: int
-    ) -> Sequence[Any]:
-        """``samples`` of ``positions`` with nothing Failed left among them. Raises the error of the first that is, or
-        DataError when nothing can be found in its place, or StopEpoch as the handler wants it."""
-        if not any(type(sample) is Failed for sample in samples):
+    def kept(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """``samples`` without those that are Failed. Raises the error of the first, or StopEpoch as the handler wants
+        it."""
+        if Failed not in set(map(type, samples)):
             return samples
-        kept: list[Any] = []
-        for position, sample in zip(positions.tolist(), samples):
-            if type(sample) is not Failed:
-                kept.append(sample)
-                continue
-            self.leave_out(sample)
-            if self.on_error == "substitute":
-                kept.append(self._other(position, reader, length, sample))
-        return kept
+        left = []
+        for sample in samples:
+            if type(sample) is Failed:
+                self.leave_out(sample)
+            else:
+                left.append(sample)
+        return left
 
     @property
     def raises(self) -> bool:
@@ -139,15 +152,17 @@ class Policy:
 
     def undecodable(self, error: Exception) -> bool:
         """The handler of a stage that was given none, for samples that were read and cannot be decoded: raises with
-        ``"raise"``, else warns the first time and leaves out, with ``"substitute"`` too, because nobody looks again
-        for another sample at that place."""
+        ``"raise"``, wants another with ``"substitute"``, else leaves out and warns the first time."""
         if self.on_error == "raise" or not isinstance(error, DataError):
             raise error
-        what = error.shard or "", "undecodable"
-        if what not in self._warned:
-            self._warned.add(what)
-            warnings.warn(f"left out: {error}; stats() counts them", stacklevel=2)
+        if self.on_error == "substitute":
+            raise Replaced(error, partial(self._note_undecodable, error))
+        self._warn(error.shard or "", "undecodable", error)
         return True
+
+    def _note_undecodable(self, error: DataError) -> None:
+        self._counts.add(error.shard or "", f"decode: {type(error).__name__}")
+        self._warn(error.shard or "", "undecodable", error)
 
     def leave_out(self, failed: Failed) -> None:
         """Count ``failed``. Raises its error, or StopEpoch, where that is wanted instead."""
@@ -158,21 +173,52 @@ class Policy:
 
     def note(self, failed: Failed) -> None:
         """Count what is left out, and warn of it the first time."""
-        what = failed.shard, failed.reason
-        self._counts.add(*what)
-        if what not in self._warned:
-            self._warned.add(what)
-            warnings.warn(f"left out: {failed.error}; stats() counts them", stacklevel=2)
+        self._counts.add(failed.shard, failed.reason)
+        self._warn(failed.shard, failed.reason, failed.error)
 
-    def _other(self, position: int, reader: EpochReader, length: int, failed: Failed) -> Any:
-        import numpy
+    def _warn(self, shard: str, reason: str, error: WdsError) -> None:
+        if (shard, reason) not in self._warned:
+            self._warned.add((shard, reason))
+            warnings.warn(f"left out: {error}; stats() counts them", stacklevel=2)
 
+
+class Replacing(NamedTuple):
+    """What becomes of samples where others may be taken in their place: ``each`` makes something of one, and
+    ``instead(position, step, length)`` reads another."""
+
+    policy: Policy
+    each: Callable[[Any], list[Any]]
+    instead: Callable[[int, int, int], Any]
+    length: int
+
+    def made(self, position: int, sample: Any) -> list[Any]:
+        """What comes out at ``position``. Raises what the policy and the stages raise, and DataError when nothing can
+        be found in the place of the sample."""
+        if type(sample) is not Failed:
+            try:
+                return self.each(sample)
+            except Replaced as wanted:
+                wanted.note()
+                error: WdsError = wanted.error
+                shard = wanted.error.shard
+        else:
+            self.policy.leave_out(sample)
+            if self.policy.on_error != "substitute":
+                return []
+            error, shard = sample.error, sample.shard
+        return self._other(position, error, shard)
+
+    def _other(self, position: int, error: WdsError, shard: str | None) -> list[Any]:
         step = 1
-        while step < length:
-            [sample] = reader.read(numpy.array([(position + step) % length], dtype=numpy.int64))
-            if type(sample) is not Failed:
-                return sample
+        while step < self.length:
+            sample = self.instead(position, step, self.length)
             step *= 2
-        raise DataError(
-            "nothing can be read in the place of a sample that cannot be", shard=failed.shard
-        ) from failed.error
+            if type(sample) is not Failed:
+                with suppress(Replaced):
+                    return self.each(sample)
+        raise DataError("nothing can be read in the place of a sample that cannot be", shard=shard) from error
+
+
+def as_it_is(sample: Any) -> list[Any]:
+    """For :class:`Replacing` where no stage makes anything of a sample."""
+    return [sample]

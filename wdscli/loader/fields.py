@@ -15,6 +15,12 @@ class FieldError(DataError, ValueError, KeyError):
     """A field that is not there, or not once. Also a ValueError and a KeyError, for code that catches those."""
 
 
+class Label(str):
+    """The value of a field that a mix adds: no payload, so nothing is decoded."""
+
+    __slots__ = ()
+
+
 def getfirst(
     a: Mapping[str, Any], keys: str | Sequence[str], default: Any = None, missing_is_error: bool = True
 ) -> Any:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from wdscli.errors import UsageError
+from wdscli.errors import DataError, UsageError
 from wdscli.loader.stats import Counts
 
 Handler: TypeAlias = Callable[[Exception], bool]
@@ -51,6 +51,15 @@ class StopEpoch(BaseException):
     def __init__(self, items: Sequence[Any] = ()) -> None:
         super().__init__()
         self.items = list(items)
+
+
+class Replaced(BaseException):
+    """Another sample is wanted in the place of this one, which cannot be decoded because of ``error``; ``note`` counts
+    it. Not an Exception, as :class:`StopEpoch`."""
+
+    def __init__(self, error: DataError, note: Callable[[], None]) -> None:
+        super().__init__()
+        self.error, self.note = error, note
 
 
 class Guard:

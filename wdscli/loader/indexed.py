@@ -13,11 +13,13 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.catalog import Catalog
-from wdscli.loader.failures import Failed, OnError, Policy, read_each
+from wdscli.loader.failures import Failed, OnError, Policy, Replacing, instead, read_each
 from wdscli.loader.fetch import Raw
 from wdscli.loader.filters import Filter, FilteredCatalog, filtered
 from wdscli.loader.fluent import PerSample
@@ -269,10 +271,11 @@ class IndexedDataset(PerSample):
 
     def _made(self, numbers: I64) -> list[Any]:
         """What the stages make of some samples."""
-        samples: Sequence[Any] = self.read(numbers)
-        if not self._policy.raises:
-            samples = self._policy.mended(samples, numbers, self, len(self))
-        return self.pipeline.unit(samples)
+        samples = self.read(numbers)
+        if self._policy.on_error != "substitute":
+            return self.pipeline.unit(self._policy.kept(samples))
+        made = Replacing(self._policy, self.pipeline.each, partial(instead, self), len(self)).made
+        return list(chain.from_iterable(map(made, numbers.tolist(), samples)))
 
     def _one(self, number: int) -> list[Any]:
         """:meth:`_made` of one, quicker."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from wdscli.loader.failures import Failed, Policy
+from wdscli.loader.failures import Failed, Policy, Replacing, Spare
 from wdscli.loader.handlers import StopEpoch
 from wdscli.loader.meter import Times
 from wdscli.loader.pipeline import Pipeline, Unit
@@ -22,27 +22,32 @@ from wdscli.loader.reading import Block, Read
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from wdscli.loader.source import EpochReader
-
 LOOKAHEAD = 4
 """Samples that wait or run in the pool, for each of its threads."""
 
 
 class Maker:
-    """Makes units of what ``reader`` read of an epoch of ``length`` positions."""
+    """Makes units of what was read of an epoch of ``length`` positions. ``spare`` reads what is taken in the place of
+    others, where ``replaces`` says that this may be wanted."""
 
     def __init__(
-        self, pipeline: Pipeline, policy: Policy, reader: EpochReader, length: int, times: Times
+        self, pipeline: Pipeline, policy: Policy, spare: Spare, length: int, times: Times, replaces: bool
     ) -> None:
         self._pipeline, self._policy = pipeline, policy
-        self._reader, self._length = reader, length
+        self._replacing = Replacing(policy, pipeline.each, spare.instead, length) if replaces else None
         self._times = times
 
-    def mended(self, read: Read) -> list[Any]:
-        """The samples of a batch that there are. Raises what the policy raises."""
-        if Failed not in set(map(type, read.samples)):
-            return read.samples
-        return list(self._policy.mended(read.samples, read.positions, self._reader, self._length))
+    def _unit(self, read: Read) -> list[Any]:
+        """What comes out for a batch. Raises what the policy and the stages raise."""
+        if self._replacing is None:
+            return self._pipeline.unit(self._policy.kept(read.samples))
+        items: list[Any] = []
+        try:
+            for position, sample in zip(read.positions.tolist(), read.samples):
+                items += self._replacing.made(position, sample)
+        except StopEpoch as stop:
+            raise StopEpoch(self._pipeline.rest([*items, *stop.items])) from stop
+        return self._pipeline.rest(items)
 
     def units(self, reads: Iterable[Read]) -> Iterator[Unit]:
         """A unit for each batch, up to one that stops."""
@@ -50,7 +55,7 @@ class Maker:
         for read in reads:
             begin = clock()
             try:
-                unit = Unit(read.number, self._pipeline.unit(self.mended(read)))
+                unit = Unit(read.number, self._unit(read))
             except StopEpoch as stop:
                 unit = Unit(read.number, stop.items, True)
             end = clock()
@@ -86,9 +91,13 @@ class Maker:
 
     def _begun(self, read: Read, pool: ThreadPoolExecutor) -> tuple[int, list[Future[list[Any]]], bool]:
         """(batch, what becomes of its samples, whether the epoch ends here)."""
+        if self._replacing is not None:
+            made = self._replacing.made
+            each = zip(read.positions.tolist(), read.samples)
+            return read.number, [pool.submit(made, *one) for one in each], False
         stops = False
         try:
-            samples = self.mended(read)
+            samples = self._policy.kept(read.samples)
         except StopEpoch as stop:
             samples, stops = stop.items, True
         return read.number, [pool.submit(self._pipeline.each, sample) for sample in samples], stops
@@ -133,19 +142,15 @@ class Maker:
         times, clock = self._times, time.perf_counter
         for at, (number, sample) in enumerate(zip(block.numbers, found)):
             begin = clock()
-            items = (
-                self._pipeline.each(sample) if type(sample) is not Failed else self._other(block, at, sample)
-            )
+            if self._replacing is not None:
+                items = self._replacing.made(int(block.positions[at]), sample)
+            else:
+                items = [item for one in self._policy.kept([sample]) for item in self._pipeline.each(one)]
             end = clock()
             times.working += end - begin
             for item in items:
                 yield number, item
             times.waiting += clock() - end
-
-    def _other(self, block: Block, at: int, failed: Failed) -> list[Any]:
-        """What comes out for a sample that cannot be read."""
-        there = self._policy.mended([failed], block.positions[at : at + 1], self._reader, self._length)
-        return [item for sample in there for item in self._pipeline.each(sample)]
 
 
 class _Stopped(Exception):

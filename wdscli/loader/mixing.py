@@ -102,6 +102,7 @@ class Mixed(PositionDataset):
             source = MixSource(sources, quotas_of(weights), per=per, policies=policies, **how)
         self._mix = source
         super().__init__(source, rank=rank, world_size=world_size, tail=tail)
+        self._parts_replace = any(part.replaces for part in parts)
         self._parts_counts = [count for part in parts for count in _all_counts(part)]
         pipelines = [part.pipeline for part in parts]
         self.pipeline = _by_sample(pipelines) if per == "sample" else _by_batch(pipelines)
@@ -110,6 +111,11 @@ class Mixed(PositionDataset):
         if self.pipeline.batch is not None and not self.is_stream:
             self._mix.in_runs(self.pipeline.batch.size * share.world)
         return super()._line(share)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether samples may be taken in the place of others, by the sets themselves."""
+        return super().replaces or self._parts_replace
 
     def mcached(self) -> Any:
         """Refused: raises UsageError."""

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from wdscli.loader.failures import Failed, Policy
+from wdscli.loader.failures import Failed, Policy, Replacing, as_it_is, instead
+from wdscli.loader.fields import Label
 from wdscli.loader.pipeline import DROPPED
 from wdscli.loader.schedule import Schedule, Stop
 from wdscli.loader.source import EpochReader, PositionSource
@@ -129,6 +131,23 @@ class _MixReader:
                     label_sample(self._source.names, self._source.label, one)
         return found
 
+    def instead(self, position: int, step: int) -> Any:
+        """A sample of the same epoch of the same set."""
+        import numpy
+
+        run, within = divmod(position, self._run)
+        sets, places = self._schedule.locate(numpy.array([run], dtype=numpy.int64))
+        number = int(sets[0])
+        epochs, at = self._in_epochs(number, places * self._run + within)
+        reader = self._reader(number, int(epochs[0]))
+        item = instead(reader, int(at[0]), step, self._lengths[number])
+        if type(item) is Failed:
+            return item
+        tagged = Tagged(number, item)
+        if self._source.label is not None:
+            label_sample(self._source.names, self._source.label, tagged)
+        return tagged
+
     def _of_set(self, number: int, places: I64) -> list[Any]:
         """Samples of one set, by their numbers in this epoch of the mix."""
         import numpy
@@ -161,8 +180,9 @@ class _MixReader:
             policy = self._source.policies[number]
             for row, item in enumerate(items):
                 if type(item) is Failed and not policy.raises:
-                    one = policy.mended([item], positions[row : row + 1], reader, self._lengths[number])
-                    items[row] = one[0] if one else DROPPED
+                    other = partial(instead, reader)
+                    made = Replacing(policy, as_it_is, other, self._lengths[number]).made
+                    items[row] = next(iter(made(int(positions[row]), item)), DROPPED)
         return items
 
     def _reader(self, number: int, epoch: int) -> EpochReader:
@@ -199,4 +219,4 @@ def label_sample(names: Sequence[str], label: str, tagged: Tagged) -> None:
     while isinstance(sample, Tagged):
         sample = sample.item
     name = names[tagged.set]
-    sample[label] = f"{name}/{sample[label]}" if label in sample else name
+    sample[label] = Label(f"{name}/{sample[label]}" if label in sample else name)

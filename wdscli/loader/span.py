@@ -7,10 +7,12 @@ has come once, and a state stays exact. It must not know what a sample is, nor w
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.errors import UsageError
+from wdscli.loader.failures import instead
 from wdscli.loader.source import EpochReader, PositionSource
 
 if TYPE_CHECKING:
@@ -84,6 +86,14 @@ class _SpanReader:
             for row, sample in zip(rows.tolist(), self._reader(number).read(places[rows] - begin)):
                 found[row] = sample
         return found
+
+    def instead(self, position: int, step: int) -> Any:
+        """A sample of the same epoch of the source."""
+        place = position + self._skipped
+        self._measure(place)
+        number = bisect_right(self._ends, place)
+        begin = self._ends[number - 1] if number else 0
+        return instead(self._reader(number), place - begin, step, self._ends[number] - begin)
 
     def _measure(self, place: int) -> None:
         """Know the ends of epochs up to the one that ``place`` is in."""
