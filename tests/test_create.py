@@ -15,8 +15,8 @@ from wdscli.ops.create import CreateOptions, create, plan_create, run_create
 from wdscli.ops.plan import Cuts
 from wdscli.ops.sources.globs import Globs
 from wdscli.ops.sources.keys import KeyRule
+from wdscli.ops.sources.payloads import Payloads
 from wdscli.ops.sources.recipe import parse_line
-from wdscli.ops.sources.scratch import Scratch
 from wdscli.progress import NullProgress
 from wdscli.tar import Form, build_header
 from wdscli.tar.template import header_maker
@@ -35,8 +35,8 @@ def test_a_file_that_changes_is_an_error_and_leaves_nothing(tmp_path: Path, size
     folder.mkdir()
     for name in ("a", "b", "c"):
         (folder / f"{name}.bin").write_bytes(bytes(size))
-    with Scratch() as scratch:
-        plan = plan_create([str(folder)], str(tmp_path / "o-%06d.tar"), CreateOptions(), scratch)
+    with Payloads() as payloads:
+        plan = plan_create([str(folder)], str(tmp_path / "o-%06d.tar"), CreateOptions(), payloads)
         change(folder / "b.bin", size + by)
         with pytest.raises(DataError) as error:
             run_create(plan)
@@ -63,8 +63,8 @@ def test_a_file_that_grows_between_two_reads(tmp_path: Path, monkeypatch: pytest
 
 def test_a_file_that_vanishes_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with Scratch() as scratch:
-        plan = plan_create([str(tmp_path)], str(tmp_path / "o.tar"), CreateOptions(), scratch)
+    with Payloads() as payloads:
+        plan = plan_create([str(tmp_path)], str(tmp_path / "o.tar"), CreateOptions(), payloads)
         (tmp_path / "a.txt").unlink()
         with pytest.raises(InputError, match=r"a\.txt"):
             run_create(plan)
@@ -267,8 +267,8 @@ def test_payloads_at_addresses_and_a_set_at_one(tmp_path: Path) -> None:
         assert b"s" * 600 in data
         assert len(data) == report.size_bytes
         assert memory.exists("/wds-create/out-manifest.json")
-        with Scratch() as scratch:
-            plan = plan_create([], out, CreateOptions(from_list=str(recipe), jobs=1, force=True), scratch)
+        with Payloads() as payloads:
+            plan = plan_create([], out, CreateOptions(from_list=str(recipe), jobs=1, force=True), payloads)
             memory.pipe("/wds-create/small", b"s" * 601)
             with pytest.raises(DataError, match="memory://wds-create/small grew"):
                 run_create(plan)

@@ -26,8 +26,8 @@ from wdscli.ops.sources.columns import SEPARATOR, Files, Skipped
 from wdscli.ops.sources.globs import Globs
 from wdscli.ops.sources.grouping import Samples
 from wdscli.ops.sources.keys import KeyRule
+from wdscli.ops.sources.payloads import Payloads
 from wdscli.ops.sources.recipe import read_recipe
-from wdscli.ops.sources.scratch import Scratch
 from wdscli.ops.sources.table import TableOptions, read_table
 from wdscli.ops.sources.walk import Wanted, walk
 from wdscli.progress import QUIET, Progress
@@ -162,8 +162,8 @@ def create(
     [(1, 2), (1, 1)]
     """
     options = options or CreateOptions()
-    with Scratch() as scratch:
-        plan = plan_create(sources, output, options, scratch, progress=progress)
+    with Payloads() as payloads:
+        plan = plan_create(sources, output, options, payloads, progress=progress)
         return plan.report if dry_run else run_create(plan, progress=progress)
 
 
@@ -171,12 +171,12 @@ def plan_create(
     sources: Sequence[str],
     output: str,
     options: CreateOptions,
-    scratch: Scratch,
+    payloads: Payloads,
     *,
     progress: Progress = QUIET,
 ) -> CreatePlan:
     """Find and measure everything, and decide what goes where. Files that had to be made on the way (what a
-    command of a list printed) live until ``scratch`` is closed."""
+    command of a list printed) live until ``payloads`` is closed."""
     form = make_form(options.mtime, options.long_names)
     settings = ShardSettings(form, options.checksum, options.index, options.force, options.fsync)
     out = OutputSet(output, settings)
@@ -184,7 +184,7 @@ def plan_create(
     cuts = _cuts(options.cuts, out)
     out.check()
     rule, skipped = KeyRule(options.key_rule), Skipped(progress)
-    files, given = _find(sources, options, out, rule, scratch, skipped, progress)
+    files, given = _find(sources, options, out, rule, payloads, skipped, progress)
     samples, incomplete, classes = _arrange(files, given, options, skipped)
     if not samples.total:
         raise _nothing(skipped)
@@ -217,7 +217,7 @@ def _find(
     options: CreateOptions,
     out: OutputSet,
     rule: KeyRule,
-    scratch: Scratch,
+    payloads: Payloads,
     skipped: Skipped,
     progress: Progress,
 ) -> tuple[Files, dict[bytes, int] | None]:
@@ -236,9 +236,9 @@ def _find(
         return files, None
     grouping.group(files)
     if options.from_list is not None:
-        read_recipe(options.from_list, rule, files, scratch, progress)
+        read_recipe(options.from_list, rule, files, payloads, progress)
     if options.table is not None:
-        read_table(options.table, rule, files, scratch, skipped, progress)
+        read_table(options.table, rule, files, payloads, skipped, progress)
     progress.finish()
     return files, _first_rows(files)
 

@@ -17,7 +17,7 @@ from wdscli.errors import DataError, WdsError
 from wdscli.model import to_text
 from wdscli.ops.sources.columns import Files, Place
 from wdscli.ops.sources.keys import KeyRule, check_written
-from wdscli.ops.sources.scratch import Scratch
+from wdscli.ops.sources.payloads import Payloads
 from wdscli.progress import QUIET, Progress
 from wdscli.storage import Source, open_source
 
@@ -61,14 +61,14 @@ def parse_line(number: int, line: bytes) -> Line | None:
 
 
 def read_recipe(
-    address: str, rule: KeyRule, files: Files, scratch: Scratch, progress: Progress = QUIET
+    address: str, rule: KeyRule, files: Files, payloads: Payloads, progress: Progress = QUIET
 ) -> None:
     """Add the members of a list. Raises InputError for a source that cannot be read, DataError ``bad-list``
     and ``unsafe-name`` for a line that cannot be used, both with the line's number."""
     with open_source(address) as source:
         for number, text in enumerate(_lines(source), 1):
             try:
-                _add(parse_line(number, text), rule, files, scratch)
+                _add(parse_line(number, text), rule, files, payloads)
             except WdsError as error:
                 error.message = f"{address}, line {number}: {error.message}"
                 raise
@@ -86,7 +86,7 @@ def _lines(source: Source) -> Iterator[bytes]:
         yield rest
 
 
-def _add(line: Line | None, rule: KeyRule, files: Files, scratch: Scratch) -> None:
+def _add(line: Line | None, rule: KeyRule, files: Files, payloads: Payloads) -> None:
     if line is None:
         return
     found = rule.split(line.name)
@@ -98,15 +98,15 @@ def _add(line: Line | None, rule: KeyRule, files: Files, scratch: Scratch) -> No
         )
     key, name = found
     check_written(key, name, "unsafe name")
-    size, place = locate(line.source, scratch)
+    size, place = locate(line.source, payloads)
     files.add(key, name, size, place)
 
 
-def locate(source: bytes, scratch: Scratch) -> tuple[int, Place]:
+def locate(source: bytes, payloads: Payloads) -> tuple[int, Place]:
     """Bytes and place of what a source names."""
     if source.startswith(b"text:"):
         payload = source[5:]
-        return len(payload), scratch.keep(payload)
+        return len(payload), payloads.keep(payload)
     if source.startswith(b"file:") and not source.startswith(b"file://"):
         source = source[5:]
-    return scratch.fetch(os.fsdecode(source))
+    return payloads.fetch(os.fsdecode(source))

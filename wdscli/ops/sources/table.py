@@ -2,7 +2,7 @@
 
 What it is: which column is the key, which columns are payloads (``--field EXT=COLUMN``), which name files or
 addresses (``--field EXT=@COLUMN``), and whether the rest goes into ``json``. How: row by row; values go to
-the scratch, so that memory does not grow with the table. An empty cell of CSV and TSV, and null, are no
+the payloads, so that memory does not grow with the table. An empty cell of CSV and TSV, and null, are no
 value: the sample has no such field. It must not know how rows are read (``rows.py`` does) or how samples are
 ordered.
 """
@@ -17,8 +17,8 @@ from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.ops.sources.columns import Files, Skipped
 from wdscli.ops.sources.keys import KeyRule, check_written
+from wdscli.ops.sources.payloads import Payloads
 from wdscli.ops.sources.rows import read_rows
-from wdscli.ops.sources.scratch import Scratch
 from wdscli.progress import QUIET, Progress
 
 _SHOW_EVERY = 256
@@ -58,7 +58,7 @@ def read_table(
     options: TableOptions,
     rule: KeyRule,
     files: Files,
-    scratch: Scratch,
+    payloads: Payloads,
     skipped: Skipped,
     progress: Progress = QUIET,
 ) -> None:
@@ -69,7 +69,7 @@ def read_table(
     last: Mapping[str, Any] = {}
     for number, row in enumerate(read_rows(options.address)):
         try:
-            _add(layout, number, row, rule, files, scratch, skipped)
+            _add(layout, number, row, rule, files, payloads, skipped)
         except UsageError:
             raise
         except WdsError as error:
@@ -170,7 +170,7 @@ def _add(
     row: Mapping[str, Any],
     rule: KeyRule,
     files: Files,
-    scratch: Scratch,
+    payloads: Payloads,
     skipped: Skipped,
 ) -> None:
     raw = to_bytes(_key_text(layout, number, row))
@@ -181,14 +181,14 @@ def _add(
             continue
         key = _checked(rule, raw, field.name)
         if field.is_address:
-            size, place = scratch.fetch(str(value))
+            size, place = payloads.fetch(str(value))
         else:
             payload = _payload(value)
-            size, place = len(payload), scratch.keep(payload)
+            size, place = len(payload), payloads.keep(payload)
         files.add(key, field.name, size, place)
     if layout.json_rest:
         payload = _json({name: value for name, value in row.items() if name not in layout.used})
-        files.add(_checked(rule, raw, b"json"), b"json", len(payload), scratch.keep(payload))
+        files.add(_checked(rule, raw, b"json"), b"json", len(payload), payloads.keep(payload))
 
 
 def _key_text(layout: _Layout, number: int, row: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """Payloads that are in no file of their own: values of a list or table, and what commands print.
 
-What it is: :class:`Scratch`, which keeps small payloads in memory up to a limit and puts the rest into one
+What it is: :class:`Payloads`, which keeps small payloads in memory up to a limit and puts the rest into one
 temporary file, so that memory does not grow with a table, and tasks in other processes can read it. How: the
-file is made when it is first needed and removed when the scratch is closed. It must not know what payloads
+file is made when it is first needed and removed when this is closed. It must not know what payloads
 mean.
 """
 
@@ -19,7 +19,7 @@ _MAX_IN_MEMORY = 1 << 24
 _PIECE = 1 << 20
 
 
-class Scratch:
+class Payloads:
     """Use it as a context manager around planning and writing."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Scratch:
             ) from None
         self._end += len(data)
 
-    def __enter__(self) -> Scratch:
+    def __enter__(self) -> Payloads:
         return self
 
     def __exit__(
