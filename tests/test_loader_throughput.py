@@ -328,6 +328,11 @@ def written(folder: Path, count: int, size: int = 10, shards: int = 2) -> str:
     return f"{folder}/in-manifest.json"
 
 
+def told(batch: Any) -> Any:
+    keys = batch["__key__"]
+    return [[*keys], keys[0], keys[1:], keys.index(keys[-1]), "n0000" in keys, len(set(batch["__url__"]))]
+
+
 class TestWorkers:
     @pytest.mark.parametrize("size", [10, 100_000])
     def test_raw_batches_are_whole(self, tmp_path: Path, size: int) -> None:
@@ -337,11 +342,25 @@ class TestWorkers:
         found = []
         for batch in data.DataLoader(batches, batch_size=None, num_workers=2):
             assert isinstance(batch["bin"], Packed)
+            assert type(batch["__key__"]) is type(batch["__url__"]) is list
+            assert batch["__key__"] == [f"n{int(number):04d}" for number in batch["cls"]]
             assert (16 * size >= packing.SHARED) == (size == 100_000)
             for number, payload in zip(batch["cls"], batch["bin"]):
                 assert payload == random.Random(int(number)).randbytes(size)
             found += map(int, batch["cls"])
         assert found == list(range(50))
+
+    def test_stages_behind_the_batches_see_what_they_would_see(self, tmp_path: Path) -> None:
+        data = pytest.importorskip("torch.utils.data")
+        batches = wds.WebDataset(written(tmp_path, 10)).batched(4).map(told)
+        assert list(batches) == list(data.DataLoader(batches, batch_size=None, num_workers=2))
+
+    def test_torch_may_make_batches_of_them(self, tmp_path: Path) -> None:
+        data = pytest.importorskip("torch.utils.data")
+        batches = wds.WebDataset(written(tmp_path, 8)).batched(2)
+        first, _ = data.DataLoader(batches, batch_size=2, num_workers=1)
+        assert first["__key__"] == [("n0000", "n0002"), ("n0001", "n0003")]
+        assert first["cls"] == [(b"0", b"2"), (b"1", b"3")]
 
     def test_pinning_leaves_them(self) -> None:
         column = Packed([b"a"])
