@@ -14,7 +14,7 @@ from storage_servers import web_server
 from xxhash import xxh3_128
 
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.loader import WebDataset, filters
+from wdscli.loader import IndexedDataset, WebDataset, filters
 from wdscli.loader.catalog import Catalog
 from wdscli.loader.filters import FilteredCatalog, filtered
 from wdscli.ops.index import index
@@ -251,6 +251,21 @@ class TestRefused:
         assert keys(data) == ["c"]
         assert data.stats()["dropped"] == {name: {"where: undecodable": 1}}
 
+    def test_errors_are_in_the_words_of_code(self, shards: list[str], tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="where cannot be read"):
+            WebDataset(shards, where="cls ==")
+        with pytest.raises(UsageError, match="text, not a function") as caught:
+            WebDataset(shards, where=lambda sample: True)  # type: ignore[arg-type]
+        assert "select()" in str(caught.value.hint)
+        for keys in (5, [5], [b"a"]):
+            with pytest.raises(UsageError, match="keys are text"):
+                WebDataset(shards, keys=keys)  # type: ignore[arg-type]
+        with ShardWriter(f"{tmp_path}/broken.tar") as writer:
+            writer.write("a", {"json": b"{"})
+        with pytest.raises(DataError) as broken:
+            WebDataset(f"{tmp_path}/broken.tar", where="json.w == 1")
+        assert broken.value.hint == 'pass over such samples with on_error="skip"'
+
     def test_too_large_to_be_decoded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(filters, "LARGEST", 100)
         with ShardWriter(f"{tmp_path}/in.tar") as writer:
@@ -262,6 +277,50 @@ class TestRefused:
     def test_streams(self) -> None:
         with pytest.raises(UsageError, match="where= and keys="):
             filtered(Catalog("pipe:cat x.tar"), where="cls == 1")
+
+
+class TestFields:
+    """``fields=``, which says what is read of each sample."""
+
+    @pytest.mark.parametrize("make", [WebDataset, IndexedDataset])
+    def test_text_is_names_with_commas(self, shards: list[str], make: Any) -> None:
+        for given in ("cls", ["cls"], ("cls",), iter(["cls"])):
+            assert next({*one} - {"__key__", "__url__"} for one in make(shards, fields=given)) == {"cls"}
+        both = make(shards, fields="cls,jpg")
+        assert any("jpg" in one for one in both)
+        assert all("txt" not in one for one in both)
+
+    @pytest.mark.parametrize("make", [WebDataset, IndexedDataset])
+    def test_what_are_no_names(self, shards: list[str], make: Any) -> None:
+        for given in (5, [5], [""], [b"cls"]):
+            with pytest.raises(UsageError, match="named by text"):
+                make(shards, fields=given)
+
+    @pytest.mark.parametrize("make", [WebDataset, IndexedDataset])
+    def test_that_no_sample_has(self, tmp_path: Path, make: Any) -> None:
+        with ShardWriter(f"{tmp_path}/in-%d.tar") as writer:
+            writer.write("a", {"jpg": b"x", "cls": b"1"})
+        with pytest.raises(UsageError, match="no sample has a field jpeg or png") as caught:
+            make(str(tmp_path), fields=["jpeg", "png"])
+        assert caught.value.hint == "there are cls, jpg"
+        for given in (["JPG", "png"], []):
+            assert len(list(make(str(tmp_path), fields=given))) == 1
+
+
+def test_a_folder_that_lacks_a_shard_of_its_manifest_is_told(tmp_path: Path) -> None:
+    with ShardWriter(f"{tmp_path}/in-%d.tar", max_count=1) as writer:
+        for number in range(4):
+            writer.write(f"n{number}", {"cls": b"1"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(WebDataset(str(tmp_path))) == 4
+        assert len(WebDataset(f"{tmp_path}/in-[01].tar")) == 2
+    (tmp_path / "in-2.tar").unlink()
+    with pytest.warns(UserWarning, match="in-2.tar of in-manifest.json is not in"):
+        assert len(WebDataset(str(tmp_path))) == 3
+    (tmp_path / "in-3.tar").unlink()
+    with pytest.warns(UserWarning, match="in-2.tar and 1 more of in-manifest.json are not in"):
+        assert len(WebDataset(str(tmp_path))) == 2
 
 
 def _filter(where: str) -> filters.Filter:

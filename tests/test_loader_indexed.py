@@ -139,6 +139,21 @@ class TestNotThere:
         with pytest.raises(IndexError, match="a mask of 2 for 23"):
             IndexedDataset(shards).subset(numpy.array([True, False]))
 
+    def test_numbers_of_many(self, shards: list[str]) -> None:
+        table = IndexedDataset(shards)
+        assert table.__getitems__(iter([1, 0])) == [table[1], table[0]]  # type: ignore[arg-type]
+        assert len(table.__getitems__({0, 1})) == 2  # type: ignore[arg-type]
+        assert len(table.subset(number for number in (2, 1))) == 2  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"table\.number\(key\)"):
+            table.__getitems__(["n0"])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="flat list"):
+            table.__getitems__([[0, 1]])  # type: ignore[list-item]
+
+    @pytest.mark.parametrize("threads", [0, -1, "2"])
+    def test_threads_that_are_none(self, shards: list[str], threads: int) -> None:
+        with pytest.raises(UsageError, match="threads="):
+            IndexedDataset(shards, threads=threads)
+
     @pytest.mark.parametrize("urls", ["pipe:cat x.tar", "-"])
     def test_streams(self, urls: str) -> None:
         with pytest.raises(UsageError, match="streams"):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from warnings import warn
 
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
@@ -120,6 +121,17 @@ class Catalog:
         self.fingerprint = ""
         if self.is_indexed:
             self._count()
+        if self.manifest is None:
+            for url in [urls] if isinstance(urls, str) else urls:
+                _note_missing(url, self.addresses)
+
+    @property
+    def fields(self) -> list[str] | None:
+        """Names of the fields of the set, where a manifest counted them."""
+        manifest = self.manifest
+        if manifest is None or not all(shard.fields for shard in manifest.shards if shard.samples):
+            return None
+        return list(manifest.fields)
 
     @property
     def total(self) -> int | None:
@@ -129,7 +141,7 @@ class Catalog:
     def _count(self) -> None:
         import numpy
 
-        manifest = self.manifest or _beside(self.addresses)
+        manifest = self.manifest = self.manifest or _beside(self.addresses)
         if any(map(only_streams, self.addresses)) if manifest is None else not self._is_seekable():
             self.is_indexed = False
             return
@@ -300,6 +312,26 @@ def _beside(addresses: Sequence[str]) -> Manifest | None:
     if found is None or [shard.name for shard in found[1].shards] != [base_name(one) for one in addresses]:
         return None
     return found[1]
+
+
+def _note_missing(folder: str, addresses: Sequence[str]) -> None:
+    """Warn where a folder that was named has not all the shards of a manifest in it."""
+    import os
+
+    from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
+    from wdscli.storage import base_name, list_folder
+
+    if not (is_local(folder) and os.path.isdir(local_path(folder))):
+        return
+    there = set(map(base_name, addresses))
+    for name in list_folder(folder):
+        if name.endswith(MANIFEST_SUFFIX):
+            with suppress(WdsError):
+                names = [shard.name for shard in read_manifest(os.path.join(folder, name)).shards]
+                gone = [one for one in names if one not in there]
+                if 0 < len(gone) < len(names):
+                    more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+                    warn(f"{gone[0]}{more} of {name} {'are' if more else 'is'} not in {folder}", stacklevel=2)
 
 
 def _scan(address: str, source: Source) -> Index:

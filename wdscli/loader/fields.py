@@ -5,10 +5,10 @@ It must not know what a stage does with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from wdscli.errors import DataError
+from wdscli.errors import DataError, UsageError
 
 
 class FieldError(DataError, ValueError, KeyError):
@@ -39,6 +39,21 @@ def first_of(item: Mapping[str, Any], names: Sequence[str], must: bool = True, d
 
 def alternatives(names: str | Sequence[str]) -> list[str]:
     return names.split(";") if isinstance(names, str) else list(names)
+
+
+def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] | None:
+    """What ``fields=`` names: a list of names, or text with commas between them; None for all. ``known`` are those that
+    the set has, where that was counted. Raises UsageError for what are no names, and where no sample has any."""
+    if fields is None:
+        return None
+    given: Any = fields.split(",") if isinstance(fields, str) else fields
+    names: list[Any] = list(given) if isinstance(given, Iterable) else [None]
+    if not all(isinstance(name, str) and name for name in names):
+        raise UsageError(f"fields={fields!r}: fields are named by text", hint='fields=["jpg", "json"]')
+    have = sorted(known or ())
+    if names and have and not {name.lower() for name in names} & {name.lower() for name in have}:
+        raise UsageError(f"no sample has a field {' or '.join(names)}", hint=f"there are {', '.join(have)}")
+    return names
 
 
 def want_dict(item: Any, stage: str) -> Any:

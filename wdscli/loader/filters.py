@@ -26,6 +26,7 @@ from warnings import warn
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.catalog import Catalog, ShardTable, each_shard
 from wdscli.loader.fetch import Fetcher, Raw
+from wdscli.loader.wording import in_code, texts
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.find import index_batches
@@ -75,12 +76,16 @@ class Filter(NamedTuple):
     ) -> Filter | None:
         """A filter as options say it, None when they keep everything. Raises UsageError for an expression that cannot
         mean anything, InputError when ``keys_from`` cannot be read."""
-        chosen = [keys] if isinstance(keys, str) else None if keys is None else list(keys)
+        chosen = texts(keys)
         if where is None and chosen is None and keys_from is None:
             return None
-        if chosen == []:
-            raise UsageError("keys= is empty", hint="None keeps all keys")
-        selection = Selection.parse(where=where, keys=chosen, keys_from=keys_from)
+        if where is not None and not isinstance(where, str):
+            raise UsageError(
+                f"where= is an expression as text, not a {type(where).__name__}",
+                hint="a function of samples is for select(), while they are read",
+            )
+        with in_code():
+            selection = Selection.parse(where=where, keys=chosen, keys_from=keys_from)
         return cls(selection, "raise" if on_error == "raise" else "skip")
 
     @property
@@ -102,10 +107,11 @@ class Filter(NamedTuple):
         rows: list[int] = []
         payloads = _Payloads(catalog, shard, self.selection.payload_fields)
         try:
-            for batch in index_batches(index):
-                payloads.batch = batch
-                chosen = self.selection.apply(batch, catalog.addresses[shard], state, payloads.of)
-                rows += [batch.index + row for row in chosen]
+            with in_code():
+                for batch in index_batches(index):
+                    payloads.batch = batch
+                    chosen = self.selection.apply(batch, catalog.addresses[shard], state, payloads.of)
+                    rows += [batch.index + row for row in chosen]
         finally:
             payloads.close()
         return Kept(numpy.array(rows, dtype=numpy.int64), state)

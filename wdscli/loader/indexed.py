@@ -21,6 +21,7 @@ from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.catalog import Catalog
 from wdscli.loader.failures import Failed, OnError, Policy, Replacing, instead, read_each
 from wdscli.loader.fetch import Raw
+from wdscli.loader.fields import wanted_fields
 from wdscli.loader.filters import Filter, FilteredCatalog, filtered
 from wdscli.loader.fluent import PerSample
 from wdscli.loader.ordinals import Layout, Ordinals, layout
@@ -78,7 +79,7 @@ class IndexedDataset(PerSample):
         self,
         urls: Urls,
         *,
-        fields: Sequence[str] | None = None,
+        fields: str | Sequence[str] | None = None,
         where: str | None = None,
         keys: str | Sequence[str] | None = None,
         keys_from: str | None = None,
@@ -97,7 +98,9 @@ class IndexedDataset(PerSample):
             )
         for address, error in sorted(catalog.losses.items()):
             self._policy.leave_out(Failed(error, address))
-        self._reading = (fields, threads)
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise UsageError(f"threads={threads!r}: reading needs at least one")
+        self._reading = (wanted_fields(fields, catalog.fields), threads)
         self._open(filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error))
         if transform is not None:
             self.pipeline = self.map(transform).pipeline

@@ -7,7 +7,7 @@ know what is in a sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -64,13 +64,17 @@ class Ordinals:
         """Numbers in the view as an array, from 0. Raises IndexError, naming the first that is not there."""
         import numpy
 
-        given = numpy.asarray(numbers)
+        given = numpy.asarray(numbers if isinstance(numbers, Sequence) else _listed(numbers))
+        if given.ndim != 1:
+            raise TypeError(f"numbers of samples are a flat list, not {given.ndim} deep")
         if given.dtype == bool:
             if len(given) != len(self):
                 raise IndexError(f"a mask of {len(given)} for {len(self)} samples")
             return numpy.flatnonzero(given).astype(numpy.int64)
         if len(given) and given.dtype.kind not in "iu":
-            raise TypeError(f"samples are numbered by whole numbers, not {given.dtype}")
+            raise TypeError(
+                f"samples are numbered by whole numbers, not {given.dtype}: table.number(key) is that of a key"
+            )
         found: I64 = given.astype(numpy.int64)
         outside = (found < -len(self)) | (found >= len(self))
         if outside.any():
@@ -132,6 +136,11 @@ def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
     digest.update(every.astype("<i8").tobytes())
     shown = numpy.bincount(shards, minlength=len(counts)).astype(numpy.int64)
     return Layout(shown, order, f"xxh3_128:{digest.hexdigest()}")
+
+
+def _listed(numbers: Any) -> Any:
+    """What numpy makes an array of, for any iterable and for a tensor."""
+    return numbers if hasattr(numbers, "__array__") or not isinstance(numbers, Iterable) else list(numbers)
 
 
 def _packed(numbers: I64) -> tuple[str, bytes]:

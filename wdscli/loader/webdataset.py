@@ -16,6 +16,7 @@ from wdscli.errors import InputError, UsageError
 from wdscli.loader.catalog import Catalog
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.failures import Failed, OnError
+from wdscli.loader.fields import wanted_fields
 from wdscli.loader.fluent import Epochs
 from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.order import Shuffle
@@ -73,7 +74,7 @@ class WebDataset(PositionDataset):
         shardshuffle: bool | int | None = None,
         window: int = 64,
         seed: int | None = None,
-        fields: Sequence[str] | None = None,
+        fields: str | Sequence[str] | None = None,
         where: str | None = None,
         keys: str | Sequence[str] | None = None,
         keys_from: str | None = None,
@@ -110,6 +111,7 @@ class WebDataset(PositionDataset):
             from wdscli.loader.filters import filtered
 
             catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error)
+        fields = wanted_fields(fields, catalog.fields)
         chosen = _order(shuffle, shardshuffle, resampled)
         source: PositionSource
         if catalog.is_indexed:
@@ -174,7 +176,7 @@ class Dataset(WebDataset):
         if opener is not None or not prepare_for_worker:
             raise UsageError("Dataset(opener=, prepare_for_worker=) are not there", hint="leave them out")
         if suffixes is not None:
-            more["fields"] = list(suffixes)
+            more["fields"] = suffixes
         if isinstance(shuffle, str):
             more["shuffle"] = shuffle
         else:
