@@ -22,7 +22,7 @@ class WdsError(Exception):
     """Base of all errors raised on purpose.
 
     ``message`` is one line that says what is wrong and where; ``hint`` (optional) names the command or option that
-    helps. ``str(error)`` is the message without the hint.
+    helps. ``str(error)`` is the message without the hint; a traceback ends in both, from Python 3.11 on.
     """
 
     exit_code: ClassVar[int] = 1
@@ -31,6 +31,8 @@ class WdsError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            self.__notes__ = [f"hint: {hint}"]
 
     def __str__(self) -> str:
         return self.message

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
+from wdscli.loader.checks import want_whole, want_word
 from wdscli.loader.failures import OnError, Policy, Spare
 from wdscli.loader.fluent import Epochs, Fluent
 from wdscli.loader.generators import through
@@ -62,20 +63,18 @@ class PositionDataset(Fluent):
         threads: int = 1,
         batch_size: int = 1,
     ) -> None:
-        if batch_size < 1:
-            raise UsageError(f"batch_size={batch_size}: at least one sample goes together")
-        if threads < 1:
-            raise UsageError(f"threads={threads}: stages need at least one")
-        if tail not in (None, "drop", "pad", "uneven"):
-            raise UsageError(f'no such tail: "{tail}"', hint='"drop", "pad" or "uneven"')
+        if tail is not None:
+            want_word("tail", tail, ("drop", "pad", "uneven"))
+        if rank is not None or world_size is not None:
+            rank, world_size = find_rank(rank, world_size)
         self.source = source
         self.pipeline = Pipeline()
         self._rank, self._world = rank, world_size
         self._tail = tail
-        self._together = batch_size
+        self._together = want_whole("batch_size", batch_size, 1)
         """Samples that a DataLoader puts together, where there is no batch stage."""
         self.standing = Standing()
-        self._prefetch, self._threads = parse_size(prefetch), threads
+        self._prefetch, self._threads = parse_size(prefetch), want_whole("threads", threads, 1)
         self._counts, self._times = Counts(), Times()
         self._policy = Policy(on_error, self._counts, handler)
         self._views: tuple[tuple[Slice, bool], ...] = ()

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.loader import stages
+from wdscli.loader.checks import want_whole
+from wdscli.loader.fields import want_callable
 from wdscli.loader.generators import Buffer, Islice, Regroup, Thin
 from wdscli.loader.handlers import Guard, Handler, reraise_exception
 from wdscli.loader.patterns import XDECODERS, ExtractKeys, RenameKeys, XDecode
@@ -61,6 +63,7 @@ class PerSample:
 
     def map(self: Self, f: Function, handler: Handler = reraise_exception) -> Self:
         """``f`` of each sample, or of each batch behind :meth:`batched`. None leaves it out, counted."""
+        want_callable(f, "map()")
         return self._then(stages.Map(f, self._guard("map", handler)))
 
     def map_dict(self: Self, handler: Handler = reraise_exception, **functions: Function) -> Self:
@@ -154,6 +157,7 @@ class Fluent(PerSample):
     def select(self: Whole, predicate: Callable[[Any], bool], handler: Handler = reraise_exception) -> Whole:
         """Only the samples for which ``predicate`` holds, the others counted. They leave gaps: batches become smaller,
         and no sample moves to another batch, so that every rank and every resumed run sees the same ones."""
+        want_callable(predicate, "select()")
         return self._then(stages.Select(predicate, self._guard("select", handler)))
 
     def associate(self: Self, associator: Any) -> Self:
@@ -197,8 +201,7 @@ class Fluent(PerSample):
     ) -> Whole:
         """Batches of ``batchsize`` samples of this rank; ``collation_fn`` makes one of a list, None leaves the list.
         Without ``partial``, what is left at the end is left out."""
-        if batchsize < 1:
-            raise UsageError(f"a batch of {batchsize} samples is none")
+        batchsize = want_whole("batched: batchsize", batchsize, 1)
         if self.pipeline.generators or self.pipeline.spreads:
             return self._through(Regroup(batchsize, collation_fn, partial))
         if self.pipeline.batch is not None:
@@ -234,7 +237,7 @@ class Fluent(PerSample):
             raise UsageError(
                 "shuffle(rng=) is not there", hint="the order is a function of WebDataset(seed=)"
             )
-        if size < 1:
+        if want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")') < 1:
             return self
         if self.pipeline.generators:
             return self._through(Buffer(size, self._seed if seed is None else seed))
@@ -270,6 +273,7 @@ class Fluent(PerSample):
     def slice(self: Whole, *args: int | None) -> Whole:
         """``slice(stop)`` or ``slice(start, stop[, step])`` of an epoch's samples, or behind :meth:`batched` of its
         batches. Behind ``select`` and generators it counts what comes out, in each worker."""
+        args = tuple(one if one is None else want_whole("slice", one) for one in args)
         if not 1 <= len(args) <= 3 or (len(args) == 3 and args[2] is not None and args[2] < 1):
             raise UsageError(
                 f"slice{args}", hint="slice(stop) or slice(start, stop[, step]) with a step of at least 1"
@@ -286,16 +290,17 @@ class Fluent(PerSample):
     def with_epoch(self: Whole, nsamples: int = -1, nbatches: int = -1) -> Whole:
         """Epochs of so many items (batches, behind :meth:`batched`) of a rank, of all its workers together. An epoch
         goes on where the one before was cut, so all samples come once before any comes again."""
-        items = max(nsamples, nbatches)
+        items = max(want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches))
         return self._with(_span=Epochs(None, items if items > 0 else None))
 
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
         """Epochs of ``nepochs`` epochs, each in its own order, at most ``nbatches`` items; endless without a number."""
+        nepochs, nbatches = want_whole("repeat: nepochs", nepochs), want_whole("repeat: nbatches", nbatches)
         return self._with(_span=Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None))
 
     def with_length(self: Whole, n: int, silent: bool = True) -> Whole:
         """The same samples, and ``len()`` says ``n``."""
-        return self._with(_length=n)
+        return self._with(_length=want_whole("with_length: n", n, 0))
 
     def compose(self: Whole, *args: Any) -> Whole:
         """More stages: generator functions of an iterator, objects with ``run``, or stages that were made by

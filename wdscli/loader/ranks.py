@@ -12,6 +12,7 @@ import sys
 from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
+from wdscli.loader.checks import want_whole
 
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, Horovod's and most others
@@ -39,7 +40,7 @@ def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, i
     elif rank is None or world is None:
         raise UsageError("rank and world_size belong together", hint="give both or neither")
     else:
-        found = rank, world
+        found = want_whole("rank", rank), want_whole("world_size", world)
     if not 0 <= found[0] < found[1]:
         raise UsageError(f"rank {found[0]} of {found[1]} is impossible", hint="ranks count from 0")
     return found

@@ -46,7 +46,8 @@ class Batches(NamedTuple):
         import numpy
 
         first = number * self.whole
-        found: I64 = first + self.share.rank + self.share.world * numpy.arange(self.batch, dtype=numpy.int64)
+        count = self.batch if self.tail == "pad" else min(self.batch, self.length)
+        found: I64 = first + self.share.rank + self.share.world * numpy.arange(count, dtype=numpy.int64)
         if first + self.whole <= self.length:
             return found
         return found % self.length if self.tail == "pad" else found[found < self.length]
@@ -55,15 +56,16 @@ class Batches(NamedTuple):
         """The positions of some batches, one after the other, and how many each has."""
         import numpy
 
+        count = self.batch if self.tail == "pad" else min(self.batch, self.length)  # of a batch that no set fills
         firsts: I64 = self.whole * numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
-        places: I64 = self.share.rank + self.share.world * numpy.arange(self.batch, dtype=numpy.int64)
+        places: I64 = self.share.rank + self.share.world * numpy.arange(count, dtype=numpy.int64)
         found: I64 = (firsts[:, None] + places).reshape(-1)
         if len(numbers) and (numbers[-1] + 1) * self.whole <= self.length:
             return found, [self.batch] * len(numbers)
         if self.tail == "pad":
             return found % self.length, [self.batch] * len(numbers)
         inside = found < self.length
-        return found[inside], inside.reshape(len(numbers), self.batch).sum(axis=1).tolist()
+        return found[inside], inside.reshape(len(numbers), count).sum(axis=1).tolist()
 
     def numbers(self, first: int) -> range:
         """The batches that this worker makes when the epoch is gone on with at batch ``first``."""

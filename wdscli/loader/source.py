@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from wdscli.errors import DataError, StorageError
 from wdscli.loader import heap
 from wdscli.loader.catalog import Catalog
+from wdscli.loader.checks import want_whole, want_word
 from wdscli.loader.failures import Failed, read_each
 from wdscli.loader.fetch import Fetcher, Raw
 from wdscli.loader.order import CAP, LANES, EpochOrder, Shuffle
@@ -66,9 +67,11 @@ class IndexedSource:
         cap: int = CAP,
         fields: Sequence[str] | None = None,
     ) -> None:
+        want_word("shuffle", shuffle, ("window", "full", "none"))
+        window = want_whole("window", window, 1, hint="shards that are mixed at a time")
         self.catalog = catalog
         self.fields = fields
-        self.seed = seed
+        self.seed = want_whole("seed", seed)
         self._how: dict[str, Any] = {"shuffle": shuffle, "window": window, "lanes": lanes, "cap": cap}
 
     def identity(self) -> dict[str, Any]:

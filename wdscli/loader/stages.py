@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from wdscli.errors import UsageError
 from wdscli.loader.fields import (
     FieldError,
     alternatives,
@@ -134,6 +135,8 @@ class ToTuple(Stage):
         self, fields: Sequence[str | Sequence[str]], missing: bool, none: bool | None, guard: Guard
     ) -> None:
         super().__init__(guard)
+        if not fields:
+            raise UsageError("to_tuple() without a field", hint='to_tuple("jpg;png", "json")')
         if len(fields) == 1 and isinstance(fields[0], str) and " " in fields[0]:
             fields = fields[0].split()
         self._fields = [alternatives(field) for field in fields]
@@ -270,7 +273,7 @@ def unbatched(batch: Any) -> Iterator[Any]:
         raise TypeError(f"unbatched() wants batches that are tuples or dicts, not {type(batch).__name__}")
     columns = batch.values() if isinstance(batch, dict) else batch
     if len({len(column) for column in columns}) > 1:
-        raise ValueError("unbatched(): columns of different lengths")
+        raise ValueError("unbatched() wants batches: here are columns of different lengths")
     rows = zip(*columns)
     return (dict(zip(batch, row)) for row in rows) if isinstance(batch, dict) else rows
 

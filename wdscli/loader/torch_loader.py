@@ -17,6 +17,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
+from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.dice import seeded
 from wdscli.loader.fluent import Epochs, Fluent
@@ -86,7 +87,7 @@ class WebLoader(Fluent):
 
     def with_epoch(self: Self, nsamples: int = -1, nbatches: int = -1) -> Self:
         """Epochs of so many items. Without other stages of the loader an epoch goes on where the one before was cut."""
-        items = max(nsamples, nbatches)
+        items = max(want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches))
         if items > 0 and not self._staged and self._exact:
             return self._with(dataset=self.dataset.with_epoch(items))
         return self.repeat(nbatches=items)

@@ -1,0 +1,110 @@
+"""Arguments that cannot be meant are refused when they are given, by name; a traceback ends in what helps."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import wdscli.loader as wds
+from wdscli.errors import InputError, UsageError
+from wdscli.loader.share import Batches, Share
+from wdscli.shards import ShardWriter
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("set")
+    with ShardWriter(str(folder / "in-%06d.tar"), max_count=4) as writer:
+        for number in range(10):
+            writer.write(f"n{number}", {"cls": b"%d" % number})
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"shuffle": True}, "shuffle=True"),
+        ({"shuffle": "windows"}, "shuffle='windows'"),
+        ({"window": 0}, "window=0"),
+        ({"window": "4"}, "window='4'"),
+        ({"seed": "a"}, "seed='a'"),
+        ({"seed": 1.5}, "seed=1.5"),
+        ({"rank": 1}, "rank and world_size"),
+        ({"rank": "0", "world_size": "2"}, "rank='0'"),
+        ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
+        ({"tail": "cut"}, "tail='cut'"),
+        ({"threads": "2"}, "threads='2'"),
+        ({"threads": 0}, "threads=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": "4"}, "batch_size='4'"),
+    ],
+)
+def test_arguments_of_a_set(url: str, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        wds.WebDataset(url, **more)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        (lambda data: data.batched("4"), "batchsize='4'"),
+        (lambda data: data.batched(None), "batchsize=None"),
+        (lambda data: data.listed(0), "batchsize=0"),
+        (lambda data: data.shuffle("window"), "size='window'"),
+        (lambda data: data.slice("3"), "slice='3'"),
+        (lambda data: data.with_epoch("5"), "nsamples='5'"),
+        (lambda data: data.with_epoch(2.5), "nsamples=2.5"),
+        (lambda data: data.repeat("2"), "nepochs='2'"),
+        (lambda data: data.with_length(-1), "n=-1"),
+        (lambda data: data.to_tuple(), "to_tuple"),
+        (lambda data: wds.WebLoader(data).with_epoch("5"), "nsamples='5'"),
+    ],
+)
+def test_arguments_of_stages(url: str, stage: Callable[[Any], Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        stage(wds.WebDataset(url))
+    assert said in str(caught.value)
+
+
+def test_what_is_no_function_is_refused_where_it_is_given(url: str) -> None:
+    for give in (wds.WebDataset(url).map, wds.WebDataset(url).select, wds.IndexedDataset(url).map):
+        with pytest.raises(TypeError, match="'cls' is no function"):
+            give("cls")
+
+
+def test_numbers_may_be_numpys_and_whole_floats(url: str) -> None:
+    data = wds.WebDataset(url, seed=numpy.int64(3), window=numpy.int32(2), shuffle="window")  # type: ignore[arg-type]
+    assert [len(batch) for batch in data.listed(numpy.int64(4))] == [4, 4, 2]  # type: ignore[arg-type]
+    assert len(data.with_epoch(6.0)) == 6  # type: ignore[arg-type]
+    assert type(data.state_dict()["source"]["seed"]) is int
+
+
+def test_a_batch_larger_than_memory_is_the_whole_epoch(url: str) -> None:
+    data = wds.WebDataset(url)
+    assert [len(batch) for batch in data.listed(1 << 50)] == [10]
+    assert len(data.listed(1 << 50)) == 1
+    assert list(data.listed(1 << 50, partial=False)) == []
+    of_rank = Batches(10, 1 << 40, Share(1, 2), "uneven")
+    assert of_rank.positions(0).tolist() == of_rank.several(range(1))[0].tolist() == [1, 3, 5, 7, 9]
+
+
+def test_a_traceback_ends_in_the_hint() -> None:
+    error = InputError("cannot read x.tar", hint="wds index x.tar")
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert str(one) == "cannot read x.tar"
+        shown = "".join(traceback.format_exception(one)).splitlines()
+        if sys.version_info >= (3, 11):
+            assert shown[-2:] == ["wdscli.errors.InputError: cannot read x.tar", "hint: wds index x.tar"]
+    assert not hasattr(InputError("cannot read x.tar"), "__notes__")
+
+
+def test_paths_may_be_any(url: str) -> None:
+    assert len(wds.WebDataset(Path(url))) == 10
