@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from itertools import count, cycle, islice
 from pathlib import Path
@@ -109,6 +110,8 @@ class TestWeights:
             (["1/6", Fraction(1, 2), 2], (1, 3, 12)),
             ([5], (1,)),
             ([1e-3, 1], (1, 1000)),
+            ([numpy.float32(0.7), numpy.float32(0.3)], (7, 3)),
+            ([numpy.int64(7), Decimal("3")], (7, 3)),
         ],
     )
     def test_are_whole_numbers(self, weights: list[Any], quotas: tuple[int, ...]) -> None:
@@ -326,15 +329,22 @@ class TestState:
         a, b, c = sets()
         state = wds.mix({a: 2, b: 1}).state_dict()
         for other, what in [
-            (wds.mix({a: 1, b: 1}), "another mix"),
-            (wds.mix({a: 2, c: 1}), "another mix"),
+            (wds.mix({a: 1, b: 1}), "another weight of set 0: 2, here is 1"),
+            (wds.mix({a: 2, c: 1}), "other data of set 1"),
+            (wds.mix({a: 2, b: 1, c: 1}), "another number of sets: 2, here is 3"),
+            (wds.mix([(wds.mix([a, b]), 2), b]), "another fingerprint of set 0|other data of set 0"),
             (wds.mix({a: 2, b: 1}, seed=1), "another seed"),
             (wds.mix({a: 2, b: 1}, stop="all"), "another stop"),
             (wds.mix({a: 2, b: 1}).batched(2), "another batch"),
-            (a, "another mix|other data"),
+            (a, "of a mix, here is one set"),
         ]:
             with pytest.raises(UsageError, match=what):
                 other.load_state_dict(state)
+        with pytest.raises(UsageError, match="of one set, here is a mix"):
+            wds.mix({a: 2, b: 1}).load_state_dict(a.state_dict())
+        deep, deeper = (wds.mix([wds.mix({a: weight, b: 1}), c]) for weight in (2, 3))
+        with pytest.raises(UsageError, match="another weight of set 0 of set 0: 2, here is 3"):
+            deeper.load_state_dict(deep.state_dict())
         wds.mix({a: 1, b: 1}).load_state_dict(state, force=True)
 
     def test_pickles_small(self, sets: Sets) -> None:
@@ -399,6 +409,11 @@ class TestStages:
             ("1", "sea"),
         }
         assert all("__set__" not in one for one in wds.mix([b, c]))
+        with pytest.raises(UsageError, match=r'label="json": sample "n00/img0000" has a field of this name'):
+            list(wds.mix({address: 1}, label="json"))
+        for label in ("__key__", "__url__", "", 5):
+            with pytest.raises(UsageError, match="a field of its own"):
+                wds.mix([b, c], label=label)  # type: ignore[arg-type]
 
 
 class TestNested:
@@ -516,6 +531,21 @@ class TestErrors:
             wds.mix({})
         with pytest.raises(UsageError, match="weight of 0"):
             wds.mix({a: 1, b: 0})
+        with pytest.raises(UsageError, match="no such stop"):
+            wds.mix([a, b], stop="last")  # type: ignore[arg-type]
+        for sets_without in (f"{folder}/a", a, None, 5):
+            with pytest.raises(UsageError, match="wants several sets"):
+                wds.mix(sets_without)
+        for value in (a, [f"{folder}/a"], (a, 1, 2)):
+            with pytest.raises(UsageError, match="no weight for 'x'"):
+                wds.mix({"x": value})
+        with pytest.raises(UsageError, match="is not a weight"):
+            wds.mix({"x": f"{folder}/a"})
+        with pytest.raises(UsageError, match="an IndexedDataset cannot be mixed") as caught:
+            wds.mix([wds.IndexedDataset(f"{folder}/a/a-manifest.json")])
+        assert "WebDataset of its shards" in str(caught.value.hint)
+        with pytest.raises(UsageError, match="a WebLoader cannot be mixed"):
+            wds.mix([wds.WebLoader(a)])
         with pytest.raises(UsageError, match=r"mix\(shuffle=\) is for addresses"):
             wds.mix([a, b], shuffle="window")
         with pytest.raises(UsageError, match="7 cannot be mixed"):

@@ -7,18 +7,21 @@ them. It must not know which sample comes when.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.fluent import Fluent, PerSample
 from wdscli.loader.mixsource import MixSource, Per, Tagged
 from wdscli.loader.pipeline import DROPPED, Batch, Pipeline, Spread
 from wdscli.loader.ranks import Share
-from wdscli.loader.schedule import Stop, Weight, quotas_of
+from wdscli.loader.schedule import Stop, Weight, check_stop, quotas_of
 from wdscli.loader.share import Tail
 from wdscli.loader.source import PositionSource
 from wdscli.loader.stats import Counts
+
+USAGE = "mix({address: weight, ...}) or mix({name: (dataset, weight), ...})"
 
 Part: TypeAlias = "PositionDataset | str | list[str]"
 
@@ -93,6 +96,8 @@ class Mixed(PositionDataset):
     ) -> None:
         if per not in ("sample", "batch"):
             raise UsageError(f'no such per: "{per}"', hint='"sample" or "batch"')
+        check_stop(stop)
+        _check_label(label)
         how: dict[str, Any] = {"stop": stop, "seed": seed, "names": names, "label": label}
         source: Any
         if any(part.is_stream for part in parts):
@@ -149,6 +154,11 @@ def _stream(
         what = 'per="batch"' if per == "batch" else f'tail="{tail}"'
         raise UsageError(f"{what} of sets of which some can only be streamed", hint="leave it out")
     return MixStream(parts, quotas, **how)
+
+
+def _check_label(label: object) -> None:
+    if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
+        raise UsageError(f"label={label!r}: a label is a field of its own", hint='label="set"')
 
 
 def _all_counts(part: PositionDataset) -> list[Counts]:
@@ -236,6 +246,7 @@ def mix(
     ['a0', 'a1', 'a2', 'a3', 'b0', 'b1', 'a4', 'b2', 'a5', 'a6', 'b3']
     """
     names, parts, weights = _named(datasets)
+    quotas_of(weights)  # before a set is opened: who forgot a weight hears of that
     if how and not any(isinstance(part, (str, list)) for part in parts):
         raise UsageError(f"mix({min(how)}=) is for addresses", hint="say it to the datasets that are mixed")
     return Mixed(
@@ -274,17 +285,30 @@ def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list
     """Names, datasets and weights."""
     if isinstance(datasets, Mapping):
         rows = [(name, *_pair(value, name)) for name, value in datasets.items()]
+    elif isinstance(datasets, (str, Fluent)) or not isinstance(datasets, Iterable):
+        raise UsageError(f"mix() wants several sets, not {_shown(datasets)}", hint=USAGE)
     else:
-        pairs = [one if isinstance(one, tuple) else (one, 1) for one in datasets]
-        rows = [(part, part, weight) for part, weight in pairs]
+        rows = [(one[0], *_pair(one, None)) if isinstance(one, tuple) else (one, one, 1) for one in datasets]
     if not rows:
-        raise UsageError("a mix of no sets", hint="mix({address: weight, ...})")
+        raise UsageError("a mix of no sets", hint=USAGE)
     names = [str(name) if isinstance(name, str) else str(at) for at, (name, _, _) in enumerate(rows)]
     return names, [part for _, part, _ in rows], [weight for _, _, weight in rows]
 
 
 def _pair(value: Any, name: Any) -> tuple[Any, Any]:
-    return value if isinstance(value, tuple) else (name, value)
+    """A set and its weight."""
+    if isinstance(value, tuple) and len(value) == 2:
+        return value
+    if isinstance(value, (tuple, list, Fluent)):
+        raise UsageError(f"no weight{'' if name is None else f' for {name!r}'}: {_shown(value)}", hint=USAGE)
+    return name, value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (str, int, tuple, list)):
+        return repr(value)
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def _opened(part: Any, seed: int, how: dict[str, Any]) -> PositionDataset:
@@ -294,4 +318,9 @@ def _opened(part: Any, seed: int, how: dict[str, Any]) -> PositionDataset:
         from wdscli.loader.webdataset import WebDataset
 
         return WebDataset(part, seed=seed, **how)
-    raise UsageError(f"{part!r} cannot be mixed", hint="an address, a list of addresses, or a WebDataset")
+    hint = "an address, a list of addresses, or a WebDataset"
+    if isinstance(part, Fluent):
+        hint = "mix the datasets, and put the loader around the mix"
+    elif isinstance(part, PerSample):
+        hint = "a table has no order of its own: mix a WebDataset of its shards"
+    raise UsageError(f"{_shown(part)} cannot be mixed", hint=hint)

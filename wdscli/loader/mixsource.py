@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from wdscli.errors import UsageError
 from wdscli.loader.failures import Failed, Policy, Replacing, as_it_is, instead
-from wdscli.loader.fields import Label
+from wdscli.loader.fields import Label, named
 from wdscli.loader.pipeline import DROPPED
 from wdscli.loader.schedule import Schedule, Stop
 from wdscli.loader.source import EpochReader, PositionSource
@@ -219,4 +220,8 @@ def label_sample(names: Sequence[str], label: str, tagged: Tagged) -> None:
     while isinstance(sample, Tagged):
         sample = sample.item
     name = names[tagged.set]
+    if label in sample and not isinstance(sample[label], Label):
+        raise UsageError(
+            f'label="{label}": {named(sample)} has a field of this name', hint="give the label another name"
+        )
     sample[label] = Label(f"{name}/{sample[label]}" if label in sample else name)

@@ -53,8 +53,6 @@ class MixStream:
         label: str | None,
         buffer: tuple[int, int] = (0, 0),
     ) -> None:
-        if stop not in ("first", "all", "repeat"):
-            raise UsageError(f'no such stop: "{stop}"', hint='"first", "all" or "repeat"')
         self._parts = tuple(map(_Part, parts))
         self._quotas, self._stop, self._turn = tuple(quotas), stop, seed
         self.seed = seed or 0

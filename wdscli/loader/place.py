@@ -82,12 +82,15 @@ def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, 
     theirs = state.get("source")
     if not isinstance(theirs, Mapping):
         raise UsageError("this is no state of a wdscli loader", hint="give back what state_dict() gave")
+    if ("mix" in theirs) != ("mix" in source):
+        kinds = "one set", "a mix"
+        raise UsageError(
+            f"the state is of {kinds['mix' in theirs]}, here is {kinds['mix' in source]}", hint=hint
+        )
     for name in sorted({*theirs, *source}, key=lambda name: (name != "fingerprint", name)):
         if _plain(theirs.get(name)) != _plain(source.get(name)):
-            what = "other data" if name == "fingerprint" else f"another {name}"
-            raise UsageError(
-                f"the state is of {what}: {theirs.get(name)!r}, here is {source.get(name)!r}", hint=hint
-            )
+            what, one, other = _difference(name, _plain(theirs.get(name)), _plain(source.get(name)))
+            raise UsageError(f"the state is of {what}: {one!r}, here is {other!r}", hint=hint)
     if state.get("batch") != batch:
         if isinstance(state.get("batch"), int) and state["batch"] % world == 0 and state["batch"]:
             hint = f"{world} ranks go on exactly with batches of {state['batch'] // world}; {hint}"
@@ -95,6 +98,31 @@ def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, 
             f"the state is of another batch: {state.get('batch')} samples of all ranks, here {batch}",
             hint=hint,
         )
+
+
+def _difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
+    """What is another one, and both of it: of a mix only what differs first."""
+    if name == "mix" and isinstance(theirs, list) and isinstance(ours, list):
+        if len(theirs) != len(ours):
+            return "another number of sets", len(theirs), len(ours)
+        for number, (one, other) in enumerate(zip(theirs, ours)):
+            if one != other and isinstance(one, list) and isinstance(other, list):
+                what, *both = _difference_of_set(one, other)
+                return f"{what} of set {number}", *both
+    return "other data" if name == "fingerprint" else f"another {name}", theirs, ours
+
+
+def _difference_of_set(theirs: list[Any], ours: list[Any]) -> tuple[str, Any, Any]:
+    """``theirs`` and ``ours`` are [weight, identity]."""
+    if theirs[0] != ours[0] or not (isinstance(theirs[1], dict) and isinstance(ours[1], dict)):
+        return (
+            ("another weight", theirs[0], ours[0])
+            if theirs[0] != ours[0]
+            else ("other data", theirs[1], ours[1])
+        )
+    names = sorted({*theirs[1], *ours[1]}, key=lambda name: (name != "fingerprint", name))
+    name = next(name for name in names if theirs[1].get(name) != ours[1].get(name))
+    return _difference(name, theirs[1].get(name), ours[1].get(name))
 
 
 def regrouped(state: Mapping[str, Any], batch: int) -> Mapping[str, Any]:

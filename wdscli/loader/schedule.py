@@ -17,8 +17,10 @@ It must not know what a sample is, nor a dataset.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from fractions import Fraction
 from math import gcd, inf, lcm
+from numbers import Rational
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from wdscli.errors import UsageError
@@ -58,7 +60,15 @@ def quotas_of(weights: Sequence[Weight]) -> tuple[int, ...]:
     return tuple(number // divisor for number in whole)
 
 
+def check_stop(stop: str) -> None:
+    """Raise UsageError for what is no :data:`Stop`."""
+    if stop not in ("first", "all", "repeat"):
+        raise UsageError(f'no such stop: "{stop}"', hint='"first", "all" or "repeat"')
+
+
 def _exact(weight: Weight) -> Fraction:
+    if not isinstance(weight, (int, float, str, Rational, Decimal)) and hasattr(weight, "item"):
+        weight = str(weight.item() if hasattr(weight, "detach") else weight)  # of torch and of numpy
     try:
         if isinstance(weight, float) and abs(weight) != inf:
             simple = Fraction(weight).limit_denominator(LARGEST)
@@ -172,8 +182,7 @@ class Schedule:
     def __init__(
         self, quotas: Sequence[int], lengths: Sequence[int], *, stop: Stop = "first", seed: int | None = 0
     ) -> None:
-        if stop not in ("first", "all", "repeat"):
-            raise UsageError(f'no such stop: "{stop}"', hint='"first", "all" or "repeat"')
+        check_stop(stop)
         if stop != "all" and not all(lengths):
             raise UsageError(f"set {list(lengths).index(0)} of the mix has no samples", hint="leave it out")
         self._quotas, self._lengths, self._seed = quotas, lengths, seed
