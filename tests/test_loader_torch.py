@@ -401,6 +401,53 @@ def test_stateful_dataloader_goes_on_with_as_many_workers(manifest: str, workers
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("given", [0, 1, 2, 7, 16, 17])
+def test_its_state_goes_on_with_any_number_in_our_hands(manifest: str, workers: int, given: int) -> None:
+    first = stateful(data(manifest), workers)
+    source = iter(first)
+    expected = epoch_of(manifest, 0)
+    assert [next(source) for _ in range(given)] == expected[:given]
+    state = json.loads(json.dumps(first.state_dict()))
+    bare = data(manifest)
+    bare.load_state_dict(state)
+    assert list(bare) == expected[given:]
+    loader = wds.WebLoader(data(manifest), num_workers=2)
+    loader.load_state_dict(state)
+    assert list(loader) == expected[given:]
+    assert list(loader) == epoch_of(manifest, 1)
+    with pytest.raises(UsageError, match="another seed"):
+        data(manifest, seed=9).load_state_dict(state)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_its_state_is_refused_where_it_is_not_exact(manifest: str) -> None:
+    def state_of(dataset: Any, given: int, **options: Any) -> Any:
+        loader = stateful(dataset, 2, **options)
+        source = iter(loader)
+        for _ in range(given):
+            next(source)
+        return loader.state_dict()
+
+    emptied = data(manifest).map(Emptied())
+    with pytest.raises(UsageError, match="do not stand one behind the other"):
+        emptied.load_state_dict(state_of(emptied, 5))
+    with pytest.raises(UsageError, match="some steps before"):
+        data(manifest).load_state_dict(state_of(data(manifest), 2, snapshot_every_n_steps=4))
+
+
+class Emptied:
+    """Leaves out the first batches of odd numbers."""
+
+    number = 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.number += 1
+        is_odd = torch.utils.data.get_worker_info().id == 1
+        return None if is_odd and self.number < 3 else batch
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_stateful_dataloader_resumes_twice_and_by_samples(manifest: str) -> None:
     def make() -> Any:
         plain = wds.WebDataset(manifest, shuffle="window", seed=3).map(Cls()).select(Even())

@@ -22,7 +22,7 @@ from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.making import Maker
 from wdscli.loader.meter import Times
 from wdscli.loader.pipeline import Pipeline, Unit
-from wdscli.loader.place import Cursor, Place, Standing, check_fits, check_topology, regrouped
+from wdscli.loader.place import Cursor, Place, Standing, check_fits, check_topology, of_loader, regrouped
 from wdscli.loader.ranks import Share, find_rank, find_worker, in_worker, launched_rank
 from wdscli.loader.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
 from wdscli.loader.share import Batches, Tail
@@ -350,8 +350,10 @@ class PositionDataset(Fluent):
         return Place(start.epoch + 1) if batches == left else start._replace(batch=start.batch + batches)
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Go on at a state, with any number of ranks and workers. Raises UsageError, by name, for the state of another
-        set, order or global batch, which ``force`` overrides."""
+        """Go on at a state, with any number of ranks and workers; that of a StatefulDataLoader around this dataset will
+        do. Raises UsageError, by name, for the state of another set, order or global batch, which ``force``
+        overrides."""
+        state = of_loader(state)
         share = self.share()
         line = self._line(share)
         if self.pipeline.batch is None and self._together == 1 and self._span is None:

@@ -125,6 +125,35 @@ def _difference_of_set(theirs: list[Any], ours: list[Any]) -> tuple[str, Any, An
     return _difference(name, theirs[1].get(name), ours[1].get(name))
 
 
+def of_loader(state: Any) -> Any:
+    """The state of the dataset in that of torchdata's StatefulDataLoader, for any number of workers; any other state as
+    it is. Raises UsageError where its workers do not stand one behind the other."""
+    if not isinstance(state, Mapping) or "wdscli" in state:
+        return state
+    if isinstance(state.get("dataset_state"), Mapping):
+        return state["dataset_state"]
+    try:
+        told = [one["dataset_state"] for one in state["_snapshot"]["_worker_snapshots"].values()]
+        places = [Place.of_state(one) for one in told]
+    except (KeyError, TypeError, AttributeError):
+        return state
+    if state.get("_steps_since_snapshot"):
+        raise UsageError(
+            "this state of a StatefulDataLoader says where it was some steps before",
+            hint="StatefulDataLoader(..., snapshot_every_n_steps=1), which is its default",
+        )
+    batches = sorted(place.batch for place in places)
+    together = len({place.epoch for place in places}) == 1 and batches == [
+        *range(batches[0], batches[-1] + 1)
+    ]
+    if not together or any(place.item or place.topology for place in places):
+        raise UsageError(
+            "the workers in this state of a StatefulDataLoader do not stand one behind the other",
+            hint="it goes on with as many workers, by its own load_state_dict(); WebLoader with any number",
+        )
+    return {**{name: value for name, value in told[0].items() if name != "worker"}, "next": batches[0]}
+
+
 def regrouped(state: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
     """``state`` in global batches of ``batch`` samples, where its place is between two of them: for who has no batches,
     to whom they make no difference."""
