@@ -49,9 +49,10 @@ def test_json_adds_up(shards: list[str]) -> None:
 
 def test_seconds_bound_it(shards: list[str]) -> None:
     assert 0.05 < told(shards)["seconds"] < 3
-    done = wds("bench", "--seconds", "0", *shards)
-    assert done.code == 2
-    assert "no time" in done.err
+    for none in ("0", "-1", "nan", "inf"):
+        done = wds("bench", "--seconds", none, *shards)
+        assert done.code == 2
+        assert "no time" in done.err
 
 
 def test_fields_are_read_alone(shards: list[str]) -> None:
@@ -68,6 +69,25 @@ def test_batch_says_what_is_taken_at_a_time(shards: list[str]) -> None:
     # All samples of the set are the first batch, which is not counted.
     found = bench(shards, batch=200, seconds=0.0)
     assert (found.samples, found.epochs) == (0, 1)
+
+
+def test_a_stream_has_bytes_too(shards: list[str]) -> None:
+    found = told([f"pipe:cat '{shards[0]}'"])
+    assert found["bytes"] == pytest.approx(712 * found["samples"], rel=0.01)
+
+
+def test_standard_input_is_one_epoch(shards: list[str]) -> None:
+    done = wds("bench", "--json", "--batch", "10", "-", stdin=Path(shards[0]).read_bytes())
+    assert (done.code, done.err) == (0, "")
+    [found] = done.objects
+    assert (found["epochs"], found["samples"]) == (1, 90)
+
+
+def test_warnings_are_those_of_a_command(shards: list[str]) -> None:
+    done = wds("bench", "--seconds", "0.1", shards[0], f"pipe:cat '{shards[1]}'")
+    assert done.code == 0
+    assert done.err.startswith("warning: pipe:cat")
+    assert ".py:" not in done.err
 
 
 def test_shuffle_must_be_an_order(shards: list[str]) -> None:

@@ -166,6 +166,14 @@ assert not {"torch", "fsspec"} & set(sys.modules)
         found = list(wds.WebDataset(f"pipe:cat {paths[0]}", fields=["cls"]))
         assert [set(one) for one in found] == [{"__key__", "__url__", "cls"}] * 5
 
+    def test_what_was_read_is_counted(self, paths: list[str]) -> None:
+        data = wds.WebDataset(f"pipe:cat {paths[0]}").shuffle(3).batched(2)
+        raw = list(wds.WebDataset(paths[0]))
+        list(data)
+        stats = data.stats()
+        assert stats["samples"] == len(raw) == 5
+        assert stats["bytes"] == sum(len(one[field]) for one in raw for field in one if field[0] != "_")
+
     def test_fields_are_in_lower_case(self, tmp_path: Path) -> None:
         path = tmp_path / "a.tar"
         path.write_bytes(tar_of([("a.JPG", b"1"), ("a.Cls", b"2")]))

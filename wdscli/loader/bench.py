@@ -130,8 +130,13 @@ class _Loop:
                 self.first = self.first or self.last
                 if self._is_over():
                     return
-            if not self.first or self._is_over():
+            if not self.first or self._is_over() or self._is_once:
                 return
+
+    @property
+    def _is_once(self) -> bool:
+        """Whether there is one epoch only: standard input cannot be read again."""
+        return "-" in getattr(self._data.source, "addresses", ())
 
     def _is_over(self) -> bool:
         return time.perf_counter() - self.first >= self._limit

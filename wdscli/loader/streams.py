@@ -27,6 +27,7 @@ from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.failures import Failed, OnError, Policy
 from wdscli.loader.fetch import Raw
 from wdscli.loader.handlers import StopEpoch
+from wdscli.loader.meter import METER
 from wdscli.loader.order import SHARDS, Permutation, Shuffle, key
 from wdscli.loader.place import Place
 from wdscli.loader.ranks import Share, in_worker
@@ -183,11 +184,13 @@ class ShardStream:
 
     def _raw(self, address: str, name: str, payloads: dict[str, bytes]) -> Raw:
         raw: Raw = {"__key__": name, "__url__": address}
-        lower = [field.lower() for field in payloads]
+        lower, size = [field.lower() for field in payloads], 0
         for field, (spelling, payload) in zip(lower, payloads.items()):
             if self._fields is None or field in self._fields:
                 # Two that are one in lower case, img.jpg and img.JPG, are both kept as they are spelled.
                 raw[spelling if self._spelled or lower.count(field) > 1 else field] = payload
+                size += len(payload)
+        METER.add(size)
         return raw
 
 
@@ -234,9 +237,11 @@ def stream_reads(dataset: PositionDataset, batches: Batches, start: Place) -> Ge
     with closing(source.flow(start.epoch, passes, share, dataset._policy, trail)) as flow:
         deque(islice(flow, skipped), maxlen=0)
         for number in range(start.batch, batches.total, workers):
-            begin = perf_counter()
+            begin, moved = perf_counter(), METER.bytes
             samples = list(islice(flow, size))
             dataset._times.reading += perf_counter() - begin
+            dataset._times.samples += len(samples)
+            dataset._times.bytes += METER.bytes - moved
             if not samples and trail.shards and not trail.samples and getattr(dataset, "_empty_check", False):
                 raise InputError("no samples in this dataset", hint="empty_check=False makes that no error")
             if not samples:

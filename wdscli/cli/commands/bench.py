@@ -1,5 +1,9 @@
 """``wds bench``: options in, one call into the loader, a few lines out."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
 from typing import Annotated, Literal
 
 import typer
@@ -96,25 +100,35 @@ def bench(
         wds bench --decode pil --workers 4 --batch 64 shards/
         wds bench --fields json,cls --shuffle full --json 's3://bucket/train-{000000..000999}.tar'
     """
-    if seconds <= 0:
-        raise UsageError(f"--seconds {seconds:g} leaves no time to measure")
+    if not 0 < seconds < inf:
+        why = "leaves no time to measure" if seconds <= 0 else "is no time to measure"
+        raise UsageError(f"--seconds {seconds:g} {why}")
     out = Out(common, json=json.json)
-    report = run(
-        shards,
-        decode=decode,
-        workers=workers,
-        threads=threads,
-        batch=batch,
-        shuffle=shuffle,
-        fields=[name for names in fields for name in names.split(",")] if fields else None,
-        prefetch=prefetch,
-        seconds=seconds,
-    )
+    with _warnings_by(out):
+        report = run(
+            shards,
+            decode=decode,
+            workers=workers,
+            threads=threads,
+            batch=batch,
+            shuffle=shuffle,
+            fields=[name for names in fields for name in names.split(",")] if fields else None,
+            prefetch=prefetch,
+            seconds=seconds,
+        )
     if json.json:
         out.object(_object(report))
         return
     for line in _lines(report):
         out.line(line)
+
+
+@contextmanager
+def _warnings_by(out: Out) -> Iterator[None]:
+    """What the loader warns of, as commands warn."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: out.warn(str(message))
+        yield
 
 
 def _object(report: BenchReport) -> dict[str, object]:
@@ -131,7 +145,7 @@ def _lines(report: BenchReport) -> list[str]:
     shares = report.shares
     return [
         f"{report.samples_per_second:,.0f} samples/s, {human_size(report.bytes_per_second)}/s "
-        f"({report.samples} samples in {report.seconds:.1f} s; the first batch took {report.first_seconds:.2f} s)",
+        f"({report.samples:,} samples in {report.seconds:.1f} s; the first batch took {report.first_seconds:.2f} s)",
         f"reading {shares.reading:.0%}, decoding and batching {shares.decoding:.0%}, "
         f"handing over {shares.handing_over:.0%}",
         report.bottleneck,
