@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from loader_cases import RAGGED, Cls, Even, Numbers, World, everything, make_ragged, make_set
+from loader_sets import write_set
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
@@ -422,6 +423,23 @@ def test_batches_that_were_counted_say_where_it_is() -> None:
         data.state_dict(batches=6)
     with pytest.raises(UsageError, match="several things of one"):
         data.unlisted().state_dict(batches=1)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_batch_that_a_filter_made_smaller_is_not_left_out_for_that(tmp_path: Path, threads: int) -> None:
+    shards = write_set(tmp_path)
+    whole = wds.WebDataset(shards, threads=threads).map(lambda sample: sample["__key__"])
+    odd = whole.select(lambda key: key[-1] in "13579")
+    count = len(whole) // 4
+    assert len(whole) % 4
+    expected = list(odd.listed(4))
+    for data in (
+        odd.listed(4, partial=False),
+        wds.mix([odd.listed(4, partial=False)], per="batch", stop="all"),
+    ):
+        found = list(data)
+        assert found == expected[:count]
+        assert {len(batch) for batch in found} & {1, 2, 3}
 
 
 def test_what_a_filter_leaves_out_is_counted() -> None:

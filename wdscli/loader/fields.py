@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from warnings import warn
 
 from wdscli.errors import DataError, UsageError
 
@@ -43,7 +44,8 @@ def alternatives(names: str | Sequence[str]) -> list[str]:
 
 def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] | None:
     """What ``fields=`` names: a list of names, or text with commas between them; None for all. ``known`` are those that
-    the set has, where that was counted. Raises UsageError for what are no names, and where no sample has any."""
+    the set has, where that was counted: warns when no sample has any of them. Raises UsageError for what are no names.
+    """
     if fields is None:
         return None
     given: Any = fields.split(",") if isinstance(fields, str) else fields
@@ -52,7 +54,7 @@ def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] 
         raise UsageError(f"fields={fields!r}: fields are named by text", hint='fields=["jpg", "json"]')
     have = sorted(known or ())
     if names and have and not {name.lower() for name in names} & {name.lower() for name in have}:
-        raise UsageError(f"no sample has a field {' or '.join(names)}", hint=f"there are {', '.join(have)}")
+        warn(f"no sample has a field {' or '.join(names)}; there are {', '.join(have)}", stacklevel=3)
     return names
 
 

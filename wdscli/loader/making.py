@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.loader.failures import Failed, Policy, Replacing, Spare
 from wdscli.loader.handlers import StopEpoch
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 LOOKAHEAD = 4
 """Samples that wait or run in the pool, for each of its threads."""
+
+
+class _Begun(NamedTuple):
+    """A batch whose samples are in the pool: what becomes of them, how many were ``given``, whether the epoch ends
+    here."""
+
+    number: int
+    futures: list[Future[list[Any]]]
+    given: int
+    stops: bool = False
 
 
 class Maker:
@@ -39,15 +49,17 @@ class Maker:
 
     def _unit(self, read: Read) -> list[Any]:
         """What comes out for a batch. Raises what the policy and the stages raise."""
+        given = self._pipeline.given(read.samples)
         if self._replacing is None:
-            return self._pipeline.unit(self._policy.kept(read.samples))
+            return self._pipeline.unit(self._policy.kept(read.samples), given)
         items: list[Any] = []
         try:
             for position, sample in zip(read.positions.tolist(), read.samples):
                 items += self._replacing.made(position, sample)
         except StopEpoch as stop:
-            raise StopEpoch(self._pipeline.rest([*items, *stop.items])) from stop
-        return self._pipeline.rest(items)
+            items += stop.items
+            raise StopEpoch(self._pipeline.rest(items, len(items))) from stop
+        return self._pipeline.rest(items, given)
 
     def units(self, reads: Iterable[Read]) -> Iterator[Unit]:
         """A unit for each batch, up to one that stops."""
@@ -69,55 +81,56 @@ class Maker:
         """The same, with functions of samples in ``threads`` threads."""
         from concurrent.futures import ThreadPoolExecutor
 
-        waiting: deque[tuple[int, list[Future[list[Any]]], bool]] = deque()
+        waiting: deque[_Begun] = deque()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="wdscli-stages")
         ahead = 0
         try:
             for read in reads:
                 begun = self._begun(read, pool)
                 waiting.append(begun)
-                ahead += len(begun[1])
-                while waiting and ahead - len(waiting[0][1]) >= LOOKAHEAD * threads:
-                    ahead -= len(waiting[0][1])
-                    yield from self._ended(*waiting.popleft())
-                if begun[2]:
+                ahead += len(begun.futures)
+                while waiting and ahead - len(waiting[0].futures) >= LOOKAHEAD * threads:
+                    ahead -= len(waiting[0].futures)
+                    yield from self._ended(waiting.popleft())
+                if begun.stops:
                     break
             while waiting:
-                yield from self._ended(*waiting.popleft())
+                yield from self._ended(waiting.popleft())
         except _Stopped:
             return
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _begun(self, read: Read, pool: ThreadPoolExecutor) -> tuple[int, list[Future[list[Any]]], bool]:
-        """(batch, what becomes of its samples, whether the epoch ends here)."""
+    def _begun(self, read: Read, pool: ThreadPoolExecutor) -> _Begun:
+        given = self._pipeline.given(read.samples)
         if self._replacing is not None:
             made = self._replacing.made
             each = zip(read.positions.tolist(), read.samples)
-            return read.number, [pool.submit(made, *one) for one in each], False
+            return _Begun(read.number, [pool.submit(made, *one) for one in each], given)
         stops = False
         try:
             samples = self._policy.kept(read.samples)
         except StopEpoch as stop:
             samples, stops = stop.items, True
-        return read.number, [pool.submit(self._pipeline.each, sample) for sample in samples], stops
+        futures = [pool.submit(self._pipeline.each, sample) for sample in samples]
+        return _Begun(read.number, futures, given, stops)
 
-    def _ended(self, number: int, futures: list[Future[list[Any]]], stops: bool) -> Iterator[Unit]:
-        begin = time.perf_counter()
+    def _ended(self, begun: _Begun) -> Iterator[Unit]:
+        begin, stops = time.perf_counter(), begun.stops
         items: list[Any] = []
         try:
-            for future in futures:
+            for future in begun.futures:
                 items += future.result()
         except StopEpoch as stop:
             items += stop.items
             stops = True
         try:
-            found = self._pipeline.rest(items)
+            found = self._pipeline.rest(items, len(items) if stops else begun.given)
         except StopEpoch as stop:
             found, stops = stop.items, True
         end = time.perf_counter()
         self._times.working += end - begin
-        yield Unit(number, found, stops)
+        yield Unit(begun.number, found, stops)
         self._times.waiting += time.perf_counter() - end
         if stops:
             raise _Stopped

@@ -50,23 +50,33 @@ class _OfSample(_Stages):
         return Tagged(number, item) if self._keep else item
 
 
-class _Collated(_Stages):
-    """The batch stage of the set that all samples of a batch are of."""
+class _Unmade(_Stages):
+    """What stands for making a batch in :class:`_Collated`, which does that itself."""
 
-    def __call__(self, items: list[Tagged]) -> Tagged:
+    def __call__(self, items: list[Any]) -> list[Any]:
+        return items
+
+
+class _Collated(Batch):
+    """The batch stage of the set that all samples of a batch are of; ``collate`` knows the stages of all."""
+
+    def made(self, items: list[Tagged], given: int) -> list[Any]:
+        if not items:
+            return []
+        assert isinstance(self.collate, _Unmade)
         number = items[0].set
         if any(one.set != number for one in items):
             raise UsageError("a batch of several sets", hint="no slice() between two mixes per batch")
-        batch = self.pipelines[number].batch
+        batch = self.collate.pipelines[number].batch
         assert batch is not None
-        return Tagged(number, batch.made([item for _, item in items]))
+        return [Tagged(number, one) for one in batch.made([item for _, item in items], given)]
 
 
 class _OfBatch(_Stages):
     """The stages behind the batch stage."""
 
     def __call__(self, tagged: Tagged) -> list[Any]:
-        return self.pipelines[tagged.set].behind(tagged.item)
+        return self.pipelines[tagged.set].behind([tagged.item])
 
 
 class _OneOfBatch(_OfBatch):
@@ -177,12 +187,13 @@ def _by_sample(pipelines: Sequence[Pipeline]) -> Pipeline:
 
 
 def _by_batch(pipelines: Sequence[Pipeline]) -> Pipeline:
-    sizes = set()
+    batches = []
     for pipeline in pipelines:
         _want_no_generator(pipeline)
         if pipeline.batch is None:
             raise UsageError('mix(per="batch") wants datasets of batches', hint="call batched() on each")
-        sizes.add(pipeline.batch.size)
+        batches.append(pipeline.batch)
+    sizes = {batch.size for batch in batches}
     if len(sizes) > 1:
         raise UsageError(
             f'mix(per="batch") of batches of {" and ".join(map(str, sorted(sizes)))} samples',
@@ -192,7 +203,7 @@ def _by_batch(pipelines: Sequence[Pipeline]) -> Pipeline:
     last = Spread(_OfBatch(pipelines)) if several else _OneOfBatch(pipelines)
     return Pipeline(
         before=(_OfSample(pipelines, keep=True),),
-        batch=Batch(sizes.pop(), _Collated(pipelines)),
+        batch=_Collated(sizes.pop(), _Unmade(pipelines), partial=all(batch.partial for batch in batches)),
         after=(last,),
     )
 

@@ -9,7 +9,7 @@ whole, behind all others. It must not know where samples come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -33,15 +33,17 @@ DROPPED = _Dropped()
 
 
 class Batch(NamedTuple):
-    """The stage that makes batches of ``size`` samples of a rank; ``collate`` makes one of a list."""
+    """The stage that makes batches of ``size`` samples of a rank; ``collate`` makes one of a list. Without ``partial``
+    the last batch of an epoch is left out when it is not whole; one that stages made smaller is not."""
 
     size: int
     collate: Function
     partial: bool = True
 
-    def made(self, items: list[Any]) -> list[Any]:
-        """One batch of all items, or none when there is nothing to make one of."""
-        if not items or (len(items) < self.size and not self.partial):
+    def made(self, items: list[Any], given: int) -> list[Any]:
+        """One batch of all items, or none when there is nothing to make one of. ``given`` are the samples that it had
+        before stages and errors took some."""
+        if not items or (given < self.size and not self.partial):
             return []
         return [self.collate(items)]
 
@@ -93,9 +95,15 @@ class Pipeline(NamedTuple):
         """One more generator over all that comes out so far."""
         return self._replace(generators=(*self.generators, generator))
 
-    def unit(self, samples: Iterable[Any]) -> list[Any]:
-        """What comes out for the samples of one batch (or for one sample, when there is no batch stage). Raises
-        StopEpoch with what came out, when a handler ends the epoch here."""
+    def given(self, samples: Sequence[Any]) -> int:
+        """How many samples there are for a batch, before anything is done with them, where that makes a difference."""
+        if self.batch is None or self.batch.partial:
+            return 0
+        return sum(sample is not DROPPED for sample in samples)
+
+    def unit(self, samples: Iterable[Any], given: int = 0) -> list[Any]:
+        """What comes out for the samples of one batch (or for one sample, when there is no batch stage), which had
+        ``given``. Raises StopEpoch with what came out, when a handler ends the epoch here."""
         if self.batch is None:
             return _collected(_through(self.before, samples))
         stopped = False
@@ -103,7 +111,7 @@ class Pipeline(NamedTuple):
             items = _collected(_through(self.before, samples))
         except StopEpoch as stop:
             items, stopped = stop.items, True
-        found = self.rest(items)
+        found = self.rest(items, len(items) if stopped else given)
         if stopped:
             raise StopEpoch(found)
         return found
@@ -112,9 +120,10 @@ class Pipeline(NamedTuple):
         """What the functions of a sample make of one: it, or nothing. Raises what they raise."""
         return list(_through(self.before, (sample,)))
 
-    def rest(self, items: list[Any]) -> list[Any]:
-        """What comes out of what the functions of a sample made. Raises StopEpoch with what came out."""
-        return items if self.batch is None else self.behind(self.batch.made(items))
+    def rest(self, items: list[Any], given: int) -> list[Any]:
+        """What comes out of what the functions of a sample made of ``given`` samples. Raises StopEpoch with what came
+        out."""
+        return items if self.batch is None else self.behind(self.batch.made(items, given))
 
     def behind(self, batches: list[Any]) -> list[Any]:
         """What the stages behind the batch stage make of batches. Raises StopEpoch with what came out."""
