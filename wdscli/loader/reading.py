@@ -1,11 +1,11 @@
 """What an iteration reads, in blocks of batches, and ahead of itself where that pays.
 
 What it is: :func:`read_blocks`. How: positions of an epoch are known before anything is read, so the samples of many
-small batches are asked for at once, in blocks of about 4 MiB, which fit a processor's cache. A block is read by one
-thread behind the iteration, :class:`Ahead`, when reads wait: for remote shards from the beginning, for local ones once
-blocks were seen to wait for the disc longer than they took to read. What is in memory that the iteration did not take
-yet is bounded by a budget of bytes. An exception comes out where its samples would have come. It must not know what
-samples are, nor who takes them.
+small batches are asked for at once, in blocks of about 16 MiB, enough for several threads to copy large samples of. A
+block is read by one thread behind the iteration, :class:`Ahead`, when reads wait: for remote shards from the beginning,
+for local ones once blocks were seen to wait for the disc longer than they took to read. What is in memory that the
+iteration did not take yet is bounded by a budget of bytes. An exception comes out where its samples would have come. It
+must not know what samples are, nor who takes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     I64: TypeAlias = NDArray[numpy.int64]
 
-BLOCK = 4 << 20
+BLOCK = 16 << 20
 """Bytes of payloads that are read at once, at least a batch."""
 MOST = 1024
 """Samples that are read at once, at least a batch."""
