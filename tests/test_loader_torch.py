@@ -204,6 +204,50 @@ def test_webloader_knows_what_all_workers_left_out(manifest: str, workers: int) 
     assert left_out == 100
 
 
+def test_workers_of_a_plain_dataloader_warn_of_what_errors_took(tmp_path: Path) -> None:
+    with wds.ShardWriter(f"{tmp_path}/in-%d.tar", maxcount=10) as writer:
+        for number in range(40):
+            writer.write({"__key__": f"n{number}", "cls": number, "json": b"{" if number % 4 == 0 else b"{}"})
+    script = """if True:
+        import sys, torch.utils.data, wdscli.loader as wds
+        data = wds.WebDataset(sys.argv[1], on_error="skip").decode()
+        data = data.select(lambda sample: sample["cls"] % 4 < 3).batched(5)
+        loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=2)
+        for _ in range(2):
+            list(loader)
+        list(wds.WebLoader(data, num_workers=2))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    told = [line for line in done.stderr.splitlines() if "Warning: worker" in line]
+    numbers = [int(line.partition("left out ")[2].split()[0]) for line in told]
+    assert len(told) == 4
+    assert sum(numbers) == 20
+    assert all(f"(decode: DataError {number})" in line for number, line in zip(numbers, told))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_that_may_have_fewer_batches_are_told(manifest: str, workers: int) -> None:
+    def of(rank: int, keep: Any) -> Any:
+        return wds.WebDataset(manifest, rank=rank, world_size=2).map(Cls()).select(keep)
+
+    with pytest.warns(UserWarning, match="leave nothing of batch 0 of rank 1"):
+        assert len(list(wds.WebLoader(of(1, MultipleOf(9)).listed(4)))) < len(of(1, MultipleOf(9)).listed(4))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="stages leave nothing")
+        list(of(1, MultipleOf(3)).listed(3))
+        list(wds.WebDataset(manifest).map(Cls()).select(MultipleOf(9)).listed(4))
+        list(wds.WebDataset(manifest, rank=1, world_size=2, tail="uneven").map(Cls()).listed(50))
+    # The way out that the warning names.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rank in range(2):
+            loader = wds.WebLoader(of(rank, MultipleOf(9)).listed(4).repeat(), num_workers=workers)
+            loader = loader.unlisted().listed(4).with_epoch(10)
+            assert [len(batch) for batch in loader] == [4] * 10
+
+
 def test_webloader_makes_tensors_and_batches_as_torch_does(manifest: str) -> None:
     tuples = wds.WebDataset(manifest).to_tuple("cls", "__key__").map_tuple(int)
     webloader = wds.WebLoader(tuples, 40, num_workers=2, drop_last=True)

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
+from wdscli.loader import telling
 from wdscli.loader.checks import want_whole, want_word
 from wdscli.loader.failures import OnError, Policy, Spare
 from wdscli.loader.fluent import Epochs, Fluent
@@ -128,6 +129,10 @@ class PositionDataset(Fluent):
         """Batches of an epoch, the same on every rank."""
         return self._batches(None, epoch).total
 
+    def _gathered(self) -> Counts:
+        """What was counted as left out."""
+        return self._counts
+
     def take_counts(self) -> list[tuple[str, str, int]]:
         """What was counted as left out, which is not counted any more."""
         rows = self._counts.rows()
@@ -172,7 +177,8 @@ class PositionDataset(Fluent):
             start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
         iteration = self.standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
-        return items(start, share, iteration)
+        found = items(start, share, iteration)
+        return telling.by_worker(found, share.worker, self._gathered) if in_worker() else found
 
     def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """The state follows what was given."""
@@ -239,7 +245,7 @@ class PositionDataset(Fluent):
                 yield from self._made(maker, reads)
             return
         with self._making(line, batches, start) as (maker, blocks):
-            yield from self._made(maker, by_batch(blocks))
+            yield from telling.of_gaps(self._made(maker, by_batch(blocks)), batches)
 
     def _maker(self, spare: Spare, batches: Batches) -> Maker:
         return Maker(

@@ -87,7 +87,9 @@ class WebLoader(Fluent):
 
     def with_epoch(self: Self, nsamples: int = -1, nbatches: int = -1) -> Self:
         """Epochs of so many items. Without other stages of the loader an epoch goes on where the one before was cut."""
-        items = max(want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches))
+        items = max(
+            want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches)
+        )
         if items > 0 and not self._staged and self._exact:
             return self._with(dataset=self.dataset.with_epoch(items))
         return self.repeat(nbatches=items)
@@ -193,8 +195,7 @@ class WebLoader(Fluent):
 
     def _units(self, start: Place) -> Iterator[_Made]:
         """What workers made of each batch, in order."""
-        import torch.utils.data
-
+        torch = _torch()
         data = self._ours()
         if self._loader is None:
             # Their own source of seeds: going on in the middle of an epoch takes nothing from torch's.
@@ -225,11 +226,25 @@ class WebLoader(Fluent):
 
     def _plain(self, dataset: Any) -> Iterator[Any]:
         """What a plain DataLoader gives."""
-        import torch.utils.data
-
+        torch = _torch()
         batch = self._batch or {"batch_size": None}
         options = {**batch, "collate_fn": self._collate, **self._options}
         return iter(torch.utils.data.DataLoader(dataset, **options))
+
+
+def _torch() -> Any:
+    """torch, with its DataLoader. Raises UsageError where it is not installed."""
+    try:
+        import torch
+        import torch.utils.data
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError(
+            "WebLoader is torch's DataLoader, and torch is not installed",
+            hint="pip install 'wdscli[torch]'; without it, iterate the dataset itself, with threads=",
+        ) from None
+    return torch
 
 
 class _Asked:
