@@ -390,11 +390,28 @@ BREAKS: dict[str, Callable[[bytes], bytes]] = {
 
 class TestErrors:
     def test_a_failing_command_is_named(self, paths: list[str], keys: list[str]) -> None:
-        for policy in "raise", "skip":
-            data = wds.WebDataset(f"pipe:cat {paths[1]}; exit 3", on_error=policy)
-            found = []
-            with pytest.raises(InputError, match=r"pipe:cat .*; exit 3 failed: exit status 3"):
-                found += [key_of(one) for one in data]
+        data = wds.WebDataset(f"pipe:cat {paths[1]}; exit 3")
+        with pytest.raises(InputError, match=r"pipe:cat .*; exit 3 failed: exit status 3"):
+            list(data)
+
+    @pytest.mark.parametrize("how", [{"on_error": "skip"}, {"handler": wds.warn_and_continue}])
+    def test_a_failing_command_is_left_out_and_counted(
+        self, paths: list[str], keys: list[str], how: dict[str, Any]
+    ) -> None:
+        pipes = [
+            f"pipe:cat {paths[0]}",
+            f"pipe:cat {paths[1]}; exit 3",
+            "pipe:exit 4",
+            f"pipe:cat {paths[2]}",
+        ]
+        data = wds.WebDataset(pipes, **how)
+        with pytest.warns(UserWarning, match="exit status 3"):
+            found = [key_of(one) for one in data]
+        # The last sample of a shard is whole when the shard is.
+        assert found == [key for key in keys if key[:2] in ("s0", "s1", "s2") and key != "s1-007"]
+        assert data.stats()["dropped"] == {pipe: {"read: unreadable": 1} for pipe in pipes[1:3]}
+        with pytest.warns(UserWarning, match="exit status 4"), pytest.raises(InputError, match="no samples"):
+            list(wds.WebDataset("pipe:exit 4", **how))
 
     def test_no_such_command(self) -> None:
         with pytest.raises(InputError, match="pipe:no-such-program-here failed: exit status 127"):

@@ -36,7 +36,7 @@ from wdscli.loader.share import Batches, Tail
 from wdscli.loader.source import EpochReader
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
-from wdscli.storage import is_stream, open_source
+from wdscli.storage import open_source
 
 if TYPE_CHECKING:
     import numpy
@@ -177,9 +177,7 @@ class ShardStream:
                 for sample in iter_samples(source):
                     yield self._raw(address, sample.key, sample.fields)
         except (DataError, StorageError) as error:
-            # A command that fails is never taken for one that had no more to say.
-            if is_stream(address) and not isinstance(error, DataError):
-                raise
+            # Also of a command that fails at its end: it may have had more to say.
             policy.leave_out(Failed(error, address))
 
     def _raw(self, address: str, name: str, payloads: dict[str, bytes]) -> Raw:
