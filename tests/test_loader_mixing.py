@@ -13,6 +13,7 @@ from fractions import Fraction
 from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy
 import pytest
@@ -194,11 +195,15 @@ class TestSchedule:
 
 def units(data: Any, workers: int, first: int, epoch: int, share: Share) -> dict[int, list[Any]]:
     """What each of a rank's batches from ``first`` on is, made by so many workers."""
-    return {
-        unit.number: unit.items
-        for worker in range(workers)
-        for unit in data.units(Place(epoch, first + worker), share._replace(worker=worker, workers=workers))
-    }
+    found: dict[int, list[Any]] = {}
+    for worker in range(workers):
+        with mock.patch("wdscli.loader.dataset.find_worker", lambda asked=(worker, workers): asked):
+            for unit in data.units(
+                Place(epoch, first + worker), share._replace(worker=worker, workers=workers)
+            ):
+                assert unit.number not in found, "two workers made a batch"
+                found[unit.number] = unit.items
+    return found
 
 
 def world_of(make: Callable[..., Any], batch: int, world: int, workers: int, first: int, epoch: int) -> Any:
