@@ -237,7 +237,10 @@ class Fluent(PerSample):
             raise UsageError(
                 "shuffle(rng=) is not there", hint="the order is a function of WebDataset(seed=)"
             )
-        if want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")') < 1:
+        if (
+            want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")')
+            < 1
+        ):
             return self
         if self.pipeline.generators:
             return self._through(Buffer(size, self._seed if seed is None else seed))
@@ -290,7 +293,9 @@ class Fluent(PerSample):
     def with_epoch(self: Whole, nsamples: int = -1, nbatches: int = -1) -> Whole:
         """Epochs of so many items (batches, behind :meth:`batched`) of a rank, of all its workers together. An epoch
         goes on where the one before was cut, so all samples come once before any comes again."""
-        items = max(want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches))
+        items = max(
+            want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches)
+        )
         return self._with(_span=Epochs(None, items if items > 0 else None))
 
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
