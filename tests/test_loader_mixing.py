@@ -538,6 +538,8 @@ class TestErrors:
             wds.mix({a: 1, b: 0})
         with pytest.raises(UsageError, match="no such stop"):
             wds.mix([a, b], stop="last")  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="set none of the mix has no samples"):
+            len(wds.mix({"all": (a, 1), "none": (b.slice(0), 1)}))
         for sets_without in (f"{folder}/a", a, None, 5):
             with pytest.raises(UsageError, match="wants several sets"):
                 wds.mix(sets_without)

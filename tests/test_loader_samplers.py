@@ -121,6 +121,18 @@ class TestLength:
         for how in ({"batch_size": 0}, {"tail": "some"}, {"shuffle": "yes"}, {"window": 0}, {"rank": 1}):
             with pytest.raises(UsageError):
                 list(ShardSampler(table, **how))  # type: ignore[arg-type]
+        for wrong in ({"batch_size": "4"}, {"seed": "s"}, {"rank": 3, "world_size": 2}):
+            with pytest.raises(UsageError):
+                ShardSampler(table, **wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="of an IndexedDataset, not of a list"):
+            ShardSampler([1, 2])  # type: ignore[arg-type]
+        sampler = ShardSampler(table, batch_size=4)
+        with pytest.raises(UsageError, match="epoch='x'"):
+            sampler.set_epoch("x")  # type: ignore[arg-type]
+        for taken in (-1, len(sampler) + 1):
+            with pytest.raises(UsageError, match="taken of an iteration"):
+                sampler.state_dict(taken)
+        assert sampler.state_dict(len(sampler))["epoch"] == 1
 
 
 class TestState:

@@ -90,6 +90,10 @@ class MixSource:
         if known is None:
             up = 0 if self._stop == "first" else self.run - 1
             lengths = [(source.length(0) + up) // self.run for source in self.sources]
+            if self._stop != "all" and 0 in lengths:
+                which = lengths.index(0)
+                name = self.names[which] if which < len(self.names) else which
+                raise UsageError(f"set {name} of the mix has no samples", hint="leave it out")
             known = Schedule(self._quotas, lengths, stop=self._stop, seed=self._how["seed"])
             self._schedules = {self.run: known}
         return known

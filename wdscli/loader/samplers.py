@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
+from wdscli.loader.checks import want_whole
 from wdscli.loader.order import EpochOrder, Shuffle
 from wdscli.loader.place import Place, check_fits
 from wdscli.loader.ranks import Share, find_rank
@@ -59,10 +60,17 @@ class ShardSampler:
         world_size: int | None = None,
         tail: Tail | None = None,
     ) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise UsageError(f"batch_size must be at least 1, not {batch_size}")
+        if not hasattr(table, "layout"):
+            raise UsageError(
+                f"a ShardSampler is of an IndexedDataset, not of a {type(table).__name__}",
+                hint="the order of a WebDataset is its own: WebDataset(shuffle=...)",
+            )
+        if batch_size is not None:
+            batch_size = want_whole("batch_size", batch_size, least=1)
         if tail not in (None, "drop", "pad", "uneven"):
             raise UsageError(f'no such tail: "{tail}"', hint='"drop", "pad" or "uneven"')
+        seed, window = want_whole("seed", seed), want_whole("window", window, least=1)
+        find_rank(rank, world_size)
         self._layout = table.layout()
         self._how: dict[str, Any] = {"shuffle": shuffle}
         if shuffle == "window":
@@ -82,6 +90,7 @@ class ShardSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration."""
+        epoch = want_whole("epoch", epoch, least=0)
         if epoch != self._start.epoch:
             self._start = self._place = self._begun = Place(epoch)
 
@@ -118,9 +127,14 @@ class ShardSampler:
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """Where this is: plain values, the same on every rank. A DataLoader with workers asks for batches before they
         are used: ``taken``, the number of batches (samples without ``batch_size``) that came out of it since its
-        iteration began, makes the state exact."""
-        place = self._place if taken is None else self._begun._replace(batch=self._begun.batch + taken)
-        if place.batch >= self._batches().total > 0:
+        iteration began, makes the state exact. Raises UsageError for more than there were."""
+        place, total = self._place, self._batches().total
+        if taken is not None:
+            left = total - self._begun.batch
+            if not 0 <= want_whole("taken", taken) <= left:
+                raise UsageError(f"{taken} taken of an iteration that had {left}")
+            place = self._begun._replace(batch=self._begun.batch + int(taken))
+        if place.batch >= total > 0:
             place = Place(place.epoch + 1)
         return place.to_state(self._source(), self._batches().whole)
 
