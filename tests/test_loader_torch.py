@@ -232,10 +232,10 @@ def test_ranks_that_may_have_fewer_batches_are_told(manifest: str, workers: int)
     def of(rank: int, keep: Any) -> Any:
         return wds.WebDataset(manifest, rank=rank, world_size=2).map(Cls()).select(keep)
 
-    with pytest.warns(UserWarning, match="leave nothing of batch 0 of rank 1"):
+    with pytest.warns(UserWarning, match="nothing is left of batch 0 of rank 1"):
         assert len(list(wds.WebLoader(of(1, MultipleOf(9)).listed(4)))) < len(of(1, MultipleOf(9)).listed(4))
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="stages leave nothing")
+        warnings.filterwarnings("error", message="nothing is left")
         list(of(1, MultipleOf(3)).listed(3))
         list(wds.WebDataset(manifest).map(Cls()).select(MultipleOf(9)).listed(4))
         list(wds.WebDataset(manifest, rank=1, world_size=2, tail="uneven").map(Cls()).listed(50))

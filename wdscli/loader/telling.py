@@ -6,8 +6,9 @@ It must not know why something was left out.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from typing import Any, cast
 
 from wdscli.loader.pipeline import Unit
 from wdscli.loader.share import Batches
@@ -41,17 +42,27 @@ def _errors(counts: Counts) -> dict[tuple[str, str], int]:
     return {(shard, reason): number for shard, reason, number in counts.rows() if ": " in reason}
 
 
-def of_gaps(units: Iterable[Unit], batches: Batches) -> Iterator[Unit]:
-    """``units``, with a warning of the first batch of a rank of which stages left nothing: other ranks may have it."""
-    for unit in units:
-        if not unit.items and not unit.stops and unit.number + 1 < batches.total and batches.share.world > 1:
-            warnings.warn(
-                f"stages leave nothing of batch {unit.number} of rank {batches.share.rank}, so that ranks may have "
-                "different numbers of batches; where= instead of select() keeps them equal, and so does "
-                "WebLoader(data.repeat()).unbatched().batched(size).with_epoch(n)",
-                stacklevel=2,
-            )
+def of_gaps(units: Iterator[Unit], batches: Batches) -> Iterator[Unit]:
+    """``units``, with a warning of the first of several ranks' batches of which nothing is left: others may have it."""
+    # Closed here, when this is, and not when nobody refers to it any more: it may have threads.
+    with closing(cast("Generator[Unit, None, None]", units)):
+        for unit in units:
             yield unit
-            break
-        yield unit
-    yield from units
+            if (
+                not unit.items
+                and not unit.stops
+                and unit.number + 1 < batches.total
+                and batches.share.world > 1
+            ):
+                _warn_of_gap(unit.number, batches.share.rank)
+                break
+        yield from units
+
+
+def _warn_of_gap(number: int, rank: int) -> None:
+    warnings.warn(
+        f"nothing is left of batch {number} of rank {rank}, so that ranks may have different numbers of batches; "
+        'where= in the place of select() and on_error="substitute" keep them equal, and so does '
+        "WebLoader(data.repeat()).unbatched().batched(size).with_epoch(n)",
+        stacklevel=3,
+    )
