@@ -102,8 +102,8 @@ class PositionDataset(Fluent):
         return self.standing.start.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded. Call it before
-        workers are started: it is told to new ones only."""
+        """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded. Workers hear of it,
+        also those that stay alive."""
         start = self.standing.start
         self.standing.move(start if start.epoch == epoch else Place(epoch))
 
@@ -169,10 +169,11 @@ class PositionDataset(Fluent):
 
     def __iter__(self) -> Iterator[Any]:
         """What comes out from here to the end of the epoch. An iteration that is left early and begun again begins
-        where it began before; behind one that came to its end the next epoch is next. A state is of the latest one."""
+        where it began before; behind one that came to its end the next epoch is next. What the workers of a plain
+        DataLoader begin is of the next epoch in any case. A state is of the latest one."""
         self.check_samples()
         share = self.share()
-        start = self.standing.start
+        start = self.standing.begins()
         if share.workers > 1 and start.worker is None:
             start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
         iteration = self.standing.begin(start)
@@ -347,7 +348,7 @@ class PositionDataset(Fluent):
             raise UsageError(
                 "batches do not say where a stream is", hint="StatefulDataLoader asks its workers"
             )
-        start = self.standing.start
+        start = self.standing.begun
         left = self._batches().total - start.batch
         if start.item or self.pipeline.generators or self.pipeline.spreads:
             raise UsageError("batches do not say where this is: stages make several things of one")

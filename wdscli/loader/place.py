@@ -5,7 +5,8 @@ What it is: :class:`Place`, a few numbers, and :class:`Standing`, which a datase
 early and begun again begins where it began before. ``place`` is behind the last thing that the latest iteration gave.
 Workers of a DataLoader iterate copies, and what they gave nobody tells the original: when copies were made (by a fork,
 by pickling) and nothing was iterated here since, the place is not known, and asking for it is an error rather than a
-wrong answer. It must not know what is iterated.
+wrong answer. Which epochs they began is told by a :class:`~wdscli.loader.board.Board`, so that the next iteration is of
+the next one. It must not know what is iterated.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 from wdscli.errors import UsageError
+from wdscli.loader.ranks import in_worker, iteration_of_worker
+
+if TYPE_CHECKING:
+    from wdscli.loader.board import Board
 
 STATE_VERSION = 1
 
@@ -204,17 +211,83 @@ class Cursor:
 class Standing:
     """Where iterations of a dataset begin, and where the latest of them is."""
 
+    _board: Board | None = None
+    _turn = 0
+    """Of the board, when it was heard last."""
+    _birth: int | None = None
+    """How many copies were sent before this one, when it was sent itself."""
+
     def __init__(self, start: Place | None = None) -> None:
-        self._latest = 0
+        self._latest = self._copies = self._times = 0
+        _standings.add(self)
         self._cursor: Cursor | None = None
         self.move(start or Place())
 
     def move(self, start: Place) -> None:
         """Begin at ``start`` from now on."""
         self.start = self.place = start
+        self._moved = in_worker()
         self._followed = self._sent = False
         self._forks = _forks[0]
         self._latest += 1
+
+    @property
+    def start(self) -> Place:
+        """Where the next iteration begins, whoever makes it."""
+        latest = self._latest_of_workers
+        return self._start if latest is None else Place(latest + 1)
+
+    @start.setter
+    def start(self, start: Place) -> None:
+        self._start = start
+        if self._board is not None and self._board.is_mine:
+            self._tell(self._board)
+
+    @property
+    def begun(self) -> Place:
+        """Where the latest iteration of workers began, ``start`` when there was none."""
+        latest = self._latest_of_workers
+        return self._start if latest in (None, self._start.epoch) else Place(latest)
+
+    @property
+    def _latest_of_workers(self) -> int | None:
+        return self._board.latest if self._board is not None and self._board.is_mine else None
+
+    def _tell(self, board: Board) -> None:
+        self._origin = self._start
+        board.tell(*self._start[:3], self._start.topology)
+        self._turn = board.turn
+
+    def shared(self) -> Board:
+        """What workers that are started from now on read and write."""
+        from wdscli.loader.board import Board
+
+        if self._board is None or not self._board.is_mine:
+            self._board = Board.made()
+            self._tell(self._board)
+        return self._board
+
+    def begins(self) -> Place:
+        """Where an iteration begins that begins now; in a worker, where all that began it do."""
+        worker = iteration_of_worker()
+        if worker is None or self._board is None or self._board.is_mine:
+            if self._latest_of_workers is not None:
+                self.start = self.start
+            return self._start
+        from wdscli.loader.board import Begun
+
+        self._times += 1
+        birth = _forks_before[0] if self._birth is None else self._birth
+        begun = Begun(worker.seed, birth - worker.number, self._times, worker.workers)
+        if self._moved:  # a state was loaded in this worker
+            self._moved = False
+            self._board.note(begun, self._start.epoch)
+            return self._start
+        if self._board.turn != self._turn:
+            epoch, batch, item, topology = self._board.told()
+            self._origin, self._turn = Place(epoch, batch, item, topology=topology), self._board.turn
+        epoch = self._board.epoch_of(begun, self._origin.epoch)
+        return self._origin if epoch == self._origin.epoch else Place(epoch)
 
     def begin(self, place: Place | None = None) -> int:
         """A new iteration, which is the one that counts from now on; its number."""
@@ -260,14 +333,27 @@ class Standing:
         new.place, new._followed, new._sent, new._forks = self.place, self._followed, self._sent, self._forks
         return new
 
-    def __getstate__(self) -> Place:
+    def __getstate__(self) -> dict[str, Any]:
         self._sent = True
-        return self.start
+        if not _is_spawning() or in_worker():
+            return {"_start": self.start}
+        board, copies = self.shared(), self._copies
+        self._copies += 1
+        return {"_start": self._origin, "_board": board, "_turn": self._turn, "_birth": copies}
 
-    def __setstate__(self, start: Place) -> None:
-        self.__init__(start)  # type: ignore[misc]
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_start"])  # type: ignore[misc]
+        self._origin = self._start
+        self.__dict__.update(state)
 
 
+def _is_spawning() -> bool:
+    """Whether a process is being started, which gets what is pickled."""
+    context = sys.modules.get("multiprocessing.context")
+    return context is not None and context.get_spawning_popen() is not None
+
+
+_standings: WeakSet[Standing] = WeakSet()
 _forks = [0]
 """How often this process was forked, and its parents before they made it, ..."""
 _forks_before = [0]
@@ -282,4 +368,12 @@ def _note_birth() -> None:
     _forks_before[0] = _forks[0]
 
 
-os.register_at_fork(after_in_parent=_note_fork, after_in_child=_note_birth)
+def _share() -> None:
+    """Whatever is forked may be a worker."""
+    if "torch.utils.data" in sys.modules and not in_worker():
+        with suppress(OSError):
+            for standing in list(_standings):
+                standing.shared()
+
+
+os.register_at_fork(before=_share, after_in_parent=_note_fork, after_in_child=_note_birth)

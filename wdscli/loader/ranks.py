@@ -78,6 +78,22 @@ def find_worker() -> tuple[int, int]:
     return (0, 1) if info is None else (int(info.id), int(info.num_workers))
 
 
+class WorkerIteration(NamedTuple):
+    """Worker ``number`` of ``workers``; ``seed`` is the same for all that were started together."""
+
+    seed: int
+    number: int
+    workers: int
+
+
+def iteration_of_worker() -> WorkerIteration | None:
+    """Which worker this process is, None when it is none."""
+    info = _worker_info()
+    if info is None:
+        return None
+    return WorkerIteration(int(info.seed) - int(info.id), int(info.id), int(info.num_workers))
+
+
 def in_worker() -> bool:
     """Whether this process is a DataLoader's worker."""
     return _worker_info() is not None

@@ -56,7 +56,8 @@ class Batches(NamedTuple):
         """The positions of some batches, one after the other, and how many each has."""
         import numpy
 
-        count = self.batch if self.tail == "pad" else min(self.batch, self.length)  # of a batch that no set fills
+        # No more than there are: a batch may be larger than memory.
+        count = self.batch if self.tail == "pad" else min(self.batch, self.length)
         firsts: I64 = self.whole * numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
         places: I64 = self.share.rank + self.share.world * numpy.arange(count, dtype=numpy.int64)
         found: I64 = (firsts[:, None] + places).reshape(-1)

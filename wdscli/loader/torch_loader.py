@@ -141,7 +141,7 @@ class WebLoader(Fluent):
         if not isinstance(self.dataset, PositionDataset):
             return self._run(self._plain(self.dataset), 0)
         self.dataset.check_samples()
-        start = self.dataset.standing.start
+        start = self.dataset.standing.begins()
         topology = self._topology(self.dataset)
         check_topology(start, topology)
         iteration = self.dataset.standing.begin()

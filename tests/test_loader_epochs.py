@@ -1,0 +1,171 @@
+"""Epochs under a plain DataLoader: the next iteration is of the next epoch, and workers hear of set_epoch and of
+states, whether they are started anew or stay."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import pickle
+from typing import Any
+
+import pytest
+
+import wdscli.loader as wds
+from wdscli.errors import UsageError
+from wdscli.loader.board import ROWS, Begun, Board
+from wdscli.shards import ShardWriter
+
+torch_data = pytest.importorskip("torch.utils.data")
+
+COUNT = 30
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("set")
+    with ShardWriter(str(folder / "in-%06d.tar"), max_count=7) as writer:
+        for number in range(COUNT):
+            writer.write(f"n{number:02d}", {"cls": b"%d" % number})
+    return str(folder / "in-manifest.json")
+
+
+def key_of(sample: Any) -> str:
+    return str(sample["__key__"])
+
+
+def made(url: str, **more: Any) -> wds.WebDataset:
+    return wds.WebDataset(url, shuffle="window", seed=3, **more).map(key_of).listed(4)
+
+
+def epochs(url: str, count: int = 6) -> list[list[list[str]]]:
+    bare = made(url)
+    return [list(bare) for _ in range(count)]
+
+
+def loader(data: Any, workers: int = 2, **more: Any) -> Any:
+    return torch_data.DataLoader(data, batch_size=None, num_workers=workers, **more)
+
+
+@pytest.mark.parametrize(
+    ("context", "stay"), [("fork", False), ("fork", True), ("spawn", True), ("spawn", False)]
+)
+def test_workers_hear_of_epochs(url: str, context: str, stay: bool) -> None:
+    known = epochs(url)
+    data = made(url)
+    batches = loader(data, multiprocessing_context=context, persistent_workers=stay)
+    assert [list(batches), list(batches)] == known[:2]
+    assert data.epoch == 2
+    data.set_epoch(5)
+    assert list(batches) == known[5]
+    data.set_epoch(1)
+    assert [list(batches), list(batches)] == known[1:3]
+    assert list(data) == known[3], "whoever iterates next"
+    assert list(batches) == known[4]
+    other = made(url)
+    source = iter(other)
+    list(itertools.islice(source, 3))
+    data.load_state_dict(other.state_dict())
+    assert [list(batches), list(batches)] == [known[0][3:], known[1]]
+
+
+def test_an_iteration_of_workers_that_is_left_is_followed_by_the_next_epoch(url: str) -> None:
+    data = made(url)
+    batches = loader(data)
+    next(iter(batches))
+    known = epochs(url)
+    assert list(batches) == known[1]
+    assert data.epoch == 2
+    source = iter(batches)
+    for _ in range(3):
+        next(source)
+    with pytest.raises(UsageError, match="only the workers"):
+        data.state_dict()
+    other = made(url)
+    other.load_state_dict(data.state_dict(batches=3))
+    assert list(other) == known[2][3:]
+
+
+def test_epochs_that_are_cut_go_on_where_they_were_cut(url: str) -> None:
+    data = wds.WebDataset(url, resampled=True, seed=3).map(key_of).with_epoch(10)
+    batches = torch_data.DataLoader(data, batch_size=5, num_workers=2)
+    assert len({key for _ in range(3) for batch in batches for key in batch}) == COUNT
+
+
+def test_two_loaders_of_one_dataset_at_once(url: str) -> None:
+    data = made(url)
+    both = zip(loader(data), loader(data, 3))
+    first, second = (list(batches) for batches in zip(*both))
+    known = epochs(url)
+    assert [first, second] == known[:2]
+
+
+def test_workers_that_iterate_several_times_agree(url: str) -> None:
+    class Twice(torch_data.IterableDataset):  # type: ignore[misc,name-defined]
+        def __init__(self, data: Any) -> None:
+            self.data = data
+
+        def __iter__(self) -> Any:
+            return itertools.chain(self.data, self.data)
+
+    found = list(loader(Twice(made(url))))
+    known = epochs(url)
+    assert sorted(found) == sorted(known[0] + known[1])
+
+
+def test_stateful_dataloader_goes_on_to_the_next_epoch(url: str) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    known = epochs(url)
+    begun = stateful(made(url), batch_size=None, num_workers=2)
+    assert list(begun) == known[0]
+    source = iter(begun)
+    given = [next(source) for _ in range(3)]
+    resumed = stateful(made(url), batch_size=None, num_workers=2)
+    resumed.load_state_dict(begun.state_dict())
+    assert given + list(resumed) == known[1]
+    assert list(resumed) == known[2]
+
+
+def test_copies_that_are_no_workers_have_epochs_of_their_own(url: str) -> None:
+    data = made(url)
+    list(loader(data))
+    known = epochs(url)
+    other, sent = copy.deepcopy(data), pickle.loads(pickle.dumps(data))
+    assert list(loader(data)) == list(other) == list(sent) == known[1]
+
+
+def test_a_process_that_was_forked_and_is_no_worker_has_workers_of_its_own(url: str) -> None:
+    data = made(url)
+    list(loader(data, 1))
+    known = epochs(url)
+    child = os.fork()
+    if not child:
+        try:
+            list(data)
+            list(data)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert list(loader(data, 1)) == known[1], "what it began is not told to others"
+
+
+class TestBoard:
+    def test_all_workers_of_an_iteration_get_one_epoch(self) -> None:
+        board = Board.made()
+        board.tell(4, 2, 0, None)
+        assert board.told() == (4, 2, 0, None)
+        found = [board.epoch_of(Begun(7, 0, 1, 3), 4) for _ in range(3)]
+        again = [board.epoch_of(Begun(7, 0, 2, 3), 4) for _ in range(3)]  # workers that stayed
+        anew = [
+            board.epoch_of(Begun(7, birth, 1, 3), 4) for birth in (3, 4, 3)
+        ]  # of the same seed; another fork
+        late = board.epoch_of(Begun(7, 0, 2, 3), 4)
+        assert (found, again, anew, late) == ([4, 4, 4], [5, 5, 5], [6, 6, 6], 5)
+        assert board.latest == 6
+        board.tell(1, 0, 3, (2, 5))
+        assert (board.told(), board.latest, board.turn) == ((1, 0, 3, (2, 5)), None, 2)
+
+    def test_old_iterations_are_forgotten(self) -> None:
+        board = Board.made()
+        for number in range(3 * ROWS):
+            assert board.epoch_of(Begun(number, 2 * number, 1, 2), 0) == number
