@@ -174,3 +174,50 @@ def test_the_bottleneck_is_named(shares: Shares, workers: int, decode: str | Non
 def test_rates_of_nothing() -> None:
     report = BenchReport(0, 0, 0.0, 0.1, 1, 0, Shares(1, 0, 0), "")
     assert (report.samples_per_second, report.bytes_per_second) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value"),
+    [
+        (["--decode", "rgb8"], "decode", "rgb8"),
+        (["--workers", "3"], "workers", 3),
+        (["--threads", "2"], "threads", 2),
+        (["--batch", "7"], "batch", 7),
+        (["--shuffle", "full"], "shuffle", "full"),
+        (["--fields", "a,b", "--fields", "c"], "fields", ["a", "b", "c"]),
+        (["--prefetch", "1MB"], "prefetch", "1MB"),
+        (["--seconds", "2.5"], "seconds", 2.5),
+    ],
+)
+def test_every_option_reaches_the_loader(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], name: str, value: object
+) -> None:
+    from wdscli.cli.commands import bench as command
+    from wdscli.cli.main import main
+
+    given: dict[str, Any] = {}
+
+    def measured(urls: Any, **how: Any) -> BenchReport:
+        given.update(how)
+        return BenchReport(1, 1, 1.0, 0.0, 1, 0, Shares(1, 0, 0), "Fine.")
+
+    monkeypatch.setattr(command, "run", measured)
+    assert main(["bench", "x.tar"]) == 0
+    assert given[name] != value
+    assert main(["bench", *options, "x.tar"]) == 0
+    assert given[name] == value
+
+
+def test_arguments_reach_the_dataset(monkeypatch: pytest.MonkeyPatch, shards: list[str]) -> None:
+    import wdscli.loader.bench as home
+
+    given: dict[str, Any] = {}
+    true = home.WebDataset
+
+    def made(urls: Any, **how: Any) -> Any:
+        given.update(how)
+        return true(urls, **how)
+
+    monkeypatch.setattr(home, "WebDataset", made)
+    bench(shards, shuffle="full", fields=["cls"], prefetch="1MB", threads=3, seconds=0.05)
+    assert given == {"shuffle": "full", "fields": ["cls"], "prefetch": "1MB", "threads": 3}
