@@ -35,6 +35,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"window": 0}, "window=0"),
         ({"window": "4"}, "window='4'"),
         ({"seed": "a"}, "seed='a'"),
+        ({"prefetch": None}, "prefetch=None"),
+        ({"prefetch": -1}, "prefetch=-1"),
+        ({"prefetch": "much"}, "not a size"),
         ({"seed": 1.5}, "seed=1.5"),
         ({"rank": 1}, "rank and world_size"),
         ({"rank": "0", "world_size": "2"}, "rank='0'"),
@@ -104,6 +107,38 @@ def test_a_traceback_ends_in_the_hint() -> None:
         if sys.version_info >= (3, 11):
             assert shown[-2:] == ["wdscli.errors.InputError: cannot read x.tar", "hint: wds index x.tar"]
     assert not hasattr(InputError("cannot read x.tar"), "__notes__")
+
+
+def test_a_traceback_of_a_stage_ends_in_the_sample(url: str) -> None:
+    def wrong(sample: Any) -> int:
+        return 1 // int(sample["cls"])
+
+    data = wds.WebDataset(url).map(wrong, handler=wds.reraise_exception)
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(data)
+    assert str(caught.value) == "integer division or modulo by zero"
+    assert caught.value.__notes__ == [f'in map() of sample "n0" of {url}/in-000000.tar']  # type: ignore[attr-defined]
+    assert next(iter(wds.WebDataset(url).map(wrong, handler=wds.ignore_and_continue))) == 1
+    with pytest.raises(ValueError, match='no field "txt"') as missing:
+        list(wds.WebDataset(url).to_tuple("txt"))
+    assert "sample" in str(missing.value)
+
+
+def test_a_module_of_webdataset_is_told_where_its_names_are() -> None:
+    with pytest.raises(AttributeError, match=r"utils.*wdscli-webdataset\(7\)"):
+        wds.utils  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'shufle'$"):
+        wds.shufle  # noqa: B018
+
+
+def test_empty_variables_of_a_launcher_are_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "")
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert wds.WebDataset(url).share().world == 1
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(UsageError, match="RANK=1 and WORLD_SIZE=two are no numbers"):
+        wds.WebDataset(url).share()
 
 
 def test_paths_may_be_any(url: str) -> None:

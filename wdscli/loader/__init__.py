@@ -199,4 +199,16 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"wdscli.loader.{_HOMES[name]}"), name)
     if name in _CURRIED:
         return getattr(import_module("wdscli.loader.curried"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    more = ""
+    if name in (
+        "autodecode",
+        "cache",
+        "extradatasets",
+        "pytorch",
+        "shardlists",
+        "tariterators",
+        "utils",
+        "writer",
+    ):
+        more = ": the names of webdataset's modules are in wdscli.loader itself, see wdscli-webdataset(7)"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{more}")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn, TypeAlias
 
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, UsageError, WdsError, printable
 from wdscli.loader.stats import Counts
 
 Handler: TypeAlias = Callable[[Exception], bool]
@@ -79,10 +80,22 @@ class Guard:
         again, or StopEpoch."""
         if isinstance(error, UsageError):
             raise error  # wrong for every sample: a package that is missing, a call that makes no sense
-        go_on = self.handler(error)
+        try:
+            go_on = self.handler(error)
+        except Exception as raised:
+            if raised is error and not isinstance(error, WdsError):  # ours say where they are from
+                self._name(error, item)
+            raise
         self.drop(item, type(error).__name__)
         if not go_on:
             raise StopEpoch
+
+    def _name(self, error: Exception, item: Any) -> None:
+        """A traceback, from Python 3.11 on, ends in the sample."""
+        if isinstance(item, dict) and "__key__" in item:
+            said = printable(f'in {self.stage}() of sample "{item["__key__"]}" of {shard_of(item)}')
+            with suppress(AttributeError):
+                error.__notes__ = [*getattr(error, "__notes__", ()), said]  # type: ignore[attr-defined]
 
 
 def shard_of(item: Any) -> str:

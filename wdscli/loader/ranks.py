@@ -61,7 +61,7 @@ def _from_torch() -> tuple[int, int] | None:
 
 def _from_environment() -> tuple[int, int] | None:
     for rank, world in LAUNCHERS:
-        if rank in os.environ and world in os.environ:
+        if os.environ.get(rank) and os.environ.get(world):
             try:
                 return int(os.environ[rank]), int(os.environ[world])
             except ValueError:
