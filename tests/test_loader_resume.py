@@ -246,6 +246,12 @@ def test_what_is_no_state_is_refused(state: dict[str, Any]) -> None:
         numbers()().load_state_dict(state)
 
 
+@pytest.mark.parametrize("state", [None, [1], "state", 5])
+def test_what_is_no_dict_is_refused(state: Any) -> None:
+    with pytest.raises(UsageError, match="no state of a wdscli loader"):
+        PositionDataset(Numbers()).load_state_dict(state)
+
+
 def test_numbers_below_zero_are_refused() -> None:
     data = numbers()()
     with pytest.raises(UsageError, match="below 0"):

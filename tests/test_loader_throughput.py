@@ -164,6 +164,9 @@ class TestAhead:
     def test_a_size_that_is_none(self) -> None:
         with pytest.raises(UsageError, match="not a size"):
             PositionDataset(Slow(1), prefetch="much")
+        for none in (None, -1, 1.5):
+            with pytest.raises(UsageError, match="prefetch="):
+                PositionDataset(Slow(1), prefetch=none)  # type: ignore[arg-type]
 
 
 class TestAgenda:

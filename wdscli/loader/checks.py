@@ -9,6 +9,7 @@ from operator import index
 from typing import Any
 
 from wdscli.errors import UsageError
+from wdscli.units import parse_size
 
 
 def want_whole(name: str, value: Any, least: int | None = None, hint: str | None = None) -> int:
@@ -28,3 +29,10 @@ def want_word(name: str, value: Any, words: tuple[str, ...]) -> None:
     if value not in words:
         *others, last = (f'"{one}"' for one in words)
         raise UsageError(f"{name}={value!r} is not known", hint=f"{', '.join(others)} or {last}")
+
+
+def want_size(name: str, value: Any) -> int:
+    """Bytes, as a number or as text like ``"256MB"``. Raises UsageError."""
+    if isinstance(value, str):
+        return parse_size(value)
+    return want_whole(name, value, 0, hint=f'{name}="256MB", or 0 for none')

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.loader import telling
-from wdscli.loader.checks import want_whole, want_word
+from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.failures import OnError, Policy, Spare
 from wdscli.loader.fluent import Epochs, Fluent
 from wdscli.loader.generators import through
@@ -31,7 +31,6 @@ from wdscli.loader.source import PositionSource
 from wdscli.loader.span import ENDLESS, Span
 from wdscli.loader.stats import Counts
 from wdscli.loader.views import Blocks, Slice, Viewed
-from wdscli.units import parse_size
 
 if TYPE_CHECKING:
     import numpy
@@ -75,7 +74,7 @@ class PositionDataset(Fluent):
         self._together = want_whole("batch_size", batch_size, 1)
         """Samples that a DataLoader puts together, where there is no batch stage."""
         self.standing = Standing()
-        self._prefetch, self._threads = parse_size(prefetch), want_whole("threads", threads, 1)
+        self._prefetch, self._threads = want_size("prefetch", prefetch), want_whole("threads", threads, 1)
         self._counts, self._times = Counts(), Times()
         self._policy = Policy(on_error, self._counts, handler)
         self._views: tuple[tuple[Slice, bool], ...] = ()

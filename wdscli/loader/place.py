@@ -134,8 +134,10 @@ def _difference_of_set(theirs: list[Any], ours: list[Any]) -> tuple[str, Any, An
 
 def of_loader(state: Any) -> Any:
     """The state of the dataset in that of torchdata's StatefulDataLoader, for any number of workers; any other state as
-    it is. Raises UsageError where its workers do not stand one behind the other."""
-    if not isinstance(state, Mapping) or "wdscli" in state:
+    it is. Raises UsageError where its workers do not stand one behind the other, and for what is no dict."""
+    if not isinstance(state, Mapping):
+        raise UsageError("this is no state of a wdscli loader", hint="give back what state_dict() gave")
+    if "wdscli" in state:
         return state
     if isinstance(state.get("dataset_state"), Mapping):
         return state["dataset_state"]
