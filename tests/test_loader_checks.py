@@ -35,9 +35,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"window": 0}, "window=0"),
         ({"window": "4"}, "window='4'"),
         ({"seed": "a"}, "seed='a'"),
-        ({"prefetch": None}, "prefetch=None"),
-        ({"prefetch": -1}, "prefetch=-1"),
-        ({"prefetch": "much"}, "not a size"),
         ({"seed": 1.5}, "seed=1.5"),
         ({"rank": 1}, "rank and world_size"),
         ({"rank": "0", "world_size": "2"}, "rank='0'"),
@@ -68,6 +65,9 @@ def test_arguments_of_a_set(url: str, more: dict[str, Any], said: str) -> None:
         (lambda data: data.repeat("2"), "nepochs='2'"),
         (lambda data: data.with_length(-1), "n=-1"),
         (lambda data: data.to_tuple(), "to_tuple"),
+        (lambda data: data.set_epoch("a"), "epoch='a'"),
+        (lambda data: data.set_epoch(-1), "epoch=-1"),
+        (lambda data: wds.WebLoader(data).set_epoch(None), "epoch=None"),
         (lambda data: wds.WebLoader(data).with_epoch("5"), "nsamples='5'"),
     ],
 )
@@ -97,6 +97,12 @@ def test_a_batch_larger_than_memory_is_the_whole_epoch(url: str) -> None:
     assert list(data.listed(1 << 50, partial=False)) == []
     of_rank = Batches(10, 1 << 40, Share(1, 2), "uneven")
     assert of_rank.positions(0).tolist() == of_rank.several(range(1))[0].tolist() == [1, 3, 5, 7, 9]
+
+
+def test_a_state_of_another_order_names_the_shuffle_first(url: str) -> None:
+    state = wds.WebDataset(url, shuffle="window").state_dict()
+    with pytest.raises(UsageError, match="another shuffle: 'window', here is 'full'"):
+        wds.WebDataset(url, shuffle="full").load_state_dict(state)
 
 
 def test_a_traceback_ends_in_the_hint() -> None:

@@ -103,6 +103,7 @@ class PositionDataset(Fluent):
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded. Workers hear of it,
         also those that stay alive."""
+        epoch = want_whole("epoch", epoch, 0)
         start = self.standing.start
         self.standing.move(start if start.epoch == epoch else Place(epoch))
 

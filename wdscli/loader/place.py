@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from wdscli.loader.board import Board
 
 STATE_VERSION = 1
+TOLD_FIRST = ("fingerprint", "seed", "shuffle")
+"""What others follow from, where a state does not fit."""
 
 
 class Place(NamedTuple):
@@ -94,7 +96,7 @@ def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, 
         raise UsageError(
             f"the state is of {kinds['mix' in theirs]}, here is {kinds['mix' in source]}", hint=hint
         )
-    for name in sorted({*theirs, *source}, key=lambda name: (name != "fingerprint", name)):
+    for name in sorted({*theirs, *source}, key=lambda name: (name not in TOLD_FIRST, name)):
         if _plain(theirs.get(name)) != _plain(source.get(name)):
             what, one, other = _difference(name, _plain(theirs.get(name)), _plain(source.get(name)))
             raise UsageError(f"the state is of {what}: {one!r}, here is {other!r}", hint=hint)
