@@ -132,14 +132,23 @@ def mosaics(block: int | None, ranks: int) -> Row:
     return row(name, ranks, shuffled[positions[positions >= 0]])
 
 
-def mosaic_functions() -> tuple[Any, Any]:
-    """py1e and the division among ranks. The package's own beginning imports torchvision and clients of clouds."""
-    for name in ("streaming", "streaming.base"):
+def skip_beginning(*names: str) -> None:
+    """Let parts of packages be imported without the packages' own beginnings."""
+    for name in names:
         spec = find_spec(name)
         if spec is not None and name not in sys.modules:
             package = sys.modules[name] = ModuleType(name)
             package.__spec__ = spec
             package.__path__ = list(spec.submodule_search_locations or [])
+
+
+MOSAIC = "streaming", "streaming.base"
+"""Whose beginnings import torchvision and clients of clouds."""
+
+
+def mosaic_functions() -> tuple[Any, Any]:
+    """py1e and the division among ranks."""
+    skip_beginning(*MOSAIC)
     from streaming.base.partition import get_partitions
     from streaming.base.shuffle.py1e import get_shuffle_py1e
 
