@@ -147,5 +147,15 @@ def test_empty_variables_of_a_launcher_are_none(url: str, monkeypatch: pytest.Mo
         wds.WebDataset(url).share()
 
 
+def test_a_dataset_says_what_it_is(url: str) -> None:
+    data = wds.WebDataset(url, shuffle="window", seed=3)
+    assert repr(data) == "<WebDataset of 3 shards, 10 samples, shuffle='window', seed=3>"
+    staged = data.decode().slice(8).to_tuple("cls").map_tuple(float).batched(4).unbatched()
+    assert repr(staged).endswith(": decode, to_tuple, map_tuple, batched(4), unbatched>")
+    assert repr(data.compose(iter)).endswith(": iter>")
+    assert repr(wds.WebDataset(f"pipe:cat {url}/in-000000.tar")) == "<WebDataset of a stream>"
+    assert "several sets" in repr(wds.mix({"a": (data, 1), "b": (data, 2)}))
+
+
 def test_paths_may_be_any(url: str) -> None:
     assert len(wds.WebDataset(Path(url))) == 10

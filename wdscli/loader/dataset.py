@@ -89,6 +89,11 @@ class PositionDataset(Fluent):
         _register(type(self))
         return type(self)
 
+    def __repr__(self) -> str:
+        from wdscli.loader.shown import shown
+
+        return shown(type(self).__name__, self.source, self.pipeline)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_told": launched_rank()}
 
