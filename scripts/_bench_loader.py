@@ -383,12 +383,11 @@ def prepare(home: Path, kind: str, count: int, rows: list[Row]) -> None:
         return
     make_set(home, kind, count)
     shutil.rmtree(home / "whole")
-    for row in rows:
-        if row.needs in FORMATS:
-            try:
-                FORMATS[row.needs](home, kind, count)
-            except Exception as error:
-                print(f"{row.needs} cannot write {kind}: {type(error).__name__}: {error}", flush=True)
+    for name in FORMATS.keys() & {row.needs for row in rows}:
+        try:
+            FORMATS[name](home, kind, count)
+        except Exception as error:
+            print(f"{name} cannot write {kind}: {type(error).__name__}: {error}", flush=True)
 
 
 def main() -> None:
