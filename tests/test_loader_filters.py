@@ -279,6 +279,43 @@ class TestRefused:
             filtered(Catalog("pipe:cat x.tar"), where="cls == 1")
 
 
+class TestMissing:
+    """A shard that is not there when the filter looks."""
+
+    @pytest.mark.parametrize("how", [{"where": "cls == 1"}, {"where": "size.jpg > 0"}, {"keys": "n01/*"}])
+    def test_on_error_says_what_becomes_of_it(self, shards: list[str], tmp_path: Path, how: Any) -> None:
+        manifest = f"{tmp_path}/in-manifest.json"
+        gone = shards[2]
+        there = [one["__key__"] for one in WebDataset(manifest, **how) if one["__url__"] != gone]
+        everything = [one["__key__"] for one in WebDataset(manifest)]
+        Path(gone).unlink()
+        for make in WebDataset, IndexedDataset:
+            with pytest.raises(InputError, match="no such file"):
+                make(manifest, **how)
+            for policy in "skip", "substitute":
+                with pytest.warns(UserWarning, match="no such file"):
+                    data: Any = make(manifest, on_error=policy, **how)
+                assert [one["__key__"] for one in data] == there
+                assert data.stats()["dropped"] == {gone: {"read: unreadable": 1}}
+        for first in 0, 1:
+            view = IndexedDataset(manifest, on_error="skip")[first:]
+            with pytest.warns(UserWarning, match="no such file"):
+                found = list(view.select(**how).keys())
+            assert found == [key for key in there if key not in everything[:first]]
+            assert view.stats()["dropped"] == {gone: {"read: unreadable": 1}}
+
+    def test_keys_of_the_others_are_found(self, shards: list[str], tmp_path: Path) -> None:
+        manifest = f"{tmp_path}/in-manifest.json"
+        last, of_gone = IndexedDataset(shards[-1])[0]["__key__"], IndexedDataset(shards[2])[0]["__key__"]
+        Path(shards[2]).unlink()
+        table = IndexedDataset(manifest, on_error="skip")
+        assert table[last]["__key__"] == last
+        with pytest.raises(KeyError, match=of_gone):
+            table[of_gone]
+        with pytest.raises(InputError, match="no such file"):
+            IndexedDataset(manifest)[last]
+
+
 class TestFields:
     """``fields=``, which says what is read of each sample."""
 

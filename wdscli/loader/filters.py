@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from warnings import warn
 
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.catalog import Catalog, ShardTable, each_shard
 from wdscli.loader.fetch import Fetcher, Raw
 from wdscli.loader.wording import in_code, texts
@@ -52,10 +52,12 @@ LARGEST = 1 << 26
 
 
 class Kept(NamedTuple):
-    """The places in one shard of the samples that are kept, rising, and what was counted on the way."""
+    """The places in one shard of the samples that are kept, rising, and what was counted on the way; none, and the
+    ``error``, where the shard cannot be looked into."""
 
     rows: I64
     state: SelectionState
+    error: WdsError | None = None
 
 
 class Filter(NamedTuple):
@@ -99,7 +101,18 @@ class Filter(NamedTuple):
         return rule is None or rule.listed is None
 
     def kept(self, catalog: Catalog, shard: int) -> Kept:
-        """The samples of a shard that are kept. Raises DataError, InputError."""
+        """The samples of a shard that are kept. Raises DataError, InputError, but with ``on_error="skip"`` a shard that
+        cannot be looked into has none."""
+        import numpy
+
+        try:
+            return self._kept(catalog, shard)
+        except (DataError, StorageError) as error:
+            if self.on_error == "raise":
+                raise
+            return Kept(numpy.empty(0, dtype=numpy.int64), self.selection.new_state("skip"), error)
+
+    def _kept(self, catalog: Catalog, shard: int) -> Kept:
         import numpy
 
         index = catalog.index(shard)
@@ -185,13 +198,15 @@ class FilteredCatalog(Catalog):
         self._base: Catalog = base if within is None else within._base
         self._chosen: Filter | None = None if within else chosen
         self.addresses, self.manifest, self.is_indexed = base.addresses, base.manifest, True
-        self.spelled, self.losses = base.spelled, base.losses
+        self.spelled, self.losses = base.spelled, dict(base.losses)
         self._bits: list[bytes | None] = []
         self._unpacked: OrderedDict[int, I64] = OrderedDict()
         self._unpacked_rows = 0
         self.undecodable = {}
         counts, seen = [], chosen.selection.new_state()
-        for shard, (rows, state) in enumerate(_each_shard(base, chosen)):
+        for shard, (rows, state, error) in enumerate(_each_shard(base, chosen)):
+            if error is not None:
+                self.losses.setdefault(self.addresses[shard], error)
             if within is not None:
                 rows = within.also_kept(shard, rows)
             if "undecodable" in state.dropped:

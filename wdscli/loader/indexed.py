@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -96,8 +97,6 @@ class IndexedDataset(PerSample):
                 "an IndexedDataset needs shards that can be read at any place, not streams or compressed ones",
                 hint="WebDataset reads streams in order",
             )
-        for address, error in sorted(catalog.losses.items()):
-            self._policy.leave_out(Failed(error, address))
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise UsageError(f"threads={threads!r}: reading needs at least one")
         self._reading = (wanted_fields(fields, catalog.fields), threads)
@@ -105,10 +104,13 @@ class IndexedDataset(PerSample):
         if transform is not None:
             self.pipeline = self.map(transform).pipeline
 
-    def _open(self, catalog: Catalog) -> None:
+    def _open(self, catalog: Catalog, known: Iterable[str] = ()) -> None:
+        """Show ``catalog``; of its losses the ``known`` ones are counted already."""
         import numpy
 
         assert catalog.counts is not None
+        for address in sorted({*catalog.losses}.difference(known)):
+            self._policy.leave_out(Failed(catalog.losses[address], address))
         self.catalog = catalog
         self.ordinals = Ordinals(range(int(catalog.counts.sum())))
         self._ends: I64 = numpy.cumsum(catalog.counts)
@@ -185,7 +187,9 @@ class IndexedDataset(PerSample):
         if found is None:
             from wdscli.loader.keyindex import near
 
-            like = near(key, self.keys())
+            like: list[str] = []
+            with suppress(WdsError):  # of a shard that has nothing to do with it
+                like = near(key, self.keys())
             raise KeyError(f"no sample {key}" + (f"; there is {', '.join(like)}" if like else ""))
         return found
 
@@ -193,7 +197,7 @@ class IndexedDataset(PerSample):
         if not self._key_index:
             from wdscli.loader.keyindex import KeyIndex
 
-            self._key_index.append(KeyIndex(self.catalog))
+            self._key_index.append(KeyIndex(self.catalog, lenient=not self._policy.raises))
         shown = map(self.ordinals.find, self._key_index[0].find(key))
         return min((number for number in shown if number is not None), default=None)
 
@@ -221,7 +225,7 @@ class IndexedDataset(PerSample):
             return self
         if self.ordinals.is_all(self.catalog.total or 0):
             new = self._with()
-            new._open(FilteredCatalog(self.catalog, chosen))
+            new._open(FilteredCatalog(self.catalog, chosen), known=self.catalog.losses)
             return new
         return self.subset(self._selected(chosen))
 
@@ -234,7 +238,10 @@ class IndexedDataset(PerSample):
         mask: NDArray[numpy.bool_] = numpy.zeros(len(shards), dtype=bool)
         for shard in numpy.unique(shards).tolist():
             those = shards == shard
-            mask[those] = numpy.isin(places[those], chosen.kept(self.catalog, shard).rows)
+            rows, _, error = chosen.kept(self.catalog, shard)
+            if error is not None:
+                self._policy.leave_out(Failed(error, self.catalog.addresses[shard]))
+            mask[those] = numpy.isin(places[those], rows)
         return mask
 
     def layout(self) -> Layout:

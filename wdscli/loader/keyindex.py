@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wdscli.errors import DataError, StorageError
 from wdscli.loader.catalog import Catalog, ShardTable, each_shard
 from wdscli.loader.filters import FilteredCatalog
 from wdscli.model import to_bytes
@@ -28,12 +29,13 @@ COMPARED = 2_000
 
 
 class KeyIndex:
-    """The keys of a catalog's samples, numbered as it counts them."""
+    """The keys of a catalog's samples, numbered as it counts them. ``lenient`` finds none in a shard that cannot be
+    looked into."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, lenient: bool = False) -> None:
         import numpy
 
-        self._catalog = catalog
+        self._catalog, self._lenient = catalog, lenient
         assert catalog.counts is not None
         self._ends: I64 = numpy.cumsum(catalog.counts)
         hashes: U64 = numpy.empty(catalog.total or 0, dtype=numpy.uint64)
@@ -50,7 +52,13 @@ class KeyIndex:
         import numpy
         from xxhash import xxh3_64_intdigest
 
-        return numpy.array(list(map(xxh3_64_intdigest, keys_of(self._catalog, shard))), dtype=numpy.uint64)
+        try:
+            keys = keys_of(self._catalog, shard)
+        except (DataError, StorageError):
+            if not self._lenient or self._catalog.counts is None:
+                raise
+            return numpy.zeros(int(self._catalog.counts[shard]), dtype=numpy.uint64)
+        return numpy.array(list(map(xxh3_64_intdigest, keys)), dtype=numpy.uint64)
 
     def find(self, key: str) -> list[int]:
         """The numbers of the samples with this key, rising; one where the set is sound."""

@@ -105,12 +105,12 @@ class WebDataset(PositionDataset):
         check_splitter("nodesplitter", nodesplitter)
         check_splitter("workersplitter", workersplitter)
         catalog = Catalog(addresses_of(urls), salvage=on_error != "raise" or handler is not reraise_exception)
-        losses = catalog.losses if catalog.is_indexed else {}  # a stream counts what it comes to
         catalog.spelled = select_files is not None or rename_files is not None
         if where is not None or keys is not None or keys_from is not None:
             from wdscli.loader.filters import filtered
 
             catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error)
+        losses = catalog.losses if catalog.is_indexed else {}  # a stream counts what it comes to
         fields = wanted_fields(fields, catalog.fields)
         chosen = _order(shuffle, shardshuffle, resampled)
         source: PositionSource
