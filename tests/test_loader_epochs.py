@@ -7,6 +7,7 @@ import copy
 import itertools
 import os
 import pickle
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -98,6 +99,22 @@ def test_two_loaders_of_one_dataset_at_once(url: str) -> None:
     first, second = (list(batches) for batches in zip(*both))
     known = epochs(url)
     assert [first, second] == known[:2]
+
+
+def test_loaders_that_threads_start_at_the_same_time_have_whole_epochs(url: str) -> None:
+    data = made(url)
+    found: list[list[str]] = []
+
+    def run() -> None:
+        for _ in range(2):
+            found.append(sorted(itertools.chain(*loader(data))))
+
+    threads = [Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [sorted(itertools.chain(*epochs(url, 1)[0]))] * 6
 
 
 def test_workers_that_iterate_several_times_agree(url: str) -> None:

@@ -5,28 +5,29 @@ is started; nothing is left of it when they have ended. Why: torch's DataLoader 
 are started anew would begin the epoch that the process began with, again and again, and those that stay alive would
 not hear of ``set_epoch``. How: the process writes where to begin. The first worker of an iteration takes the epoch
 behind the latest one that was begun and writes it down for the others of the same iteration, who find it by what all
-of them know: when the first of them was started, the seed that torch gave them, and how often they have begun. Reading
-in this order (the latest, then the list; writing the other way round) they agree without a lock. It must not know what
-an epoch is made of.
+of them know: when the first of them was started, the seed that torch gave them, and how often they have begun. The
+file is locked while they look. It must not know what an epoch is made of.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 ROWS = 32
 """Iterations that are remembered."""
-TURN, EPOCH, BATCH, ITEM, WORLD, WORKERS, LATEST, HEAD = range(8)
+TURN, EPOCH, BATCH, ITEM, WORLD, WORKERS, LATEST, NOTED, HEAD = range(9)
 SEED, BIRTH, TIME, OF = range(4)
 SIZE = 8 * (HEAD + 4 * ROWS)
 NONE = -1
 
 
 class Begun(NamedTuple):
-    """An iteration, as one of ``workers`` knows it: ``birth`` counts what its process had started before the first of
-    them, ``time`` how often they have begun."""
+    """An iteration, as one of ``workers`` knows it: ``birth`` counts what the thread that started them had started
+    before the first of them, ``time`` how often they have begun."""
 
     seed: int
     birth: int
@@ -91,19 +92,39 @@ class Board:
 
     def epoch_of(self, begun: Begun, first: int) -> int:
         """The epoch of an iteration: ``first`` for the first one."""
-        latest = self.latest
-        for row in range(HEAD, HEAD + 4 * ROWS, 4):
-            seed, birth, time, epoch = self._numbers[row : row + 4]
-            # Whoever forks at the same time, from another thread, may come in between the workers.
-            if (seed, time) == (begun.seed, begun.time) and abs(birth - begun.birth) < begun.workers:
-                return int(epoch)
-        epoch = first if latest is None else latest + 1
-        self.note(begun, epoch)
-        return epoch
+        with self._locked():
+            latest = self.latest
+            for row in range(HEAD, HEAD + 4 * ROWS, 4):
+                seed, birth, time, epoch = self._numbers[row : row + 4]
+                # What else the thread starts may come in between the workers.
+                if (seed, time) == (begun.seed, begun.time) and abs(birth - begun.birth) < begun.workers:
+                    return int(epoch)
+            epoch = first if latest is None else latest + 1
+            self._write(begun, epoch)
+            return epoch
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        # A lock of the process: one that dies lets go of it, and one that is forked does not have it.
+        try:
+            from fcntl import LOCK_EX, LOCK_UN, lockf
+        except ImportError:  # no such system forks, and its workers begin seconds apart
+            yield
+            return
+        lockf(self._file, LOCK_EX)
+        try:
+            yield
+        finally:
+            lockf(self._file, LOCK_UN)
 
     def note(self, begun: Begun, epoch: int) -> None:
         """An iteration is of ``epoch``."""
-        row = HEAD + 4 * ((begun.birth + begun.time) % ROWS)
+        with self._locked():
+            self._write(begun, epoch)
+
+    def _write(self, begun: Begun, epoch: int) -> None:
+        row = HEAD + 4 * (self._numbers[NOTED] % ROWS)
+        self._numbers[NOTED] += 1
         self._numbers[row + TIME] = NONE
         self._numbers[row + OF] = epoch
         self._numbers[row + SEED], self._numbers[row + BIRTH] = begun.seed, begun.birth

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from threading import Lock, local
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
@@ -219,10 +220,10 @@ class Standing:
     _turn = 0
     """Of the board, when it was heard last."""
     _birth: int | None = None
-    """How many copies were sent before this one, when it was sent itself."""
+    """What the thread that sent this copy had started before, when it was sent."""
 
     def __init__(self, start: Place | None = None) -> None:
-        self._latest = self._copies = self._times = 0
+        self._latest = self._times = 0
         _standings.add(self)
         self._cursor: Cursor | None = None
         self.move(start or Place())
@@ -266,10 +267,12 @@ class Standing:
         """What workers that are started from now on read and write."""
         from wdscli.loader.board import Board
 
-        if self._board is None or not self._board.is_mine:
-            self._board = Board.made()
-            self._tell(self._board)
-        return self._board
+        with _sharing[0]:
+            if self._board is None or not self._board.is_mine:
+                board = Board.made()
+                self._tell(board)
+                self._board = board
+            return self._board
 
     def begins(self) -> Place:
         """Where an iteration begins that begins now; in a worker, where all that began it do."""
@@ -281,7 +284,7 @@ class Standing:
         from wdscli.loader.board import Begun
 
         self._times += 1
-        birth = _forks_before[0] if self._birth is None else self._birth
+        birth = _started() if self._birth is None else self._birth
         begun = Begun(worker.seed, birth - worker.number, self._times, worker.workers)
         if self._moved:  # a state was loaded in this worker
             self._moved = False
@@ -341,9 +344,9 @@ class Standing:
         self._sent = True
         if not _is_spawning() or in_worker():
             return {"_start": self.start}
-        board, copies = self.shared(), self._copies
-        self._copies += 1
-        return {"_start": self._origin, "_board": board, "_turn": self._turn, "_birth": copies}
+        board, birth = self.shared(), _started()
+        _of_thread.started = birth + 1
+        return {"_start": self._origin, "_board": board, "_turn": self._turn, "_birth": birth}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_start"])  # type: ignore[misc]
@@ -364,11 +367,22 @@ _forks_before = [0]
 """... which is this part of it."""
 
 
+_sharing = [Lock()]
+_of_thread = local()
+
+
+def _started() -> int:
+    """What this thread has forked and sent to others; in a process that was forked, what the one who did it had."""
+    return int(getattr(_of_thread, "started", 0))
+
+
 def _note_fork() -> None:
     _forks[0] += 1
+    _of_thread.started = _started() + 1
 
 
 def _note_birth() -> None:
+    _sharing[0] = Lock()  # of a thread that is not here
     _forks_before[0] = _forks[0]
 
 
