@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 import random
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +19,7 @@ import pytest
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.loader import ahead, packing, reading
+from wdscli.loader import ahead, packing, pipes, reading
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.meter import METER
 from wdscli.loader.packing import Packed
@@ -331,6 +333,17 @@ def written(folder: Path, count: int, size: int = 10, shards: int = 2) -> str:
     return f"{folder}/in-manifest.json"
 
 
+def widest_pipe(_: Any) -> int:
+    """Bytes that the widest pipe of this process holds."""
+    from fcntl import F_GETPIPE_SZ, fcntl
+
+    found = [0]
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(fcntl(int(name), F_GETPIPE_SZ))
+    return max(found)
+
+
 def told(batch: Any) -> Any:
     keys = batch["__key__"]
     return [[*keys], keys[0], keys[1:], keys.index(keys[-1]), "n0000" in keys, len(set(batch["__url__"]))]
@@ -364,6 +377,19 @@ class TestWorkers:
         first, _ = data.DataLoader(batches, batch_size=2, num_workers=1)
         assert first["__key__"] == [("n0000", "n0002"), ("n0001", "n0003")]
         assert first["cls"] == [(b"0", b"2"), (b"1", b"3")]
+
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    @pytest.mark.parametrize("loader", ["DataLoader", "WebLoader"])
+    def test_their_pipe_holds_a_batch(self, tmp_path: Path, method: str, loader: str) -> None:
+        data = pytest.importorskip("torch.utils.data")
+        if int(Path("/proc/sys/fs/pipe-max-size").read_text()) < pipes.WANTED:
+            pytest.skip("pipes are narrow here")
+        batches = wds.WebDataset(written(tmp_path, 8)).batched(2).map(widest_pipe)
+        module: Any = data if loader == "DataLoader" else wds
+        made = getattr(module, loader)(
+            batches, batch_size=None, num_workers=1, multiprocessing_context=method
+        )
+        assert max(made) == pipes.WANTED
 
     def test_pinning_leaves_them(self) -> None:
         column = Packed([b"a"])

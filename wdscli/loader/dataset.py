@@ -23,6 +23,7 @@ from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.making import Maker
 from wdscli.loader.meter import Times
 from wdscli.loader.pipeline import Pipeline, Unit
+from wdscli.loader.pipes import widen
 from wdscli.loader.place import Cursor, Place, Standing, check_fits, check_topology, of_loader, regrouped
 from wdscli.loader.ranks import Share, find_rank, find_worker, in_worker, launched_rank
 from wdscli.loader.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
@@ -241,6 +242,8 @@ class PositionDataset(Fluent):
 
     def units(self, start: Place, share: Share) -> Iterator[Unit]:
         """What comes out for each batch from ``start`` on, for this worker, before any generators."""
+        if in_worker():
+            widen()
         line = self._line(share)
         batches = self._batches(line, start.epoch)
         if self.is_stream:
