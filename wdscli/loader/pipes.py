@@ -9,16 +9,14 @@ system has no such pipes to give, nothing changes. It must not know what travels
 from __future__ import annotations
 
 import sys
-from functools import cache
 from typing import Any
 
 WANTED = 1 << 20
 """Bytes: what Linux gives anybody."""
 
 
-@cache
 def widen() -> None:
-    """Make the pipe of this worker process wide, once; to be called below torch's worker loop."""
+    """Make the pipe of this worker process wide; to be called below torch's worker loop, as often as is convenient."""
     try:
         from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
 
