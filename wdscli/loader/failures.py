@@ -165,16 +165,13 @@ class Policy:
         self._warn(error.shard or "", "undecodable", error)
 
     def leave_out(self, failed: Failed) -> None:
-        """Count ``failed``. Raises its error, or StopEpoch, where that is wanted instead."""
+        """Count ``failed``, and warn of it the first time. Raises its error, or StopEpoch, where that is wanted
+        instead."""
         stops = self.on_error == "raise" and not self._handler(failed.error)
-        self.note(failed)
-        if stops:
-            raise StopEpoch
-
-    def note(self, failed: Failed) -> None:
-        """Count what is left out, and warn of it the first time."""
         self._counts.add(failed.shard, failed.reason)
         self._warn(failed.shard, failed.reason, failed.error)
+        if stops:
+            raise StopEpoch
 
     def _warn(self, shard: str, reason: str, error: WdsError) -> None:
         if (shard, reason) not in self._warned:

@@ -129,12 +129,17 @@ class _MixReader:
         for number in numpy.unique(sets).tolist():
             rows = numpy.flatnonzero(sets == number)
             for row, item in zip(rows.tolist(), self._of_set(number, places[rows])):
-                found[row] = item if item is DROPPED or type(item) is Failed else Tagged(number, item)
-        if self._source.label is not None:
-            for one in found:
-                if type(one) is Tagged:
-                    label_sample(self._source.names, self._source.label, one)
+                found[row] = self._tagged(number, item)
         return found
+
+    def _tagged(self, number: int, item: Any) -> Any:
+        """A sample with its set, said in it too where that is wanted; anything else as it is."""
+        if item is DROPPED or type(item) is Failed:
+            return item
+        tagged = Tagged(number, item)
+        if self._source.label is not None:
+            label_sample(self._source.names, self._source.label, tagged)
+        return tagged
 
     def instead(self, position: int, step: int) -> Any:
         """A sample of the same epoch of the same set."""
@@ -145,13 +150,7 @@ class _MixReader:
         number = int(sets[0])
         epochs, at = self._in_epochs(number, places * self._run + within)
         reader = self._reader(number, int(epochs[0]))
-        item = instead(reader, int(at[0]), step, self._lengths[number])
-        if type(item) is Failed:
-            return item
-        tagged = Tagged(number, item)
-        if self._source.label is not None:
-            label_sample(self._source.names, self._source.label, tagged)
-        return tagged
+        return self._tagged(number, instead(reader, int(at[0]), step, self._lengths[number]))
 
     def _of_set(self, number: int, places: I64) -> list[Any]:
         """Samples of one set, by their numbers in this epoch of the mix."""

@@ -10,12 +10,13 @@ know what the bytes mean.
 from __future__ import annotations
 
 import os
-import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any, overload
+
+from wdscli.loader.ranks import in_worker
 
 SHARED = 1 << 20
 """Bytes from which on shared memory costs less than a pipe: torch makes a connection for each tensor."""
@@ -103,7 +104,8 @@ class Packed:
         sizes = array("q", [end - begin for begin, end in pairwise(self.offsets)]).tobytes()
         total = self.offsets[-1]
         data: Any = self._buffer
-        if data is None and total >= SHARED and _in_worker():
+        # What a worker pickles goes through torch's shared memory.
+        if data is None and total >= SHARED and in_worker():
             data = _shared(self._parts or (), total)
         return _unpacked, (self.buffer.tobytes() if data is None else data, sizes)
 
@@ -113,12 +115,6 @@ def _unpacked(buffer: Any, sizes: bytes) -> Packed:
     column._parts, column._buffer = None, buffer
     column.offsets = [0, *accumulate(array("q", sizes))]
     return column
-
-
-def _in_worker() -> bool:
-    """Whether this is a worker process of torch's DataLoader, whose pickles go through torch's shared memory."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None
 
 
 def _shared(parts: Sequence[bytes], total: int) -> Any:
@@ -214,7 +210,7 @@ class Names:
 
 def for_transport(batch: Any) -> Any:
     """The same where it pays, in a worker process of a DataLoader, with keys and addresses as :class:`Names`."""
-    if not _in_worker():
+    if not in_worker():
         return batch
     batch = in_columns(batch)
     if isinstance(batch, dict):

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from wdscli.errors import DataError, OutputError
-from wdscli.executors import make_executor, run_tasks
+from wdscli.executors import make_executor
 from wdscli.model import to_text
 from wdscli.ops.external import Stored
 from wdscli.ops.layout import Shape, suffixed
@@ -26,6 +26,7 @@ from wdscli.ops.overflow import Keep
 from wdscli.ops.rows import Samples
 from wdscli.ops.scratch import HINT, is_ours_alone
 from wdscli.ops.survey import PayloadOf, Survey, SurveyTask, gather_samples, out_length, survey
+from wdscli.ops.surveying import of_each
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection import Selection, SelectionState
@@ -267,20 +268,14 @@ def survey_sets(
     """What was taken of each shard, set by set; ``states`` has one for each set. In this process when samples are
     counted across shards, or when it is the only one."""
     tasks = [task for of_set in sets for task in of_set]
-    progress.start("reading headers", len(tasks), "shards")
     alone = any(is_ours_alone(one.task.address) or not one.task.selection.is_trivial for one in tasks)
-    found: list[Taken] = []
-    if alone or (jobs == 1 and engine is None):
-        for task in tasks:
-            state = states[task.number]
-            found.append(_nothing() if state.done else survey_shard(task, state))
-            progress.advance(1)
-    else:
-        with make_executor(jobs, engine) as executor:
-            for one in run_tasks(executor, survey_shard, tasks):
-                found.append(one)
-                progress.advance(1)
-    progress.finish()
+    executor = None if alone or (jobs == 1 and engine is None) else make_executor(jobs, engine)
+
+    def here(task: JoinSurveyTask) -> Taken:
+        state = states[task.number]
+        return _nothing() if state.done else survey_shard(task, state)
+
+    found = of_each(tasks, here, survey_shard, executor, progress)
     whole, at = [], 0
     for of_set in sets:
         whole.append(found[at : at + len(of_set)])

@@ -8,8 +8,9 @@ wherever tasks run. It must not know what surveys are for.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, TypeVar
 
 from wdscli.executors import make_executor, run_tasks
 from wdscli.ops.jobs import WORTH_BYTES, useful_jobs
@@ -20,6 +21,12 @@ from wdscli.selection import SelectionState
 from wdscli.shards.shardfile import index_address
 from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+Task = TypeVar("Task")
+Found = TypeVar("Found")
 
 HEADERS_WORTH = 16 << 20
 """What a remote input is taken to cost."""
@@ -48,8 +55,6 @@ def surveys_of(
     """One survey a shard. In this process when samples are counted across shards, or when there is little to do. A
     shard that comes after all that may be selected is not opened. At most ``most`` processes, whatever ``jobs``."""
     addresses = [task.address for task in tasks]
-    progress.start("reading headers", len(tasks), "shards")
-    found: list[Survey] = []
     # What only this process can read, no worker can.
     alone = any(is_ours_alone(one) or is_of_this_process(one) for one in addresses) or not all(
         task.selection.is_trivial for task in tasks
@@ -57,15 +62,28 @@ def surveys_of(
     size = bytes_of(tasks)
     alone = alone or (size < WORTH_BYTES and all(map(_has_index, tasks)))
     workers = 1 if alone else min(most, useful_jobs(jobs, len(tasks), size))
-    if alone or (workers == 1 and engine is None):
-        for task in tasks:
-            found.append(Survey() if state.done else survey(task, state))
+    is_here = alone or (workers == 1 and engine is None)
+    executor = None if is_here else make_executor(workers, engine)
+    return of_each(
+        tasks, lambda task: Survey() if state.done else survey(task, state), survey, executor, progress
+    )
+
+
+def of_each(
+    tasks: Sequence[Task],
+    here: Callable[[Task], Found],
+    there: Callable[[Task], Found],
+    executor: Executor | None,
+    progress: Progress,
+) -> list[Found]:
+    """What is found of each shard: by ``here`` in this process, or by ``there`` wherever ``executor`` runs it. Raises
+    what they raise."""
+    progress.start("reading headers", len(tasks), "shards")
+    found: list[Found] = []
+    with executor or nullcontext():
+        for one in map(here, tasks) if executor is None else run_tasks(executor, there, tasks):
+            found.append(one)
             progress.advance(1)
-    else:
-        with make_executor(workers, engine) as executor:
-            for one in run_tasks(executor, survey, tasks):
-                found.append(one)
-                progress.advance(1)
     progress.finish()
     return found
 
