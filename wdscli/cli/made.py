@@ -58,7 +58,6 @@ def print_plan(out: Out, planned: ReorderPlan) -> None:
     out.summary(f"would write {total} ({planned.strategy}: {planned.reason})")
     _tell_parts(out, parts)
     _tell_empty(out, sum(1 for shard in planned.planned if not shard.samples))
-    _tell_repeats(out, planned.repeated)
     _tell_joined(out, counts)
     _tell_losses(out, planned.dropped, planned.ignored, planned.oversized)
 
@@ -93,7 +92,6 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
                 "payload_bytes_in": report.payload_bytes_in,
                 "payload_bytes": report.payload_bytes,
                 "dropped": report.dropped,
-                "repeated": report.repeated,
                 "ignored": report.ignored,
                 "strategy": report.strategy,
                 **_joined(report.joined),
@@ -113,7 +111,6 @@ def print_report(out: Out, report: ReorderReport, done: str, oversized: int = 0)
         written = zip(report.parts, report.manifests, strict=True)
         _tell_parts(out, [PartTotals(name, m.samples, len(m.shards), m.size_bytes) for name, m in written])
     _tell_empty(out, sum(1 for one in report.manifests for shard in one.shards if not shard.samples))
-    _tell_repeats(out, report.repeated)
     _tell_joined(out, report.joined)
     _tell_losses(out, report.dropped, report.ignored, oversized)
 
@@ -143,11 +140,6 @@ def _tell_parts(out: Out, parts: Sequence[PartTotals]) -> None:
 def _tell_empty(out: Out, shards: int) -> None:
     if shards:
         out.warn(f"{plural(shards, 'shard')} without samples: fewer samples than shards")
-
-
-def _tell_repeats(out: Out, repeated: int) -> None:
-    if repeated:
-        out.summary(f"{plural(repeated, 'sample')} of these came before, and got new keys")
 
 
 def _tell_joined(out: Out, found: JoinCounts | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.ops.rows import Ordered, Samples
+from wdscli.ops.table import Ordered, PlanTable
 
 if TYPE_CHECKING:
     from wdscli.ops.layout import OnConflict
@@ -35,11 +35,11 @@ class Beside(NamedTuple):
     :data:`NOBODY` where there is none. ``sets`` is the set (from 0) of each input; ``policies`` has one for each set:
     what is done about a field that is there already."""
 
-    others: tuple[Samples, ...]
+    others: tuple[PlanTable, ...]
     sets: dict[int, int]
     policies: tuple[OnConflict, ...]
 
-    def inputs(self, samples: Samples) -> list[int]:
+    def inputs(self, samples: PlanTable) -> list[int]:
         """The inputs that the task reads, in rising order, ``samples`` being the first parts."""
         import numpy
 

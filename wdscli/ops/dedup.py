@@ -8,8 +8,9 @@ hashed and compared in pieces. It must not know what becomes of the samples that
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_128, xxh3_128_digest
 
@@ -18,25 +19,23 @@ from wdscli.model import to_bytes, to_text
 from wdscli.ops.duplicates import AT_ONCE, Duplicates
 from wdscli.ops.opened import Inputs
 from wdscli.ops.orders import Pool
-from wdscli.ops.rekey import Rekey, shard_stem
-from wdscli.ops.repeats import read_again, repeated_rows
-from wdscli.ops.rows import Samples
+from wdscli.ops.repeats import Pairs, read_again, repeated_rows
 from wdscli.ops.runs import PIECE, cut_short
 from wdscli.ops.scratch import Input
 from wdscli.ops.survey import PayloadOf, SurveyTask
+from wdscli.ops.table import ROWS_PER_BLOCK, PlanTable
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import I64
+    from wdscli.ops.table import I64, Mask
+    from wdscli.ops.values import Values
 
 KEY = "key"
 """What ``--dedup`` takes for the key, not for a field."""
-PAIR = [("row", "<u8"), ("first", "<u8")]
-"""A record of a row and the row of the sample that it repeats, or may repeat."""
-
-Pairs = list[tuple[int, int]]
-"""(row, row of the sample that it repeats)."""
+REASON = "duplicate"
+"""Why a sample is left out."""
+DIGEST_BYTES = 16
 
 
 class Dedup(NamedTuple):
@@ -77,15 +76,33 @@ class Dedup(NamedTuple):
         self, pool: Pool, inputs: Sequence[Input], template: SurveyTask, progress: Progress
     ) -> tuple[Pool, Duplicates]:
         """The samples that repeat none, and the others. Raises InputError, DataError."""
+        if self.fields and pool.samples.total and pool.values is not None and not pool.values.lengths.any():
+            progress.warn(f"no sample has {' and '.join(map(to_text, self.fields))} to tell duplicates by")
         if pool.values is None:
             pairs = repeated_rows(pool.samples, inputs, template)
         else:
             pairs = Comparison(self, pool.samples, inputs, template).pairs(pool.values, progress)
             pool = pool._replace(values=None)
-        rows = [row for row, _ in pairs]
-        firsts = pool.samples.take([first for _, first in pairs])
-        found = Duplicates(self.names, pool.samples.take(rows), firsts, inputs, template)
-        return (pool.without(rows) if rows else pool), found
+        repeats, originals = map(pool.samples.apart, pairs)
+        found = Duplicates(self.names, repeats, originals, inputs, template)
+        return pool.without(pairs.rows), found
+
+
+def without_duplicates(
+    dedup: Dedup | None,
+    pool: Pool,
+    inputs: Sequence[Input],
+    template: SurveyTask,
+    dropped: dict[str, int],
+    progress: Progress,
+) -> tuple[Pool, Duplicates | None]:
+    """The samples without duplicates, where that is asked for; these are counted in ``dropped``."""
+    if dedup is None:
+        return pool, None
+    pool, found = dedup.sift(pool, inputs, template, progress)
+    if found.total:
+        dropped[REASON] = found.total
+    return pool, found
 
 
 class Digests(NamedTuple):
@@ -156,81 +173,52 @@ class Known(NamedTuple):
 
 
 class Comparison:
-    """The samples of one hash, compared byte for byte."""
+    """The samples of one hash, compared byte for byte. Keys are those of the inputs."""
 
     def __init__(
-        self,
-        dedup: Dedup,
-        samples: Samples,
-        inputs: Sequence[Input],
-        template: SurveyTask,
-        rekey: Rekey | None = None,
+        self, dedup: Dedup, samples: PlanTable, inputs: Sequence[Input], template: SurveyTask
     ) -> None:
-        """Keys are those of the inputs, or with ``rekey`` the new ones."""
         self._dedup = dedup
         self._samples = samples
         self._numbered = inputs
         self._template = template
-        self._rekey = rekey
 
-    def pairs(self, values: Sequence[bytes], progress: Progress) -> Pairs:
+    def pairs(self, values: Values, progress: Progress) -> Pairs:
         """Each sample that repeats another, and the first that it repeats; by rising rows."""
-        found: Pairs = []
-        groups = list(_groups(values))
-        progress.start("comparing", sum(map(len, groups)), "samples")
+        rows, firsts = array("q"), array("q")
+        candidates, groups = _groups(values)
+        progress.start("comparing", candidates, "samples")
         with Inputs(dict(enumerate(self._numbered))) as inputs:
             for some in _by_count(groups):
                 known = self._read(sorted(row for group in some for row in group))
                 for group in some:
-                    unlike: list[int] = []
-                    found += self._compare(group, unlike, known, inputs)
+                    for row, first in self._compare(group, known, inputs):
+                        rows.append(row)
+                        firsts.append(first)
                     progress.advance(len(group))
         progress.finish()
-        return sorted(found)
-
-    def repeats(self, candidates: Iterable[Any], progress: Progress) -> Iterator[Any]:
-        """The same from records (:data:`PAIR`) of rows and the first row of their hash, those of one hash side by side
-        and in rising order, in blocks of any size."""
-        import numpy
-
-        first, unlike = -1, list[int]()
-        known: dict[int, Known] = {}
-        with Inputs(dict(enumerate(self._numbered))) as inputs:
-            for some in candidates:
-                rows = some["row"].tolist()
-                known = {row: known[row] for row in unlike} | self._read(sorted(rows))
-                found: Pairs = []
-                for begin, row in zip(some["first"].tolist(), rows, strict=True):
-                    if begin != first:
-                        first, unlike = begin, []
-                    found += self._compare([row], unlike, known, inputs)
-                progress.advance(len(rows))
-                yield numpy.array(found, dtype=PAIR)
+        return Pairs.of(rows, firsts)
 
     def _read(self, rows: list[int]) -> dict[int, Known]:
         again = read_again(self._samples, self._numbered, self._template, rows)
         shards = self._samples.take(rows).shards.tolist()
         return {
-            row: Known(shard, self._key(batch, at, address), places_of(batch, at, self._dedup.fields) or [])
+            row: Known(shard, batch.keys[at], places_of(batch, at, self._dedup.fields) or [])
             for (row, address, batch, at), shard in zip(again, shards, strict=True)
         }
 
-    def _key(self, batch: SampleBatch, at: int, address: str) -> bytes:
-        key = batch.keys[at]
-        return key if self._rekey is None else self._rekey.key(key, shard_stem(address), batch.index + at)
-
     def _compare(
-        self, group: Iterable[int], unlike: list[int], known: dict[int, Known], inputs: Inputs
-    ) -> Pairs:
-        """The repeats among samples of one hash: each is compared with those that are unlike each other so far."""
-        found: Pairs = []
+        self, group: Sequence[int], known: dict[int, Known], inputs: Inputs
+    ) -> Iterator[tuple[int, int]]:
+        """The repeats among samples of one hash, each with the first that it repeats: each is compared with those that
+        are unlike each other so far."""
+        unlike: list[int] = []
         for row in group:
             first = next((one for one in unlike if self._are_equal(known[one], known[row], inputs)), None)
             if first is None:
                 unlike.append(row)
             else:
-                found.append((row, first))
-        return found
+                yield row, first
 
     def _are_equal(self, one: Known, other: Known, inputs: Inputs) -> bool:
         if self._dedup.by_key and one.key != other.key:
@@ -252,28 +240,38 @@ class Comparison:
         return data
 
 
-def _groups(values: Sequence[bytes]) -> Iterator[list[int]]:
-    """Rising rows whose values are the same and not empty, for each value that comes more than once."""
+def _groups(values: Values) -> tuple[int, Iterator[list[int]]]:
+    """Groups of rising rows whose values are the same and not empty, in the order of their first rows, for each value
+    that comes more than once; and how many rows are in them."""
     import numpy
 
-    rows: I64 = numpy.flatnonzero(numpy.fromiter(map(len, values), dtype=numpy.uint8, count=len(values)))
-    if not len(rows):
-        return
-    halves = numpy.frombuffer(b"".join(values), dtype="<u8").reshape(-1, 2)
+    rows: I64 = numpy.flatnonzero(values.lengths)
+    halves = values.fixed(DIGEST_BYTES).view("<u8")
     order = numpy.lexsort((halves[:, 1], halves[:, 0]))
-    same = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
-    begins: I64 = numpy.flatnonzero(numpy.concatenate(([True], ~same)))
+    same: Mask = numpy.empty(len(order), dtype=bool)
+    same[:1] = False
+    for first in range(1, len(order), ROWS_PER_BLOCK):
+        some = halves[order[first - 1 : first + ROWS_PER_BLOCK]]
+        same[first : first + ROWS_PER_BLOCK] = (some[1:] == some[:-1]).all(axis=1)
+    del halves
+    begins: I64 = numpy.flatnonzero(~same)
     ends: I64 = numpy.append(begins[1:], len(order))
     several = ends - begins > 1
-    for begin, end in zip(begins[several].tolist(), ends[several].tolist(), strict=True):
-        yield rows[order[begin:end]].tolist()
+    begins, ends = begins[several], ends[several]
+    # The sort is stable, so that the first of a group is its first row.
+    sequence = numpy.argsort(order[begins])
+    begins, ends = begins[sequence], ends[sequence]
+    groups = (
+        rows[order[begin:end]].tolist() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+    )
+    return int((ends - begins).sum()), groups
 
 
-def _by_count(groups: list[list[int]]) -> Iterator[list[list[int]]]:
-    """Groups in the order of their first samples, so many at a time that about :data:`AT_ONCE` samples are in them."""
+def _by_count(groups: Iterator[list[int]]) -> Iterator[list[list[int]]]:
+    """So many groups at a time that about :data:`AT_ONCE` samples are in them."""
     some: list[list[int]] = []
     count = 0
-    for group in sorted(groups):
+    for group in groups:
         some.append(group)
         count += len(group)
         if count >= AT_ONCE:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from wdscli.model import to_text
 from wdscli.ops.repeats import read_again
-from wdscli.ops.rows import Samples
 from wdscli.ops.scratch import Input
 from wdscli.ops.survey import SurveyTask
+from wdscli.ops.table import PlanTable
 
 AT_ONCE = 1 << 17
 """Samples whose names are held together, at most."""
@@ -38,8 +38,8 @@ class Duplicates:
     def __init__(
         self,
         by: Sequence[str],
-        samples: Samples,
-        firsts: Samples,
+        samples: PlanTable,
+        firsts: PlanTable,
         inputs: Sequence[Input],
         template: SurveyTask,
         at_once: int = AT_ONCE,
@@ -65,7 +65,7 @@ class Duplicates:
         """Each of them, in input order. Reads the names again; raises InputError, DataError."""
         for begin in range(0, self.total, self._at_once):
             end = begin + self._at_once
-            some, firsts = (Samples(one.part(begin, end).rows) for one in (self.samples, self.firsts))
+            some, firsts = (PlanTable(one.part(begin, end).rows) for one in (self.samples, self.firsts))
             keys, first_keys = self._keys(some), self._keys(firsts)
             for row, key, first_key in zip(range(some.total), keys, first_keys, strict=True):
                 yield Duplicate(
@@ -76,10 +76,10 @@ class Duplicates:
                     *self._place(firsts, row),
                 )
 
-    def _place(self, samples: Samples, row: int) -> tuple[str, int]:
+    def _place(self, samples: PlanTable, row: int) -> tuple[str, int]:
         return self._inputs[int(samples.shards[row])].address, int(samples.places[row])
 
-    def _keys(self, samples: Samples) -> list[str]:
+    def _keys(self, samples: PlanTable) -> list[str]:
         """The keys of some samples, as the inputs have them."""
         import numpy
 

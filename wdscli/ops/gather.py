@@ -23,12 +23,12 @@ from wdscli.ops.opened import Inputs, edges_of, is_cold, totals_of
 from wdscli.ops.padding import clear_padding
 from wdscli.ops.post import run_post
 from wdscli.ops.preserve import APART, kept_members
-from wdscli.ops.rekey import Rekey, in_round, shard_stem
-from wdscli.ops.rows import Samples
+from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.runs import grouped_as_planned, members_of_run, pieces_of
 from wdscli.ops.scratch import Input
 from wdscli.ops.spilled import Reading, Spilled
 from wdscli.ops.survey import RENAMED, hash_key
+from wdscli.ops.table import PlanTable
 from wdscli.ops.walk import WORTH, Walker
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
@@ -39,7 +39,7 @@ from wdscli.tar import GLOBAL, Scanner
 if TYPE_CHECKING:
     from wdscli.ops.beside import Beside
     from wdscli.ops.joined import Joiner
-    from wdscli.ops.rows import I64
+    from wdscli.ops.table import I64
 
 ALONE = GLOBAL | APART
 BUFFER = 1 << 22
@@ -57,7 +57,7 @@ class GatherTask(NamedTuple):
     address: str
     settings: ShardSettings
     inputs: dict[int, Input]
-    samples: Samples
+    samples: PlanTable
     selection: Selection
     rekey: Rekey | None = None
     preserve: bool = False
@@ -315,20 +315,18 @@ class _Gatherer:
             self.shard.write(self._key(row, batch.keys[at]), members)
 
     def _key(self, row: int, key: bytes) -> bytes:
-        """The name under which a sample is written: its own or that of the format, with the number of its round; the
-        hash that was planned says which of the two."""
+        """The name under which a sample is written: its own or that of the format; the hash that was planned says which
+        of the two."""
         if not self.marks[row] & RENAMED:
             return key
-        source = self.task.inputs[int(self.samples.shards[row])]
         if self.task.rekey is not None:
+            source = self.task.inputs[int(self.samples.shards[row])]
             new = self.task.rekey.key(key, shard_stem(source.address), int(self.samples.places[row]))
-            new = in_round(new, source.round)
             if hash_key(new) == self._planned_key(row):
                 return new
-        new = in_round(key, source.round)
-        if hash_key(new) != self._planned_key(row):
+        if hash_key(key) != self._planned_key(row):
             raise self._changed(row)
-        return new
+        return key
 
     def _copy_alone(self, row: int) -> None:
         """One sample that is larger than the buffer, or to which a pax global header applies."""

@@ -7,25 +7,21 @@ lie in the inputs. It must not know why samples are joined.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from wdscli.ops.external import store
-from wdscli.ops.large import StoredOrdered, StoredSamples
-from wdscli.ops.rows import Ordered, Samples, row_type
+from wdscli.ops.table import Ordered, PlanTable, row_type
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import I64, Rows
-
-_BLOCK = 1 << 13
+    from wdscli.ops.table import I64, Rows
 
 
-class PartsInTurn(Samples):
+class PartsInTurn(PlanTable):
     """The rows of several lists of one length in turn. Columns and ``rows`` make all of them; use :meth:`part`."""
 
     __slots__ = ("_lists",)
 
-    def __init__(self, lists: Sequence[Samples]) -> None:
+    def __init__(self, lists: Sequence[PlanTable]) -> None:
         self._lists = lists
 
     @property
@@ -36,7 +32,7 @@ class PartsInTurn(Samples):
     def rows(self) -> Rows:
         return self.part(0, self.total).rows
 
-    def part(self, first: int, end: int) -> Samples:
+    def part(self, first: int, end: int) -> PlanTable:
         import numpy
 
         width, end = len(self._lists), min(end, self.total)
@@ -44,7 +40,7 @@ class PartsInTurn(Samples):
         rows: Rows = numpy.empty((high - low, width), dtype=row_type())
         for number, one in enumerate(self._lists):
             rows[:, number] = one.part(low, high).rows
-        return Samples(rows.reshape(-1)[first - low * width : end - low * width])
+        return PlanTable(rows.reshape(-1)[first - low * width : end - low * width])
 
 
 def in_turn(lists: Sequence[Ordered]) -> Ordered:
@@ -53,20 +49,10 @@ def in_turn(lists: Sequence[Ordered]) -> Ordered:
 
     if len(lists) == 1:
         return lists[0]
-    samples = lists[0].samples
-    if isinstance(samples, StoredSamples):
-        every = PartsInTurn([one.samples for one in lists])
-        blocks = (part.rows for part in _parts(every))
-        stored = store(blocks, row_type(), samples.new_path("parts-in-turn"))
-        return StoredOrdered(StoredSamples(stored, 0, stored.total, samples.new_path, samples.limit))
     order: I64 = numpy.empty((lists[0].total, len(lists)), dtype=numpy.int64)
     for number, one in enumerate(lists):
         order[:, number] = numpy.arange(one.total) if one.order is None else one.order
-    return Ordered(samples, order.reshape(-1))
-
-
-def _parts(samples: Samples) -> Iterator[Samples]:
-    return samples.parts(_BLOCK)
+    return Ordered(lists[0].samples, order.reshape(-1))
 
 
 class OneByOne(Ordered):
@@ -82,7 +68,7 @@ class OneByOne(Ordered):
     def total(self) -> int:
         return sum(one.total for one in self._lists)
 
-    def part(self, first: int, end: int) -> Samples:
+    def part(self, first: int, end: int) -> PlanTable:
         import numpy
 
         found, before = [], 0
@@ -91,4 +77,4 @@ class OneByOne(Ordered):
             if low < high:
                 found.append(one.part(low, high).rows)
             before += one.total
-        return Samples(numpy.concatenate(found) if found else numpy.empty(0, dtype=row_type()))
+        return PlanTable(numpy.concatenate(found) if found else numpy.empty(0, dtype=row_type()))

@@ -11,11 +11,11 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from wdscli.ops.rows import row_type
+from wdscli.ops.table import row_type
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import I64, Rows
     from wdscli.ops.survey import SurveyTask
+    from wdscli.ops.table import I64, Rows
     from wdscli.shards.index import Index
 
 AT_ONCE = 1 << 14

@@ -4,8 +4,7 @@ What it is: :class:`Join`, which plans in place of an order, and :func:`join`. H
 table becomes a shard in scratch space first. Samples are matched by the XXH3-64 of their keys; the task that copies
 them proves by name that partners belong together (:mod:`wdscli.ops.joined`). What a joined sample will be is decided
 for each combination of fields, of which there are few, so that the bytes of all output samples are known exactly from
-sums over arrays. A plan that does not fit in its share of memory is made on disc, with the same rows. It must not know
-how shards are written.
+sums over arrays. It must not know how shards are written.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from wdscli.model import to_text
 from wdscli.ops.beside import JoinCounts, Joined
 from wdscli.ops.in_turn import OneByOne
 from wdscli.ops.jobs import useful_jobs
-from wdscli.ops.join_held import Found, Trouble, match_held
-from wdscli.ops.join_large import contested_fields, match_stored, sorted_by_key, stored_rows, twice_stored
-from wdscli.ops.join_survey import JoinSurveyTask, Taken, gathered, shapes_of, survey_sets
+from wdscli.ops.join_held import Found, Trouble, match_sets
+from wdscli.ops.join_survey import CollectedSets, JoinSurveyTask, survey_sets
 from wdscli.ops.join_table import Table, table_shard
 from wdscli.ops.joined import collision
-from wdscli.ops.large import bounded
 from wdscli.ops.layout import OnConflict
 from wdscli.ops.matching import JoinKind, twice
-from wdscli.ops.memory import limits_for
+from wdscli.ops.memory import check_fits, limits_for
+from wdscli.ops.orders import VALUED_BYTES
 from wdscli.ops.outputs import Outputs
 from wdscli.ops.plan import oversized
 from wdscli.ops.reach import ALONE, STORED, away, check_reach
@@ -39,22 +37,19 @@ from wdscli.ops.reorder import (
     sum_counts,
 )
 from wdscli.ops.repeats import repeated_error, repeated_rows
-from wdscli.ops.rows import Ordered, Samples
-from wdscli.ops.scratch import Input, Scratch, Stamp
+from wdscli.ops.scratch import Input, Scratch, Stamp, folder_of_scratch
 from wdscli.ops.strategy import Choice, choose
 from wdscli.ops.survey import Survey, SurveyTask, samples_at
 from wdscli.ops.surveying import bytes_of, survey_tasks
+from wdscli.ops.table import Ordered, PlanTable
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.inputs import fingerprint_of
 from wdscli.storage import base_name
-from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.ops.running import ReorderReport
-
-ROW_BYTES = 120
-"""What a plan holds for each sample that is read, about: a row, its place among the others, what sorting needs."""
+    from wdscli.ops.table import I64
 
 
 class Join(NamedTuple):
@@ -118,8 +113,7 @@ class _Planner:
         self.how = how
         self.request = request
         self.scratch = None if away(request) else scratch
-        # A plan on disc is for this machine alone.
-        self.room = scratch if request.engine is None else None
+        self.folder = scratch
         self.progress = progress
         self.shards, sets = open_sets(request.inputs)
         self.total_sets = len(request.inputs) + (how.table is not None)
@@ -148,8 +142,7 @@ class _Planner:
         self.table_bytes = 0
 
     def plan(self) -> ReorderPlan:
-        sets, tasks, states = self._survey()
-        found_in = [one.survey for of_set in sets for one in of_set]
+        found_in, tasks, states = self._survey()
         self.inputs = tuple(
             task.task.input._replace(
                 copy=task.task.input.copy or found.copy,
@@ -162,7 +155,8 @@ class _Planner:
             [self.dropped, *(state.dropped for state in states)] + [found.dropped for found in found_in]
         )
         samples_in = sum(found.total for found in found_in) + sum(self.dropped.values())
-        ordered, joined = self._joined(sets)
+        check_fits(self.collected.total, VALUED_BYTES, self.limits)
+        ordered, joined = self._joined()
         parts, planned = planned_shards(
             self.outputs, None, ordered, self.cuts, self.shards.addresses, self.how.operation
         )
@@ -196,19 +190,17 @@ class _Planner:
             payload_bytes_in=sum(found.payload_bytes for found in found_in),
         )
 
-    def _survey(self) -> tuple[list[list[Taken]], list[JoinSurveyTask], list[SelectionState]]:
+    def _survey(self) -> tuple[list[Survey], list[JoinSurveyTask], list[SelectionState]]:
         """All sets, the table among them."""
         request = self.request
         self.templates = [self._template(number) for number in range(self.total_sets)]
-        plain = survey_tasks(self.shards.addresses, self.templates[0], self.scratch)
-        table = self.how.table
-        if table is not None:
-            plain.append(self.templates[-1]._replace(input=self._table_input(table, len(plain))))
         limits = self.limits = limits_for(request.memory, request.jobs)
         if limits.warning:
             self.progress.warn(limits.warning)
-        if self.room is not None:
-            plain = bounded(plain, self.room, limits)
+        plain = survey_tasks(self.shards.addresses, self.templates[0], self.scratch, limits)
+        table = self.how.table
+        if table is not None:
+            plain.append(self.templates[-1]._replace(input=self._table_input(table, len(plain))))
         tasks = [
             JoinSurveyTask(
                 task._replace(selection=self.templates[number].selection), number, self.with_lengths
@@ -219,8 +211,10 @@ class _Planner:
         groups = [[task for task in tasks if task.number == number] for number in range(self.total_sets)]
         size = bytes_of([task.task for task in tasks])
         jobs = useful_jobs(request.jobs, sum(map(len, groups)), size)
-        sets = survey_sets(groups, states, min(limits.jobs, jobs), request.engine, self.progress)
-        return sets, tasks, states
+        self.collected = CollectedSets(self.total_sets, folder_of_scratch(self.folder))
+        jobs = min(limits.jobs, jobs)
+        found = survey_sets(groups, states, jobs, request.engine, self.progress, self.collected.take)
+        return found, tasks, states
 
     def _template(self, number: int) -> SurveyTask:
         """What is asked of the shards of one set. Samples are chosen in the first; of the others those come that have
@@ -256,78 +250,46 @@ class _Planner:
         for message in [*warnings, *self.request.selection.remarks(together)]:
             self.progress.warn(message)
 
-    def _repeats(self, samples: Samples, number: int) -> list[int]:
+    def _repeats(self, samples: PlanTable, number: int) -> I64:
         """The rows of a set that repeat the key of another. Raises DataError where that is an error."""
         template = self.templates[number]
         is_error = self.request.on_duplicate == "error"
         pairs = repeated_rows(samples, self.inputs, template, first_only=is_error)
-        if pairs and is_error:
-            error = repeated_error(samples, self.inputs, template, pairs[0])
+        count = len(pairs.rows)
+        if count and is_error:
+            error = repeated_error(samples, self.inputs, template, pairs)
             error.hint = (
                 "a join needs each key once in a set: leave out the later ones with --on-duplicate skip"
             )
             raise error
-        if pairs:
-            self.dropped["duplicate-key"] = self.dropped.get("duplicate-key", 0) + len(pairs)
-        return [row for row, _ in pairs]
+        if count:
+            self.dropped["duplicate-key"] = self.dropped.get("duplicate-key", 0) + count
+        return pairs.rows
 
-    def _collision(self, both: Samples, number: int) -> DataError:
+    def _collision(self, both: PlanTable, number: int) -> DataError:
         """The error of two samples of a set whose keys have one hash."""
         one, other = (self.key_of(both, row, number) for row in range(2))
         return collision(one, other, self.inputs[int(both.shards[1])].address, int(both.starts[1]))
 
-    def key_of(self, samples: Samples, row: int, number: int) -> bytes:
+    def key_of(self, samples: PlanTable, row: int, number: int) -> bytes:
         """The key of one sample of a set, read again."""
         task = self.templates[number]._replace(input=self.inputs[int(samples.shards[row])])
         batch, at = next(samples_at(task, [int(samples.places[row])]))
         return batch.keys[at]
 
-    def _joined(self, sets: list[list[Taken]]) -> tuple[Ordered, Joined]:
+    def _joined(self) -> tuple[Ordered, Joined]:
         """The samples in output order."""
-        found = self._on_disc(sets, self.room) if self.room and self._is_large(sets) else self._held(sets)
+        table, sets = self.collected.surveys()
+        for number, one in enumerate(sets):
+            if len(rows := self._repeats(one.samples, number)):
+                one = sets[number] = one.without(rows)
+            if (both := twice(one.samples.keys)) is not None:
+                raise self._collision(one.samples.take(list(both)), number)
+        found = match_sets(table, sets, self.how.kind, self.policies)
         if isinstance(found, Trouble):
             raise self._conflict(found)
         ordered, *others = found.lists
         return ordered, Joined(tuple(others), tuple(self.sets), self.policies, self._counts(found))
-
-    def _is_large(self, sets: Sequence[Sequence[Taken]]) -> bool:
-        """Whether the plan is more than its share of memory."""
-        every = [one for of_set in sets for one in of_set]
-        return needed(every) > self.limits.plan
-
-    def _held(self, sets: Sequence[Sequence[Taken]]) -> Found | Trouble:
-        """All samples in memory."""
-        held = needed([one for of_set in sets for one in of_set])
-        if self.limits.given and held > self.limits.plan:
-            self.progress.warn(
-                f"a join on an engine holds its plan in memory: about {human_size(held)}, more than --memory "
-                "leaves for it"
-            )
-        surveys, first = [], 0
-        for number, of_set in enumerate(sets):
-            one = gathered(of_set, first)
-            first += len(of_set)
-            if rows := self._repeats(one.samples, number):
-                one = one.without(rows)
-            if (both := twice(one.samples.keys)) is not None:
-                raise self._collision(one.samples.take(list(both)), number)
-            surveys.append(one)
-        return match_held(surveys, self.how.kind, self.policies)
-
-    def _on_disc(self, sets: Sequence[Sequence[Taken]], room: Scratch) -> Found | Trouble:
-        """All samples in files."""
-        none: list[dict[bytes, int]] = [{} for _ in sets]
-        shapes = [shapes_of(of_set)[0] for of_set in sets]
-        contested = contested_fields(shapes) if self.with_lengths else none
-        by_key, first = [], 0
-        for number, of_set in enumerate(sets):
-            samples = stored_rows(of_set, first, room, self.limits.plan)
-            first += len(of_set)
-            one = sorted_by_key(samples, of_set, self._repeats(samples, number), contested[number])
-            if (both := twice_stored(one)) is not None:
-                raise self._collision(both, number)
-            by_key.append(one)
-        return match_stored(by_key, self.how.kind, self.policies, room, self.limits.plan)
 
     def _conflict(self, found: Trouble) -> DataError:
         """The error with the samples' key and places."""
@@ -361,11 +323,6 @@ class _Planner:
             found.left_out,
             found.renamed,
         )
-
-
-def needed(taken: Sequence[Taken]) -> int:
-    """Bytes that a plan over what was taken needs in memory, about."""
-    return sum(ROW_BYTES * one.survey.total + 8 * one.plain.total for one in taken)
 
 
 def _reads_stdin(request: Request, addresses: Sequence[str]) -> bool:

@@ -1,8 +1,7 @@
-"""Samples of several sets brought together in memory: what a join is when its plan fits there.
+"""Samples of several sets brought together.
 
-What it is: :func:`match_held`, and :class:`Found`, what it says, as :mod:`wdscli.ops.join_large` does for plans on
-disc. How: the rows of all sets lie in one array, and each set's column of the output is an order over it. It must not
-know how samples were surveyed, nor where they are written.
+What it is: :func:`match_sets`, and :class:`Found`, what it says. How: the rows of all sets lie in one table, and each
+set's column of the output is an order over it. It must not know how samples were surveyed, nor where they are written.
 """
 
 from __future__ import annotations
@@ -10,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.ops.beside import NOBODY
 from wdscli.ops.join_measure import Measured
 from wdscli.ops.joined import CHANGED
 from wdscli.ops.matching import JoinKind, match
-from wdscli.ops.rows import Ordered, Samples, row_type
+from wdscli.ops.table import Ordered, PlanTable
 
 if TYPE_CHECKING:
     from wdscli.errors import DataError
     from wdscli.ops.join_survey import SetSurvey
     from wdscli.ops.layout import OnConflict
-    from wdscli.ops.rows import I64, Rows
+    from wdscli.ops.table import I64
 
 
 class Trouble(NamedTuple):
@@ -28,7 +26,7 @@ class Trouble(NamedTuple):
     set."""
 
     error: DataError
-    parts: list[tuple[int, Samples]]
+    parts: list[tuple[int, PlanTable]]
 
 
 class Found(NamedTuple):
@@ -44,12 +42,13 @@ class Found(NamedTuple):
     renamed: int
 
 
-def match_held(surveys: list[SetSurvey], kind: JoinKind, policies: Sequence[OnConflict]) -> Found | Trouble:
-    """The samples in output order. Lets go of the surveys' own rows."""
+def match_sets(
+    table: PlanTable, surveys: Sequence[SetSurvey], kind: JoinKind, policies: Sequence[OnConflict]
+) -> Found | Trouble:
+    """The samples in output order. ``table`` has the rows of all sets, and last the one that stands for nobody; rows
+    of first parts say afterwards what the joined samples will be."""
     import numpy
 
-    firsts = numpy.cumsum([0, *(of_set.samples.total for of_set in surveys)])
-    pool = _pooled(surveys)
     rows = match([of_set.samples.keys for of_set in surveys], kind)
     measured = Measured(policies, surveys, rows)
     if measured.trouble is not None:
@@ -58,17 +57,16 @@ def match_held(surveys: list[SetSurvey], kind: JoinKind, policies: Sequence[OnCo
     own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
     others: list[Ordered] = []
     for number, column in enumerate(rows):
-        there = numpy.where(column >= 0, column + firsts[number], -1)
+        there = numpy.where(column >= 0, column + surveys[number].first, -1)
         is_own = (own < 0) & (there >= 0)
         own[is_own] = there[is_own]
         if number:
-            # The last row of the pool, which is -1, stands for nobody.
-            others.append(Ordered(pool, numpy.where(is_own, -1, there)))
-    pool.out_lengths[own] = measured.lengths
-    pool.members[own] = measured.members
-    pool.marks[own] |= numpy.where(measured.changed, CHANGED, 0).astype(numpy.uint8)
+            others.append(Ordered(table, numpy.where(is_own, -1, there)))
+    table.out_lengths[own] = measured.lengths
+    table.members[own] = measured.members
+    table.marks[own] |= numpy.where(measured.changed, CHANGED, 0).astype(numpy.uint8)
     return Found(
-        [Ordered(pool, own), *others],
+        [Ordered(table, own), *others],
         matched=int(numpy.logical_and.reduce([column >= 0 for column in rows]).sum()),
         used=sum(int((column >= 0).sum()) for column in rows),
         totals=tuple(of_set.samples.total for of_set in surveys),
@@ -78,26 +76,10 @@ def match_held(surveys: list[SetSurvey], kind: JoinKind, policies: Sequence[OnCo
     )
 
 
-def parts_of(surveys: Sequence[SetSurvey], rows: Sequence[I64], row: int) -> list[tuple[int, Samples]]:
+def parts_of(surveys: Sequence[SetSurvey], rows: Sequence[I64], row: int) -> list[tuple[int, PlanTable]]:
     """The parts of one output sample."""
     return [
         (number, surveys[number].samples.take([int(column[row])]))
         for number, column in enumerate(rows)
         if column[row] >= 0
     ]
-
-
-def _pooled(surveys: list[SetSurvey]) -> Samples:
-    """The rows of all sets, and behind them one that stands for nobody. The sets' own rows become views of these, one
-    set at a time, so that no more than one is held twice."""
-    import numpy
-
-    pool: Rows = numpy.zeros(sum(of_set.samples.total for of_set in surveys) + 1, dtype=row_type())
-    pool["shard"][-1] = NOBODY
-    at = 0
-    for number, of_set in enumerate(surveys):
-        end = at + of_set.samples.total
-        pool[at:end] = of_set.samples.rows
-        surveys[number] = of_set._replace(samples=Samples(pool[at:end]))
-        at = end
-    return Samples(pool)

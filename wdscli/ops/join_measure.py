@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from wdscli.ops.rows import I64
+    from wdscli.ops.table import I64
 
     Bools: TypeAlias = NDArray[numpy.bool_]
 
@@ -94,7 +94,6 @@ class Measured:
 
     def _blocks(self, chosen: I64, parts: Sequence[Shape | None], slot: Slot, is_renamed: bool) -> I64:
         """The blocks of one member of a part, for each of some output samples."""
-        lengths, shape = self.surveys[slot.part].lengths, parts[slot.part]
+        lengths = self.surveys[slot.part].lengths
         assert lengths is not None
-        assert shape is not None
-        return lengths.blocks(self.rows[slot.part][chosen], shape[slot.member], slot.member, is_renamed)
+        return lengths.blocks(self.rows[slot.part][chosen], slot.member, is_renamed)

@@ -1,10 +1,10 @@
 """What a join must know of the samples of one set: their rows, their fields, and the bytes of each member.
 
-What it is: :func:`survey_sets`, and :func:`gathered`, which makes one :class:`SetSurvey` of a set. How: a survey like
-that of every other command, which takes down two things more while it sees the names: the number of the sample's
-*shape* (its list of fields; few shapes make up a set), and, where a field may have to give way, the blocks that each
-member takes. These are arrays: four bytes a sample, eight a member; like rows they go to scratch files when they are
-more than a shard's share.
+What it is: :func:`survey_sets`, and :class:`CollectedSets`, which makes one :class:`SetSurvey` of each set. How: a
+survey like that of every other command, which takes down two things more while it sees the names: the number of the
+sample's *shape* (its list of fields; few shapes make up a set), and, where a field may have to give way, the blocks
+that each member takes. These are arrays: four bytes a sample, eight a member; like rows they go to scratch files when
+they are more than a survey holds.
 
 It must not know how samples are matched.
 """
@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, OutputError
 from wdscli.executors import make_executor
 from wdscli.model import to_text
-from wdscli.ops.external import Stored
+from wdscli.ops.beside import NOBODY
 from wdscli.ops.layout import Shape, suffixed
-from wdscli.ops.overflow import Keep
-from wdscli.ops.rows import Samples
+from wdscli.ops.overflow import HELD_ROWS
 from wdscli.ops.scratch import HINT, is_ours_alone
-from wdscli.ops.survey import PayloadOf, Survey, SurveyTask, gather_samples, out_length, survey
+from wdscli.ops.survey import Collected, PayloadOf, Survey, SurveyTask, out_length, survey
 from wdscli.ops.surveying import of_each
+from wdscli.ops.table import Growing, PlanTable, moved_up, row_type
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection import Selection, SelectionState
@@ -35,9 +35,10 @@ from wdscli.tar import Form
 from wdscli.tar.header import BLOCK
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import I64, U32
+    from wdscli.ops.table import I64, U32, Rows
 
 
+WORDS_PER_BLOCK = 1 << 18
 LARGEST = 1 << 40
 """Bytes of a payload whose blocks are sure to be counted in 32 bits."""
 
@@ -50,7 +51,7 @@ class Lengths(NamedTuple):
     renamed: U32
     firsts: I64
 
-    def blocks(self, rows: I64, field: bytes, member: int, is_renamed: bool) -> I64:
+    def blocks(self, rows: I64, member: int, is_renamed: bool) -> I64:
         """Those of one member of some samples."""
         import numpy
 
@@ -59,34 +60,23 @@ class Lengths(NamedTuple):
         return blocks
 
 
-class BlocksOf(Protocol):
-    """What tells the blocks of members; :class:`Lengths` is one."""
-
-    def blocks(self, rows: I64, field: bytes, member: int, is_renamed: bool) -> I64:
-        """Those of one member, which is ``field``, of some samples, all of the same shape."""
-
-
 class SetSurvey(NamedTuple):
-    """One set. ``shape_of`` numbers the shape of each sample in ``shapes``; ``lengths`` is None where nobody needs
-    it."""
+    """One set. ``first`` is the row of the plan's table at which ``samples`` begins. ``shape_of`` numbers the shape of
+    each sample in ``shapes``; ``lengths`` is None where nobody needs it."""
 
-    samples: Samples
+    first: int
+    samples: PlanTable
     shapes: list[Shape]
     shape_of: U32
-    lengths: BlocksOf | None
-    surveys: list[Survey]
+    lengths: Lengths | None
 
-    def without(self, rows: Sequence[int]) -> SetSurvey:
-        """All samples but these."""
-        import numpy
-
+    def without(self, gone: I64) -> SetSurvey:
+        """All samples but these rows, which rise; this survey is of no use any more."""
         lengths = self.lengths
-        if isinstance(lengths, Lengths):
-            lengths = lengths._replace(firsts=numpy.delete(lengths.firsts, rows))
+        if lengths is not None:
+            lengths = lengths._replace(firsts=moved_up(lengths.firsts, gone))
         return self._replace(
-            samples=self.samples.without(rows),
-            shape_of=numpy.delete(self.shape_of, rows),
-            lengths=lengths,
+            samples=self.samples.without(gone), shape_of=moved_up(self.shape_of, gone), lengths=lengths
         )
 
 
@@ -100,23 +90,27 @@ class JoinSurveyTask(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Numbers of 32 bits, in memory or in a file."""
+    """Numbers of 32 bits on their way: in memory, or ``stored`` so many in the file at ``path``."""
 
     held: array[int]
-    stored: Stored | None = None
+    path: str = ""
+    stored: int = 0
 
-    @property
-    def total(self) -> int:
-        """How many."""
-        return len(self.held) if self.stored is None else self.stored.total
-
-    def read(self, first: int, end: int) -> U32:
-        """Numbers ``first`` to ``end``."""
+    def taken(self) -> Iterator[U32]:
+        """All of them, some at a time. Removes the file. Raises OutputError."""
         import numpy
 
-        if self.stored is not None:
-            return self.stored.read(first, end)
-        return numpy.frombuffer(self.held, dtype=numpy.uint32)[first:end]
+        if not self.path:
+            yield numpy.frombuffer(self.held, dtype=numpy.uint32)
+            return
+        try:
+            with open(self.path, "rb") as file:
+                for first in range(0, self.stored, WORDS_PER_BLOCK):
+                    count = min(WORDS_PER_BLOCK, self.stored - first)
+                    yield numpy.fromfile(file, dtype=numpy.uint32, count=count)
+            os.unlink(self.path)
+        except OSError as error:
+            raise OutputError(f"cannot read {self.path}: {reason(error)}", hint=HINT) from error
 
 
 class Taken(NamedTuple):
@@ -157,7 +151,7 @@ class _Notes:
             return Words(self.held)
         self.let_go()
         assert self._path is not None
-        return Words(array("I"), Stored(self._path, "<u4", self._written))
+        return Words(array("I"), self._path, self._written)
 
 
 class _Recorder:
@@ -166,15 +160,17 @@ class _Recorder:
     payload_fields: frozenset[bytes] = frozenset()
 
     def __init__(
-        self, selection: Selection, form: Form, number: int, with_lengths: bool, keep: Keep | None = None
+        self, selection: Selection, form: Form, number: int, with_lengths: bool, overflow: str | None = None
     ) -> None:
         self._selection = selection
-        self._keep = keep
+        self._overflow = overflow
         self._form = form
         self._number = number
         self._with_lengths = with_lengths
         self._numbers: dict[Shape, int] = {}
-        paths = [None if keep is None else f"{keep.path}.{name}" for name in ("shapes", "plain", "renamed")]
+        paths = [
+            None if overflow is None else f"{overflow}.{name}" for name in ("shapes", "plain", "renamed")
+        ]
         self.shape_of, self.plain, self.renamed = map(_Notes, paths)
 
     @property
@@ -186,7 +182,7 @@ class _Recorder:
     ) -> list[bytes]:
         """Takes its notes; nobody wants the values."""
         self._take(batch, rows, shard)
-        if self._keep is not None and len(self.shape_of.held) > self._keep.rows:
+        if self._overflow is not None and len(self.shape_of.held) > HELD_ROWS:
             for notes in (self.shape_of, self.plain, self.renamed):
                 notes.let_go()
         return []
@@ -251,9 +247,8 @@ class _Recorder:
 def survey_shard(task: JoinSurveyTask, state: SelectionState | None = None) -> Taken:
     """Read one shard's headers. Raises InputError, DataError."""
     plain = task.task
-    recorder = _Recorder(plain.selection, plain.form, task.number, task.with_lengths, plain.keep)
+    recorder = _Recorder(plain.selection, plain.form, task.number, task.with_lengths, plain.overflow)
     found = survey(plain._replace(extract=recorder), state)
-    found.values = None
     notes = (recorder.shape_of, recorder.plain, recorder.renamed)
     return Taken(found, recorder.shapes, *(one.words() for one in notes))
 
@@ -264,9 +259,11 @@ def survey_sets(
     jobs: int,
     engine: str | None,
     progress: Progress,
-) -> list[list[Taken]]:
-    """What was taken of each shard, set by set; ``states`` has one for each set. In this process when samples are
-    counted across shards, or when it is the only one."""
+    take: Callable[[int, Taken], None],
+) -> list[Survey]:
+    """The surveys of all shards, set by set; ``take`` has been given the number of the set and what was taken of each,
+    as they came. ``states`` has one for each set. In this process when samples are counted across shards, or when it is
+    the only one."""
     tasks = [task for of_set in sets for task in of_set]
     alone = any(is_ours_alone(one.task.address) or not one.task.selection.is_trivial for one in tasks)
     executor = None if alone or (jobs == 1 and engine is None) else make_executor(jobs, engine)
@@ -275,44 +272,88 @@ def survey_sets(
         state = states[task.number]
         return _nothing() if state.done else survey_shard(task, state)
 
-    found = of_each(tasks, here, survey_shard, executor, progress)
-    whole, at = [], 0
-    for of_set in sets:
-        whole.append(found[at : at + len(of_set)])
-        at += len(of_set)
-    return whole
+    found = []
+    for task, one in zip(tasks, of_each(tasks, here, survey_shard, executor, progress)):
+        take(task.number, one)
+        found.append(one.survey)
+    return found
 
 
 def _nothing() -> Taken:
     return Taken(Survey(), [], *(Words(array("I")) for _ in range(3)))
 
 
-def shapes_of(taken: Sequence[Taken]) -> tuple[list[Shape], list[U32]]:
-    """The shapes of a set, and for each of its shards the numbers that its own shapes have among them."""
-    import numpy
+class CollectedSets:
+    """What is known of all sets, taken shard by shard, set by set: one table, behind whose rows one more stands for
+    nobody, and of each set the shapes and lengths. ``folder`` is where scratch files lie, None for TMPDIR."""
 
-    numbers: dict[Shape, int] = {}
-    mine = [[numbers.setdefault(shape, len(numbers)) for shape in one.shapes] for one in taken]
-    return list(numbers), [numpy.array(some, dtype=numpy.uint32) for some in mine]
+    def __init__(self, sets: int, folder: str | None = None) -> None:
+        self._collected = Collected(folder)
+        self._sets = [_CollectedSet(folder) for _ in range(sets)]
+
+    def take(self, number: int, taken: Taken) -> None:
+        """What was taken of the next shard, of set ``number``. Raises OutputError."""
+        self._collected.take(taken.survey)
+        self._sets[number].take(taken)
+
+    @property
+    def total(self) -> int:
+        """Samples of all sets."""
+        return sum(self._collected.totals)
+
+    def surveys(self) -> tuple[PlanTable, list[SetSurvey]]:
+        """The table, and each set; nothing is taken any more."""
+        import numpy
+
+        nobody: Rows = numpy.zeros(1, dtype=row_type())
+        nobody["shard"] = NOBODY
+        table = self._collected.table(nobody)
+        found, first = [], 0
+        for one in self._sets:
+            found.append(one.survey(table, first))
+            first += one.total
+        return table, found
 
 
-def gathered(taken: Sequence[Taken], first_shard: int) -> SetSurvey:
-    """The shards of a set together; their numbers count from ``first_shard``."""
-    import numpy
+class _CollectedSet:
+    """The same of one set, but for its rows."""
 
-    shapes, numbers = shapes_of(taken)
-    shape_of = [
-        mine[one.shape_of.read(0, one.shape_of.total)] for one, mine in zip(taken, numbers, strict=True)
-    ]
-    samples = gather_samples([one.survey for one in taken])
-    samples.shards[:] += numpy.uint32(first_shard)
-    together = numpy.concatenate(shape_of) if shape_of else numpy.empty(0, dtype=numpy.uint32)
-    lengths = None
-    if any(one.plain.total for one in taken):
-        counts = numpy.array([len(shape) for shape in shapes], dtype=numpy.int64)[together]
-        lengths = Lengths(
-            numpy.concatenate([one.plain.read(0, one.plain.total) for one in taken]),
-            numpy.concatenate([one.renamed.read(0, one.renamed.total) for one in taken]),
-            numpy.cumsum(counts) - counts,
+    def __init__(self, folder: str | None) -> None:
+        self.total = 0
+        self._numbers: dict[Shape, int] = {}
+        self._words = [Growing(folder) for _ in range(3)]
+        self._firsts = Growing(folder)
+        self._members = 0
+        self._has_lengths = False
+
+    def take(self, taken: Taken) -> None:
+        import numpy
+
+        numbers = self._numbers
+        mine: U32 = numpy.array(
+            [numbers.setdefault(shape, len(numbers)) for shape in taken.shapes], dtype=numpy.uint32
         )
-    return SetSurvey(samples, shapes, together, lengths, [one.survey for one in taken])
+        widths: I64 = numpy.array([len(shape) for shape in taken.shapes], dtype=numpy.int64)
+        shapes, plain, renamed = self._words
+        for some in taken.shape_of.taken():
+            if not len(some):
+                continue
+            shapes.append(mine[some])
+            ends = numpy.cumsum(widths[some]) + self._members
+            self._firsts.append(ends - widths[some])
+            self._members = int(ends[-1])
+        for growing, words in ((plain, taken.plain), (renamed, taken.renamed)):
+            for some in words.taken():
+                self._has_lengths |= bool(len(some))
+                growing.append(some)
+        self.total += taken.survey.total
+
+    def survey(self, table: PlanTable, first: int) -> SetSurvey:
+        """The set, whose samples are ``table``'s from row ``first`` on."""
+        import numpy
+
+        shape_of, plain, renamed = (numpy.frombuffer(one.mapped(), dtype=numpy.uint32) for one in self._words)
+        firsts = numpy.frombuffer(self._firsts.mapped(), dtype=numpy.int64)
+        lengths = Lengths(plain, renamed, firsts) if self._has_lengths else None
+        samples = table.part(first, first + self.total)
+        return SetSurvey(first, samples, list(self._numbers), shape_of, lengths)

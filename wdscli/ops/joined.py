@@ -26,16 +26,16 @@ from wdscli.ops.in_turn import PartsInTurn
 from wdscli.ops.layout import Layout, Shape, lay_out
 from wdscli.ops.opened import Inputs
 from wdscli.ops.padding import clear_padding
-from wdscli.ops.rows import Samples
 from wdscli.ops.runs import members_of_run, pieces_of
 from wdscli.ops.spilled import Reading
 from wdscli.ops.survey import RENAMED, hash_key
+from wdscli.ops.table import PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.shards.shardfile import ShardFile
 from wdscli.tar import GLOBAL, Scanner
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import I64, U64
+    from wdscli.ops.table import I64, U64
 
 CHANGED = RENAMED
 """Mark of a sample in which a field gives way or gets another name. (A join renames no sample.)"""
@@ -305,7 +305,7 @@ def collision(one: bytes, other: bytes, shard: str, offset: int) -> DataError:
     )
 
 
-def _samples(samples: Samples, beside: Beside, reading: Reading) -> Iterator[_Sample]:
+def _samples(samples: PlanTable, beside: Beside, reading: Reading) -> Iterator[_Sample]:
     """The samples of a task with their parts in the order of the sets, some thousand at a time."""
     width = 1 + len(beside.others)
     for first in range(0, samples.total, AT_ONCE):
@@ -323,7 +323,7 @@ def _samples(samples: Samples, beside: Beside, reading: Reading) -> Iterator[_Sa
             yield _Sample(key, mark, [part for part in parts if part is not None])
 
 
-def _parts(samples: Samples, sets: Iterable[int], files: I64, begins: U64) -> list[Part | None]:
+def _parts(samples: PlanTable, sets: Iterable[int], files: I64, begins: U64) -> list[Part | None]:
     """The rows of one set as parts, None for those that are not there."""
     columns = (
         samples.shards,

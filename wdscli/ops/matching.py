@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from wdscli.ops.rows import I64, U64
+    from wdscli.ops.table import I64, U64
 
     Bools: TypeAlias = NDArray[numpy.bool_]
 

@@ -14,6 +14,7 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
+from wdscli.errors import EngineError, UsageError
 from wdscli.executors import default_jobs
 from wdscli.units import human_size
 
@@ -29,8 +30,9 @@ _UNLIMITED = 1 << 60
 
 
 class Limits(NamedTuple):
-    """``jobs`` processes at most; ``plan`` bytes for rows in the main process; ``task`` bytes for what one task loads;
-    ``cache`` bytes that lie in the page cache for sure. ``given`` is whether somebody asked for a limit."""
+    """``plan`` bytes for columns while a plan is made, when no other process is at work. Afterwards ``jobs`` processes
+    at most, ``task`` bytes for what one task loads, and ``cache`` bytes that lie in the page cache for sure. ``given``
+    is whether somebody asked for a limit."""
 
     jobs: int
     plan: int
@@ -40,22 +42,23 @@ class Limits(NamedTuple):
     warning: str = ""
 
 
-def limits_for(memory: int | None, jobs: int | None) -> Limits:
-    """The shares for ``--memory`` (None: what the machine has to spare) and ``--jobs``."""
+def limits_for(memory: int | None, jobs: int | None, held: int = 0) -> Limits:
+    """The shares for ``--memory`` (None: what the machine has to spare) and ``--jobs``, where a plan that is made
+    already has ``held`` bytes."""
     wanted = default_jobs() if jobs is None else jobs
     free = available()
     cache = _between(64 * MIB, free // (4 * wanted), 1 << 30)
     if memory is None:
         spare = max(free // 2, 256 * MIB)
         return Limits(wanted, spare // 2, _between(LEAST_TASK, spare // (4 * wanted), 64 * MIB), cache)
-    fitting = max((count for count in range(1, wanted + 1) if least(count) <= memory), default=1)
+    fitting = max((count for count in range(1, wanted + 1) if least(count) + held <= memory), default=1)
     warning = ""
     if least(1) > memory:
         warning = f"--memory {human_size(memory)} is less than the least there can be, {human_size(least(1))}"
-    rest = max(0, memory - least(fitting))
+    rest = max(0, memory - least(fitting) - held)
     return Limits(
         fitting,
-        LEAST_PLAN + rest // 2,
+        max(LEAST_PLAN, memory - MAIN),
         _between(MIB, rest // (3 * fitting), 256 * MIB),
         cache,
         True,
@@ -67,6 +70,23 @@ def least(jobs: int) -> int:
     """What so many jobs take at least, in bytes; one job is done by the command itself."""
     processes = MAIN if jobs == 1 else MAIN + jobs * WORKER
     return processes + jobs * LEAST_TASK + LEAST_PLAN
+
+
+def check_fits(samples: int, bytes_per_sample: int, limits: Limits) -> None:
+    """Refuse a plan over so many samples that does not fit, before anything is done about it. Raises UsageError where
+    ``--memory`` is too little for it, EngineError where the machine is."""
+    needed = samples * bytes_per_sample
+    text = f"a plan of {samples} samples takes {human_size(needed)} of memory"
+    if limits.given and needed > limits.plan:
+        raise UsageError(
+            f"{text}, and --memory leaves {human_size(limits.plan)} for it",
+            hint=f"--memory {-(-(needed + MAIN) // MIB)}MiB",
+        )
+    if not limits.given and needed > available():
+        raise EngineError(
+            f"{text}, and {human_size(available())} are free",
+            hint="reorder parts of the set, or use a larger machine",
+        )
 
 
 def give_back() -> None:

@@ -1,28 +1,22 @@
 """``merge``: the samples of several sets as one set, one set after the other or in turn, duplicates left out.
 
 What it is: :class:`MergeOrder`, which the engine (:mod:`wdscli.ops.reorder`) is given. How: nothing asked for is input
-order, and costs nothing; ``interleave.py`` knows the turns (``turns.py`` where the samples are on disc), ``dedup.py``
-the duplicates. Each input, which may be many
+order, and costs nothing; ``interleave.py`` knows the turns, ``dedup.py`` the duplicates. Each input, which may be many
 shards, is one set. It must not know where samples are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.ops.dedup import Dedup, Digests
-from wdscli.ops.interleave import Shares, Stop, interleaved, left_out, turns_of
-from wdscli.ops.orders import Arranged, InputOrder, Pool
-from wdscli.ops.reorder import ReorderPlan, Request, make_plan
+from wdscli.ops.interleave import Shares, Stop, interleaved
+from wdscli.ops.orders import PLAIN_BYTES, VALUED_BYTES, Arranged, InputOrder, Pool
+from wdscli.ops.reorder import Request
 from wdscli.ops.running import ReorderReport, reorder
-from wdscli.ops.scratch import Scratch
 from wdscli.progress import QUIET, Progress
-
-if TYPE_CHECKING:
-    from wdscli.ops.large import Found
-    from wdscli.ops.rows import Ordered
 
 SET_ENDED = "set-ended"
 """Why samples are left out with ``stop="first"``."""
@@ -37,6 +31,10 @@ class MergeOrder(NamedTuple):
     dedup: Dedup | None = None
     operation: str = "merge"
     seed: int | None = None
+
+    @property
+    def bytes_per_sample(self) -> int:
+        return PLAIN_BYTES if self.extract is None else VALUED_BYTES
 
     @property
     def extract(self) -> Digests | None:
@@ -57,22 +55,10 @@ class MergeOrder(NamedTuple):
     def arrange(self, pool: Pool) -> Arranged:
         if self.shares is None:
             return Arranged()
-        import numpy
-
         # Input order has the samples of a set side by side.
-        counts = numpy.bincount(pool.set_of_rows(), minlength=len(self.shares.numbers)).tolist()
-        order, rounds, left = interleaved(counts, self.shares, self.stop)
-        return Arranged(order, dropped=_ended(left), rounds=rounds)
-
-    def arrange_on_disc(self, found: Found) -> tuple[Ordered, Arranged]:
-        from wdscli.ops.turns import as_they_are, counts_of, in_turn
-
-        if self.shares is None:
-            return as_they_are(found), Arranged()
-        counts = counts_of(found, len(self.shares.numbers))
-        taken = turns_of(counts, self.shares, self.stop)
-        ordered, again = in_turn(found, counts, taken, self.shares)
-        return ordered, Arranged(dropped=_ended(left_out(counts, taken)), again=again)
+        counts = pool.counts_of_sets(len(self.shares.numbers))
+        order, left = interleaved(counts, self.shares, self.stop)
+        return Arranged(order, dropped=_ended(left))
 
 
 def _ended(left: int) -> dict[str, int]:
@@ -97,11 +83,6 @@ def merge_order(
         )
     if shares is not None:
         _check_sets(request.inputs, shares, "--interleave" if weights is None else f"--weights {weights}")
-    if stop == "repeat" and request.preserve:
-        raise UsageError(
-            "--preserve keeps names as they are, and --stop repeat needs new ones",
-            hint="leave one of them out",
-        )
     if shares is None and not dedup:
         return InputOrder("merge")
     rekeyed = request.rekey is not None and request.on_duplicate != "rekey"
@@ -115,18 +96,6 @@ def _check_sets(inputs: Sequence[str], shares: Shares, option: str) -> None:
     if len(inputs) != len(shares.numbers):
         weights = "1 weight" if len(shares.numbers) == 1 else f"{len(shares.numbers)} weights"
         raise UsageError(f"{option} has {weights} for {len(inputs)} sets", hint=hint)
-
-
-def plan_merge(
-    request: Request,
-    order: MergeOrder | InputOrder,
-    scratch: Scratch | None = None,
-    *,
-    progress: Progress = QUIET,
-) -> ReorderPlan:
-    """What :func:`merge` would do. Reads headers or indexes, and what is compared, and writes nothing but copies of
-    what can be read only once to ``scratch``; without it such inputs are refused."""
-    return make_plan(request, order, scratch, progress=progress)
 
 
 def merge(

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from wdscli.ops.rows import Samples
 from wdscli.ops.runs import Globals
 from wdscli.ops.scratch import Input
 from wdscli.ops.spilled import SPILLED, Spilled
+from wdscli.ops.table import PlanTable
 from wdscli.storage import Source
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import I64, U64
+    from wdscli.ops.table import I64, U64
 
 OPEN_SOURCES = 64
 
@@ -76,7 +76,7 @@ def is_cold(descriptor: int, offset: int) -> bool:
         return False
 
 
-def totals_of(samples: Samples) -> I64:
+def totals_of(samples: PlanTable) -> I64:
     """How many bytes lie before each sample and behind the last, when they lie side by side."""
     import numpy
 

@@ -11,14 +11,22 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from wdscli.ops.plan import shuffled
-from wdscli.ordering import rank_places
+from wdscli.ops.table import ROWS_PER_BLOCK
 
 if TYPE_CHECKING:
+    from wdscli.ops.dedup import Dedup
     from wdscli.ops.reorder import ReorderPlan, Request
-    from wdscli.ops.rows import I64, U32, U64, Samples
-    from wdscli.ops.scratch import Input, Scratch
+    from wdscli.ops.scratch import Scratch
     from wdscli.ops.survey import Extract
+    from wdscli.ops.table import I64, PlanTable
+    from wdscli.ops.values import Values
     from wdscli.progress import Progress
+
+
+PLAIN_BYTES = 32
+"""Bytes of memory for a sample whose order needs a number or two: a shuffle, a split, a merge."""
+VALUED_BYTES = 48
+"""The same where values of samples are compared: a sort, a join, duplicates by content."""
 
 
 class Pool(NamedTuple):
@@ -28,24 +36,26 @@ class Pool(NamedTuple):
     number of the input (an argument of the command, from 0) that named it.
     """
 
-    samples: Samples
-    values: list[bytes] | None
+    samples: PlanTable
+    values: Values | None
     sets: Sequence[int]
 
-    def set_of_rows(self) -> U32:
-        """The input of each sample."""
+    def counts_of_sets(self, sets: int) -> list[int]:
+        """How many samples each input has."""
         import numpy
 
-        of_shard: U32 = numpy.asarray(self.sets, dtype=numpy.uint32)
-        return of_shard[self.samples.shards]
+        of_shard: I64 = numpy.zeros(len(self.sets), dtype=numpy.int64)
+        for part in self.samples.parts(ROWS_PER_BLOCK):
+            of_shard += numpy.bincount(part.shards, minlength=len(self.sets))
+        counts: I64 = numpy.zeros(sets, dtype=numpy.int64)
+        numpy.add.at(counts, list(self.sets), of_shard)
+        found: list[int] = counts.tolist()
+        return found
 
-    def without(self, rows: Sequence[int]) -> Pool:
-        """All samples but these."""
-        values = self.values
-        if values is not None:
-            gone = set(rows)
-            values = [value for row, value in enumerate(values) if row not in gone]
-        return self._replace(samples=self.samples.without(rows), values=values)
+    def without(self, gone: Sequence[int] | I64) -> Pool:
+        """All samples but these rows, which rise; this pool is of no use any more."""
+        values = None if self.values is None else self.values.without(gone)
+        return self._replace(samples=self.samples.without(gone), values=values)
 
 
 class Part(NamedTuple):
@@ -55,23 +65,13 @@ class Part(NamedTuple):
     samples: int
 
 
-class Again(NamedTuple):
-    """How many samples came again, and the inputs, one for each time that they are gone through."""
-
-    samples: int
-    inputs: Sequence[Input]
-
-
 class Arranged(NamedTuple):
     """Samples in output order. ``order`` has rows of the pool, None for all as they are; ``parts`` divide it, None for
-    one set; ``dropped`` counts those that were left out, by reason. ``rounds`` is given when samples come more than
-    once: how many times each one of ``order`` came before; ``again`` when that is done already."""
+    one set; ``dropped`` counts those that were left out, by reason."""
 
     order: I64 | None = None
     parts: Sequence[Part] | None = None
     dropped: Mapping[str, int] = {}
-    rounds: U32 | None = None
-    again: Again | None = None
 
 
 class Order(Protocol):
@@ -88,6 +88,14 @@ class Order(Protocol):
     @property
     def seed(self) -> int | None:
         """The seed, where there is one, for the manifest."""
+
+    @property
+    def dedup(self) -> Dedup | None:
+        """Which samples are left out because they repeat others, None to keep all."""
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """What the order takes of memory for each sample while it is made."""
 
     def options(self) -> dict[str, Any]:
         """The options of this order that shape the result, for the manifest; defaults left out."""
@@ -114,6 +122,8 @@ class InputOrder(NamedTuple):
     operation: str
     extract: Extract | None = None
     seed: int | None = None
+    dedup: Dedup | None = None
+    bytes_per_sample: int = PLAIN_BYTES
 
     def options(self) -> dict[str, Any]:
         return {}
@@ -128,14 +138,11 @@ class ShuffledOrder(NamedTuple):
     seed: int = 0
     operation: str = "shuffle"
     extract: Extract | None = None
+    dedup: Dedup | None = None
+    bytes_per_sample: int = PLAIN_BYTES
 
     def options(self) -> dict[str, Any]:
         return {}
 
     def arrange(self, pool: Pool) -> Arranged:
         return Arranged(shuffled(pool.samples, self.seed))
-
-    def ranks(self, samples: Samples) -> U64:
-        """Samples are ordered by these numbers, equal ones as the inputs hold them; that is all there is to it, so an
-        external sort may do it in place of :meth:`arrange`."""
-        return rank_places(self.seed, samples.shards, samples.places)

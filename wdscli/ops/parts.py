@@ -18,7 +18,7 @@ from wdscli.ops.outputs import checked_part
 from wdscli.ordering import mix, mix_array
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import I64, U64
+    from wdscli.ops.table import I64, U64
 
 _HINT = "--ratio train=0.8,val=0.1,test=0.1, or whole numbers: --ratio train=8,val=1,test=1"
 _TOLERANCE = Fraction(1, 100)

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wdscli.errors import UsageError
-from wdscli.ops.rows import Ordered, Samples
-from wdscli.ordering import rank_array
+from wdscli.ops.table import ROWS_PER_BLOCK, Ordered, PlanTable
+from wdscli.ordering import rank_places
 from wdscli.tar import END_OF_ARCHIVE
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_SIZE = 1_000_000_000
 END_BYTES = len(END_OF_ARCHIVE)
-BLOCK = 1 << 18
-"""Samples looked at together."""
 
 
 class Cuts(NamedTuple):
@@ -72,19 +70,14 @@ class Cuts(NamedTuple):
         return self._replace(shards=wanted)
 
 
-def shuffled(samples: Samples, seed: int) -> I64:
+def shuffled(samples: PlanTable, seed: int) -> I64:
     """The rows in shuffled order: by (rank, shard, place), as section 3 of the design pins it."""
     import numpy
 
     ranks: U64 = numpy.empty(samples.total, dtype=numpy.uint64)
-    if not samples.total:
-        return ranks.astype(numpy.int64)
-    bounds = numpy.flatnonzero(numpy.diff(samples.shards, prepend=numpy.uint32(0xFFFFFFFF)))
-    ends = [*bounds[1:].tolist(), samples.total]
-    for first, end in zip(bounds.tolist(), ends, strict=True):
-        places = samples.places[first:end]
-        of_shard = rank_array(seed, int(samples.shards[first]), int(places[-1]) + 1)
-        ranks[first:end] = of_shard[places.astype(numpy.int64)]
+    for first in range(0, samples.total, ROWS_PER_BLOCK):
+        some = samples.part(first, first + ROWS_PER_BLOCK)
+        ranks[first : first + ROWS_PER_BLOCK] = rank_places(seed, some.shards, some.places)
     order: I64 = numpy.argsort(ranks).astype(numpy.int64, copy=False)
     if not _has_ties(ranks, order):
         return order
@@ -94,8 +87,8 @@ def shuffled(samples: Samples, seed: int) -> I64:
 
 def _has_ties(values: U64, order: I64) -> bool:
     """Whether values that ``order`` sorts are equal anywhere."""
-    for first in range(0, len(order), BLOCK):
-        some = values[order[first : first + BLOCK + 1]]
+    for first in range(0, len(order), ROWS_PER_BLOCK):
+        some = values[order[first : first + ROWS_PER_BLOCK + 1]]
         if (some[1:] == some[:-1]).any():
             return True
     return False
@@ -234,8 +227,8 @@ def measure(ordered: Ordered, bounds: Sequence[int]) -> list[tuple[int, int]]:
     found = []
     for first, end in pairwise(bounds):
         size, members = END_BYTES, 0
-        for at in range(first, end, BLOCK):
-            stop = min(at + BLOCK, end)
+        for at in range(first, end, ROWS_PER_BLOCK):
+            stop = min(at + ROWS_PER_BLOCK, end)
             size += int(ordered.column("out", at, stop).sum())
             members += int(ordered.column("members", at, stop).sum())
         found.append((size, members))
@@ -251,5 +244,8 @@ def oversized(ordered: Ordered, cuts: Cuts) -> int:
     is_held = ordered.order is not None and ordered.samples.total == ordered.total
     if is_held and not (ordered.samples.out_lengths > room).any():
         return 0
-    firsts = range(0, ordered.total, BLOCK)
-    return sum(int((ordered.column("out", at, min(at + BLOCK, ordered.total)) > room).sum()) for at in firsts)
+    firsts = range(0, ordered.total, ROWS_PER_BLOCK)
+    return sum(
+        int((ordered.column("out", at, min(at + ROWS_PER_BLOCK, ordered.total)) > room).sum())
+        for at in firsts
+    )

@@ -24,8 +24,8 @@ from wdscli.ops.outputs import Outputs
 from wdscli.ops.receipts import PlanMark, mark_of, plain_rule
 from wdscli.ops.rekey import Rekey
 from wdscli.ops.reorder import PlannedPart, PlannedShard, ReorderPlan, Request
-from wdscli.ops.rows import Ordered, Samples, row_type
 from wdscli.ops.scratch import Input, Stamp
+from wdscli.ops.table import Ordered, PlanTable, row_type
 from wdscli.selection import Selection
 from wdscli.selection.fields import FieldRule, Rename
 from wdscli.shards.inputs import ShardSet
@@ -34,7 +34,7 @@ from wdscli.storage import Source, is_local, is_stream, local_path, open_sink, o
 from wdscli.tar import Form
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import U64
+    from wdscli.ops.table import U64
     from wdscli.storage import Sink
 
 MAGIC = b"WDSPLAN\x01"
@@ -117,7 +117,7 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "rekey": None if plan.rekey is None else plan.rekey.format,
         "preserve": request.preserve,
         "post": request.post,
-        "inputs": [[absolute(one.address), one.round, *(one.stamp or Stamp(0, ""))] for one in plan.inputs],
+        "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))] for one in plan.inputs],
         "fingerprint": plan.fingerprint_in,
         "joined": _plain_joined(plan.joined),
         "counts": {
@@ -129,7 +129,6 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
             "dropped": plan.dropped,
             "ignored": plan.ignored,
             "oversized": plan.oversized,
-            "repeated": plan.repeated,
         },
         "rows": [],
     }
@@ -232,7 +231,7 @@ class PlanRows(Ordered):
     def __init__(self, file: PlanFile, number: int, total: int) -> None:
         import numpy
 
-        super().__init__(Samples(numpy.empty(0, dtype=row_type())))
+        super().__init__(PlanTable(numpy.empty(0, dtype=row_type())))
         self._file = file
         self._number = number
         self._total = total
@@ -242,14 +241,14 @@ class PlanRows(Ordered):
     def total(self) -> int:
         return self._total
 
-    def part(self, first: int, end: int) -> Samples:
+    def part(self, first: int, end: int) -> PlanTable:
         import numpy
 
         data = self._file.rows(self._number, first, end)
         shard = self._by_range.get((first, end))
         if shard is not None:
             self._file.check(self._number, shard, data)
-        return Samples(numpy.frombuffer(data, dtype=row_type()))
+        return PlanTable(numpy.frombuffer(data, dtype=row_type()))
 
     def column(self, name: str, first: int, end: int) -> U64:
         values: U64 = self.part(first, end).rows[name]
@@ -286,8 +285,8 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
     header = file.header
     counts = header["counts"]
     inputs = tuple(
-        Input(address, round=round_, stamp=Stamp(size, version), is_held=True)
-        for address, round_, size, version in header["inputs"]
+        Input(address, stamp=Stamp(size, version), is_held=True)
+        for address, size, version in header["inputs"]
     )
     request = _request(header, [one.address for one in inputs], settings)
     outputs = Outputs(request.output, request.settings, may_exist=True)
@@ -314,7 +313,6 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
         fingerprint_in=header["fingerprint"],
         mark=PlanMark(**header["plan"]),
         is_stored=True,
-        repeated=counts["repeated"],
         joined=_joined(header["joined"], rows[1:]),
     )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from wdscli.ops.rows import I64
+    from wdscli.ops.table import I64
 
     Numbers: TypeAlias = NDArray[numpy.integer[Any]]
 
@@ -77,12 +77,18 @@ class ClassOf(NamedTuple):
         return [one if len(one) <= _LONG_VALUE else xxh3_128_digest(one) for one in found]
 
 
+MEASURED_BYTES = 160
+"""What a sample costs while its class and its neighbours are looked at."""
+
+
 class MeasuredShuffle:
     """The order of :class:`~wdscli.ops.orders.ShuffledOrder`; once it is arranged, ``quality`` says how good it is. All
     samples of the plan are held in memory."""
 
     operation = "shuffle"
     extract = ClassOf()
+    dedup = None
+    bytes_per_sample = MEASURED_BYTES
 
     def __init__(self, seed: int = 0, window: int = WINDOW) -> None:
         self._order = ShuffledOrder(seed)
@@ -98,7 +104,8 @@ class MeasuredShuffle:
 
     def arrange(self, pool: Pool) -> Arranged:
         arranged = self._order.arrange(pool)
-        self.quality = measure(pool.samples.shards, arranged.order, pool.values, self._window)
+        values = None if pool.values is None else [value for some in pool.values.blocks() for value in some]
+        self.quality = measure(pool.samples.shards, arranged.order, values, self._window)
         return arranged
 
 

@@ -63,7 +63,7 @@ def mark_of(plan: ReorderPlan) -> PlanMark:
     inputs = [
         [base_name(one.address), one.stamp.size_bytes, one.stamp.version]
         for one in plan.inputs
-        if one.stamp is not None and not one.round
+        if one.stamp is not None
     ]
     shards = [
         [plan.parts[one.part].name, base_name(one.address), one.first, one.end, one.size, one.members]

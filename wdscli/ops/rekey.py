@@ -53,15 +53,6 @@ class Rekey(NamedTuple):
         return new
 
 
-def in_round(key: bytes, number: int) -> bytes:
-    """The key of a sample that comes again, by how many times it came before.
-
-    >>> in_round(b"n01/img7", 0), in_round(b"n01/img7", 2)
-    (b'n01/img7', b'n01/img7-2')
-    """
-    return key + b"-%d" % number if number else key
-
-
 def shard_stem(address: str) -> str:
     """What ``{shard}`` stands for: ``train-000007`` for ``s3://b/train-000007.tar.gz``.
 

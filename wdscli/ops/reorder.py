@@ -15,18 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.ops.beside import Joined
+from wdscli.ops.dedup import without_duplicates
 from wdscli.ops.duplicates import Duplicates
-from wdscli.ops.large import (
-    Found,
-    StoredSamples,
-    arranged_on_disc,
-    bounded,
-    can_be_external,
-    check_memory,
-    is_too_large,
-    stored_samples,
-)
-from wdscli.ops.memory import limits_for
+from wdscli.ops.memory import check_fits, limits_for
 from wdscli.ops.orders import Order, Part, Planner, Pool
 from wdscli.ops.outputs import FIELD, Outputs
 from wdscli.ops.plan import Cuts, cut, measure, oversized
@@ -34,13 +25,11 @@ from wdscli.ops.preserve import check_preserve
 from wdscli.ops.reach import ALONE, STORED, away, check_reach
 from wdscli.ops.rekey import DEFAULT, Rekey
 from wdscli.ops.repeats import renamed, repeated_error, repeated_rows
-from wdscli.ops.rounds import Naming, in_rounds
-from wdscli.ops.rows import Ordered
-from wdscli.ops.scratch import Input, Scratch, Stamp
-from wdscli.ops.sifting import without_duplicates, without_repeated_keys
+from wdscli.ops.scratch import Input, Scratch, Stamp, folder_of_scratch
 from wdscli.ops.strategy import Choice, Strategy, choose
-from wdscli.ops.survey import Survey, SurveyTask, gather_samples
+from wdscli.ops.survey import Collected, SurveyTask
 from wdscli.ops.surveying import survey_tasks, surveys_of
+from wdscli.ops.table import Ordered
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError
@@ -48,7 +37,6 @@ from wdscli.shards.inputs import ShardSet, fingerprint_of, open_set
 from wdscli.shards.output import OutputSet, ShardSettings
 
 if TYPE_CHECKING:
-    from wdscli.ops.external import Stored
     from wdscli.ops.receipts import PlanMark
 
 OnDuplicate = Literal["error", "skip", "rekey"]
@@ -146,8 +134,6 @@ class ReorderPlan:
     """The further parts of samples that are joined."""
     duplicates: Duplicates | None = None
     """What was left out because it repeats others, where that was asked for."""
-    repeated: int = 0
-    """How many of the samples come again, under new keys."""
     members_in: int = 0
     """Members of all samples that were read."""
     payload_bytes_in: int = 0
@@ -213,13 +199,11 @@ def make_plan(
     limits = limits_for(request.memory, request.jobs)
     if limits.warning:
         progress.warn(limits.warning)
-    tasks = survey_tasks(shards.addresses, template, None if away(request) else scratch)
-    # Where an order needs all samples at once, they may as well stay where they are.
-    room = scratch if can_be_external(order) and request.engine is None else None
-    if room is not None:
-        tasks = bounded(tasks, room, limits)
-    surveys = surveys_of(tasks, state, request.jobs, request.engine, limits.jobs, progress)
-    inputs: Sequence[Input] = tuple(
+    near = None if away(request) else scratch
+    tasks = survey_tasks(shards.addresses, template, near, limits)
+    collected = Collected(folder_of_scratch(scratch), has_values=order.extract is not None)
+    surveys = surveys_of(tasks, state, request.jobs, request.engine, limits.jobs, progress, collected.take)
+    inputs = tuple(
         Input(address, found.copy, stamp=Stamp(found.size_bytes, found.version))
         for address, found in zip(shards.addresses, surveys, strict=True)
     )
@@ -229,31 +213,16 @@ def make_plan(
     ]:
         progress.warn(message)
     dropped = sum_counts([state.dropped, *(found.dropped for found in surveys)])
-    samples_in = sum(found.total for found in surveys) + sum(dropped.values())
-    is_large = is_too_large(surveys, order, limits)
-    if is_large and room is not None:
-        pool = Pool(stored_samples(surveys, room, limits.plan), None, sets)
-    else:
-        if is_large and (message := check_memory(surveys, order)) and limits.given:
-            progress.warn(message)
-        pool = _pool(surveys, sets, order)
-    pool, duplicates = without_duplicates(order, pool, surveys, inputs, template, dropped, progress)
-    pool, rekey, gone = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
-    naming = Naming(inputs, template, rekey)
-    if isinstance(pool.samples, StoredSamples):
-        found = Found(pool.samples, surveys, gone, sets, naming)
-        ordered, arranged = arranged_on_disc(order, found)
-    else:
-        arranged = order.arrange(pool)
-        ordered = Ordered(pool.samples, arranged.order)
+    total = sum(collected.totals)
+    samples_in = total + sum(dropped.values())
+    check_fits(total, order.bytes_per_sample, limits)
+    pool = Pool(collected.table(), collected.values(), sets)
+    pool, duplicates = without_duplicates(order.dedup, pool, inputs, template, dropped, progress)
+    pool, rekey = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
+    arranged = order.arrange(pool)
+    ordered = Ordered(pool.samples, arranged.order)
     for reason, count in arranged.dropped.items():
         dropped[reason] = dropped.get(reason, 0) + count
-    repeated = 0
-    if arranged.rounds is not None:
-        repeated = int((arranged.rounds > 0).sum())
-        ordered, inputs = in_rounds(ordered, arranged.rounds, naming)
-    elif arranged.again is not None:
-        repeated, inputs = arranged.again
     parts, planned = planned_shards(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
     choice = choose(request.strategy, inputs[: len(shards.addresses)], ordered, request.tmp)
     if away(request):
@@ -278,7 +247,6 @@ def make_plan(
         reason=choice.reason,
         fingerprint_in=fingerprint_of(shards),
         duplicates=duplicates,
-        repeated=repeated,
         members_in=sum(found.members for found in surveys),
         payload_bytes_in=sum(found.payload_bytes for found in surveys),
     )
@@ -291,13 +259,6 @@ def open_sets(inputs: Sequence[str]) -> tuple[ShardSet, list[int]]:
     if len(each) == 1:
         return each[0], sets
     return ShardSet([address for one in each for address in one.addresses], None), sets
-
-
-def _pool(surveys: Sequence[Survey], sets: Sequence[int], order: Order) -> Pool:
-    values = None
-    if order.extract is not None:
-        values = [value for found in surveys for value in found.values or ()]
-    return Pool(gather_samples(surveys), values, sets)
 
 
 def planned_shards(
@@ -346,26 +307,19 @@ def _without_repeats(
     on_duplicate: OnDuplicate,
     rekey: Rekey | None,
     dropped: dict[str, int],
-) -> tuple[Pool, Rekey | None, Stored | None]:
-    """The samples without repeated keys, by the policy; the format by which workers make new keys; and the rows that
-    were taken out of those on disc."""
-    samples = pool.samples
-    if on_duplicate == "skip" and isinstance(samples, StoredSamples):
-        pool, gone = without_repeated_keys(pool, samples, inputs, template)
-        if gone.total:
-            dropped["duplicate-key"] = gone.total
-        return pool, rekey, gone
-    pairs = repeated_rows(samples, inputs, template, first_only=on_duplicate == "error")
-    if not pairs:
-        return pool, rekey, None
-    rows = [row for row, _ in pairs]
+) -> tuple[Pool, Rekey | None]:
+    """The samples without repeated keys, by the policy; and the format by which workers make new keys."""
+    pairs = repeated_rows(pool.samples, inputs, template, first_only=on_duplicate == "error")
+    if not len(pairs.rows):
+        return pool, rekey
     if on_duplicate == "skip":
-        dropped["duplicate-key"] = len(rows)
-        return pool.without(rows), rekey, None
+        dropped["duplicate-key"] = len(pairs.rows)
+        return pool.without(pairs.rows), rekey
     if on_duplicate == "rekey":
         rekey = rekey or Rekey(DEFAULT)
-        return pool._replace(samples=renamed(samples, inputs, template, rows, rekey)), rekey, None
-    raise repeated_error(samples, inputs, template, pairs[0])
+        samples = renamed(pool.samples, inputs, template, pairs.rows.tolist(), rekey)
+        return pool._replace(samples=samples), rekey
+    raise repeated_error(pool.samples, inputs, template, pairs)
 
 
 def sum_counts(parts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -8,32 +8,50 @@ know of orders or cuts.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
-from wdscli.ops.rekey import Rekey, in_round, shard_stem
-from wdscli.ops.rows import Samples
+from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.scratch import Input
 from wdscli.ops.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
+from wdscli.ops.table import PlanTable
 from wdscli.samples import SampleBatch
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
+    from wdscli.ops.table import I64
+
 _AT_ONCE = 1 << 14
 KeysOf: TypeAlias = Callable[[list[int]], Iterator[tuple[int, bytes]]]
 HINT = "leave out or rename the later ones with --on-duplicate skip|rekey, or give all new keys with --rekey FORMAT"
 
 
+class Pairs(NamedTuple):
+    """Samples that repeat an earlier one, by rising rows: their rows, and the first that each repeats."""
+
+    rows: I64
+    firsts: I64
+
+    @classmethod
+    def of(cls, rows: array[int], firsts: array[int]) -> Pairs:
+        """From what was found in any order."""
+        import numpy
+
+        found = numpy.frombuffer(rows, dtype=numpy.int64)
+        order = numpy.argsort(found)
+        return cls(found[order], numpy.frombuffer(firsts, dtype=numpy.int64)[order])
+
+
 def repeated_rows(
-    samples: Samples, inputs: Sequence[Input], template: SurveyTask, *, first_only: bool = False
-) -> list[tuple[int, int]]:
-    """(row, row of the first sample with that key) for each sample that repeats a key, in input order. With
-    ``first_only`` the search ends at the first."""
+    samples: PlanTable, inputs: Sequence[Input], template: SurveyTask, *, first_only: bool = False
+) -> Pairs:
+    """The samples that repeat a key. With ``first_only`` the search ends soon after the first."""
 
     def keys(rows: list[int]) -> Iterator[tuple[int, bytes]]:
         return _keys_of(samples, inputs, template, rows)
@@ -41,18 +59,19 @@ def repeated_rows(
     return _repeats(samples, keys, first_only)
 
 
-def _repeats(samples: Samples, keys_of: KeysOf, first_only: bool) -> list[tuple[int, int]]:
+def _repeats(samples: PlanTable, keys_of: KeysOf, first_only: bool) -> Pairs:
     """The repeats among the candidates, some thousand of these at a time, by name."""
-    found: list[tuple[int, int]] = []
+    found, firsts = array("q"), array("q")
     for rows in _batches(_candidates(samples)):
         first: dict[bytes, int] = {}
         for row, key in keys_of(rows):
             before = first.setdefault(key, row)
             if before != row:
-                found.append((row, before))
+                found.append(row)
+                firsts.append(before)
         if found and first_only:
             break
-    return sorted(found)[:1] if first_only else sorted(found)
+    return Pairs.of(found, firsts)
 
 
 def _batches(groups: Iterator[list[int]]) -> Iterator[list[int]]:
@@ -67,7 +86,7 @@ def _batches(groups: Iterator[list[int]]) -> Iterator[list[int]]:
         yield sorted(rows)
 
 
-def _candidates(samples: Samples) -> Iterator[list[int]]:
+def _candidates(samples: PlanTable) -> Iterator[list[int]]:
     """Groups of rows whose keys have one hash, in the order of their second rows."""
     import numpy
 
@@ -81,7 +100,7 @@ def _candidates(samples: Samples) -> Iterator[list[int]]:
 
 
 def _keys_of(
-    samples: Samples, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int]
+    samples: PlanTable, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int]
 ) -> Iterator[tuple[int, bytes]]:
     """Rows, given in rising order, and their keys."""
     for row, address, batch, at in read_again(samples, inputs, template, rows):
@@ -92,7 +111,7 @@ def _keys_of(
 
 
 def read_again(
-    samples: Samples, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int]
+    samples: PlanTable, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int]
 ) -> Iterator[tuple[int, str, SampleBatch, int]]:
     """Rows in rising order, each with its shard's address and its batch and row there."""
     for first in range(0, len(rows), _AT_ONCE):
@@ -125,16 +144,16 @@ def _read_places(
 
 
 def repeated_error(
-    samples: Samples, inputs: Sequence[Input], template: SurveyTask, pair: tuple[int, int]
+    samples: PlanTable, inputs: Sequence[Input], template: SurveyTask, pairs: Pairs
 ) -> DataError:
-    """The error that names both samples with one key."""
-    row, first = pair
+    """The error that names both samples with one key, the first such."""
+    row, first = int(pairs.rows[0]), int(pairs.firsts[0])
     _, key = next(_keys_of(samples, inputs, template, [row]))
     return _error(samples, inputs, key, row, first, HINT)
 
 
 def _error(
-    samples: Samples, inputs: Sequence[Input], key: bytes, row: int, first: int, hint: str
+    samples: PlanTable, inputs: Sequence[Input], key: bytes, row: int, first: int, hint: str
 ) -> DataError:
     both = samples.take([first, row])
     before, again = [inputs[shard].address for shard in both.shards.tolist()]
@@ -148,33 +167,34 @@ def _error(
 
 
 def renamed(
-    samples: Samples, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int], rekey: Rekey
-) -> Samples:
-    """The same samples, these with new keys. Raises DataError when a new key is taken."""
-    changed = samples.changeable()
+    samples: PlanTable, inputs: Sequence[Input], template: SurveyTask, rows: Sequence[int], rekey: Rekey
+) -> PlanTable:
+    """The same table, in which these samples get new keys. Raises DataError when a new key is taken."""
     for first in range(0, len(rows), _AT_ONCE):
         some = list(rows[first : first + _AT_ONCE])
-        new = Samples(changed.take(some).rows.copy())
+        new = samples.take(some)
         for place, (_, address, batch, at) in enumerate(read_again(samples, inputs, template, some)):
             key = rekey.key(batch.keys[at], shard_stem(address), batch.index + at)
             sizes = out_sizes(batch, at, template.selection, address, key)
             new.out_lengths[place] = out_length(sizes, template.form)
             new.marks[place] |= RENAMED
             new.keys[place] = hash_key(key)
-        changed.put(some, new)
-    _check_new_keys(changed, inputs, template, frozenset(rows), rekey)
-    return changed
+        samples.put(some, new)
+    _check_new_keys(samples, inputs, template, frozenset(rows), rekey)
+    return samples
 
 
 def _check_new_keys(
-    samples: Samples, inputs: Sequence[Input], template: SurveyTask, renamed: frozenset[int], rekey: Rekey
+    samples: PlanTable, inputs: Sequence[Input], template: SurveyTask, renamed: frozenset[int], rekey: Rekey
 ) -> None:
     def keys(rows: list[int]) -> Iterator[tuple[int, bytes]]:
         for row, address, batch, at in read_again(samples, inputs, template, rows):
             key = batch.keys[at]
             yield row, rekey.key(key, shard_stem(address), batch.index + at) if row in renamed else key
 
-    for row, first in _repeats(samples, keys, True):
+    pairs = _repeats(samples, keys, True)
+    if len(pairs.rows):
+        row, first = int(pairs.rows[0]), int(pairs.firsts[0])
         _, key = next(keys([row]))
         raise _error(
             samples,
@@ -184,32 +204,3 @@ def _check_new_keys(
             first,
             "use a --rekey FORMAT with {shard} and {index}; shards of one name need {key} too",
         )
-
-
-def check_keys_in_rounds(
-    samples: Samples, inputs: Sequence[Input], template: SurveyTask, rekey: Rekey | None
-) -> None:
-    """Raise DataError when a sample that comes again gets a key that another has. The inputs of later rounds come after
-    those of the first."""
-
-    def keys(rows: list[int]) -> Iterator[tuple[int, bytes]]:
-        for row, address, batch, at in read_again(samples, inputs, template, rows):
-            one = samples.take([row])
-            number = inputs[int(one.shards[0])].round
-            for new in _possible_keys(batch, at, address, number, rekey):
-                if hash_key(new) == int(one.keys[0]):
-                    yield row, new
-                    break
-
-    for row, first in _repeats(samples, keys, True):
-        _, key = next(keys([row]))
-        hint = "give all samples keys that do not end like this: --rekey 's{shard}i{index:09d}'"
-        raise _error(samples, inputs, key, row, first, hint)
-
-
-def _possible_keys(
-    batch: SampleBatch, at: int, address: str, number: int, rekey: Rekey | None
-) -> Iterator[bytes]:
-    if rekey is not None:
-        yield in_round(rekey.key(batch.keys[at], shard_stem(address), batch.index + at), number)
-    yield in_round(batch.keys[at], number)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReorderReport:
-    """What was done. ``samples_in`` + ``repeated`` = ``samples`` + all of ``dropped``; ``manifests`` describe what was
+    """What was done. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe what was
     written, one a part. ``payload_bytes`` are those in members, without headers and padding, and with ``members`` the
     same as what was read where whole samples come once and all."""
 
@@ -56,8 +56,6 @@ class ReorderReport:
     joined: JoinCounts | None = None
     kept: int = 0
     """Shards that an earlier run had made."""
-    repeated: int = 0
-    """Samples that came again, under new keys."""
     members_in: int = 0
     payload_bytes_in: int = 0
     payload_bytes: int = 0
@@ -102,7 +100,8 @@ def run_some(
     if not numbers:
         return written
     planned = [plan.planned[number] for number in numbers]
-    limits = limits_for(plan.request.memory, plan.request.jobs)
+    held = sum(0 if rows.order is None else rows.order.nbytes for rows in plan.row_lists)
+    limits = limits_for(plan.request.memory, plan.request.jobs, held)
     is_stream = any(part.output.pattern.is_stream for part in plan.parts)
     if plan.strategy == "spill":
         check_scratch(plan.request)
@@ -190,7 +189,6 @@ def finish_plan(plan: ReorderPlan, written: Sequence[ShardInfo], kept: Kept = NO
         bytes_in=plan.bytes_in,
         bytes_out=sum(manifest.size_bytes for manifest in manifests),
         dropped=plan.dropped,
-        repeated=plan.repeated,
         ignored=plan.ignored,
         strategy=plan.strategy,
         parts=tuple(part.name for part in plan.parts),
@@ -212,9 +210,9 @@ def check_whole(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
     """What was written must be what was read, but for what was counted as left out, and what was asked to change."""
     if plan.joined is not None:
         return
-    samples = sum(info.samples for info in written) - plan.repeated + sum(plan.dropped.values())
+    samples = sum(info.samples for info in written) + sum(plan.dropped.values())
     pairs = [("samples", plan.samples_in, samples)]
-    if not (plan.dropped or plan.repeated or plan.request.selection.changes_members):
+    if not (plan.dropped or plan.request.selection.changes_members):
         pairs.append(("members", plan.members_in, sum(info.members for info in written)))
         pairs.append(("payload bytes", plan.payload_bytes_in, sum(map(payload_bytes_of, written))))
     for what, wanted, found in pairs:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdscli.errors import DataError, InputError, OutputError
 from wdscli.executors import tick_of_task
 from wdscli.ops.opened import Inputs
-from wdscli.ops.rows import Samples
 from wdscli.ops.runs import pieces_of
 from wdscli.ops.scratch import HINT, Input
 from wdscli.ops.spilled import LARGE
+from wdscli.ops.table import PlanTable
 from wdscli.storage import Sink, Source, open_sink
 from wdscli.storage.local import reason, write_all
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import I64, U64
+    from wdscli.ops.table import I64, U64
 
 LOADED = -1
 _AT_ONCE = 1 << 20
@@ -51,7 +51,7 @@ class ScatterTask(NamedTuple):
     samples that are not large are loaded first."""
 
     inputs: dict[int, Input]
-    samples: Samples
+    samples: PlanTable
     order: I64
     destinations: Sequence[Destination]
     loads: bool

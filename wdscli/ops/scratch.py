@@ -42,12 +42,10 @@ class Stamp(NamedTuple):
 
 
 class Input(NamedTuple):
-    """One input shard; ``copy`` is the path of its copy, if it has one. A shard that is gone through again is an input
-    of its own, whose ``round`` says how many times it came before."""
+    """One input shard; ``copy`` is the path of its copy, if it has one."""
 
     address: str
     copy: str = ""
-    round: int = 0
     stamp: Stamp | None = None
     """What it was when the plan was made."""
     is_held: bool = False
@@ -162,6 +160,12 @@ class Scratch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def folder_of_scratch(scratch: Scratch | None) -> str | None:
+    """A folder of this machine for scratch files without a name: the parent of ``scratch`` where it is here, None for
+    TMPDIR."""
+    return os.path.abspath(local_path(scratch.parent)) if scratch is not None and scratch.is_local else None
 
 
 def is_read_once(address: str) -> bool:

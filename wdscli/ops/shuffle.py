@@ -6,18 +6,9 @@ The order is pinned in section 3 of the design (:mod:`wdscli.ordering`); the eng
 from __future__ import annotations
 
 from wdscli.ops.orders import ShuffledOrder
-from wdscli.ops.reorder import ReorderPlan, Request, make_plan
+from wdscli.ops.reorder import Request
 from wdscli.ops.running import ReorderReport, reorder
-from wdscli.ops.scratch import Scratch
 from wdscli.progress import QUIET, Progress
-
-
-def plan_shuffle(
-    request: Request, seed: int = 0, scratch: Scratch | None = None, *, progress: Progress = QUIET
-) -> ReorderPlan:
-    """What :func:`shuffle` would do. Reads headers or indexes, and writes nothing but copies of what can be read only
-    once to ``scratch``; without it such inputs are refused."""
-    return make_plan(request, ShuffledOrder(seed), scratch, progress=progress)
 
 
 def shuffle(request: Request, seed: int = 0, *, progress: Progress = QUIET) -> ReorderReport:

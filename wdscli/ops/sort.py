@@ -1,7 +1,7 @@
 """``sort``: all samples of a set in the order of their keys, of a field, or of a value in a JSON field.
 
 What it is: :class:`SortOrder`, which asks for one byte string of each sample (``sort_keys.py``) and arranges samples by
-these strings (``value_order.py``). Equal values stay in input order, in any case. The engine is
+these strings (``values.py``). Equal values stay in input order, in any case. The engine is
 :mod:`wdscli.ops.reorder`. It must not know fields or how values compare.
 """
 
@@ -11,29 +11,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError
-from wdscli.ops.orders import Arranged, Pool
-from wdscli.ops.reorder import ReorderPlan, Request, make_plan
+from wdscli.ops.orders import VALUED_BYTES, Arranged, Pool
+from wdscli.ops.reorder import Request
 from wdscli.ops.running import ReorderReport, reorder
-from wdscli.ops.scratch import Scratch
 from wdscli.ops.sort_keys import KEY, How, Missing, SortKey, SortValues, sort_key
-from wdscli.ops.value_order import order_by_values
 from wdscli.progress import QUIET, Progress
 
 
 class SortOrder(NamedTuple):
-    """Samples by the values that ``extract`` takes of them.
-
-    ``by_value`` promises that this is all there is to the order: samples are written by their values, compared as
-    bytes, and equal values in input order; none is left out, and there are no parts. An external sort may therefore
-    order samples without :meth:`arrange`, when it lets :meth:`check` see all values.
-    """
+    """Samples by the values that ``extract`` takes of them."""
 
     extract: SortValues
     missing: Missing | None = None
     """As it was asked for; None puts what is missing last, and takes a value that no sample has for a mistake."""
     operation: str = "sort"
     seed: int | None = None
-    by_value: bool = True
+    dedup: None = None
+    bytes_per_sample: int = VALUED_BYTES
 
     def options(self) -> dict[str, Any]:
         by: dict[str, Any] = {"by": [str(key) for key in self.extract.keys]}
@@ -41,8 +35,8 @@ class SortOrder(NamedTuple):
 
     def arrange(self, pool: Pool) -> Arranged:
         assert pool.values is not None
-        self.check(pool.values)
-        return Arranged(order_by_values(pool.values))
+        self.check(value for some in pool.values.blocks() for value in some)
+        return Arranged(pool.values.order())
 
     def check(self, values: Iterable[bytes]) -> None:
         """Raise DataError when no sample at all has a value to sort by; ``values`` are those of all samples. It reads
@@ -71,22 +65,6 @@ def sort_order(
     """
     keys = [sort_key(one, how, reverse) if isinstance(one, str) else one for one in by or (KEY,)]
     return SortOrder(SortValues(tuple(keys), missing or "last", lenient), missing)
-
-
-def plan_sort(
-    request: Request,
-    by: Sequence[str | SortKey] = (KEY,),
-    *,
-    how: How = "plain",
-    reverse: bool = False,
-    missing: Missing | None = None,
-    scratch: Scratch | None = None,
-    progress: Progress = QUIET,
-) -> ReorderPlan:
-    """What :func:`sort` would do. Reads headers or indexes and the fields to sort by, and writes nothing but copies of
-    what can be read only once to ``scratch``; without it such inputs are refused."""
-    order = sort_order(by, how=how, reverse=reverse, missing=missing, lenient=request.on_error == "skip")
-    return make_plan(request, order, scratch, progress=progress)
 
 
 def sort(

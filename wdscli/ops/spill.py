@@ -23,12 +23,10 @@ from wdscli.errors import OutputError
 from wdscli.executors import run_tasks
 from wdscli.ops.beside import NOBODY
 from wdscli.ops.in_turn import in_turn
-from wdscli.ops.large import StoredSamples
 from wdscli.ops.memory import Limits
-from wdscli.ops.places import Places, StoredPlaces, by_input
 from wdscli.ops.scatter import Destination, ScatterTask, scatter
 from wdscli.ops.scratch import HINT, Scratch
-from wdscli.ops.spilled import LARGE, PART_BITS, Scattered, Spilled
+from wdscli.ops.spilled import ELSEWHERE, LARGE, PART_BITS, Scattered, Spilled
 from wdscli.storage import remove
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wdscli.ops.reorder import PlannedShard, ReorderPlan
-    from wdscli.ops.rows import I64, U64, Ordered, Samples
+    from wdscli.ops.table import I64, U64, Ordered, PlanTable
     from wdscli.progress import Progress
 
     Mask: TypeAlias = NDArray[numpy.bool_]
@@ -93,7 +91,6 @@ def spill(
     progress.start("spilling", total, "bytes")
     for _ in run_tasks(executor, scatter, layout.tasks(plan), advance=progress.advance, amount=int):
         pass
-    layout.settle()
     progress.finish()
     return layout
 
@@ -157,9 +154,7 @@ class Layout:
         self._gone = 0
         self.tasks_run_once = False
         """Whether a task may remove what it needs no more: not where tasks are tried again."""
-        self._places: Places | StoredPlaces = Places(ordered.total)
-        if isinstance(ordered.samples, StoredSamples):
-            self._places = StoredPlaces(ordered.samples)
+        self._places: U64 = numpy.full(ordered.total, ELSEWHERE, dtype=numpy.uint64)
 
     def _bucket_bounds(self) -> Iterator[int]:
         """Where buckets begin in the output order. A sample belongs to the bucket in which its first byte lies."""
@@ -187,17 +182,13 @@ class Layout:
             offsets = ends - samples.lengths[order]
             for part, begin, first, end in parts:
                 shift = (part << PART_BITS) + begin - int(offsets[first])
-                self._places.put(positions[order[first:end]], offsets[first:end] + numpy.uint64(shift))
+                self._places[positions[order[first:end]]] = offsets[first:end] + numpy.uint64(shift)
             to = [
                 Destination(self._space.part(part), begin if self._space.is_local else -1, first, end)
                 for part, begin, first, end in parts
             ]
             inputs = {shard: plan.inputs[shard] for shard in numpy.unique(samples.shards).tolist()}
             yield ScatterTask(inputs, samples, order, to, self._sizes.loaded)
-
-    def settle(self) -> None:
-        """All tasks have been taken."""
-        self._places.settle()
 
     def _added_to(self, buckets: I64, ends: U64) -> list[tuple[int, int, int, int]]:
         """What a chunk, whose samples are in the order of their buckets, adds to the files of these: (bucket, byte,
@@ -214,7 +205,7 @@ class Layout:
             self._filled[bucket] += size + PAGE - 1 & -PAGE
         return parts
 
-    def _chunks(self) -> Iterator[tuple[I64, Samples]]:
+    def _chunks(self) -> Iterator[tuple[I64, PlanTable]]:
         """Samples that are spilled together, in input order: their places in the output order, and they themselves."""
         import numpy
 
@@ -232,14 +223,11 @@ class Layout:
                 if end > first:
                     yield block[first:end], samples.part(first, end)
 
-    def _in_input_order(self) -> Iterator[tuple[I64, Samples]]:
+    def _in_input_order(self) -> Iterator[tuple[I64, PlanTable]]:
         """All samples in the order in which the inputs hold them, each with its place in the output order."""
         import numpy
 
         ordered = self._ordered
-        if isinstance(ordered.samples, StoredSamples):
-            yield from by_input(ordered.samples, self._sizes.chunk_rows)
-            return
         rows = None if ordered.order is None else numpy.argsort(ordered.order, kind="stable")
         for first in range(0, ordered.total, self._sizes.chunk_rows):
             end = min(first + self._sizes.chunk_rows, ordered.total)
@@ -272,7 +260,7 @@ class Layout:
                 bucket += 1
         # Who puts parts beside each other reads what it wants; nothing is held for it.
         hold = self._sizes.hold if self._width == 1 else 0
-        return Spilled(self._space, self._places.get(first, end), tuple(bounds.tolist()), tuple(own), hold)
+        return Spilled(self._space, self._places[first:end], tuple(bounds.tolist()), tuple(own), hold)
 
     def release(self, shard: PlannedShard) -> None:
         """Let go of what nobody needs when ``shard`` and all before it are made."""

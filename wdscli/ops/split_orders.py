@@ -3,8 +3,7 @@
 What it is: three orders that differ in what they call a part. How: samples stay in input order within their part. A
 ratio compares a hash of the sample's key (or of its group) with shares of 2^64, so that a sample stays in its part
 whatever else is in the set. All take a sample to its part by its own value (:class:`Routes`), once the parts are
-known, so that an external sort can do the work of ``arrange``; only ``stratify`` counts first, on disc where it must.
-It must not know where samples are written.
+known; only ``stratify`` counts first. It must not know where samples are written.
 """
 
 from __future__ import annotations
@@ -16,25 +15,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.ops.key_map import KeyMap
-from wdscli.ops.orders import Arranged, Part, Pool
+from wdscli.ops.orders import PLAIN_BYTES, Arranged, Part, Pool
 from wdscli.ops.parts import Share, parts_of_ranks, ranks_of, stratified
-from wdscli.ops.plan import BLOCK
 from wdscli.ops.split_values import DIGEST_BYTES, MISSING, UNDECODABLE, Keys
-from wdscli.ops.strata import stratified_on_disc
+from wdscli.ops.table import ROWS_PER_BLOCK
 from wdscli.storage.addresses import natural
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from wdscli.ops.external import NewPath, Stored
-    from wdscli.ops.rows import I64, U32, U64, Samples
     from wdscli.ops.survey import Extract
+    from wdscli.ops.table import I64, U32, U64, PlanTable
+    from wdscli.ops.values import Values
 
     Numbers: TypeAlias = I64 | U32
-    Blocks: TypeAlias = Callable[[], Iterable[Sequence[bytes]]]
-    """All values, some at a time, as often as they are asked for."""
-    Sorting: TypeAlias = tuple[NewPath, int]
-    """Where sorts may write, and how much memory they may have."""
 
 MOST_PARTS = 10_000
 _LEFT_OUT = {MISSING: "missing", UNDECODABLE: "undecodable"}
@@ -70,6 +64,17 @@ class Routes(NamedTuple):
         """How many numbers there are."""
         return len(self.names) + len(_LEFT_OUT)
 
+    def of(self, values: Values) -> U32:
+        """The number of each value."""
+        import numpy
+
+        found: U32 = numpy.empty(values.total, dtype=numpy.uint32)
+        at = 0
+        for some in values.blocks():
+            found[at : at + len(some)] = self.numbers_of(some)
+            at += len(some)
+        return found
+
     def arranged(self, counts: Sequence[int], order: I64 | None) -> Arranged:
         """The parts, from how many samples each number has; ``order`` has the samples of all numbers."""
         parts = [Part(name, count) for name, count in zip(self.names, counts) if count or self.keeps_empty]
@@ -86,84 +91,79 @@ class RatioOrder(NamedTuple):
     asked: SplitOptions
     extract: Extract | None = None
     operation: str = "split"
+    dedup: None = None
+    bytes_per_sample: int = PLAIN_BYTES
 
     @property
     def seed(self) -> int:
         return self.asked.seed
 
-    @property
-    def part_names(self) -> list[str]:
-        """The parts, in the order of the numbers that :meth:`ranks` gives."""
-        return [share.part for share in self.shares]
-
     def options(self) -> dict[str, Any]:
         return {"ratio": ratio_text(self.shares), **_given(self.asked, "group_by", "stratify", "missing")}
 
     def arrange(self, pool: Pool) -> Arranged:
-        parts_of = self._by_digests if self.asked.stratify is None else self._quotas
-        routes = self._with_left_out(parts_of)
+        routes = Routes([share.part for share in self.shares], self._numbers_of)
         if pool.values is None:
             return arranged(routes, self._parts_of_keys(pool.samples))
-        return arranged(routes, routes.numbers_of(pool.values))
-
-    @property
-    def by_routes(self) -> bool:
-        """Whether :meth:`routes` are all there is to the order."""
-        return self.extract is not None
-
-    def routes(self, values: Blocks, sorting: Sorting) -> Routes:
-        """How values lead to parts, for an external sort in place of :meth:`arrange`. With quotas these are for all
-        values, some at a time in their order, once."""
         if self.asked.stratify is None:
-            return self._with_left_out(self._by_digests)
-        classes: set[bytes] = set()
-        for some in values():
-            classes.update(_class_of(value) for value in some if value not in _LEFT_OUT)
-        numbers = {name: number for number, name in enumerate(sorted(classes))}
-        kept = ([value for value in some if value not in _LEFT_OUT] for some in values())
-        blocks = ((_digests(some), _looked_up(list(map(_class_of, some)), numbers)) for some in kept)
-        parts = stratified_on_disc(blocks, len(numbers), self.seed, self.shares, *sorting)
-        return self._with_left_out(_one_after_another(parts))
-
-    def ranks(self, samples: Samples) -> U64:
-        """The part of each sample, where there is no ``extract``."""
-        import numpy
-
-        return self._parts_of(samples.keys).astype(numpy.uint64)
+            return arranged(routes, routes.of(pool.values))
+        return arranged(routes, self._quotas(pool.values))
 
     def _parts_of(self, digests: U64) -> I64:
         return parts_of_ranks(ranks_of(self.seed, digests), self.shares)
 
-    def _parts_of_keys(self, samples: Samples) -> Numbers:
+    def _parts_of_keys(self, samples: PlanTable) -> Numbers:
         """Some at a time, because all hashes together are a fifth of a plan."""
         import numpy
 
         found: U32 = numpy.empty(samples.total, dtype=numpy.uint32)
-        for first in range(0, samples.total, BLOCK):
-            found[first : first + BLOCK] = self._parts_of(samples.keys[first : first + BLOCK])
+        for first in range(0, samples.total, ROWS_PER_BLOCK):
+            found[first : first + ROWS_PER_BLOCK] = self._parts_of(
+                samples.keys[first : first + ROWS_PER_BLOCK]
+            )
         return found
 
-    def _by_digests(self, values: Sequence[bytes]) -> I64:
-        return self._parts_of(_digests(values))
+    def _numbers_of(self, values: Sequence[bytes]) -> I64:
+        """The part of each value by its digest, or the number of what is left out."""
+        import numpy
 
-    def _quotas(self, values: Sequence[bytes]) -> I64:
-        classes = list(map(_class_of, values))
-        numbers = {name: number for number, name in enumerate(sorted(set(classes)))}
-        return stratified(_digests(values), _looked_up(classes, numbers), self.seed, self.shares)
+        found: I64 = numpy.fromiter(
+            (self._marks.get(value, -1) for value in values), numpy.int64, len(values)
+        )
+        rows = numpy.flatnonzero(found < 0).tolist()
+        found[rows] = self._parts_of(_digests([values[row] for row in rows]))
+        return found
 
-    def _with_left_out(self, numbers_of: Callable[[Sequence[bytes]], I64]) -> Routes:
-        """Routes by digests, which leave out what has none."""
+    @property
+    def _marks(self) -> dict[bytes, int]:
+        return {mark: len(self.shares) + place for place, mark in enumerate(_LEFT_OUT)}
 
-        def numbers(values: Sequence[bytes]) -> I64:
-            import numpy
+    def _quotas(self, values: Values) -> Numbers:
+        """The same by quotas for each class."""
+        import numpy
 
-            marks = {mark: len(self.shares) + place for place, mark in enumerate(_LEFT_OUT)}
-            found: I64 = numpy.fromiter((marks.get(value, -1) for value in values), numpy.int64, len(values))
-            rows = numpy.flatnonzero(found < 0).tolist()
-            found[rows] = numbers_of(values if len(rows) == len(values) else [values[row] for row in rows])
-            return found
-
-        return Routes(self.part_names, numbers)
+        classes = sorted({value[DIGEST_BYTES:] for some in values.blocks() for value in some} - {b""})
+        places = {name: number for number, name in enumerate(classes)}
+        digests: U64 = numpy.empty(values.total, dtype=numpy.uint64)
+        class_of: U32 = numpy.empty(values.total, dtype=numpy.uint32)
+        at = 0
+        for some in values.blocks():
+            kept = [value for value in some if value not in _LEFT_OUT]
+            digests[at : at + len(kept)] = _digests(kept)
+            class_of[at : at + len(kept)] = _looked_up([value[DIGEST_BYTES:] for value in kept], places)
+            at += len(kept)
+        parts = stratified(digests[:at], class_of[:at], self.seed, self.shares)
+        if at == values.total:
+            return parts
+        numbers: U32 = numpy.empty(values.total, dtype=numpy.uint32)
+        at = first = 0
+        for some in values.blocks():
+            marks = numpy.fromiter((self._marks.get(value, -1) for value in some), numpy.int64, len(some))
+            rows = numpy.flatnonzero(marks < 0)
+            marks[rows] = parts[at : at + len(rows)]
+            numbers[first : first + len(some)] = marks
+            at, first = at + len(rows), first + len(some)
+        return numbers
 
 
 class FamilyOrder(NamedTuple):
@@ -173,20 +173,21 @@ class FamilyOrder(NamedTuple):
     extract: Extract | None
     operation: str = "split"
     seed: int | None = None
-    by_routes: bool = True
+    dedup: None = None
+    bytes_per_sample: int = PLAIN_BYTES
 
     def options(self) -> dict[str, Any]:
         return _given(self.asked, "by", "missing")
 
     def arrange(self, pool: Pool) -> Arranged:
-        values = pool.values or []
-        routes = self.routes(lambda: [values])
-        return arranged(routes, routes.numbers_of(values))
+        assert pool.values is not None
+        routes = self._routes(pool.values)
+        return arranged(routes, routes.of(pool.values))
 
-    def routes(self, values: Blocks, _: Sorting | None = None) -> Routes:
-        """How values lead to parts, from all values, some at a time. Raises UsageError."""
+    def _routes(self, values: Values) -> Routes:
+        """How values lead to parts, from all values. Raises UsageError."""
         seen: set[bytes] = set()
-        for some in values():
+        for some in values.blocks():
             seen.update(some)
         names = sorted((to_text(value) for value in seen.difference(_LEFT_OUT)), key=natural)
         if len(names) > MOST_PARTS:
@@ -206,21 +207,22 @@ class MapOrder(NamedTuple):
     extract: Extract | None = Keys()
     operation: str = "split"
     seed: int | None = None
-    by_routes: bool = True
+    dedup: None = None
+    bytes_per_sample: int = PLAIN_BYTES
 
     def options(self) -> dict[str, Any]:
         return {"by_map": f"xxh3_128:{self.key_map.digest}", **_given(self.asked, "missing")}
 
     def arrange(self, pool: Pool) -> Arranged:
-        keys = pool.values or []
-        routes = self.routes(lambda: [keys])
-        return arranged(routes, routes.numbers_of(keys))
+        assert pool.values is not None
+        routes = self._routes(pool.values)
+        return arranged(routes, routes.of(pool.values))
 
-    def routes(self, values: Blocks, _: Sorting | None = None) -> Routes:
+    def _routes(self, keys: Values) -> Routes:
         """How keys lead to parts. Raises DataError for keys that are not in the map, unless these go elsewhere."""
         missing, part_of = self.asked.missing, self.key_map.part_of
         if missing == "error":
-            self._check_all(values())
+            self._check_all(keys.blocks())
         fallback = [] if missing in ("error", "drop") else [missing]
         names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
         places = {name: place for place, name in enumerate(names)}
@@ -261,24 +263,6 @@ def ratio_text(shares: Sequence[Share]) -> str:
     return ",".join(f"{share.part}={share.share}" for share in shares)
 
 
-def _class_of(value: bytes) -> bytes:
-    """What follows the hash in a value."""
-    return value[DIGEST_BYTES:]
-
-
-def _one_after_another(parts: Stored) -> Callable[[Sequence[bytes]], I64]:
-    """The numbers of parts that lie on disc, as many as values are asked for each time."""
-    at = 0
-
-    def taken(values: Sequence[bytes]) -> I64:
-        nonlocal at
-        at += len(values)
-        numbers: I64 = parts.read(at - len(values), at)["part"].astype("<i8")
-        return numbers
-
-    return taken
-
-
 def _digests(values: Sequence[bytes]) -> U64:
     """The hashes at the beginning of values."""
     import numpy
@@ -305,13 +289,13 @@ def arranged(routes: Routes, numbers: Numbers) -> Arranged:
     the order."""
     import numpy
 
-    blocks = [numbers[first : first + BLOCK] for first in range(0, len(numbers), BLOCK)]
+    blocks = [numbers[first : first + ROWS_PER_BLOCK] for first in range(0, len(numbers), ROWS_PER_BLOCK)]
     tallies = (numpy.bincount(some, minlength=routes.total) for some in blocks)
     counts = sum(tallies, numpy.zeros(routes.total, dtype=numpy.int64)).tolist()
     ends = [0, *accumulate(counts)][: len(counts)]
     order: I64 = numpy.empty(len(numbers), dtype=numpy.int64)
     for block, some in enumerate(blocks):
-        rows = numpy.argsort(some, kind="stable") + block * BLOCK
+        rows = numpy.argsort(some, kind="stable") + block * ROWS_PER_BLOCK
         for number, taken in enumerate(numpy.bincount(some).tolist()):
             order[ends[number] : ends[number] + taken] = rows[:taken]
             ends[number] += taken

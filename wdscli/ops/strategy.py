@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from wdscli.ops.memory import available
-from wdscli.ops.rows import Samples
 from wdscli.ops.scratch import Input, Scratch
+from wdscli.ops.table import PlanTable
 from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import Ordered
+    from wdscli.ops.table import Ordered
 
 Strategy = Literal["auto", "gather", "spill"]
 LONG_BYTES = 1 << 20
@@ -79,7 +79,7 @@ def mean_run(ordered: Ordered) -> tuple[int, int]:
         rows = ordered.part(first, min(first + _LOOK_ROWS, total)).rows
         seen += len(rows)
         # Of no bytes is what stands for a part that a joined sample lacks.
-        some = Samples(rows[rows["length"] > 0])
+        some = PlanTable(rows[rows["length"] > 0])
         ends = some.starts + some.lengths
         breaks = (some.shards[1:] != some.shards[:-1]) | (some.starts[1:] != ends[:-1])
         runs += 1 + int(breaks.sum())

@@ -17,13 +17,14 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
 from wdscli.ops.indexed import plain_rows
-from wdscli.ops.overflow import Keep, Overflow, StoredRows
+from wdscli.ops.overflow import Overflow, StoredRows
 from wdscli.ops.preserve import kept_length, kept_mark, kept_members
 from wdscli.ops.rekey import Rekey, shard_stem
-from wdscli.ops.rows import Samples, row_type
 from wdscli.ops.runs import Globals
 from wdscli.ops.scratch import Input, refused, spool
+from wdscli.ops.table import GrowingTable, PlanTable, row_type
 from wdscli.ops.unsafe import check_keys, keep_safe
+from wdscli.ops.values import GrowingValues, Packed, Values
 from wdscli.samples import Ignored, SampleBatch, iter_batches
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState
@@ -35,7 +36,7 @@ from wdscli.tar import GLOBAL, Form, build_header, padded
 from wdscli.tar.header import BLOCK
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import Rows
+    from wdscli.ops.table import Rows
     from wdscli.shards.index import Index
 
 RENAMED = 0b1000000
@@ -82,8 +83,8 @@ class SurveyTask(NamedTuple):
     preserve: bool = False
     spool: str = ""
     extract: Extract | None = None
-    keep: Keep | None = None
-    """How many rows the survey may hold; None for all."""
+    overflow: str | None = None
+    """A path of this machine for rows that are too many to be held; None to hold all."""
 
     @property
     def address(self) -> str:
@@ -92,11 +93,11 @@ class SurveyTask(NamedTuple):
 
 
 class Survey:
-    """What one input shard holds. ``rows`` are its selected samples (see :func:`~wdscli.ops.rows.row_type`; ``shard``
-    is not set), ``values`` what an :class:`Extract` took of each, None without one. ``copy`` is the path of the shard's
-    copy, if it had to be copied. ``dropped`` counts samples, ``ignored`` members, by reason. ``version`` is that of the
-    input, empty for one that was copied. Rows and values may be ``stored`` instead. ``members``
-    and ``payload_bytes`` are those of all samples that were read, the dropped ones too, if these were whole."""
+    """What one input shard holds. ``rows`` are its ``total`` selected samples (:func:`~wdscli.ops.table.row_type`;
+    ``shard`` is not set), ``values`` what an :class:`Extract` took of each, None without one; they may be ``stored``
+    instead. ``copy`` is the path of the shard's copy, if it had to be copied. ``dropped`` counts samples, ``ignored``
+    members, by reason. ``version`` is that of the input, empty for one that was copied. ``members`` and
+    ``payload_bytes`` are those of all samples that were read, the dropped ones too, if these were whole."""
 
     __slots__ = (
         "copy",
@@ -107,6 +108,7 @@ class Survey:
         "rows",
         "size_bytes",
         "stored",
+        "total",
         "values",
         "version",
         "warnings",
@@ -116,8 +118,9 @@ class Survey:
         import numpy
 
         self.rows: Rows = numpy.empty(0, dtype=row_type())
-        self.values: list[bytes] | None = None
+        self.values: Packed | None = None
         self.stored: StoredRows | None = None
+        self.total = 0
         self.size_bytes = 0
         self.members = 0
         self.payload_bytes = 0
@@ -127,18 +130,45 @@ class Survey:
         self.warnings: list[str] = []
         self.copy = ""
 
-    @property
-    def total(self) -> int:
-        """How many samples."""
-        return len(self.rows) if self.stored is None else self.stored.total
+    def taken(self) -> Iterator[tuple[Rows, Packed | None]]:
+        """All rows with their values, in one array or several; the survey has them no longer."""
+        if self.stored is not None:
+            yield from self.stored.blocks()
+            return
+        rows, self.rows = self.rows, self.rows[:0].copy()
+        values, self.values = self.values, None
+        yield rows, values
 
-    def blocks(self) -> Iterator[Rows]:
-        """All rows, in one array or several."""
-        return iter((self.rows,)) if self.stored is None else self.stored.blocks()
 
-    def let_go(self) -> None:
-        """Hold the rows no longer: they have been copied."""
-        self.rows = self.rows[:0].copy()
+class Collected:
+    """The rows of all input shards in one table, taken survey by survey as they come; with ``has_values`` their values
+    too. ``folder`` is where scratch files lie, None for TMPDIR."""
+
+    def __init__(self, folder: str | None = None, *, has_values: bool = False) -> None:
+        self._rows = GrowingTable(folder)
+        self._values = GrowingValues(folder)
+        self._has_values = has_values
+        self.totals: list[int] = []
+        """Samples of each shard so far."""
+
+    def take(self, found: Survey) -> None:
+        """The rows of the next shard. Raises OutputError."""
+        self.totals.append(found.total)
+        for rows, values in found.taken():
+            rows["shard"] = len(self.totals) - 1
+            self._rows.append(rows)
+            if values is not None:
+                self._values.append(values)
+
+    def table(self, last: Rows | None = None) -> PlanTable:
+        """All rows, and behind them ``last``; none is taken any more."""
+        if last is not None:
+            self._rows.append(last)
+        return self._rows.table()
+
+    def values(self) -> Values | None:
+        """All values, None where nobody wants them."""
+        return self._values.values() if self._has_values else None
 
 
 class _Columns:
@@ -180,8 +210,9 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes = state.members, state.payload_bytes
     task = _at_any_place(task, found.warnings)
-    extract, values = task.extract, []
-    with task.input.open() as source, Overflow(task.keep) as overflow:
+    extract = task.extract
+    values: list[bytes] = []
+    with task.input.open() as source, Overflow(task.overflow) as overflow:
         found.size_bytes = source.size or 0
         found.version = "" if task.input.copy else source.version
         payloads = _payloads(task, source)
@@ -198,23 +229,27 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
                 chosen = range(len(batch.keys)) if rows is None else rows
                 values += extract.values(batch, chosen, task.address, payloads)
             if overflow.is_due(len(columns.places)):
-                overflow.write(columns.rows(), values if extract is not None else None)
+                overflow.write(columns.rows(), _packed(values))
                 columns, values = _Columns(), []
-        _hold(found, overflow, columns.rows(), None if extract is None else values)
+        _hold(found, overflow, columns.rows(), _packed(values))
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
     found.ignored = ignored.counts
     found.copy = task.input.copy
     return found
 
 
-def _hold(found: Survey, overflow: Overflow, rows: Rows, values: list[bytes] | None) -> None:
+def _hold(found: Survey, overflow: Overflow, rows: Rows, values: Packed | None) -> None:
     """The last rows, together with those that were written already."""
     if overflow.total or overflow.is_due(len(rows)):
         overflow.write(rows, values)
         found.stored = overflow.stored()
-        found.values = None if values is None else []
     else:
         found.rows, found.values = rows, values
+    found.total = overflow.total or len(rows)
+
+
+def _packed(values: list[bytes]) -> Packed | None:
+    return Packed.of(values) if values else None
 
 
 def _payloads(task: SurveyTask, source: Source) -> Payloads:
@@ -223,24 +258,6 @@ def _payloads(task: SurveyTask, source: Source) -> Payloads:
     if task.extract is not None:
         wanted |= task.extract.payload_fields
     return Payloads(source, wanted)
-
-
-def gather_samples(surveys: Sequence[Survey]) -> Samples:
-    """The rows of all input shards, one after the other. The surveys' own rows are let go of on the way, so that no
-    more than one shard is held twice; the last come first, because only from its end a heap becomes smaller."""
-    import numpy
-
-    end = sum(found.total for found in surveys)
-    rows: Rows = numpy.empty(end, dtype=row_type())
-    for number, found in reversed(list(enumerate(surveys))):
-        at = first = end - found.total
-        for block in found.blocks():
-            rows[at : at + len(block)] = block
-            at += len(block)
-        rows["shard"][first:end] = number
-        found.let_go()
-        end = first
-    return Samples(rows)
 
 
 def _at_any_place(task: SurveyTask, warnings: list[str]) -> SurveyTask:

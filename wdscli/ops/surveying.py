@@ -8,12 +8,13 @@ wherever tasks run. It must not know what surveys are for.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from wdscli.executors import make_executor, run_tasks
 from wdscli.ops.jobs import WORTH_BYTES, useful_jobs
+from wdscli.ops.memory import LEAST_TASK, Limits
 from wdscli.ops.scratch import Input, Scratch, is_of_this_process, is_ours_alone, is_read_once, refused
 from wdscli.ops.survey import Survey, SurveyTask, survey
 from wdscli.progress import Progress
@@ -32,16 +33,40 @@ HEADERS_WORTH = 16 << 20
 """What a remote input is taken to cost."""
 
 
-def survey_tasks(addresses: Sequence[str], template: SurveyTask, scratch: Scratch | None) -> list[SurveyTask]:
-    """One task a shard, each with a place for a copy."""
+INDEX_COST = 6
+"""Bytes of memory for each byte of an index file, while it is read and made into rows."""
+
+
+def survey_tasks(
+    addresses: Sequence[str], template: SurveyTask, scratch: Scratch | None, limits: Limits
+) -> list[SurveyTask]:
+    """One task a shard, each with a place for a copy, and for rows that are too many to be held."""
     if scratch is None:
         for address in filter(is_read_once, addresses):
             raise refused(address)
         return [template._replace(input=Input(address)) for address in addresses]
     return [
-        template._replace(input=Input(address), spool=scratch.place(number))
+        _within(
+            template._replace(
+                input=Input(address),
+                spool=scratch.place(number),
+                overflow=scratch.path_of(f"survey-{number}"),
+            ),
+            limits,
+        )
         for number, address in enumerate(addresses)
     ]
+
+
+def _within(task: SurveyTask, limits: Limits) -> SurveyTask:
+    """The same survey, which does without an index that takes more memory than there is for it."""
+    if not limits.given or not is_local(task.address):
+        return task
+    try:
+        size = os.stat(local_path(index_address(task.address))).st_size
+    except OSError:
+        return task
+    return task._replace(use_index=False) if size * INDEX_COST > LEAST_TASK + limits.task else task
 
 
 def surveys_of(
@@ -51,9 +76,11 @@ def surveys_of(
     engine: str | None,
     most: int,
     progress: Progress,
+    take: Callable[[Survey], None],
 ) -> list[Survey]:
-    """One survey a shard. In this process when samples are counted across shards, or when there is little to do. A
-    shard that comes after all that may be selected is not opened. At most ``most`` processes, whatever ``jobs``."""
+    """One survey a shard, whose rows ``take`` has been given as they came, in order. In this process when samples are
+    counted across shards, or when there is little to do. A shard that comes after all that may be selected is not
+    opened. At most ``most`` processes, whatever ``jobs``."""
     addresses = [task.address for task in tasks]
     # What only this process can read, no worker can.
     alone = any(is_ours_alone(one) or is_of_this_process(one) for one in addresses) or not all(
@@ -64,9 +91,13 @@ def surveys_of(
     workers = 1 if alone else min(most, useful_jobs(jobs, len(tasks), size))
     is_here = alone or (workers == 1 and engine is None)
     executor = None if is_here else make_executor(workers, engine)
-    return of_each(
+    found = []
+    for one in of_each(
         tasks, lambda task: Survey() if state.done else survey(task, state), survey, executor, progress
-    )
+    ):
+        take(one)
+        found.append(one)
+    return found
 
 
 def of_each(
@@ -75,17 +106,15 @@ def of_each(
     there: Callable[[Task], Found],
     executor: Executor | None,
     progress: Progress,
-) -> list[Found]:
-    """What is found of each shard: by ``here`` in this process, or by ``there`` wherever ``executor`` runs it. Raises
-    what they raise."""
+) -> Iterator[Found]:
+    """What is found of each shard, in order: by ``here`` in this process, or by ``there`` wherever ``executor`` runs
+    it. Raises what they raise."""
     progress.start("reading headers", len(tasks), "shards")
-    found: list[Found] = []
     with executor or nullcontext():
         for one in map(here, tasks) if executor is None else run_tasks(executor, there, tasks):
-            found.append(one)
+            yield one
             progress.advance(1)
     progress.finish()
-    return found
 
 
 def bytes_of(tasks: Sequence[SurveyTask]) -> int:

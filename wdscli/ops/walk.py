@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from wdscli.ops.rows import I64, U8, U64
+    from wdscli.ops.table import I64, U8, U64
 
 WORTH = 48
 """Fewer samples are walked faster one by one."""

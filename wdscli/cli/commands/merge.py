@@ -55,11 +55,10 @@ class TurnOptions(NamedTuple):
         ),
     ] = None
     stop: Annotated[
-        Literal["first", "all", "repeat"] | None,
+        Literal["first", "all"] | None,
         typer.Option(
             "--stop",
-            help="With sets in turn: end when one has no more, go on with the others, or begin shorter ones again. "
-            "Default: all.",
+            help="With sets in turn: end when one has no more, or go on with the others. Default: all.",
             show_default=False,
             rich_help_panel=_ORDER,
         ),

@@ -1,0 +1,274 @@
+"""The table of a plan: one packed record a sample, in a scratch file that is mapped, the same bytes a plan file holds.
+
+What it is: :func:`row_type`, the record; :class:`Growing`, bytes that are appended first and mapped then;
+:class:`PlanTable`, the rows with their columns by name; :class:`Ordered`, rows in output order. How: a row lies in
+memory only as long as it is looked at; what is ordered is a column or two of numbers, and no algorithm has a second
+form for large sets. It must not know where rows come from or what is done with them.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+
+from wdscli.errors import OutputError
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    U8: TypeAlias = NDArray[numpy.uint8]
+    U32: TypeAlias = NDArray[numpy.uint32]
+    U64: TypeAlias = NDArray[numpy.uint64]
+    I64: TypeAlias = NDArray[numpy.int64]
+    Mask: TypeAlias = NDArray[numpy.bool_]
+    Rows: TypeAlias = NDArray[numpy.void]
+
+ROWS_PER_BLOCK = 1 << 18
+"""Rows that are looked at together where all are gone through."""
+HELD_BYTES = 1 << 20
+"""Fewer bytes than this are not worth a file."""
+
+
+def row_type() -> numpy.dtype[numpy.void]:
+    """How one sample of a plan is packed, in memory, in scratch files and in plan files: 45 little-endian bytes.
+
+    ``key`` is the XXH3-64 of its (new) key; ``start`` and ``length`` are the run's place in its input shard in bytes,
+    ``out`` the bytes it takes in the output; ``shard`` and ``place`` say where it comes from (both from 0, the place
+    counted before selection); ``members`` how many it will have, and ``mark`` what keeps it from being copied as it
+    stands (0: nothing).
+    """
+    import numpy
+
+    return numpy.dtype(  # type: ignore[return-value,unused-ignore]
+        [
+            ("key", "<u8"),
+            ("start", "<u8"),
+            ("length", "<u8"),
+            ("out", "<u8"),
+            ("shard", "<u4"),
+            ("place", "<u4"),
+            ("members", "<u4"),
+            ("mark", "u1"),
+        ]
+    )
+
+
+class Growing:
+    """Bytes that are appended first and mapped then: a temporary file without a name, which is gone with the process
+    however it ends; in memory as long as they are few. ``folder`` is where the file lies, None for TMPDIR."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        self._folder = folder
+        self._held = bytearray()
+        self._file: BinaryIO | None = None
+
+    def append(self, data: Any) -> None:
+        """Add the bytes of a buffer or an array. Raises OutputError."""
+        view = memoryview(data).cast("B") if len(data) else b""
+        if self._file is None and len(self._held) + len(view) <= HELD_BYTES:
+            self._held += view
+            return
+        try:
+            if self._file is None:
+                from tempfile import TemporaryFile
+
+                self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed once it is mapped
+                self._file.write(self._held)
+                self._held = bytearray()
+            self._file.write(view)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write scratch space: {error.strerror}",
+                hint="name a folder with room: --tmp DIR, or TMPDIR",
+            ) from error
+
+    def mapped(self) -> memoryview:
+        """All bytes, which can be changed; nothing is appended any more. Raises OutputError."""
+        if self._file is None:
+            return memoryview(self._held)
+        try:
+            self._file.flush()
+            return memoryview(mmap.mmap(self._file.fileno(), 0))
+        except OSError as error:
+            raise OutputError(f"cannot map scratch space: {error.strerror}") from error
+        finally:
+            self._file.close()
+
+
+class GrowingTable:
+    """A table while its rows are found."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        self._rows = Growing(folder)
+
+    def append(self, rows: Rows) -> None:
+        """Add rows. Raises OutputError."""
+        self._rows.append(rows.view("u1") if len(rows) else b"")
+
+    def table(self) -> PlanTable:
+        """All of them; none is appended any more."""
+        import numpy
+
+        return PlanTable(numpy.frombuffer(self._rows.mapped(), dtype=row_type()))
+
+
+class PlanTable:
+    """Samples of a plan, one row each (:func:`row_type`). The columns are views: what is set in them is set in the
+    rows."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return len(self.rows)
+
+    @property
+    def shards(self) -> U32:
+        return self.rows["shard"]
+
+    @property
+    def places(self) -> U32:
+        return self.rows["place"]
+
+    @property
+    def starts(self) -> U64:
+        return self.rows["start"]
+
+    @property
+    def lengths(self) -> U64:
+        return self.rows["length"]
+
+    @property
+    def out_lengths(self) -> U64:
+        return self.rows["out"]
+
+    @property
+    def members(self) -> U32:
+        return self.rows["members"]
+
+    @property
+    def marks(self) -> U8:
+        return self.rows["mark"]
+
+    @property
+    def keys(self) -> U64:
+        return self.rows["key"]
+
+    def take(self, rows: I64 | list[int]) -> PlanTable:
+        """Some samples, in the order of ``rows``; a copy, in memory."""
+        return PlanTable(self.rows[rows])
+
+    def apart(self, rows: I64) -> PlanTable:
+        """The same as a table of their own, for any number of them."""
+        kept = GrowingTable()
+        for first in range(0, len(rows), ROWS_PER_BLOCK):
+            kept.append(self.rows[rows[first : first + ROWS_PER_BLOCK]])
+        return kept.table()
+
+    def part(self, first: int, end: int) -> PlanTable:
+        """Samples ``first`` to ``end``; a view."""
+        return PlanTable(self.rows[first:end])
+
+    def without(self, gone: Sequence[int] | I64) -> PlanTable:
+        """All samples but the rows ``gone``, which rise. The others move up in the same space: this table is of no use
+        any more."""
+        return PlanTable(moved_up(self.rows, gone))
+
+    def parts(self, size: int = 1 << 14) -> Iterator[PlanTable]:
+        """All samples, some at a time."""
+        for first in range(0, self.total, size):
+            yield self.part(first, min(first + size, self.total))
+
+    def repeated(self) -> tuple[I64, U64]:
+        """The rows whose hashes others have too, in the order of these, equal ones in their own; and the hashes."""
+        import numpy
+
+        # Usually no hash comes twice, and one sorted copy is all that it takes to know.
+        ordered = numpy.sort(self.keys)
+        again = numpy.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+        del ordered
+        if not len(again):
+            return numpy.empty(0, dtype=numpy.int64), again
+        found: list[I64] = []
+        for first in range(0, self.total, ROWS_PER_BLOCK):
+            keys = self.keys[first : first + ROWS_PER_BLOCK]
+            near = numpy.minimum(again.searchsorted(keys), len(again) - 1)
+            found.append(numpy.flatnonzero(again[near] == keys) + first)
+        rows: I64 = numpy.concatenate(found)
+        rows = rows[numpy.argsort(self.keys[rows], kind="stable")]
+        return rows, self.keys[rows]
+
+    def put(self, rows: Sequence[int], changed: PlanTable) -> None:
+        """Replace some rows."""
+        self.rows[rows] = changed.rows
+
+    def shard_numbers(self) -> list[int]:
+        """The input shards that they come from, in rising order."""
+        import numpy
+
+        found: set[int] = set()
+        for part in self.parts(ROWS_PER_BLOCK):
+            found.update(numpy.flatnonzero(numpy.bincount(part.shards)).tolist())
+        return sorted(found)
+
+
+class Ordered:
+    """The samples of a plan in output order: rows in any order, and the order over them.
+
+    ``order`` is None when the rows lie in output order already.
+    """
+
+    __slots__ = ("order", "samples")
+
+    def __init__(self, samples: PlanTable, order: I64 | None = None) -> None:
+        self.samples = samples
+        self.order = order
+
+    @property
+    def total(self) -> int:
+        return self.samples.total if self.order is None else len(self.order)
+
+    def part(self, first: int, end: int) -> PlanTable:
+        """Samples ``first`` to ``end`` of the output."""
+        if self.order is None:
+            return self.samples.part(first, end)
+        return self.samples.take(self.order[first:end])
+
+    def column(self, name: str, first: int, end: int) -> U64:
+        """One column (see :func:`row_type`) of samples ``first`` to ``end``."""
+        values: U64 = self.samples.rows[name]
+        return values[first:end] if self.order is None else values[self.order[first:end]]
+
+    def blocks(self, size: int = ROWS_PER_BLOCK) -> Iterator[PlanTable]:
+        """All samples in output order, some at a time."""
+        for first in range(0, self.total, size):
+            yield self.part(first, min(first + size, self.total))
+
+    def out_lengths(self) -> U64:
+        """The column ``out`` in output order."""
+        lengths = self.samples.out_lengths
+        return lengths if self.order is None else lengths[self.order]
+
+
+def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:
+    """An array without the places ``gone``, which rise: what stays moves up in the array's own space, a block at a
+    time, and the view of it is returned."""
+    import numpy
+
+    without: I64 = numpy.asarray(gone, dtype=numpy.int64)
+    if not len(without):
+        return column
+    at = int(without[0])
+    for first in range(at - at % ROWS_PER_BLOCK, len(column), ROWS_PER_BLOCK):
+        end = min(first + ROWS_PER_BLOCK, len(column))
+        low, high = without.searchsorted((first, end)).tolist()
+        kept: Any = numpy.delete(column[first:end], without[low:high] - first)
+        start = first - low
+        column[start : start + len(kept)] = kept
+    return column[: len(column) - len(without)]
