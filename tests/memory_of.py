@@ -11,14 +11,15 @@ from pathlib import Path
 PERIOD = 0.01
 
 
-def peak_of_all(*args: object) -> int:
-    """Run ``wds`` with these words; the greatest sum of resident bytes that was seen. It must succeed."""
+def peak_of_all(*args: object, what: str = "VmRSS") -> int:
+    """Run ``wds`` with these words; the greatest sum of resident bytes that was seen, or of ``RssAnon``, those that no
+    file stands behind. It must succeed."""
     process = subprocess.Popen(
         [sys.executable, "-m", "wdscli", *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     peak = 0
     while process.poll() is None:
-        peak = max(peak, sum(map(_resident, _family(process.pid))))
+        peak = max(peak, sum(_resident(one, what) for one in _family(process.pid)))
         time.sleep(PERIOD)
     assert process.stderr is not None
     told = process.stderr.read().decode()
@@ -37,7 +38,7 @@ def _family(root: int) -> list[int]:
     return found
 
 
-def _resident(process: int) -> int:
+def _resident(process: int, what: str) -> int:
     with suppress(OSError, StopIteration, ValueError), open(f"/proc/{process}/status") as file:
-        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith(what))
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tarfile
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -23,7 +22,6 @@ from shard_cases import (
     no_new_files,
     numbered,
     outputs,
-    sample,
     samples_of,
     tar_of,
     wds,
@@ -39,6 +37,7 @@ from wdscli.ops.orders import InputOrder
 from wdscli.ops.reorder import Request, make_plan
 from wdscli.ops.scratch import Input
 from wdscli.ops.survey import SurveyTask, survey
+from wdscli.ops.values import Packed
 from wdscli.selection import Selection
 from wdscli.tar import Form
 
@@ -147,8 +146,6 @@ class TestInTurn:
         [
             ("first", "3,2", "ababa"),
             ("all", "3,2", "ababa" + "bbb"),
-            ("repeat", "3,2", "ababa" + "ababaab"),
-            ("repeat", "1,3", "babbbabbba"),
         ],
     )
     def test_stop(self, good: Command, tmp_path: Path, stop: str, weights: str, order: str) -> None:
@@ -157,8 +154,7 @@ class TestInTurn:
         (told,) = good(*names, "-o", tmp_path / "out.tar", *options).objects
         assert letters(tmp_path / "out.tar") == order
         assert told["dropped"] == ({"set-ended": 3} if stop == "first" else {})
-        assert told["repeated"] == max(0, len(order) - 8)
-        assert told["samples_in"] + told["repeated"] == told["samples"] + sum(told["dropped"].values())
+        assert told["samples_in"] == told["samples"] + sum(told["dropped"].values())
 
     def test_a_set_is_an_argument_of_any_kind(self, good: Command, tmp_path: Path) -> None:
         """A folder, a glob, a manifest, braces and a list: five sets of two shards each."""
@@ -201,13 +197,12 @@ class TestInTurn:
     def test_empty_sets(self, good: Command, tmp_path: Path) -> None:
         names = write_shards(tmp_path / "in", [[], numbered(2, "b"), []])
         good(*names, "-o", tmp_path / "all.tar", "--interleave")
-        good(*names, "-o", tmp_path / "repeat.tar", "--interleave", "--stop", "repeat")
         (told,) = good(
             *names, "-o", tmp_path / "first.tar", "--interleave", "--stop", "first", "--json"
         ).objects
-        assert letters(tmp_path / "all.tar") == letters(tmp_path / "repeat.tar") == "bb"
+        assert letters(tmp_path / "all.tar") == "bb"
         assert (told["samples"], told["dropped"]) == (0, {"set-ended": 2})
-        good(*names[::2], "-o", tmp_path / "none.tar", "--interleave", "--stop", "repeat")
+        good(*names[::2], "-o", tmp_path / "none.tar", "--interleave")
         assert keys_of(tmp_path / "none.tar") == []
 
     def test_the_manifest_tells_how(self, good: Command, shards: list[str], tmp_path: Path) -> None:
@@ -233,7 +228,6 @@ class TestInTurn:
             (["--weights", "1,1,0"], "a weight of 0"),
             (["--weights", "1,1,x"], "is not a weight"),
             (["--stop", "first"], "--stop first is about sets that are taken in turn"),
-            (["--interleave", "--stop", "repeat", "--preserve"], "needs new ones"),
             (["--report", "x"], "--report lists duplicates"),
             (["--dedup", "key", "--report", "-"], "--report names a file"),
             (["--dedup", ","], "--dedup names nothing"),
@@ -253,118 +247,6 @@ class TestInTurn:
         ran = run(tmp_path / "in", "-o", tmp_path / "out.tar", "--interleave")
         assert ran.code == 2
         assert "each argument is one set" in ran.err
-
-
-class TestRepeat:
-    def test_a_later_round_has_its_number_in_the_key(self, good: Command, tmp_path: Path) -> None:
-        names = write_shards(tmp_path / "in", [numbered(2, "a"), numbered(5, "b")])
-        ran = good(
-            *names, "-o", tmp_path / "out-%06d.tar", "--interleave", "--stop", "repeat", "--max-count", 4
-        )
-        found = [one for path in outputs(tmp_path) for one in samples_of(path)]
-        keys = ["a000", "a001", "a000-1", "a001-1", "a000-2"]
-        assert [key for key, _ in found if key[0] == "a"] == keys
-        assert [one for one in found if one[0][0] == "b"] == samples_of(names[1])
-        payloads = dict(samples_of(names[0]))
-        assert all(fields == payloads[key[:4]] for key, fields in found if key[0] == "a")
-        assert "3 samples of these came before, and got new keys" in ran.err
-        assert_true_set(tmp_path)
-
-    def test_samples_of_every_sort_come_again(self, good: Command, tmp_path: Path) -> None:
-        """Foreign headers, names that grow out of ustar's room, samples larger than the buffer, fields left out."""
-        first = write_shards(
-            tmp_path / "a",
-            [
-                [
-                    sample("x" * 95, 1),
-                    [("p/" + "y" * 92 + ".txt", b"1")],
-                    sample("large", 3, [700_000]),
-                    [("two.txt", b"2"), ("two.json", b"{}")],
-                ]
-            ],
-            mode=0o600,
-            format=tarfile.GNU_FORMAT,
-        )
-        second = write_shards(tmp_path / "b", [numbered(101, "b", [])])
-        good(
-            *first,
-            *second,
-            "-o",
-            tmp_path / "out.tar",
-            "--weights",
-            "1,2",
-            "--stop",
-            "repeat",
-            "--drop",
-            "json",
-        )
-        found = [one for one in samples_of(tmp_path / "out.tar") if one[0][0] != "b"]
-        assert len(found) == 50
-        originals = [
-            (key, tuple(one for one in fields if one[0] != "json")) for key, fields in samples_of(first[0])
-        ]
-        for turn, (key, fields) in enumerate(found):
-            number, old = turn // 4, originals[turn % 4]
-            assert (key, fields) == (old[0] + (f"-{number}" if number else ""), old[1])
-        assert_true_set(tmp_path)
-
-    def test_together_with_new_keys(self, good: Command, tmp_path: Path) -> None:
-        names = write_shards(tmp_path / "in", [numbered(2, "a"), numbered(5, "a")])
-        turns = ["--interleave", "--stop", "repeat"]
-        good(*names, "-o", tmp_path / "all.tar", *turns, "--rekey", "{shard}/{index}")
-        assert keys_of(tmp_path / "all.tar")[::2] == ["in-0/0", "in-0/1", "in-0/0-1", "in-0/1-1", "in-0/0-2"]
-        good(*names, "-o", tmp_path / "some.tar", *turns, "--on-duplicate", "rekey")
-        assert keys_of(tmp_path / "some.tar")[::2] == ["a000", "a001", "a000-1", "a001-1", "a000-2"]
-        assert keys_of(tmp_path / "some.tar")[1:4:2] == ["a000-in-1-000000000", "a001-in-1-000000001"]
-        good(*reversed(names), "-o", tmp_path / "other.tar", *turns, "--on-duplicate", "rekey")
-        renamed = "a000-in-0-000000000"
-        assert keys_of(tmp_path / "other.tar")[1::4] == [renamed, renamed + "-1"]
-
-    def test_a_new_key_that_is_taken(self, run: Command, tmp_path: Path) -> None:
-        names = write_shards(
-            tmp_path / "in", [numbered(1, "a"), [*numbered(1, "b"), sample("a000-2", 1), *numbered(5, "c")]]
-        )
-        ran = run(*names, "-o", tmp_path / "out.tar", "--interleave", "--stop", "repeat")
-        assert ran.code == 3
-        assert 'key "a000-2" a second time' in ran.err
-        assert "--rekey" in ran.err
-        assert not (tmp_path / "out.tar").exists()
-
-    def test_same_bytes_whatever_the_jobs_and_the_strategy(self, good: Command, tmp_path: Path) -> None:
-        names = write_shards(tmp_path / "in", [numbered(3, "a"), numbered(20, "b"), numbered(1, "c")])
-        options = ["--interleave", "--stop", "repeat", "--max-size", "30kB"]
-        for name, more in [("1", ["-j", 1]), ("2", ["-j", 2]), ("3", ["--strategy", "spill"])]:
-            good(*names, "-o", tmp_path / name / "out-%06d.tar", *options, *more)
-        assert content(tmp_path / "1") == content(tmp_path / "2") == content(tmp_path / "3")
-        assert keys_of(*outputs(tmp_path / "1")).count("c000-18") == 1
-
-    def test_by_way_of_a_plan_file(self, good: Command, tmp_path: Path) -> None:
-        names = write_shards(tmp_path / "in", [numbered(3, "a"), numbered(9, "b")])
-        options = ["--weights", "1,2", "--stop", "repeat", "--max-count", 4]
-        good(*names, "-o", tmp_path / "1" / "out-%06d.tar", *options)
-        good(*names, "-o", tmp_path / "2" / "out-%06d.tar", *options, "--plan", tmp_path / "merge.plan")
-        assert not (tmp_path / "2" / "out-000000.tar").exists()
-        assert main(["run", str(tmp_path / "merge.plan")]) == 0
-        assert content(tmp_path / "1") == content(tmp_path / "2")
-        assert "a000-1" in keys_of(*outputs(tmp_path / "2"))
-
-    def test_a_dry_run_knows_the_sizes(self, good: Command, tmp_path: Path) -> None:
-        names = write_shards(tmp_path / "in", [[[("n" * 97 + ".x", b"1")]], numbered(15, "b")])
-        options = [
-            *names,
-            "-o",
-            tmp_path / "out-%06d.tar",
-            "--interleave",
-            "--stop",
-            "repeat",
-            "--max-count",
-            4,
-        ]
-        told = good(*options, "-n").out.decode().splitlines()
-        good(*options)
-        assert [line.split("\t") for line in told] == [
-            [str(path), str(len(keys_of(path))), str(path.stat().st_size)] for path in outputs(tmp_path)
-        ]
 
 
 def twins(folder: Path) -> list[str]:
@@ -536,7 +418,8 @@ class TestDedup:
 
         names = twins(tmp_path / "in")
         found = survey(SurveyTask(Input(names[0]), Form(), Selection(), extract=Digests(False, (b"jpg",))))
-        assert found.values == [xxhash.xxh3_128_digest(b"picture %d" % n) for n in range(3)] + [b""]
+        digests = [xxhash.xxh3_128_digest(b"picture %d" % n) for n in range(3)]
+        assert found.values == Packed.of([*digests, b""])
 
     def test_payloads_of_many_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Larger than what --where looks into; they differ in the last byte only."""
@@ -658,7 +541,6 @@ class TestNothingIsLost:
             [],
             ["--interleave"],
             ["--weights", "5,1,3", "--stop", "first"],
-            ["--interleave", "--stop", "repeat"],
             ["--dedup", "cls"],
             ["--dedup", "key", "--interleave", "--stop", "first"],
         ],
@@ -672,11 +554,9 @@ class TestNothingIsLost:
         ).objects
         before = Counter(one for name in shards for one in samples_of(name))
         after = Counter(one for path in outputs(tmp_path) for one in samples_of(path))
-        again = Counter({one: count for one, count in after.items() if "-" in one[0]})
         missing = before - after
         assert sum(missing.values()) == sum(told["dropped"].values())
-        assert after - again == before - missing
-        assert sum(again.values()) == told["repeated"]
+        assert after == before - missing
         assert told["samples"] == sum(after.values())
         assert_true_set(tmp_path)
         assert leftovers(tmp_path) == []
@@ -705,6 +585,6 @@ class TestOptions:
         with pytest.raises(UsageError):
             merge(request, weights="1,2")
         with pytest.raises(UsageError):
-            merge(request, stop="repeat")
+            merge(request, stop="first")
         with pytest.raises(UsageError):
             merge(request, dedup=[""])

@@ -87,7 +87,7 @@ class TestTheSameBytes:
             ("sort", ["--by", "cls:n", "--reverse", "--max-count", "5"]),
             ("split", ["--max-count", "4"]),
             ("merge", ["--max-count", "10"]),
-            ("merge", ["--interleave", "--stop", "repeat", "--max-count", "7"]),
+            ("merge", ["--weights", "1,3,2", "--max-count", "7"]),
             ("merge", ["--dedup", "cls", "--max-count", "7"]),
         ],
         ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -176,23 +176,6 @@ class TestPlan:
         out = f"{tmp_path}/out/out-%d.tar"
         good("shuffle", *shards, "-o", out, "--max-count", "4", "--plan", tmp_path / "two.plan", "-j", 2)
         assert plan.read_bytes() == (tmp_path / "two.plan").read_bytes()
-
-    def test_a_plan_that_is_larger_than_its_share_of_memory(
-        self, good: Command, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Ordered by way of scratch files, stored as it is."""
-        from wdscli.ops import reorder
-
-        shards = write_shards(tmp_path / "in", [numbered(50, f"p{n}-", [2]) for n in range(2)])
-        how = ["shuffle", *shards, "-o", f"{tmp_path}/out-%d.tar", "--shards", "3"]
-        good(*how, "--plan", tmp_path / "one")
-        monkeypatch.setattr(reorder, "is_too_large", lambda *_: True)
-        assert (
-            "holds all samples in memory" not in good(*how, "--plan", tmp_path / "two", "--memory", "1MB").err
-        )
-        assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-        told = good(*how, "--plan", tmp_path / "three", "-v").err
-        assert "strategy gather: the tasks of a stored plan share no scratch space" in told
 
     def test_one_that_is_there_is_not_replaced(
         self, run: Command, shards: list[str], plan: Path, tmp_path: Path
@@ -536,13 +519,13 @@ class TestBroken:
 
 def test_the_mark_of_a_stored_plan_is_that_of_the_plan(good: Command, plan: Path, shards: list[str]) -> None:
     """What it stands on: everything that decides the bytes, as it was when the plan was made."""
+    from wdscli.ops.orders import ShuffledOrder
     from wdscli.ops.plan import Cuts
-    from wdscli.ops.reorder import Request
-    from wdscli.ops.shuffle import plan_shuffle
+    from wdscli.ops.reorder import Request, make_plan
 
     request = Request(shards, "elsewhere-%d.tar", cuts=Cuts(max_count=4))
     stored = mark_of(load_plan(str(plan)))
-    made = mark_of(plan_shuffle(request))
+    made = mark_of(make_plan(request, ShuffledOrder()))
     assert (made.inputs, made.options, made.samples) == (stored.inputs, stored.options, stored.samples)
     assert made.shards != stored.shards
 

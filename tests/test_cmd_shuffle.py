@@ -35,9 +35,10 @@ from shard_cases import (
 
 from wdscli.cli.main import main
 from wdscli.ops.gather import BUFFER
+from wdscli.ops.orders import ShuffledOrder
 from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
-from wdscli.ops.shuffle import plan_shuffle, shuffle
+from wdscli.ops.reorder import Request, make_plan
+from wdscli.ops.shuffle import shuffle
 from wdscli.storage import open_sink
 from wdscli.tar import build_header, padded
 
@@ -227,7 +228,9 @@ class TestCuts:
     ) -> None:
         folder = tmp_path_factory.mktemp("sizes")
         names = write_shards(folder / "in", [[[(f"k{n}.bin", bytes(size))] for n, size in enumerate(sizes)]])
-        planned = plan_shuffle(Request(names, f"{folder}/out-%06d.tar", cuts=Cuts(max_size=limit)))
+        planned = make_plan(
+            Request(names, f"{folder}/out-%06d.tar", cuts=Cuts(max_size=limit)), ShuffledOrder()
+        )
         shuffle(Request(names, f"{folder}/out-%06d.tar", cuts=Cuts(max_size=limit), jobs=1))
         shards = [samples_of(path) for path in outputs(folder)]
         assert [shard.size for shard in planned.planned] == [path.stat().st_size for path in outputs(folder)]

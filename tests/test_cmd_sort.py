@@ -34,8 +34,8 @@ from shard_cases import (
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
-from wdscli.ops.reorder import Request
-from wdscli.ops.sort import plan_sort, sort
+from wdscli.ops.reorder import Request, make_plan
+from wdscli.ops.sort import sort, sort_order
 from wdscli.ops.sort_keys import MAX_VALUE, SortValues, sort_key
 from wdscli.samples import SampleBatch
 
@@ -568,6 +568,6 @@ class TestEngine:
         assert keys_of(ran.out) == ["b003", "b002", "b001", "b000"]
 
     def test_a_plan_tells_the_order(self, names: list[str], tmp_path: Path) -> None:
-        plan = plan_sort(Request(names, f"{tmp_path}/out.tar"), by=["key"], reverse=True)
+        plan = make_plan(Request(names, f"{tmp_path}/out.tar"), sort_order(["key"], reverse=True))
         assert (plan.operation, plan.samples, plan.options) == ("sort", 21, {"by": ["key:reverse"]})
         assert plan.ordered.part(0, 1).places.tolist() == [6]

@@ -768,7 +768,7 @@ class TestSameBytes:
         options: list[str],
     ) -> None:
         good(*clinic, "-o", tmp_path / "a" / "{part}.tar", *options)
-        monkeypatch.setattr("wdscli.ops.split_orders.BLOCK", 7)
+        monkeypatch.setattr("wdscli.ops.split_orders.ROWS_PER_BLOCK", 7)
         good(*clinic, "-o", tmp_path / "b" / "{part}.tar", *options)
         assert content(tmp_path / "a") == content(tmp_path / "b")
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from wdscli.errors import UsageError
-from wdscli.ops.interleave import LARGEST, Shares, Stop, interleaved, turn_blocks, turns_of
+from wdscli.ops.interleave import LARGEST, Shares, Stop, interleaved
 
 
 def by_the_book(
@@ -21,9 +21,6 @@ def by_the_book(
 
     if stop == "first":
         end = min(time(number, count) for number, count in enumerate(counts))
-    elif stop == "repeat" and any(counts):
-        end = max(time(number, count - 1) for number, count in enumerate(counts) if count)
-        end = (end[0], end[1] + 1)
     else:
         end = None
     found = []
@@ -38,13 +35,12 @@ def by_the_book(
 
 def found(counts: list[int], shares: Shares, stop: Stop = "all") -> tuple[list[tuple[int, int, int]], int]:
     """The same by the library."""
-    order, rounds, left = interleaved(counts, shares, stop)
+    order, left = interleaved(counts, shares, stop)
     places = [(number, place) for number, count in enumerate(counts) for place in range(count)]
-    rounds_of = [0] * len(order) if rounds is None else rounds.tolist()
-    return [(*places[row], turn) for row, turn in zip(order.tolist(), rounds_of, strict=True)], left
+    return [(*places[row], 0) for row in order.tolist()], left
 
 
-@pytest.mark.parametrize("stop", ["first", "all", "repeat"])
+@pytest.mark.parametrize("stop", ["first", "all"])
 @pytest.mark.parametrize("seed", range(12))
 def test_it_is_that_of_the_book(stop: Stop, seed: int) -> None:
     rng = random.Random(seed)
@@ -54,30 +50,7 @@ def test_it_is_that_of_the_book(stop: Stop, seed: int) -> None:
     assert found(counts, Shares(shares), stop) == by_the_book(counts, shares, stop)
 
 
-@pytest.mark.parametrize("stop", ["first", "all", "repeat"])
-@pytest.mark.parametrize("seed", range(12))
-def test_in_blocks_it_is_the_same(stop: Stop, seed: int) -> None:
-    rng = random.Random(seed)
-    counts = [rng.choice([0, 1, 2, 7, 30, 300]) for _ in range(rng.randint(1, 6))]
-    shares = Shares(tuple(rng.choice([1, 2, 3, rng.randint(1, 99), LARGEST - 1]) for _ in counts))
-    if stop == "repeat":
-        shares = Shares(tuple(min(share, 99) for share in shares.numbers))
-    taken = turns_of(counts, shares, stop)
-    size = rng.choice([1, 7, 50])
-    met: list[tuple[int, int]] = []
-    most = 0
-    for spans, order in turn_blocks(taken, shares, size):
-        turns = [(number, turn) for number, span in enumerate(spans) for turn in range(*span)]
-        met += [turns[place] for place in order.tolist()]
-        most = max(most, len(order))
-    expected = [
-        (number, turn * counts[number] + place) for number, place, turn in found(counts, shares, stop)[0]
-    ]
-    assert met == expected
-    assert most <= size + len(counts)
-
-
-@pytest.mark.parametrize("stop", ["first", "all", "repeat"])
+@pytest.mark.parametrize("stop", ["first", "all"])
 @pytest.mark.parametrize("seed", range(6))
 def test_shares_without_a_small_common_multiple(stop: Stop, seed: int) -> None:
     rng = random.Random(seed)
@@ -86,7 +59,7 @@ def test_shares_without_a_small_common_multiple(stop: Stop, seed: int) -> None:
     assert found(counts, Shares(shares), stop) == by_the_book(counts, shares, stop)
 
 
-@pytest.mark.parametrize("stop", ["first", "all", "repeat"])
+@pytest.mark.parametrize("stop", ["first", "all"])
 def test_weights_that_no_float_tells_apart(stop: Stop) -> None:
     shares = (LARGEST, LARGEST - 1, LARGEST - 2)
     counts = [50, 60, 40]
@@ -123,8 +96,8 @@ def test_equal_weights_are_never_off_by_one(sets: int) -> None:
 
 
 def test_a_million_samples() -> None:
-    order, rounds, left = interleaved([700_000, 300_000], Shares.parse("0.7,0.3"))
-    assert (len(order), rounds, left) == (1_000_000, None, 0)
+    order, left = interleaved([700_000, 300_000], Shares.parse("0.7,0.3"))
+    assert (len(order), left) == (1_000_000, 0)
     assert int((order[:1000] < 700_000).sum()) == 700
 
 
@@ -134,26 +107,15 @@ class TestStops:
         assert [one[:2] for one in order] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
         assert left == 2
 
-    def test_repeat_goes_through_the_longest_once(self) -> None:
-        order, left = found([2, 5], Shares.equal(2), "repeat")
-        assert [one for one in order if one[0] == 1] == [(1, place, 0) for place in range(5)]
-        assert [one[1:] for one in order if one[0] == 0] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
-        assert left == 0
-
-    @pytest.mark.parametrize("stop", ["all", "repeat"])
-    def test_an_empty_set_is_passed_over(self, stop: Stop) -> None:
-        assert [one[:2] for one in found([0, 3, 0], Shares.equal(3), stop)[0]] == [(1, 0), (1, 1), (1, 2)]
+    def test_an_empty_set_is_passed_over(self) -> None:
+        assert [one[:2] for one in found([0, 3, 0], Shares.equal(3))[0]] == [(1, 0), (1, 1), (1, 2)]
 
     def test_an_empty_set_ends_it_at_its_first_turn(self) -> None:
         assert found([3, 0, 3], Shares.equal(3), "first") == ([(0, 0, 0)], 5)
 
-    @pytest.mark.parametrize("stop", ["first", "all", "repeat"])
+    @pytest.mark.parametrize("stop", ["first", "all"])
     def test_nothing_at_all(self, stop: Stop) -> None:
         assert found([0, 0], Shares.equal(2), stop) == ([], 0)
-
-    def test_more_than_anyone_wants(self) -> None:
-        with pytest.raises(UsageError, match="would write 29"):
-            interleaved([3_000_000, 7], Shares.parse("0.0001,0.9999"), "repeat")
 
 
 class TestShares:

@@ -11,7 +11,7 @@ from shard_cases import content, keys_of, outputs, wds
 
 from wdscli.loader import ShardWriter
 from wdscli.ops import memory
-from wdscli.ops.memory import LEAST_PLAN, LEAST_TASK, MIB, Limits, available, least, limits_for
+from wdscli.ops.memory import LEAST_PLAN, LEAST_TASK, MAIN, MIB, Limits, available, least, limits_for
 from wdscli.tar import END_OF_ARCHIVE, build_header, padding
 
 GIB = 1 << 30
@@ -36,19 +36,20 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def peak(many: list[Path], folder: Path, *more: object) -> int:
     words = ["shuffle", *many, "-o", f"{folder}/out-%03d.tar", "--max-count", 5000, "-q", *more]
-    return peak_of_all(*words)
+    return peak_of_all(*words, what="RssAnon")
 
 
 class TestResidentMemory:
     def test_of_all_processes_together(self, many: list[Path], tmp_path: Path) -> None:
-        """Within a quarter; and the bytes are the same."""
+        """Mapped files aside, which are the page cache's; and the bytes are the same."""
         free = peak(many, tmp_path / "free", "-j", 5, "--memory", "4GiB")
+        assert free > 96 * MIB
         for number, (limit, jobs, strategy) in enumerate(
             [(96, 1, "gather"), (96, 1, "spill"), (160, 2, "gather"), (160, 2, "spill"), (96, 5, "spill")]
         ):
             folder = tmp_path / str(number)
             options = ["-j", jobs, "--memory", f"{limit}MiB", "--strategy", strategy]
-            assert peak(many, folder, *options) < limit * MIB * 5 // 4 < free
+            assert peak(many, folder, *options) < limit * MIB
             assert content(folder) == content(tmp_path / "free")
 
     def test_of_shards_with_very_many_samples(self, tmp_path: Path) -> None:
@@ -61,12 +62,11 @@ class TestResidentMemory:
         for limit, jobs, strategy in [(112, 1, "spill"), (176, 2, "spill"), (176, 2, "gather")]:
             words = [*names, "-o", f"{tmp_path}/out-%03d.tar", "--max-count", 250_000, "-q", "--force"]
             options = ["-j", jobs, "--memory", f"{limit}MiB", "--strategy", strategy]
-            assert peak_of_all("shuffle", *words, *options) < limit * MIB * 5 // 4
+            assert peak_of_all("shuffle", *words, *options, what="RssAnon") < limit * MIB
 
     def test_too_little_is_a_warning_and_the_least_there_can_be(
         self, many: list[Path], tmp_path: Path
     ) -> None:
-        """Here the plan does not fit either: it is made on disc."""
         for strategy in ("gather", "spill"):
             words = [*many, "-o", f"{tmp_path}/{strategy}/out-%03d.tar", "--max-count", 5000, "-j", 2]
             ran = wds("shuffle", *words, "--memory", "1MiB", "--strategy", strategy)
@@ -74,7 +74,7 @@ class TestResidentMemory:
             assert "warning: --memory 1.05 MB is less than the least there can be" in ran.err
             assert len(keys_of(*outputs(tmp_path / strategy))) == 60_000
         assert content(tmp_path / "gather") == content(tmp_path / "spill")
-        assert peak(many, tmp_path / "again", "-j", 2, "--memory", "1MiB") < least(1) * 5 // 4
+        assert peak(many, tmp_path / "again", "-j", 2, "--memory", "1MiB") < least(1)
 
 
 class TestShares:
@@ -90,7 +90,8 @@ class TestShares:
             for jobs in (1, 2, 5, 64):
                 found = limits_for(limit, jobs)
                 processes = least(found.jobs) - LEAST_PLAN - found.jobs * LEAST_TASK
-                assert processes + found.plan + found.jobs * found.task <= limit
+                assert processes + found.jobs * found.task <= limit
+                assert MAIN + found.plan <= limit
                 assert found.given
                 assert not found.warning
 

@@ -10,10 +10,11 @@ from shard_cases import numbered, outputs, samples_of, shuffled_by_the_book, wri
 
 from wdscli.ops import gather as gathering
 from wdscli.ops.opened import is_cold
+from wdscli.ops.orders import ShuffledOrder
 from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
+from wdscli.ops.reorder import Request, make_plan
 from wdscli.ops.running import run_plan
-from wdscli.ops.shuffle import plan_shuffle, shuffle
+from wdscli.ops.shuffle import shuffle
 
 
 def let_go_of(path: str) -> bool:
@@ -44,7 +45,7 @@ def test_ranges_are_asked_for_ahead_where_they_lie_on_a_device(
         original(descriptor, offset, length, advice)
 
     monkeypatch.setattr(os, "posix_fadvise", counted)
-    plan = plan_shuffle(Request(names, f"{tmp_path}/out-%06d.tar", cuts=Cuts(shards=2), jobs=1))
+    plan = make_plan(Request(names, f"{tmp_path}/out-%06d.tar", cuts=Cuts(shards=2), jobs=1), ShuffledOrder())
     if cold and any(not let_go_of(name) for name in names):
         pytest.skip("this file system keeps its files in memory")
     run_plan(plan)

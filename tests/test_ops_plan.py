@@ -15,8 +15,8 @@ from shard_cases import mix, shuffled_by_the_book
 
 from wdscli.errors import UsageError
 from wdscli.ops.plan import END_BYTES, Cuts, cut, measure, oversized, shuffled
-from wdscli.ops.rows import Ordered, Samples, row_type
-from wdscli.ops.survey import Survey, gather_samples
+from wdscli.ops.survey import Collected, Survey
+from wdscli.ops.table import Ordered, PlanTable, row_type
 
 
 def survey_of(places: list[int], length: int = 1024) -> Survey:
@@ -28,15 +28,18 @@ def survey_of(places: list[int], length: int = 1024) -> Survey:
     rows["key"] = range(len(places))
     rows["members"] = 2
     survey = Survey()
-    survey.rows = rows
+    survey.rows, survey.total = rows, len(rows)
     return survey
 
 
-def samples_of(*shards: list[int]) -> Samples:
-    return gather_samples([survey_of(places) for places in shards])
+def samples_of(*shards: list[int]) -> PlanTable:
+    collected = Collected()
+    for places in shards:
+        collected.take(survey_of(places))
+    return collected.table()
 
 
-def order_of(samples: Samples, seed: int) -> list[tuple[int, int]]:
+def order_of(samples: PlanTable, seed: int) -> list[tuple[int, int]]:
     rows = shuffled(samples, seed)
     return [(int(samples.shards[row]), int(samples.places[row])) for row in rows]
 
@@ -63,10 +66,10 @@ class TestOrder:
         assert some == [(shard, place) for shard, place in whole if place in kept[shard]]
 
     def test_ties_are_settled_by_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def same(seed: int, shard: int, count: int, first: int = 0) -> Any:
-            return numpy.arange(count, dtype=numpy.uint64) % numpy.uint64(3)
+        def same(seed: int, shards: Any, places: Any) -> Any:
+            return places.astype(numpy.uint64) % numpy.uint64(3)
 
-        monkeypatch.setattr("wdscli.ops.plan.rank_array", same)
+        monkeypatch.setattr("wdscli.ops.plan.rank_places", same)
         samples = samples_of(list(range(400)), list(range(300)))
         places = [(s, p) for s, count in ((0, 400), (1, 300)) for p in range(count)]
         assert order_of(samples, 3) == sorted(places, key=lambda at: (at[1] % 3, *at))
@@ -125,7 +128,7 @@ def cuts_of(lengths: list[int], cuts: Cuts, block: int = 4) -> list[int]:
 def ordered_of(lengths: list[int]) -> Ordered:
     rows = numpy.zeros(len(lengths), dtype=row_type())
     rows["out"] = lengths
-    return Ordered(Samples(rows))
+    return Ordered(PlanTable(rows))
 
 
 blocks = st.integers(2, 40).map(lambda count: 512 * count)

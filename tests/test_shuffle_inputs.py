@@ -34,10 +34,11 @@ from storage_servers import s3_server
 
 from wdscli.errors import DataError, InputError, OutputError, UsageError
 from wdscli.ops import opened as opened_inputs
+from wdscli.ops.orders import ShuffledOrder
 from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
+from wdscli.ops.reorder import Request, make_plan
 from wdscli.ops.scratch import Input, Scratch, spool
-from wdscli.ops.shuffle import plan_shuffle, shuffle
+from wdscli.ops.shuffle import shuffle
 from wdscli.progress import Progress
 from wdscli.samples import iter_samples
 from wdscli.storage import open_source
@@ -373,7 +374,7 @@ class TestStreams:
         packed.write_bytes(gzip.compress(Path(plain[0]).read_bytes()))
         for name in ("-", f"pipe:cat {plain[0]}", str(packed)):
             with pytest.raises(UsageError, match="only once"):
-                plan_shuffle(Request([name], str(tmp_path / "o.tar")))
+                make_plan(Request([name], str(tmp_path / "o.tar")), ShuffledOrder())
 
     def test_keys_and_a_shard_from_standard_input(self, plain: list[str], tmp_path: Path) -> None:
         ran = wds("shuffle", "-", "--keys-from", "-", "-o", tmp_path / "o.tar", stdin=b"a001\n")

@@ -33,10 +33,11 @@ from wdscli.cli.main import main
 from wdscli.errors import DataError, EngineError, UsageError, WdsError
 from wdscli.ops import gather as gathering
 from wdscli.ops import repeats, running, survey
+from wdscli.ops.orders import ShuffledOrder
 from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
+from wdscli.ops.reorder import Request, make_plan
 from wdscli.ops.running import run_plan
-from wdscli.ops.shuffle import plan_shuffle, shuffle
+from wdscli.ops.shuffle import shuffle
 from wdscli.samples import iter_batches
 from wdscli.shards.index import IndexBuilder
 from wdscli.shards.shardfile import index_address
@@ -283,7 +284,7 @@ class TestChangesMeanwhile:
 
     def fails(self, names: list[str], folder: Path, change: Callable[[Path], object]) -> WdsError:
         asked = request(names, folder, cuts=Cuts(max_count=100))
-        planned = plan_shuffle(asked)
+        planned = make_plan(asked, ShuffledOrder())
         change(Path(names[1]))
         with pytest.raises(WdsError) as caught:
             run_plan(planned)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wdscli.ops import value_order
+from wdscli.ops import values as values_module
 from wdscli.ops.sort_bytes import json_code, natural_code, number_code, reversed_code, text_code
 from wdscli.ops.sort_keys import decoded
-from wdscli.ops.value_order import order_by_values
+from wdscli.ops.values import GrowingValues, Packed
 
 texts = st.binary(max_size=20) | st.lists(st.sampled_from([b"\0", b"\xff", b"a", b"\1"])).map(b"".join)
 natural_texts = st.lists(
@@ -156,11 +156,11 @@ def test_numbers_in_words() -> None:
     assert number_code("nan") is number_code("-NaN") is None
 
 
-def refuse_text(values: Any, dtype: Any) -> Any:
-    import numpy
-
-    assert dtype == numpy.int64
-    return numpy.asarray(values, dtype)
+def order_by_values(values: list[bytes]) -> Any:
+    found = GrowingValues()
+    for first in range(0, len(values), 7):
+        found.append(Packed.of(values[first : first + 7]))
+    return found.values().order()
 
 
 class TestOrderByValues:
@@ -176,13 +176,30 @@ class TestOrderByValues:
         values = [start + bytes(length) for length in lengths]
         assert order_by_values(values).tolist() == sorted(range(len(values)), key=values.__getitem__)
 
+    @given(
+        st.lists(st.lists(st.sampled_from([b"", b"\0", b"a", b"b" * 8, b"\0" * 8]), max_size=5), max_size=60),
+        st.sampled_from([b"", b"in common/"]),
+        st.sampled_from([1, 2, 3, 7, 64]),
+    )
+    def test_a_few_rows_at_a_time(self, parts: list[list[bytes]], start: bytes, rows: int) -> None:
+        values = [start + b"".join(some) for some in parts]
+        before, values_module.ROWS_PER_BLOCK = values_module.ROWS_PER_BLOCK, rows
+        try:
+            assert order_by_values(values).tolist() == sorted(range(len(values)), key=values.__getitem__)
+        finally:
+            values_module.ROWS_PER_BLOCK = before
+
     def test_one_value_much_longer_than_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It must not be the width of a column."""
+        """The others are not looked at as often as it has words."""
         values = [b"ab"[: number % 3] for number in range(50)]
-        values[7] += bytes(1000)
-        monkeypatch.setattr(value_order, "_PADDED_BYTES", 0)
-        monkeypatch.setattr("numpy.array", lambda values, dtype: refuse_text(values, dtype))
+        values[7] += bytes(1 << 20)
+        rounds = []
+        refine = values_module._Ordering._refine
+        monkeypatch.setattr(
+            values_module._Ordering, "_refine", lambda *args: rounds.append(1) or refine(*args)
+        )
         assert order_by_values(values).tolist() == sorted(range(50), key=values.__getitem__)
+        assert len(rounds) < 3
 
     @pytest.mark.parametrize("values", [[], [b""], [b"", b""], [b"", b"a", b""]])
     def test_nothing(self, values: list[bytes]) -> None:

@@ -22,10 +22,11 @@ from storage_servers import S3, s3_server
 from wdscli.cli.main import main
 from wdscli.errors import DataError, OutputError, UsageError
 from wdscli.ops import scatter, scratch, spill, spilled
+from wdscli.ops.orders import ShuffledOrder
 from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
+from wdscli.ops.reorder import Request, make_plan
 from wdscli.ops.running import ReorderReport, run_plan
-from wdscli.ops.shuffle import plan_shuffle, shuffle
+from wdscli.ops.shuffle import shuffle
 
 Fix = Callable[..., None]
 
@@ -230,7 +231,7 @@ class TestTrouble:
     def test_an_input_that_shrinks(self, tmp_path: Path, sized: Fix, loaded: bool) -> None:
         names = write_shards(tmp_path / "in", [numbered(9, "a"), numbered(9, "b")])
         sized(4_000, 4_000, loaded)
-        plan = plan_shuffle(self.request(names, tmp_path))
+        plan = make_plan(self.request(names, tmp_path), ShuffledOrder())
         os.truncate(names[1], 5_000)
         with pytest.raises(DataError) as caught:
             run_plan(plan)
@@ -239,7 +240,7 @@ class TestTrouble:
 
     def test_other_bytes_are_told_by_the_name_and_place_of_the_input(self, tmp_path: Path) -> None:
         names = write_shards(tmp_path / "in", [numbered(9, "a"), numbered(9, "b")])
-        plan = plan_shuffle(self.request(names, tmp_path))
+        plan = make_plan(self.request(names, tmp_path), ShuffledOrder())
         data = bytearray(Path(names[1]).read_bytes())
         at = data.index(b"b004.cls")
         data[at] ^= 1

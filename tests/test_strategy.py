@@ -11,9 +11,9 @@ from shard_cases import numbered, wds, write_shards
 
 from wdscli.ops import strategy
 from wdscli.ops.plan import shuffled
-from wdscli.ops.rows import Ordered, Samples, row_type
 from wdscli.ops.scratch import Input, Scratch
 from wdscli.ops.strategy import Choice, choose, is_rotational, mean_run
+from wdscli.ops.table import Ordered, PlanTable, row_type
 
 GIB = 1 << 30
 
@@ -24,7 +24,7 @@ def plan(count: int, size: int, *, in_order: bool = False) -> Ordered:
     rows["place"] = numpy.arange(count)
     rows["start"] = numpy.arange(count) * size
     rows["length"] = rows["out"] = size
-    samples = Samples(rows)
+    samples = PlanTable(rows)
     return Ordered(samples, None if in_order else shuffled(samples, 1))
 
 

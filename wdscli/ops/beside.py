@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.ops.table import Ordered, PlanTable
+from wdscli.ops.table import Ordered
 
 if TYPE_CHECKING:
     from wdscli.ops.layout import OnConflict
@@ -35,18 +35,17 @@ class Beside(NamedTuple):
     :data:`NOBODY` where there is none. ``sets`` is the set (from 0) of each input; ``policies`` has one for each set:
     what is done about a field that is there already."""
 
-    others: tuple[PlanTable, ...]
+    others: tuple[Ordered, ...]
     sets: dict[int, int]
     policies: tuple[OnConflict, ...]
 
-    def inputs(self, samples: PlanTable) -> list[int]:
-        """The inputs that the task reads, in rising order, ``samples`` being the first parts."""
-        import numpy
+    def held(self) -> Beside:
+        """The same with rows in memory, for processes of other machines."""
+        return self._replace(others=tuple(other.held() for other in self.others))
 
-        found: set[int] = set()
-        for some in (samples, *self.others):
-            for part in some.parts(1 << 16):
-                found.update(numpy.unique(part.shards).tolist())
+    def inputs(self, samples: Ordered) -> list[int]:
+        """The inputs that the task reads, in rising order, ``samples`` being the first parts."""
+        found = {number for some in (samples, *self.others) for number in some.shard_numbers()}
         return sorted(found - {NOBODY})
 
 
@@ -61,5 +60,5 @@ class Joined(NamedTuple):
 
     def part(self, first: int, end: int) -> Beside:
         """What samples ``first`` to ``end`` of the output need."""
-        others = tuple(other.part(first, end) for other in self.others)
+        others = tuple(other.slice(first, end) for other in self.others)
         return Beside(others, dict(enumerate(self.sets)), self.policies)

@@ -28,7 +28,7 @@ from wdscli.ops.runs import grouped_as_planned, members_of_run, pieces_of
 from wdscli.ops.scratch import Input
 from wdscli.ops.spilled import Reading, Spilled
 from wdscli.ops.survey import RENAMED, hash_key
-from wdscli.ops.table import PlanTable
+from wdscli.ops.table import Ordered
 from wdscli.ops.walk import WORTH, Walker
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
@@ -57,7 +57,7 @@ class GatherTask(NamedTuple):
     address: str
     settings: ShardSettings
     inputs: dict[int, Input]
-    samples: PlanTable
+    samples: Ordered
     selection: Selection
     rekey: Rekey | None = None
     preserve: bool = False
@@ -123,7 +123,7 @@ class _Gatherer:
             end = min(first + CHUNK, total, self.bucket if self.bucket > first else total)
             self._take(first, end)
             first = end
-        expected = int(self.task.samples.out_lengths.sum())
+        expected = self.task.samples.out_bytes
         if self.shard.position != expected:
             raise DataError(
                 f"made {self.shard.position} bytes where {expected} were planned",

@@ -1,8 +1,8 @@
 """The parts of joined samples as one list of rows: all parts of the first sample, then those of the second, and so on.
 
-What it is: :func:`in_turn`, such a list of a whole plan, by which a first pass spills part by part;
-:class:`PartsInTurn`, that of one task; and :class:`OneByOne`, the lists one behind the other, to look at how samples
-lie in the inputs. It must not know why samples are joined.
+What it is: :func:`in_turn`, such a list of a whole plan, by which a first pass spills part by part, or of one task; and
+:class:`OneByOne`, the lists one behind the other, to look at how samples lie in the inputs. It must not know why
+samples are joined.
 """
 
 from __future__ import annotations
@@ -16,43 +16,28 @@ if TYPE_CHECKING:
     from wdscli.ops.table import I64, Rows
 
 
-class PartsInTurn(PlanTable):
-    """The rows of several lists of one length in turn. Columns and ``rows`` make all of them; use :meth:`part`."""
-
-    __slots__ = ("_lists",)
-
-    def __init__(self, lists: Sequence[PlanTable]) -> None:
-        self._lists = lists
-
-    @property
-    def total(self) -> int:
-        return self._lists[0].total * len(self._lists)
-
-    @property
-    def rows(self) -> Rows:
-        return self.part(0, self.total).rows
-
-    def part(self, first: int, end: int) -> PlanTable:
-        import numpy
-
-        width, end = len(self._lists), min(end, self.total)
-        low, high = first // width, -(-end // width)
-        rows: Rows = numpy.empty((high - low, width), dtype=row_type())
-        for number, one in enumerate(self._lists):
-            rows[:, number] = one.part(low, high).rows
-        return PlanTable(rows.reshape(-1)[first - low * width : end - low * width])
-
-
 def in_turn(lists: Sequence[Ordered]) -> Ordered:
-    """The rows of all lists, which are of one length and over the same samples, in turn."""
+    """The rows of all lists, which are of one length, in turn."""
     import numpy
 
     if len(lists) == 1:
         return lists[0]
+    if any(one.samples is not lists[0].samples for one in lists):
+        return _beside_each_other(lists)
     order: I64 = numpy.empty((lists[0].total, len(lists)), dtype=numpy.int64)
     for number, one in enumerate(lists):
         order[:, number] = numpy.arange(one.total) if one.order is None else one.order
     return Ordered(lists[0].samples, order.reshape(-1))
+
+
+def _beside_each_other(lists: Sequence[Ordered]) -> Ordered:
+    """The same of lists over different tables, in memory."""
+    import numpy
+
+    rows: Rows = numpy.empty((lists[0].total, len(lists)), dtype=row_type())
+    for number, one in enumerate(lists):
+        rows[:, number] = one.part(0, one.total).rows
+    return Ordered(PlanTable(rows.reshape(-1)))
 
 
 class OneByOne(Ordered):

@@ -22,14 +22,14 @@ from wdscli.executors import tick_of_task
 from wdscli.model import to_text
 from wdscli.ops.beside import NOBODY, Beside
 from wdscli.ops.gather import GatherTask
-from wdscli.ops.in_turn import PartsInTurn
+from wdscli.ops.in_turn import in_turn
 from wdscli.ops.layout import Layout, Shape, lay_out
 from wdscli.ops.opened import Inputs
 from wdscli.ops.padding import clear_padding
 from wdscli.ops.runs import members_of_run, pieces_of
 from wdscli.ops.spilled import Reading
 from wdscli.ops.survey import RENAMED, hash_key
-from wdscli.ops.table import PlanTable
+from wdscli.ops.table import Ordered, PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.shards.shardfile import ShardFile
 from wdscli.tar import GLOBAL, Scanner
@@ -92,7 +92,7 @@ class Joiner:
         self.filled = 0
         self.layouts: dict[tuple[Shape | None, ...], Layout] = {}
         self.width = 1 + len(beside.others)
-        self.reading = Reading(task.spilled, PartsInTurn([task.samples, *beside.others]))
+        self.reading = Reading(task.spilled, in_turn([task.samples, *beside.others]))
 
     def run(self) -> None:
         """All samples, in order."""
@@ -110,7 +110,7 @@ class Joiner:
             self.samples.append(sample)
             self.filled += length
         self._flush()
-        expected = sum(int(part.out_lengths.sum()) for part in self.task.samples.parts())
+        expected = self.task.samples.out_bytes
         if self.shard.position != expected:
             raise DataError(
                 f"made {self.shard.position} bytes where {expected} were planned",
@@ -305,7 +305,7 @@ def collision(one: bytes, other: bytes, shard: str, offset: int) -> DataError:
     )
 
 
-def _samples(samples: PlanTable, beside: Beside, reading: Reading) -> Iterator[_Sample]:
+def _samples(samples: Ordered, beside: Beside, reading: Reading) -> Iterator[_Sample]:
     """The samples of a task with their parts in the order of the sets, some thousand at a time."""
     width = 1 + len(beside.others)
     for first in range(0, samples.total, AT_ONCE):

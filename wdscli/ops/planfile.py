@@ -254,10 +254,8 @@ class PlanRows(Ordered):
         values: U64 = self.part(first, end).rows[name]
         return values
 
-    def out_lengths(self) -> U64:
-        import numpy
-
-        return numpy.concatenate([block.out_lengths for block in self.blocks()])
+    def slice(self, first: int, end: int) -> Ordered:
+        return Ordered(self.part(first, end))
 
 
 class Settings(NamedTuple):

@@ -153,8 +153,10 @@ def gather_tasks(
 
 def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
     """What makes one shard: its own samples, and the inputs that these lie in."""
-    samples = plan.ordered.part(shard.first, shard.end)
+    samples = plan.ordered.slice(shard.first, shard.end)
     beside = None if plan.joined is None else plan.joined.part(shard.first, shard.end)
+    if plan.request.engine is not None:
+        samples, beside = samples.held(), beside and beside.held()
     used = samples.shard_numbers() if beside is None else beside.inputs(samples)
     return GatherTask(
         shard.address,

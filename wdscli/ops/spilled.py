@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdscli.storage import Source, open_source, remove
 
 if TYPE_CHECKING:
-    from wdscli.ops.table import I64, U64, PlanTable
+    from wdscli.ops.table import I64, U64, Ordered
 
 SPILLED = 1 << 32
 """From this number on a task has the spilled bytes among its inputs; no shard has such a number."""
@@ -68,7 +68,7 @@ class Reading:
     which :meth:`enter` is to be called, -1 for never. When ``held`` is not None, all spilled samples of the bucket are
     there, from byte ``held_from`` of their part on."""
 
-    def __init__(self, spilled: Spilled | None, samples: PlanTable) -> None:
+    def __init__(self, spilled: Spilled | None, samples: Ordered) -> None:
         self._spilled = spilled
         self._samples = samples
         self._bounds = [] if spilled is None else [*spilled.buckets, samples.total]

@@ -9,8 +9,9 @@ form for large sets. It must not know where rows come from or what is done with 
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from wdscli.errors import OutputError
 
@@ -29,6 +30,8 @@ ROWS_PER_BLOCK = 1 << 18
 """Rows that are looked at together where all are gone through."""
 HELD_BYTES = 1 << 20
 """Fewer bytes than this are not worth a file."""
+SENT_ROWS = 1 << 10
+"""So many rows are sent to another process as they are."""
 
 
 def row_type() -> numpy.dtype[numpy.void]:
@@ -86,15 +89,17 @@ class Growing:
 
     def mapped(self) -> memoryview:
         """All bytes, which can be changed; nothing is appended any more. Raises OutputError."""
+        return self.shared()[0]
+
+    def shared(self) -> tuple[memoryview, BinaryIO | None]:
+        """The same, and the file that they lie in, which others can open as long as it is."""
         if self._file is None:
-            return memoryview(self._held)
+            return memoryview(self._held), None
         try:
             self._file.flush()
-            return memoryview(mmap.mmap(self._file.fileno(), 0))
+            return memoryview(mmap.mmap(self._file.fileno(), 0)), self._file
         except OSError as error:
             raise OutputError(f"cannot map scratch space: {error.strerror}") from error
-        finally:
-            self._file.close()
 
 
 class GrowingTable:
@@ -111,17 +116,41 @@ class GrowingTable:
         """All of them; none is appended any more."""
         import numpy
 
-        return PlanTable(numpy.frombuffer(self._rows.mapped(), dtype=row_type()))
+        data, file = self._rows.shared()
+        return PlanTable(numpy.frombuffer(data, dtype=row_type()), None if file is None else Origin(file, 0))
+
+
+class Origin(NamedTuple):
+    """Where the rows of a table lie: a file, and how many rows come before the first."""
+
+    file: BinaryIO
+    first: int
+
+    @property
+    def path(self) -> str:
+        """Where other processes of this machine find the file, which has no name; empty where they cannot."""
+        path = f"/proc/{os.getpid()}/fd/{self.file.fileno()}"
+        return path if os.path.exists(path) else ""
 
 
 class PlanTable:
     """Samples of a plan, one row each (:func:`row_type`). The columns are views: what is set in them is set in the
-    rows."""
+    rows. Another process of this machine that is sent a large table maps the same file."""
 
-    __slots__ = ("rows",)
+    __slots__ = ("origin", "rows")
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, origin: Origin | None = None) -> None:
         self.rows = rows
+        self.origin = origin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.origin is not None and self.total > SENT_ROWS and (path := self.origin.path):
+            return _opened, (path, self.origin.first, self.total)
+        return PlanTable, (self.rows,)
+
+    def held(self) -> PlanTable:
+        """The same in memory, for processes of other machines."""
+        return PlanTable(self.rows)
 
     @property
     def total(self) -> int:
@@ -173,12 +202,13 @@ class PlanTable:
 
     def part(self, first: int, end: int) -> PlanTable:
         """Samples ``first`` to ``end``; a view."""
-        return PlanTable(self.rows[first:end])
+        origin = self.origin and self.origin._replace(first=self.origin.first + first)
+        return PlanTable(self.rows[first:end], origin)
 
     def without(self, gone: Sequence[int] | I64) -> PlanTable:
         """All samples but the rows ``gone``, which rise. The others move up in the same space: this table is of no use
         any more."""
-        return PlanTable(moved_up(self.rows, gone))
+        return PlanTable(moved_up(self.rows, gone), self.origin)
 
     def parts(self, size: int = 1 << 14) -> Iterator[PlanTable]:
         """All samples, some at a time."""
@@ -208,15 +238,6 @@ class PlanTable:
         """Replace some rows."""
         self.rows[rows] = changed.rows
 
-    def shard_numbers(self) -> list[int]:
-        """The input shards that they come from, in rising order."""
-        import numpy
-
-        found: set[int] = set()
-        for part in self.parts(ROWS_PER_BLOCK):
-            found.update(numpy.flatnonzero(numpy.bincount(part.shards)).tolist())
-        return sorted(found)
-
 
 class Ordered:
     """The samples of a plan in output order: rows in any order, and the order over them.
@@ -234,6 +255,16 @@ class Ordered:
     def total(self) -> int:
         return self.samples.total if self.order is None else len(self.order)
 
+    def slice(self, first: int, end: int) -> Ordered:
+        """Samples ``first`` to ``end`` of the output, to be gathered later, by whoever needs them."""
+        if self.order is None:
+            return Ordered(self.samples.part(first, end))
+        return Ordered(self.samples, self.order[first:end])
+
+    def held(self) -> Ordered:
+        """The same gathered in memory, for processes of other machines."""
+        return Ordered(self.part(0, self.total).held())
+
     def part(self, first: int, end: int) -> PlanTable:
         """Samples ``first`` to ``end`` of the output."""
         if self.order is None:
@@ -250,10 +281,30 @@ class Ordered:
         for first in range(0, self.total, size):
             yield self.part(first, min(first + size, self.total))
 
-    def out_lengths(self) -> U64:
-        """The column ``out`` in output order."""
-        lengths = self.samples.out_lengths
-        return lengths if self.order is None else lengths[self.order]
+    @property
+    def out_bytes(self) -> int:
+        """The sum of the column ``out``."""
+        firsts = range(0, self.total, ROWS_PER_BLOCK)
+        return sum(int(self.column("out", first, first + ROWS_PER_BLOCK).sum()) for first in firsts)
+
+    def shard_numbers(self) -> list[int]:
+        """The input shards that they come from, in rising order."""
+        import numpy
+
+        found: set[int] = set()
+        for first in range(0, self.total, ROWS_PER_BLOCK):
+            found.update(numpy.unique(self.column("shard", first, first + ROWS_PER_BLOCK)).tolist())
+        return sorted(found)
+
+
+def _opened(path: str, first: int, total: int) -> PlanTable:
+    """The rows of a table of another process."""
+    import numpy
+
+    size = row_type().itemsize
+    with open(path, "rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return PlanTable(numpy.frombuffer(data, dtype=row_type(), count=total, offset=first * size))
 
 
 def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:

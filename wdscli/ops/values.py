@@ -5,8 +5,8 @@ strings lie one behind the other in a mapped file, their places and lengths in t
 of eight bytes, as whole numbers, behind the bytes that all have in common; where prefixes tie, by the next eight bytes,
 and so on. Values of one length and content stay in the order of their rows. It must not know what the values stand for.
 
-Bytes that end are followed by zeros in such a number. Strings that differ in nothing but zeros at their ends therefore
-tie to the last, and are then ordered by length, which is their order as bytes.
+Bytes that end are followed by zeros in such a number. Of two that tie, one that ends there is a beginning of the other,
+so that the shorter comes first, and only strings that both go on are looked at again.
 """
 
 from __future__ import annotations
@@ -145,8 +145,7 @@ class _Ordering:
         import numpy
 
         total = len(self.starts)
-        longest = int(self.lengths.max(initial=0))
-        depth = self._common(longest)
+        depth = self._common()
         words: U64 = numpy.empty(total, dtype=numpy.uint64)
         for first in range(0, total, ROWS_PER_BLOCK):
             words[first : first + ROWS_PER_BLOCK] = self._words_at(
@@ -158,20 +157,20 @@ class _Ordering:
             some = words[order[first - 1 : first + ROWS_PER_BLOCK]]
             tied[first : first + ROWS_PER_BLOCK] = some[1:] == some[:-1]
         del words
-        # What is left of the last round of all is settled by length.
+        self._settle(order, tied, depth)
         while tied.any():
             depth += WORD_BYTES
-            self._refine(order, tied, depth, is_last=depth >= longest)
-            if depth >= longest:
-                break
+            self._refine(order, tied, depth)
+            self._settle(order, tied, depth)
         return order
 
-    def _common(self, longest: int) -> int:
+    def _common(self) -> int:
         """How many bytes all values have in common at their beginnings, in whole words."""
         import numpy
 
         depth = 0
-        while depth < longest:
+        shortest = int(self.lengths.min()) if len(self.lengths) else 0
+        while depth + WORD_BYTES <= shortest:
             wanted = self._words_at(numpy.zeros(1, dtype=numpy.int64), depth)[0]
             for first in range(0, len(self.starts), ROWS_PER_BLOCK):
                 rows = slice(first, first + ROWS_PER_BLOCK)
@@ -191,19 +190,37 @@ class _Ordering:
         words &= self._masks[numpy.clip(left, 0, WORD_BYTES)]
         return words
 
-    def _refine(self, order: I64, tied: Mask, depth: int, *, is_last: bool) -> None:
-        """Order the runs of ties by what follows at ``depth``, or at last by length; mark those that tie still."""
+    def _refine(self, order: I64, tied: Mask, depth: int) -> None:
+        """Order the runs of ties by what follows at ``depth``; mark those that tie still."""
+        for first, end in _runs_of_ties(tied):
+            words = self._words_at(order[first:end], depth)
+            _sort_run(order, tied, first, end, words)
+
+    def _settle(self, order: I64, tied: Mask, depth: int) -> None:
+        """Order the runs of ties by length where strings end within the word at ``depth``, which settles them."""
         import numpy
 
         for first, end in _runs_of_ties(tied):
-            rows = order[first:end]
-            group = numpy.cumsum(~tied[first:end], dtype=numpy.uint32)
-            by = self.lengths[rows] if is_last else self._words_at(rows, depth)
-            sequence = numpy.lexsort((by, group)) if group[-1] > 1 else numpy.argsort(by, kind="stable")
-            order[first:end] = rows[sequence]
-            if not is_last:
-                by = by[sequence]
-                tied[first + 1 : end] &= by[1:] == by[:-1]
+            left = self.lengths[order[first:end]].astype(numpy.int64) - depth
+            ends = numpy.clip(left, 0, WORD_BYTES + 1).astype(numpy.uint8)
+            ends = _sort_run(order, tied, first, end, ends)
+            tied[first + 1 : end] &= ends[1:] > WORD_BYTES
+
+
+def _sort_run(order: I64, tied: Mask, first: int, end: int, by: Any) -> Any:
+    """Order the rows at places ``first`` to ``end`` by a number of each, within each run of ties; returns the numbers
+    in this order."""
+    import numpy
+
+    own = tied[first + 1 : end]
+    # Often they are in order as they are, or all the same.
+    if not ((by[1:] >= by[:-1]) | ~own).all():
+        group = numpy.cumsum(~tied[first:end], dtype=numpy.uint32)
+        sequence = numpy.lexsort((by, group)) if group[-1] > group[0] else numpy.argsort(by, kind="stable")
+        order[first:end] = order[first:end][sequence]
+        by = by[sequence]
+    own &= by[1:] == by[:-1]
+    return by
 
 
 def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
