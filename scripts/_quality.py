@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from wdscli.loader.order import EpochOrder
-from wdscli.ops.quality import Mixing, measure
+from wdscli.look.quality import Mixing, measure
 
 SHARDS, EACH, BATCH, WORKERS = 512, 1000, 256, 4
 RANKS = (1, 8)

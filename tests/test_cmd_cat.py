@@ -35,7 +35,7 @@ from shard_cases import (
     write_shards,
 )
 
-from wdscli.ops import picking
+from wdscli.look import picking
 
 Command = Callable[..., Ran]
 COMMAND = ["cat"]

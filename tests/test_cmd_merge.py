@@ -30,14 +30,14 @@ from shard_cases import (
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
-from wdscli.ops import dedup as dedup_module
-from wdscli.ops.dedup import Digests
 from wdscli.ops.merge import merge, merge_order
-from wdscli.ops.orders import InputOrder
-from wdscli.ops.reorder import Request, make_plan
-from wdscli.ops.scratch import Input
-from wdscli.ops.survey import SurveyTask, survey
-from wdscli.ops.values import Packed
+from wdscli.plan import dedup as dedup_module
+from wdscli.plan.dedup import Digests
+from wdscli.plan.orders import InputOrder
+from wdscli.plan.plan import Request, make_plan
+from wdscli.plan.scratch import Input
+from wdscli.plan.survey import SurveyTask, survey
+from wdscli.plan.values import Packed
 from wdscli.selection import Selection
 from wdscli.tar import Form
 

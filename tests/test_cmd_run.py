@@ -21,9 +21,9 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
-from wdscli.ops.planfile import load_plan
-from wdscli.ops.receipts import mark_of
 from wdscli.ops.run import parse_tasks, run_all, run_tasks_of, states
+from wdscli.plan.planfile import load_plan
+from wdscli.run.receipts import mark_of
 
 Command = Callable[..., Ran]
 COMMAND: list[str] = []
@@ -280,7 +280,7 @@ class TestTasks:
 
     def test_two_attempts_at_once(self, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The other one comes first while this one is at work."""
-        from wdscli.ops import gather as gathering
+        from wdscli.copy import copier as gathering
 
         original = gathering._gathered
         calls = []
@@ -362,7 +362,7 @@ class TestWhere:
     @pytest.fixture
     def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
         """What executors are asked for."""
-        from wdscli.ops import running
+        from wdscli.run import run as running
 
         asked = []
         original = running.make_executor
@@ -519,9 +519,9 @@ class TestBroken:
 
 def test_the_mark_of_a_stored_plan_is_that_of_the_plan(good: Command, plan: Path, shards: list[str]) -> None:
     """What it stands on: everything that decides the bytes, as it was when the plan was made."""
-    from wdscli.ops.orders import ShuffledOrder
-    from wdscli.ops.plan import Cuts
-    from wdscli.ops.reorder import Request, make_plan
+    from wdscli.plan.cut import Cuts
+    from wdscli.plan.orders import ShuffledOrder
+    from wdscli.plan.plan import Request, make_plan
 
     request = Request(shards, "elsewhere-%d.tar", cuts=Cuts(max_count=4))
     stored = mark_of(load_plan(str(plan)))
@@ -608,7 +608,7 @@ class TestObjectStore:
         assert "was changed after the plan was made" in ran.err
 
     def test_resume(self, server: S3, shards: list[str], undisturbed: Any, monkeypatch: Any) -> None:
-        from wdscli.ops import gather as gathering
+        from wdscli.copy import copier as gathering
 
         bucket = server.bucket("resume")
         command = ["shuffle", *shards, "-o", f"s3://{bucket}/out/out-%d.tar", "--max-count", "4", "-j", "1"]

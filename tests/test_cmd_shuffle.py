@@ -34,11 +34,11 @@ from shard_cases import (
 )
 
 from wdscli.cli.main import main
-from wdscli.ops.gather import BUFFER
-from wdscli.ops.orders import ShuffledOrder
-from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request, make_plan
+from wdscli.copy.copier import BUFFER
 from wdscli.ops.shuffle import shuffle
+from wdscli.plan.cut import Cuts
+from wdscli.plan.orders import ShuffledOrder
+from wdscli.plan.plan import Request, make_plan
 from wdscli.storage import open_sink
 from wdscli.tar import build_header, padded
 

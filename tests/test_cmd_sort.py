@@ -34,9 +34,9 @@ from shard_cases import (
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
-from wdscli.ops.reorder import Request, make_plan
 from wdscli.ops.sort import sort, sort_order
-from wdscli.ops.sort_keys import MAX_VALUE, SortValues, sort_key
+from wdscli.plan.plan import Request, make_plan
+from wdscli.plan.sort_keys import MAX_VALUE, SortValues, sort_key
 from wdscli.samples import SampleBatch
 
 Command = Callable[..., Ran]
@@ -248,7 +248,7 @@ class TestByJson:
         assert by(samples, "--by", "json[0]") == "b c a"
 
     def test_the_document_is_decoded_once(self, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
-        from wdscli.ops import sort_keys
+        from wdscli.plan import sort_keys
 
         seen = []
         original = sort_keys.decoded

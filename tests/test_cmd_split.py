@@ -36,9 +36,9 @@ from shard_cases import (
 
 from wdscli.cli.main import main
 from wdscli.errors import UsageError
-from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
 from wdscli.ops.split import SplitOptions, split
+from wdscli.plan.cut import Cuts
+from wdscli.plan.plan import Request
 
 Command = Callable[..., Ran]
 COMMAND = ["split"]
@@ -477,7 +477,7 @@ class TestFamilies:
     def test_too_many_parts(
         self, run: Command, shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("wdscli.ops.split_orders.MOST_PARTS", 11)
+        monkeypatch.setattr("wdscli.plan.split_orders.MOST_PARTS", 11)
         ran = run(*shards, "-o", tmp_path / "{part}.tar", "--by", "cls")
         assert (ran.code, "makes 12 parts, and 11 are the most" in ran.err) == (2, True)
 
@@ -768,7 +768,7 @@ class TestSameBytes:
         options: list[str],
     ) -> None:
         good(*clinic, "-o", tmp_path / "a" / "{part}.tar", *options)
-        monkeypatch.setattr("wdscli.ops.split_orders.ROWS_PER_BLOCK", 7)
+        monkeypatch.setattr("wdscli.plan.split_orders.ROWS_PER_BLOCK", 7)
         good(*clinic, "-o", tmp_path / "b" / "{part}.tar", *options)
         assert content(tmp_path / "a") == content(tmp_path / "b")
 

@@ -338,7 +338,7 @@ def test_decode_reads_streams_and_large_payloads(wds: Any, tmp_path: Path) -> No
 
 
 def test_decode_without_pillow_names_the_extra(wds: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("wdscli.ops.verify.decode.find_spec", lambda name: None)
+    monkeypatch.setattr("wdscli.verify.decode.find_spec", lambda name: None)
     assert wds(write(tmp_path, tar_bytes((b"a.json", b"1"))), "--decode").code == 0
     ran = wds(write(tmp_path, good_tar()), "--decode")
     assert ran.code == 2
@@ -353,7 +353,7 @@ def test_postscript_is_not_run(wds: Any, tmp_path: Path) -> None:
 
 
 def test_a_bomb_is_refused(wds: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("wdscli.ops.verify.decode.MAX_INFLATED", 1 << 20)
+    monkeypatch.setattr("wdscli.verify.decode.MAX_INFLATED", 1 << 20)
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 100)
     picture = io.BytesIO()
     Image.new("RGB", (64, 64)).save(picture, "PNG")
@@ -363,8 +363,8 @@ def test_a_bomb_is_refused(wds: Any, tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_the_man_page_names_every_code_with_its_severity() -> None:
-    from wdscli.ops.verify.findings import KINDS
-    from wdscli.ops.verify.profiles import DEMANDS
+    from wdscli.verify.findings import KINDS
+    from wdscli.verify.profiles import DEMANDS
 
     page = (Path(__file__).parent.parent / "man/prose/wdscli-verify.1").read_text()
     told = {**KINDS, **DEMANDS}

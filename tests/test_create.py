@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from wdscli.create import packing
+from wdscli.create.globs import Globs
+from wdscli.create.keys import KeyRule
+from wdscli.create.payloads import Payloads
+from wdscli.create.recipe import parse_line
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.ops import packing
 from wdscli.ops.create import CreateOptions, create, plan_create, run_create
-from wdscli.ops.plan import Cuts
-from wdscli.ops.sources.globs import Globs
-from wdscli.ops.sources.keys import KeyRule
-from wdscli.ops.sources.payloads import Payloads
-from wdscli.ops.sources.recipe import parse_line
+from wdscli.plan.cut import Cuts
 from wdscli.progress import NullProgress
 from wdscli.tar import Form, build_header
 from wdscli.tar.template import header_maker

@@ -117,9 +117,9 @@ class TestSameBytes:
         assert content(tmp_path / "serial") == content(tmp_path / "dask")
 
     def test_the_library(self, cluster: Cluster, inputs: list[str], tmp_path: Path) -> None:
-        from wdscli.ops.plan import Cuts
-        from wdscli.ops.reorder import Request
         from wdscli.ops.shuffle import shuffle as by_function
+        from wdscli.plan.cut import Cuts
+        from wdscli.plan.plan import Request
 
         shuffle("-j", 1, cwd=tmp_path, out="serial")
         output = f"{tmp_path}/dask/out-%06d.tar"
@@ -281,4 +281,4 @@ def test_dask_is_loaded_by_those_who_ask_for_it(inputs: list[str], tmp_path: Pat
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"distributed", "dask", "wdscli.executors.engines", "importlib.metadata"}
-    assert "wdscli.ops.running" in loaded
+    assert "wdscli.run.run" in loaded

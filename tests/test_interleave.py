@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from wdscli.errors import UsageError
-from wdscli.ops.interleave import LARGEST, Shares, Stop, interleaved
+from wdscli.plan.weights import LARGEST, Shares, Stop, interleaved
 
 
 def by_the_book(

@@ -15,12 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_cases import Members, assert_true_set, members_of, no_new_files, outputs, tar_of
 
+from wdscli.copy import joined
 from wdscli.errors import DataError, UsageError
-from wdscli.ops import join_survey, joined, matching, survey
-from wdscli.ops.join import Join, join
-from wdscli.ops.layout import lay_out
-from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
+from wdscli.plan import survey
+from wdscli.plan.cut import Cuts
+from wdscli.plan.join import keys as matching
+from wdscli.plan.join import survey as join_survey
+from wdscli.plan.join.join import Join, join
+from wdscli.plan.join.layout import lay_out
+from wdscli.plan.plan import Request
 from wdscli.selection import Selection
 from wdscli.tar import build_header
 
@@ -278,7 +281,7 @@ class TestTask:
     def test_what_was_changed_in_both(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str], buffer: int
     ) -> None:
-        from wdscli.ops.running import run_plan
+        from wdscli.run.run import run_plan
 
         monkeypatch.setattr(joined, "BUFFER", buffer)
         inputs = write(tmp_path, [[("a", {"x": b"1"})], [("a", {"y": b"3"})]])
@@ -291,7 +294,7 @@ class TestTask:
 
     def test_members_that_end_elsewhere(self, tmp_path: Path) -> None:
         """The parts together have the same bytes and the same key, but the first goes on in what was the second."""
-        from wdscli.ops.running import run_plan
+        from wdscli.run.run import run_plan
 
         sets: list[Set] = [[("a", {"x": b"1"})], [("a", {"y": b"2" * 1000, "z": b"3"})]]
         inputs = write(tmp_path, sets)
@@ -302,7 +305,7 @@ class TestTask:
             run_plan(plan)
 
     def test_a_member_that_went_to_the_next_sample(self, tmp_path: Path) -> None:
-        from wdscli.ops.running import run_plan
+        from wdscli.run.run import run_plan
 
         sets: list[Set] = [[("a", {"x": b"1", "y": b"2"}), ("b", {"x": b"3"})], [("c", {"z": b"4"})]]
         inputs = write(tmp_path, sets)
@@ -328,7 +331,7 @@ class TestTask:
                 assert found == tar_of(members(oracle(sets, kind)))  # type: ignore[arg-type]
 
     def test_a_key_that_was_changed_after_the_plan(self, tmp_path: Path) -> None:
-        from wdscli.ops.running import run_plan
+        from wdscli.run.run import run_plan
 
         sets: list[Set] = [[("a", {"x": b"1"}), ("b", {"x": b"2"})], [("b", {"y": b"3"}), ("a", {"y": b"4"})]]
         inputs = write(tmp_path, sets)

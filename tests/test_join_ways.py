@@ -17,13 +17,14 @@ from shard_cases import content, leftovers, tar_of, wds
 from storage_servers import S3, s3_server
 from test_join import Sample, Set, members, oracle, write
 
+from wdscli.copy import joined, spill
+from wdscli.copy.spilled import SPILLED, Reading
 from wdscli.errors import EngineError, UsageError
-from wdscli.ops import joined, memory, spill, strategy
-from wdscli.ops.in_turn import OneByOne
-from wdscli.ops.join import Join, join
-from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
-from wdscli.ops.spilled import SPILLED, Reading
+from wdscli.plan import memory, strategy
+from wdscli.plan.cut import Cuts
+from wdscli.plan.join.in_turn import OneByOne
+from wdscli.plan.join.join import Join, join
+from wdscli.plan.plan import Request
 from wdscli.progress import NullProgress
 from wdscli.tar import END_OF_ARCHIVE, build_header
 

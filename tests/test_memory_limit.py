@@ -10,8 +10,8 @@ from memory_of import peak_of_all
 from shard_cases import content, keys_of, outputs, wds
 
 from wdscli.loader import ShardWriter
-from wdscli.ops import memory
-from wdscli.ops.memory import LEAST_PLAN, LEAST_TASK, MAIN, MIB, Limits, available, least, limits_for
+from wdscli.plan import memory
+from wdscli.plan.memory import LEAST_PLAN, LEAST_TASK, MAIN, MIB, Limits, available, least, limits_for
 from wdscli.tar import END_OF_ARCHIVE, build_header, padding
 
 GIB = 1 << 30

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from shard_cases import numbered, outputs, samples_of, shuffled_by_the_book, write_shards
 
-from wdscli.ops import gather as gathering
-from wdscli.ops.opened import is_cold
-from wdscli.ops.orders import ShuffledOrder
-from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request, make_plan
-from wdscli.ops.running import run_plan
+from wdscli.copy import copier as gathering
 from wdscli.ops.shuffle import shuffle
+from wdscli.plan.cut import Cuts
+from wdscli.plan.inputs import is_cold
+from wdscli.plan.orders import ShuffledOrder
+from wdscli.plan.plan import Request, make_plan
+from wdscli.run.run import run_plan
 
 
 def let_go_of(path: str) -> bool:

@@ -10,11 +10,11 @@ from shard_cases import numbered, sample, write_shards
 from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
-from wdscli.ops import survey as surveying
-from wdscli.ops.indexed import plain_rows
-from wdscli.ops.rekey import Rekey
-from wdscli.ops.scratch import Input
-from wdscli.ops.survey import SurveyTask, survey
+from wdscli.plan import survey as surveying
+from wdscli.plan.indexed import plain_rows
+from wdscli.plan.rekey import Rekey
+from wdscli.plan.scratch import Input
+from wdscli.plan.survey import SurveyTask, survey
 from wdscli.selection import Selection
 from wdscli.shards.find import find_index
 from wdscli.shards.index import Index, IndexBuilder, parse_index
@@ -47,7 +47,7 @@ def test_the_rows_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     scanned = survey(task(name, use_index=False))
     assert len(scanned.rows) == 50
     for at_once in (1, 7, 50, 1000):
-        monkeypatch.setattr("wdscli.ops.indexed.AT_ONCE", at_once)
+        monkeypatch.setattr("wdscli.plan.indexed.AT_ONCE", at_once)
         rows = plain_rows(task(name), index, xxh3_64_intdigest)
         assert rows is not None
         assert rows.tobytes() == scanned.rows.tobytes()

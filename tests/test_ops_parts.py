@@ -17,12 +17,21 @@ from shard_cases import mix
 
 from wdscli.errors import UsageError
 from wdscli.model import to_text
-from wdscli.ops.field_values import FieldValue, KeyValue, field_or_pattern
-from wdscli.ops.key_map import read_key_map
-from wdscli.ops.outputs import Outputs, checked_part
-from wdscli.ops.parts import Share, bounds, parse_ratio, parts_of_ranks, quotas, rank_of, ranks_of, stratified
-from wdscli.ops.split_values import Asked, FamilyNames, GroupDigests
 from wdscli.ordering import mix_array
+from wdscli.plan.field_values import FieldValue, KeyValue, field_or_pattern
+from wdscli.plan.key_map import read_key_map
+from wdscli.plan.outputs import Outputs, checked_part
+from wdscli.plan.shares import (
+    Share,
+    bounds,
+    parse_ratio,
+    parts_of_ranks,
+    quotas,
+    rank_of,
+    ranks_of,
+    stratified,
+)
+from wdscli.plan.split_values import Asked, FamilyNames, GroupDigests
 from wdscli.samples import SampleBatch
 from wdscli.shards.output import ShardSettings
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from shard_cases import mix, shuffled_by_the_book
 
 from wdscli.errors import UsageError
-from wdscli.ops.plan import END_BYTES, Cuts, cut, measure, oversized, shuffled
-from wdscli.ops.survey import Collected, Survey
-from wdscli.ops.table import Ordered, PlanTable, row_type
+from wdscli.plan.cut import END_BYTES, Cuts, cut, measure, oversized, shuffled
+from wdscli.plan.survey import Collected, Survey
+from wdscli.plan.table import Ordered, PlanTable, row_type
 
 
 def survey_of(places: list[int], length: int = 1024) -> Survey:
@@ -69,7 +69,7 @@ class TestOrder:
         def same(seed: int, shards: Any, places: Any) -> Any:
             return places.astype(numpy.uint64) % numpy.uint64(3)
 
-        monkeypatch.setattr("wdscli.ops.plan.rank_places", same)
+        monkeypatch.setattr("wdscli.plan.cut.rank_places", same)
         samples = samples_of(list(range(400)), list(range(300)))
         places = [(s, p) for s, count in ((0, 400), (1, 300)) for p in range(count)]
         assert order_of(samples, 3) == sorted(places, key=lambda at: (at[1] % 3, *at))

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from wdscli.copy.padding import clear_padding
+from wdscli.copy.walk import Walker
 from wdscli.errors import DataError
-from wdscli.ops.padding import clear_padding
-from wdscli.ops.walk import Walker
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.shards.index import IndexBuilder, Packed
 from wdscli.tar import CANONICAL, Form, Scanner, build_header, padding

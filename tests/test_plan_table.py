@@ -8,17 +8,17 @@ from typing import Any
 import numpy
 import pytest
 from awkward_sets import write_awkward
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_cases import content, no_new_files, numbered, write_shards
 
 from wdscli.cli.main import main
 from wdscli.errors import OutputError
-from wdscli.ops import dedup, memory, overflow, surveying, table
-from wdscli.ops import survey as survey_module
-from wdscli.ops.scratch import Input
-from wdscli.ops.survey import SurveyTask, survey
-from wdscli.ops.table import Growing, GrowingTable, moved_up, row_type
+from wdscli.plan import dedup, memory, overflow, surveying, table
+from wdscli.plan import survey as survey_module
+from wdscli.plan.scratch import Input
+from wdscli.plan.survey import SurveyTask, survey
+from wdscli.plan.table import Growing, GrowingTable, moved_up, row_type
 from wdscli.selection import Selection
 from wdscli.tar import Form
 
@@ -55,6 +55,7 @@ class TestGrowing:
             Growing(str(tmp_path / "none")).append(bytes(table.HELD_BYTES + 1))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 40), st.sets(st.integers(0, 39)), st.sampled_from([1, 2, 7, 100]))
 def test_what_stays_moves_up(total: int, some: set[int], block: int) -> None:
     gone = sorted(one for one in some if one < total)

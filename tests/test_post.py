@@ -10,7 +10,7 @@ import pytest
 from shard_cases import Ran, content, no_new_files, numbered, wds, write_shards
 
 from wdscli.errors import UsageError
-from wdscli.ops.post import check_post, post_command
+from wdscli.run.post import check_post, post_command
 
 
 @pytest.fixture

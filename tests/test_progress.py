@@ -16,9 +16,9 @@ from shard_cases import numbered, tar_of, wds
 from storage_servers import Web, web_server
 
 from wdscli.executors import make_executor, run_tasks, tick_of_task
-from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
 from wdscli.ops.shuffle import shuffle
+from wdscli.plan.cut import Cuts
+from wdscli.plan.plan import Request
 from wdscli.progress import NullProgress
 
 SHARD_BYTES = 12 * 600_000

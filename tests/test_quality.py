@@ -10,9 +10,9 @@ import numpy
 import pytest
 from shard_cases import content, no_new_files, numbered, sample, wds, write_shards
 
-from wdscli.ops.plan import Cuts
-from wdscli.ops.quality import MeasuredShuffle, measure
-from wdscli.ops.reorder import Request, make_plan
+from wdscli.look.quality import MeasuredShuffle, measure
+from wdscli.plan.cut import Cuts
+from wdscli.plan.plan import Request, make_plan
 
 SHARDS = numpy.repeat(numpy.arange(10), 100)
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from shard_cases import Ran, content, leftovers, outputs, tar_of, wds
 
+from wdscli.copy import copier as gathering
 from wdscli.errors import OutputExistsError
-from wdscli.ops import gather as gathering
-from wdscli.ops import running
-from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
 from wdscli.ops.shuffle import shuffle
+from wdscli.plan.cut import Cuts
+from wdscli.plan.plan import Request
+from wdscli.run import run as running
 from wdscli.shards.output import OutputSet, ShardSettings
 
 Command = Callable[..., Ran]

@@ -10,8 +10,8 @@ import pytest
 from shard_cases import numbered, sample, samples_of, tar_of
 
 from wdscli.errors import DataError
-from wdscli.ops.picking import Picker
-from wdscli.ops.unpack import picked
+from wdscli.look.picking import Picker
+from wdscli.look.unpack import picked
 from wdscli.samples import Ignored
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection
@@ -153,7 +153,7 @@ def test_nothing_to_save(tmp_path: Path) -> None:
 
 def test_a_large_member_that_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By way of the scratch file of a stream, too; a cut in the padding counts."""
-    monkeypatch.setattr("wdscli.ops.picking.HELD_BYTES", 1000)
+    monkeypatch.setattr("wdscli.look.picking.HELD_BYTES", 1000)
     data = tar_of(flat([sample("a", 1, [3_000_001]), sample("b", 2, [3_000_001])]))
     for cut in (1024 + 512 + 2, 1024 + 512 + 100, 5000, 1_000_000):
         found, _, codes = both_ways(tmp_path, data[:-cut])

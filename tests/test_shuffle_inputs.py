@@ -33,12 +33,12 @@ from shard_cases import (
 from storage_servers import s3_server
 
 from wdscli.errors import DataError, InputError, OutputError, UsageError
-from wdscli.ops import opened as opened_inputs
-from wdscli.ops.orders import ShuffledOrder
-from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request, make_plan
-from wdscli.ops.scratch import Input, Scratch, spool
 from wdscli.ops.shuffle import shuffle
+from wdscli.plan import inputs as opened_inputs
+from wdscli.plan.cut import Cuts
+from wdscli.plan.orders import ShuffledOrder
+from wdscli.plan.plan import Request, make_plan
+from wdscli.plan.scratch import Input, Scratch, spool
 from wdscli.progress import Progress
 from wdscli.samples import iter_samples
 from wdscli.storage import open_source
@@ -516,7 +516,7 @@ def test_more_inputs_than_are_open_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_set_of_random_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that touch, that do not, that end at the buffer's last byte: against the book."""
-    monkeypatch.setattr("wdscli.ops.gather.BUFFER", 1 << 19)
+    monkeypatch.setattr("wdscli.copy.copier.BUFFER", 1 << 19)
     rng = random.Random(11)
     sizes = [0, 1, 512, 1000, 40_000, 261_120, 262_144, 522_240, 523_264, 524_288, 600_000]
     shards = [

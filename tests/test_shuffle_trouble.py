@@ -30,14 +30,15 @@ from shard_cases import (
 )
 
 from wdscli.cli.main import main
+from wdscli.copy import copier as gathering
 from wdscli.errors import DataError, EngineError, UsageError, WdsError
-from wdscli.ops import gather as gathering
-from wdscli.ops import repeats, running, survey
-from wdscli.ops.orders import ShuffledOrder
-from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request, make_plan
-from wdscli.ops.running import run_plan
 from wdscli.ops.shuffle import shuffle
+from wdscli.plan import repeats, survey
+from wdscli.plan.cut import Cuts
+from wdscli.plan.orders import ShuffledOrder
+from wdscli.plan.plan import Request, make_plan
+from wdscli.run import run as running
+from wdscli.run.run import run_plan
 from wdscli.samples import iter_batches
 from wdscli.shards.index import IndexBuilder
 from wdscli.shards.shardfile import index_address
@@ -155,7 +156,7 @@ class TestDuplicates:
             expected[policy] = content(tmp_path / policy)
         monkeypatch.setattr(survey, "hash_key", lambda key: 7)
         monkeypatch.setattr(repeats, "hash_key", lambda key: 7)
-        monkeypatch.setattr("wdscli.ops.gather.hash_key", lambda key: 7)
+        monkeypatch.setattr("wdscli.copy.copier.hash_key", lambda key: 7)
         for policy in ("skip", "rekey"):
             shuffle(request(twice, tmp_path / (policy + "7"), on_duplicate=policy))
             assert content(tmp_path / (policy + "7")) == expected[policy]

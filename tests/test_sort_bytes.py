@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wdscli.ops import values as values_module
-from wdscli.ops.sort_bytes import json_code, natural_code, number_code, reversed_code, text_code
-from wdscli.ops.sort_keys import decoded
-from wdscli.ops.values import GrowingValues, Packed
+from wdscli.plan import values as values_module
+from wdscli.plan.sort_codes import json_code, natural_code, number_code, reversed_code, text_code
+from wdscli.plan.sort_keys import decoded
+from wdscli.plan.values import GrowingValues, Packed
 
 texts = st.binary(max_size=20) | st.lists(st.sampled_from([b"\0", b"\xff", b"a", b"\1"])).map(b"".join)
 natural_texts = st.lists(

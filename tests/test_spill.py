@@ -20,13 +20,14 @@ from shard_cases import Members, content, numbered, outputs, sample, samples_of,
 from storage_servers import S3, s3_server
 
 from wdscli.cli.main import main
+from wdscli.copy import scatter, spill, spilled
 from wdscli.errors import DataError, OutputError, UsageError
-from wdscli.ops import scatter, scratch, spill, spilled
-from wdscli.ops.orders import ShuffledOrder
-from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request, make_plan
-from wdscli.ops.running import ReorderReport, run_plan
 from wdscli.ops.shuffle import shuffle
+from wdscli.plan import scratch
+from wdscli.plan.cut import Cuts
+from wdscli.plan.orders import ShuffledOrder
+from wdscli.plan.plan import Request, make_plan
+from wdscli.run.run import ReorderReport, run_plan
 
 Fix = Callable[..., None]
 

@@ -9,11 +9,11 @@ import numpy
 import pytest
 from shard_cases import numbered, wds, write_shards
 
-from wdscli.ops import strategy
-from wdscli.ops.plan import shuffled
-from wdscli.ops.scratch import Input, Scratch
-from wdscli.ops.strategy import Choice, choose, is_rotational, mean_run
-from wdscli.ops.table import Ordered, PlanTable, row_type
+from wdscli.plan import strategy
+from wdscli.plan.cut import shuffled
+from wdscli.plan.scratch import Input, Scratch
+from wdscli.plan.strategy import Choice, choose, is_rotational, mean_run
+from wdscli.plan.table import Ordered, PlanTable, row_type
 
 GIB = 1 << 30
 

@@ -10,10 +10,10 @@ from typing import Any
 from verify_cases import GOOD, good_tar, tar_bytes, write
 
 from wdscli.ops.verify import VerifyReport, verify
-from wdscli.ops.verify import keys as keys_module
-from wdscli.ops.verify.findings import Ledger
-from wdscli.ops.verify.keys import repeats_across
 from wdscli.tar import END_OF_ARCHIVE
+from wdscli.verify import keys as keys_module
+from wdscli.verify.findings import Ledger
+from wdscli.verify.keys import repeats_across
 
 
 def found(report: VerifyReport) -> list[tuple[str, str, str]]:
@@ -113,7 +113,7 @@ def test_other_fields_are_told_once_a_shard(tmp_path: Path) -> None:
 def test_two_keys_of_one_digest_are_two_keys(tmp_path: Path, monkeypatch: Any) -> None:
     # Files in this process only: the digest below is not that of other processes.
     monkeypatch.setattr(keys_module, "digester", lambda: len)
-    monkeypatch.setattr("wdscli.ops.verify.shard.digester", lambda: len)
+    monkeypatch.setattr("wdscli.verify.shard.digester", lambda: len)
     one = write(tmp_path, tar_bytes((b"a.x", b"1"), (b"b.x", b"1"), (b"c.x", b"1")), "1.tar")
     two = write(tmp_path, tar_bytes((b"d.x", b"1"), (b"ee.x", b"1"), (b"d.x", b"1")), "2.tar")
     assert verify([one], jobs=1).counts == {}
@@ -121,7 +121,7 @@ def test_two_keys_of_one_digest_are_two_keys(tmp_path: Path, monkeypatch: Any) -
 
 
 def test_more_kinds_of_samples_than_are_remembered(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("wdscli.ops.verify.headers.MAX_NAMES", 4)
+    monkeypatch.setattr("wdscli.verify.headers.MAX_NAMES", 4)
     members = [(b"%d.%s" % (n, field), b"x") for n in range(9) for field in (b"a", b"b%d" % n)]
     report = verify([write(tmp_path, tar_bytes(*members))], require=["c"])
     assert report.counts == {"missing-field": 9, "mixed-fields": 1}

@@ -12,10 +12,10 @@ from verify_cases import GOOD, good_tar, tar_bytes, tar_member, write
 from wdscli.cli.main import main
 from wdscli.errors import UsageError
 from wdscli.ops.verify import VerifyReport, verify
-from wdscli.ops.verify.findings import KINDS
-from wdscli.ops.verify.profiles import DEMANDS, PROFILES
 from wdscli.tar import END_OF_ARCHIVE, Form, build_header, padding
 from wdscli.tar.header import extended, pax_record
+from wdscli.verify.findings import KINDS
+from wdscli.verify.profiles import DEMANDS, PROFILES
 
 LONG = b"d" * 150 + b".jpg"
 FIVE = [(b"%d.%s" % (n, field), b"1") for n in range(5) for field in (b"cls", b"jpg")]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wdscli.cli.made import by_reason, plural
+from wdscli.create.table import TableOptions
 from wdscli.errors import UsageError
 from wdscli.ops.create import CreateOptions, CreateReport
-from wdscli.ops.plan import Cuts
-from wdscli.ops.sources.table import TableOptions
+from wdscli.plan.cut import Cuts
 from wdscli.units import human_size
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from wdscli.storage import open_sink
 
 if TYPE_CHECKING:
     from wdscli.cli.output import Out
-    from wdscli.ops.duplicates import Duplicate, Duplicates
+    from wdscli.plan.duplicates import Duplicate, Duplicates
 
 SAID_AT_MOST = 20
 

@@ -12,8 +12,8 @@ from wdscli.cli.made import plural
 from wdscli.errors import UsageError
 
 if TYPE_CHECKING:
-    from wdscli.ops.beside import JoinCounts
-    from wdscli.ops.join import Join
+    from wdscli.plan.join.join import Join
+    from wdscli.plan.join.parts import JoinCounts
 
 _JOIN = "Join"
 
@@ -77,8 +77,8 @@ class JoinOptions(NamedTuple):
             if self.on_conflict is not None:
                 raise UsageError("--on-conflict is of a join", hint="--join inner, left or outer")
             return None
-        from wdscli.ops.join import Join
-        from wdscli.ops.join_table import Table
+        from wdscli.plan.join.join import Join
+        from wdscli.plan.join.table import Table
 
         table = None
         if self.table is not None:

@@ -226,6 +226,6 @@ def _escaped(cell: bytes | int) -> bytes | int:
 def print_summary(out: Out, found: Listing) -> None:
     """The whole set in one view."""
     from wdscli.cli.summary import print_summary_of
-    from wdscli.ops.summary import summarize
+    from wdscli.look.summary import summarize
 
     print_summary_of(out, summarize(found))

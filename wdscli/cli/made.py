@@ -9,9 +9,9 @@ from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.cli.output import Out
-    from wdscli.ops.beside import JoinCounts
-    from wdscli.ops.reorder import ReorderPlan
-    from wdscli.ops.running import ReorderReport
+    from wdscli.plan.join.parts import JoinCounts
+    from wdscli.plan.plan import ReorderPlan
+    from wdscli.run.run import ReorderReport
 
 PARTS_TOLD = 20
 """So many parts are told one by one; more only with ``-v``."""

@@ -9,7 +9,7 @@ from wdscli.errors import UsageError
 if TYPE_CHECKING:
     from wdscli.cli.options import OutputOptions
     from wdscli.cli.output import Out
-    from wdscli.ops.quality import Quality
+    from wdscli.look.quality import Quality
 
 _ORDERS = ("input", "output", "random")
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wdscli.cli.output import Out
-    from wdscli.ops.orders import Order, Planner
-    from wdscli.ops.reorder import ReorderPlan, Request
+    from wdscli.plan.orders import Order, Planner
+    from wdscli.plan.plan import ReorderPlan, Request
 
 
 def reorder(
@@ -25,9 +25,9 @@ def reorder(
 ) -> None:
     """Do what ``request`` asks in this order. ``done`` is the summary's verb: ``shuffled``; ``planned`` is called once
     the plan is made."""
-    from wdscli.ops.reorder import make_plan
-    from wdscli.ops.running import run_plan
-    from wdscli.ops.scratch import Scratch
+    from wdscli.plan.plan import make_plan
+    from wdscli.plan.scratch import Scratch
+    from wdscli.run.run import run_plan
 
     if request.plan_file is not None and not dry_run:
         check_free(request.plan_file, request.settings.force)
@@ -70,7 +70,7 @@ def check_free(address: str, force: bool) -> None:
 
 def store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
     """Write the plan, and say how it is run."""
-    from wdscli.ops.planfile import write_plan
+    from wdscli.plan.planfile import write_plan
     from wdscli.units import human_size
 
     write_plan(plan, address, force=plan.request.settings.force)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wdscli.ops.plan import Cuts
-from wdscli.ops.reorder import Request
+from wdscli.plan.cut import Cuts
+from wdscli.plan.plan import Request
 from wdscli.selection import Selection
 from wdscli.shards.forms import make_form
 from wdscli.shards.output import ShardSettings

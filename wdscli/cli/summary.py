@@ -10,7 +10,7 @@ from typing import Any
 
 from wdscli.cli.listing import counts
 from wdscli.cli.output import Cell, Out
-from wdscli.ops.summary import FieldSizes, Summary
+from wdscli.look.summary import FieldSizes, Summary
 from wdscli.units import human_size
 
 _BARS = "·▁▂▃▄▅▆▇█"

@@ -15,19 +15,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from wdscli.copy.padding import clear_padding
 from wdscli.errors import DataError, InputError, UsageError, WdsError
+from wdscli.look.keyset import KeySet
+from wdscli.look.picking import Page, Picker
 from wdscli.model import to_text
-from wdscli.ops.keyset import KeySet
-from wdscli.ops.padding import clear_padding
-from wdscli.ops.picking import Page, Picker
-from wdscli.ops.plan import END_BYTES
-from wdscli.ops.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
-from wdscli.ops.rekey import DEFAULT, Rekey, shard_stem
-from wdscli.ops.reorder import OnDuplicate, Request, shaping_options
-from wdscli.ops.repeats import HINT
-from wdscli.ops.runs import Globals, cut_short
-from wdscli.ops.scratch import is_read_once
-from wdscli.ops.survey import out_length, out_sizes
+from wdscli.plan.cut import END_BYTES
+from wdscli.plan.plan import OnDuplicate, Request, shaping_options
+from wdscli.plan.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
+from wdscli.plan.ranges import Globals, cut_short
+from wdscli.plan.rekey import DEFAULT, Rekey, shard_stem
+from wdscli.plan.repeats import HINT
+from wdscli.plan.scratch import is_read_once
+from wdscli.plan.survey import out_length, out_sizes
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.selection import Selection

@@ -14,23 +14,23 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+from wdscli.create import grouping
+from wdscli.create.columns import SEPARATOR, Files, Skipped
+from wdscli.create.globs import Globs
+from wdscli.create.grouping import Samples
+from wdscli.create.keys import KeyRule
+from wdscli.create.packing import PackTask, pack
+from wdscli.create.payloads import Payloads
+from wdscli.create.recipe import read_recipe
+from wdscli.create.table import TableOptions, read_table
+from wdscli.create.walk import Wanted, walk
 from wdscli.errors import InputError, UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text
-from wdscli.ops.jobs import useful_jobs
-from wdscli.ops.packing import PackTask, pack
-from wdscli.ops.plan import END_BYTES, Cuts
-from wdscli.ops.post import check_post
-from wdscli.ops.sources import grouping
-from wdscli.ops.sources.columns import SEPARATOR, Files, Skipped
-from wdscli.ops.sources.globs import Globs
-from wdscli.ops.sources.grouping import Samples
-from wdscli.ops.sources.keys import KeyRule
-from wdscli.ops.sources.payloads import Payloads
-from wdscli.ops.sources.recipe import read_recipe
-from wdscli.ops.sources.table import TableOptions, read_table
-from wdscli.ops.sources.walk import Wanted, walk
+from wdscli.plan.cut import END_BYTES, Cuts
+from wdscli.plan.jobs import useful_jobs
 from wdscli.progress import QUIET, Progress
+from wdscli.run.post import check_post
 from wdscli.shards.forms import make_form
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet, ShardSettings
@@ -45,7 +45,7 @@ _MEMBER_BYTES = 13_000
 class CreateOptions:
     """How shards are made of files; each is the option of the same name of ``wds create``.
 
-    ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.ops.post`).
+    ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
     table where one is given, else ``path``. ``mtime`` None is SOURCE_DATE_EPOCH or 0. ``jobs`` None is one a
     processor; it never shows in the bytes.

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text
-from wdscli.ops.set_manifest import SetPlan, Side, write_manifest
 from wdscli.progress import QUIET, Progress
+from wdscli.run.set_manifest import SetPlan, Side, write_manifest
 from wdscli.shards.checksum import new_digest, written
 from wdscli.shards.dialects import Dialect, ShardPlace, SideFile, make_dialect
 from wdscli.shards.find import find_index, scan_index

@@ -1,4 +1,4 @@
-"""What is in shards: their samples, their members, the shards themselves; :mod:`wdscli.ops.summary` adds it
+"""What is in shards: their samples, their members, the shards themselves; :mod:`wdscli.look.summary` adds it
 all up.
 
 What it is: :func:`ls`, which gives a :class:`Listing` to iterate over while the shards are read, so that the

@@ -1,6 +1,6 @@
 """``merge``: the samples of several sets as one set, one set after the other or in turn, duplicates left out.
 
-What it is: :class:`MergeOrder`, which the engine (:mod:`wdscli.ops.reorder`) is given. How: nothing asked for is input
+What it is: :class:`MergeOrder`, which the engine (:mod:`wdscli.plan.plan`) is given. How: nothing asked for is input
 order, and costs nothing; ``interleave.py`` knows the turns, ``dedup.py`` the duplicates. Each input, which may be many
 shards, is one set. It must not know where samples are written.
 """
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
-from wdscli.ops.dedup import Dedup, Digests
-from wdscli.ops.interleave import Shares, Stop, interleaved
-from wdscli.ops.orders import PLAIN_BYTES, VALUED_BYTES, Arranged, InputOrder, Pool
-from wdscli.ops.reorder import Request
-from wdscli.ops.running import ReorderReport, reorder
+from wdscli.plan.dedup import Dedup, Digests
+from wdscli.plan.orders import PLAIN_BYTES, VALUED_BYTES, Arranged, InputOrder, Pool
+from wdscli.plan.plan import Request
+from wdscli.plan.weights import Shares, Stop, interleaved
 from wdscli.progress import QUIET, Progress
+from wdscli.run.run import ReorderReport, reorder
 
 SET_ENDED = "set-ended"
 """Why samples are left out with ``stop="first"``."""
@@ -110,7 +110,7 @@ def merge(
     """Merge ``request.inputs``, each of them a set, into ``request.output``.
 
     One set comes after the other; with ``interleave`` they take turns, with ``weights`` (``"0.7,0.3"``) by these
-    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.ops.interleave.interleaved`). ``dedup`` leaves
+    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.weights.interleaved`). ``dedup`` leaves
     out samples that have the key (``"key"``) or the payloads of some fields in common with an earlier one in input
     order. Raises UsageError, InputError, DataError, OutputError.
 

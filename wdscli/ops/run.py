@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from wdscli.errors import EngineError, UsageError
-from wdscli.ops.receipts import mark_of
-from wdscli.ops.reorder import ReorderPlan
-from wdscli.ops.resuming import complete_parts, find_kept, look
-from wdscli.ops.running import ReorderReport, check_made, finish_plan, run_plan, run_some
+from wdscli.plan.plan import ReorderPlan
 from wdscli.progress import QUIET, Progress
+from wdscli.run.receipts import mark_of
+from wdscli.run.resuming import complete_parts, find_kept, look
+from wdscli.run.run import ReorderReport, check_made, finish_plan, run_plan, run_some
 
 _NAMED_AT_MOST = 12
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -73,7 +73,7 @@ def parse_tasks(text: str, total: int) -> list[int]:
 def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress = QUIET) -> TasksReport:
     """Make the shards of some tasks; one that is there already, made by an earlier attempt, is read and kept.
 
-    Raises what :func:`~wdscli.ops.running.run_plan` raises.
+    Raises what :func:`~wdscli.run.run.run_plan` raises.
     """
     mark = mark_of(plan)
     kept = find_kept(plan, mark, tasks, progress)
@@ -89,7 +89,7 @@ def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress 
 
 
 def run_all(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
-    """Make what is not there and finish. Raises what :func:`~wdscli.ops.running.run_plan` raises."""
+    """Make what is not there and finish. Raises what :func:`~wdscli.run.run.run_plan` raises."""
     return run_plan(plan, progress=progress)
 
 

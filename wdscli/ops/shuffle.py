@@ -1,14 +1,14 @@
 """``shuffle``: all samples of a set in an order that depends on the seed and each sample's place alone.
 
-The order is pinned in section 3 of the design (:mod:`wdscli.ordering`); the engine is :mod:`wdscli.ops.reorder`.
+The order is pinned in section 3 of the design (:mod:`wdscli.ordering`); the engine is :mod:`wdscli.plan.plan`.
 """
 
 from __future__ import annotations
 
-from wdscli.ops.orders import ShuffledOrder
-from wdscli.ops.reorder import Request
-from wdscli.ops.running import ReorderReport, reorder
+from wdscli.plan.orders import ShuffledOrder
+from wdscli.plan.plan import Request
 from wdscli.progress import QUIET, Progress
+from wdscli.run.run import ReorderReport, reorder
 
 
 def shuffle(request: Request, seed: int = 0, *, progress: Progress = QUIET) -> ReorderReport:

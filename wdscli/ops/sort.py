@@ -2,7 +2,7 @@
 
 What it is: :class:`SortOrder`, which asks for one byte string of each sample (``sort_keys.py``) and arranges samples by
 these strings (``values.py``). Equal values stay in input order, in any case. The engine is
-:mod:`wdscli.ops.reorder`. It must not know fields or how values compare.
+:mod:`wdscli.plan.plan`. It must not know fields or how values compare.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError
-from wdscli.ops.orders import VALUED_BYTES, Arranged, Pool
-from wdscli.ops.reorder import Request
-from wdscli.ops.running import ReorderReport, reorder
-from wdscli.ops.sort_keys import KEY, How, Missing, SortKey, SortValues, sort_key
+from wdscli.plan.orders import VALUED_BYTES, Arranged, Pool
+from wdscli.plan.plan import Request
+from wdscli.plan.sort_keys import KEY, How, Missing, SortKey, SortValues, sort_key
 from wdscli.progress import QUIET, Progress
+from wdscli.run.run import ReorderReport, reorder
 
 
 class SortOrder(NamedTuple):
@@ -58,7 +58,7 @@ def sort_order(
     missing: Missing | None = None,
     lenient: bool = False,
 ) -> SortOrder:
-    """The order by some sort keys, the first first (:func:`~wdscli.ops.sort_keys.sort_key`). ``how`` and ``reverse``
+    """The order by some sort keys, the first first (:func:`~wdscli.plan.sort_keys.sort_key`). ``how`` and ``reverse``
     hold for those that have no modifiers; ``lenient`` takes what cannot be decoded or compared for missing.
 
     Raises UsageError.

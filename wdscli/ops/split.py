@@ -1,8 +1,8 @@
 """``split``: a set into shards of another size, and into parts: by ratio, by a field, by a map of keys.
 
 What it is: :func:`split`, and :func:`split_order`, from :class:`SplitOptions` to the
-:class:`~wdscli.ops.orders.Order` that does what they ask (``split_orders.py``). How: what cannot be meant is refused
-here, before anything is read. The engine is :mod:`wdscli.ops.reorder`.
+:class:`~wdscli.plan.orders.Order` that does what they ask (``split_orders.py``). How: what cannot be meant is refused
+here, before anything is read. The engine is :mod:`wdscli.plan.plan`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wdscli.errors import UsageError
-from wdscli.ops.field_values import FieldValue, WholeKey, field_or_pattern
-from wdscli.ops.key_map import read_key_map
-from wdscli.ops.orders import InputOrder, Order
-from wdscli.ops.outputs import FIELD, Outputs, checked_part
-from wdscli.ops.parts import parse_ratio
-from wdscli.ops.reorder import Request
-from wdscli.ops.running import ReorderReport, reorder
-from wdscli.ops.split_orders import FamilyOrder, MapOrder, RatioOrder, SplitOptions
-from wdscli.ops.split_values import Asked, FamilyNames, GroupDigests
+from wdscli.plan.field_values import FieldValue, WholeKey, field_or_pattern
+from wdscli.plan.key_map import read_key_map
+from wdscli.plan.orders import InputOrder, Order
+from wdscli.plan.outputs import FIELD, Outputs, checked_part
+from wdscli.plan.plan import Request
+from wdscli.plan.shares import parse_ratio
+from wdscli.plan.split_orders import FamilyOrder, MapOrder, RatioOrder, SplitOptions
+from wdscli.plan.split_values import Asked, FamilyNames, GroupDigests
 from wdscli.progress import QUIET, Progress
+from wdscli.run.run import ReorderReport, reorder
 
 __all__ = ["SplitOptions", "split", "split_order"]
 

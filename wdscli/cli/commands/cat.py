@@ -25,8 +25,8 @@ from wdscli.errors import UsageError
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from wdscli.ops.picking import Picker
-    from wdscli.ops.reorder import Request
+    from wdscli.look.picking import Picker
+    from wdscli.plan.plan import Request
     from wdscli.progress import Progress
 
 _INSTEAD = "Instead of a tar"
@@ -157,7 +157,7 @@ def _check_tar_options(
 
 
 def _picker(request: Request, progress: Progress, *, writes_names: bool) -> Picker:
-    from wdscli.ops.picking import Picker
+    from wdscli.look.picking import Picker
 
     picker = Picker(
         request.inputs,
@@ -190,7 +190,7 @@ def _put(out: Out, request: Request, inputs: Sequence[str], pieces: Iterable[byt
 
 
 def _stream_field(out: Out, request: Request, progress: Progress, field: str, key: str | None) -> None:
-    from wdscli.ops.unpack import payloads
+    from wdscli.look.unpack import payloads
 
     picker = _picker(request, progress, writes_names=False)
     _put(out, request, picker.set.addresses, payloads(picker, field, key))
@@ -199,7 +199,7 @@ def _stream_field(out: Out, request: Request, progress: Progress, field: str, ke
 
 
 def _stream_json(out: Out, request: Request, progress: Progress, base64: bool) -> None:
-    from wdscli.ops.unpack import json_lines
+    from wdscli.look.unpack import json_lines
 
     picker = _picker(request, progress, writes_names=False)
     _put(out, request, picker.set.addresses, json_lines(picker, base64=base64))
@@ -208,7 +208,7 @@ def _stream_json(out: Out, request: Request, progress: Progress, base64: bool) -
 
 
 def _unpack(out: Out, request: Request, progress: Progress, folder: str) -> None:
-    from wdscli.ops.unpack import unpack
+    from wdscli.look.unpack import unpack
 
     picker = _picker(request, progress, writes_names=True)
     done = unpack(picker, folder, force=request.settings.force)

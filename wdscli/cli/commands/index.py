@@ -10,7 +10,7 @@ from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 from wdscli.ops.index import IndexReport
 from wdscli.ops.index import index as run
-from wdscli.ops.set_manifest import Side
+from wdscli.run.set_manifest import Side
 from wdscli.units import human_size
 
 _OUTPUT = "Output"

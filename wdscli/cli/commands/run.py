@@ -10,7 +10,7 @@ from wdscli.cli.options import CommonOptions, Engine, Jobs, JsonOptions, Memory,
 from wdscli.cli.output import Out
 
 if TYPE_CHECKING:
-    from wdscli.ops.reorder import ReorderPlan
+    from wdscli.plan.plan import ReorderPlan
     from wdscli.progress import Progress
 
 _PANEL = "Tasks"
@@ -67,7 +67,7 @@ def run(
         wds run mixed.plan --finish
     """
     from wdscli.errors import UsageError
-    from wdscli.ops.planfile import Settings, load_plan
+    from wdscli.plan.planfile import Settings, load_plan
 
     if (task is not None) + finish + dry_run > 1:
         raise UsageError("--task, --finish and --dry-run exclude each other")

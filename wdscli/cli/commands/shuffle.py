@@ -24,7 +24,7 @@ from wdscli.cli.reordering import reorder
 from wdscli.cli.requests import reorder_request
 
 if TYPE_CHECKING:
-    from wdscli.ops.reorder import ReorderPlan
+    from wdscli.plan.plan import ReorderPlan
 
 
 @grouped
@@ -78,7 +78,7 @@ def shuffle(
         wds shuffle shards/ -o 'mixed-%06d.tar' --quality -n
     """
     from wdscli.cli.quality import check_quality, print_quality
-    from wdscli.ops.orders import ShuffledOrder
+    from wdscli.plan.orders import ShuffledOrder
 
     check_quality(quality, window, output)
     out = Out(common, json=json.json)
@@ -88,7 +88,7 @@ def shuffle(
     if not quality:
         reorder(out, request, ShuffledOrder(seed), "shuffled", dry_run=output.dry_run)
         return
-    from wdscli.ops.quality import WINDOW, MeasuredShuffle
+    from wdscli.look.quality import WINDOW, MeasuredShuffle
 
     order = MeasuredShuffle(seed, window or WINDOW)
 

@@ -11,11 +11,11 @@ from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 from wdscli.ops.verify import Finding, VerifyReport
 from wdscli.ops.verify import verify as run
-from wdscli.ops.verify.findings import MAX_FINDINGS, kind_of
-from wdscli.ops.verify.repair import RepairReport, repair
 from wdscli.shards.forms import make_form
 from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.units import human_size
+from wdscli.verify.findings import MAX_FINDINGS, kind_of
+from wdscli.verify.repair import RepairReport, repair
 
 _REPAIR = "Repair"
 

@@ -1,0 +1,1 @@
+"""A planned shard out of byte ranges."""

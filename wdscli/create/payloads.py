@@ -1,0 +1,88 @@
+"""Payloads that are in no file of their own: values of a list or table, and what commands print.
+
+What it is: :class:`Payloads`, which keeps small payloads in memory up to a limit and puts the rest into one
+temporary file, so that memory does not grow with a table, and tasks in other processes can read it. How: the
+file is made when it is first needed and removed when this is closed. It must not know what payloads
+mean.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+from wdscli.create.columns import Inline, Place, Remote, Stored
+from wdscli.errors import InputError, OutputError
+
+_SMALL = 256
+_MAX_IN_MEMORY = 1 << 24
+_PIECE = 1 << 20
+
+
+class Payloads:
+    """Use it as a context manager around planning and writing."""
+
+    def __init__(self) -> None:
+        self._in_memory = 0
+        self._path = ""
+        self._descriptor = -1
+        self._end = 0
+
+    def keep(self, payload: bytes) -> Place:
+        """A place for these bytes."""
+        if len(payload) <= _SMALL and self._in_memory < _MAX_IN_MEMORY:
+            self._in_memory += len(payload) + 64
+            return Inline(payload)
+        place = Stored(self._file(), self._end)
+        self._append(payload)
+        return place
+
+    def fetch(self, address: str) -> tuple[int, Place]:
+        """Bytes and place of what lies at an address. A stream and a command's output are read here, once,
+        because only their end tells how long they are. Raises InputError."""
+        if address == "-":
+            raise InputError("standard input cannot be a payload", hint="name a file, or pipe:CMD")
+        from wdscli.storage import is_local, open_source
+
+        with open_source(address, decompress=False) as source:
+            if source.size is not None and source.seekable:
+                place = os.fsencode(address.removeprefix("file://")) if is_local(address) else Remote(address)
+                return source.size, place
+            stored = Stored(self._file(), self._end)
+            while data := source.read_some(self._end - stored.offset, _PIECE):
+                self._append(data)
+            return self._end - stored.offset, stored
+
+    def _file(self) -> str:
+        if self._descriptor < 0:
+            from tempfile import mkstemp
+
+            try:
+                self._descriptor, self._path = mkstemp(prefix="wdscli-")
+            except OSError as error:
+                raise OutputError(
+                    f"cannot make a temporary file: {error}", hint="set TMPDIR to a folder with room"
+                ) from None
+        return self._path
+
+    def _append(self, data: bytes) -> None:
+        from wdscli.storage.local import write_all
+
+        try:
+            write_all(self._descriptor, data)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {self._path}: {error}", hint="set TMPDIR to a folder with room"
+            ) from None
+        self._end += len(data)
+
+    def __enter__(self) -> Payloads:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            os.unlink(self._path)

@@ -1,0 +1,112 @@
+"""Lists of members, as tarp's recipes: a line a member, its name and where its payload comes from.
+
+What it is: ``name<TAB>source``, or ``name source`` with blanks between. The source is ``text:...`` (the rest
+of the line), ``file:PATH``, ``pipe:CMD``, a path, or any address. Blank lines and lines that begin with ``#``
+are passed over. A name may hold blanks when a TAB follows it. Paths are relative to the current folder. How:
+line by line, so that a list may come from a pipe. It must not know how samples are ordered.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from wdscli.create.columns import Files, Place
+from wdscli.create.keys import KeyRule, check_written
+from wdscli.create.payloads import Payloads
+from wdscli.errors import DataError, WdsError
+from wdscli.model import to_text
+from wdscli.progress import QUIET, Progress
+from wdscli.storage import Source, open_source
+
+_BLANKS = re.compile(rb"[ \t]+")
+_CHUNK = 1 << 16
+_SHOW_EVERY = 256
+
+
+class Line(NamedTuple):
+    """One entry: ``number`` counts the file's lines from 1."""
+
+    number: int
+    name: bytes
+    source: bytes
+
+
+def parse_line(number: int, line: bytes) -> Line | None:
+    r"""An entry, or None for a blank line and a comment. Raises DataError for a name with no source.
+
+    >>> parse_line(1, b"a b.txt\ttext: hello\n")
+    Line(number=1, name=b'a b.txt', source=b'text: hello')
+    >>> parse_line(2, b"a.jpg   pictures/1.jpg")
+    Line(number=2, name=b'a.jpg', source=b'pictures/1.jpg')
+    """
+    text = line.removesuffix(b"\n").removesuffix(b"\r")
+    if not text.strip() or text.lstrip().startswith(b"#"):
+        return None
+    if b"\t" in text:
+        name, source = text.split(b"\t", 1)
+        name, source = name.strip(b" "), source.lstrip(b" \t")
+    else:
+        name, *rest = _BLANKS.split(text.lstrip(b" "), maxsplit=1)
+        source = rest[0] if rest else b""
+    if not name or not source:
+        raise DataError(
+            f"line {number} has a name and no source: {to_text(text)!r}",
+            code="bad-list",
+            hint="a line is NAME<TAB>SOURCE: n01/img7.jpg<TAB>pictures/7.jpg",
+        )
+    return Line(number, name, source)
+
+
+def read_recipe(
+    address: str, rule: KeyRule, files: Files, payloads: Payloads, progress: Progress = QUIET
+) -> None:
+    """Add the members of a list. Raises InputError for a source that cannot be read, DataError ``bad-list``
+    and ``unsafe-name`` for a line that cannot be used, both with the line's number."""
+    with open_source(address) as source:
+        for number, text in enumerate(_lines(source), 1):
+            try:
+                _add(parse_line(number, text), rule, files, payloads)
+            except WdsError as error:
+                error.message = f"{address}, line {number}: {error.message}"
+                raise
+            if number % _SHOW_EVERY == 0:
+                progress.advance(_SHOW_EVERY)
+
+
+def _lines(source: Source) -> Iterator[bytes]:
+    rest, offset = b"", 0
+    while data := source.read_some(offset, _CHUNK):
+        offset += len(data)
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _add(line: Line | None, rule: KeyRule, files: Files, payloads: Payloads) -> None:
+    if line is None:
+        return
+    found = rule.split(line.name)
+    if isinstance(found, str):
+        raise DataError(
+            f'"{to_text(line.name)}" is part of no sample ({found})',
+            code="bad-list",
+            hint="a name is a key, a dot and a field: n01/img7.jpg",
+        )
+    key, name = found
+    check_written(key, name, "unsafe name")
+    size, place = locate(line.source, payloads)
+    files.add(key, name, size, place)
+
+
+def locate(source: bytes, payloads: Payloads) -> tuple[int, Place]:
+    """Bytes and place of what a source names."""
+    if source.startswith(b"text:"):
+        payload = source[5:]
+        return len(payload), payloads.keep(payload)
+    if source.startswith(b"file:") and not source.startswith(b"file://"):
+        source = source[5:]
+    return payloads.fetch(os.fsdecode(source))

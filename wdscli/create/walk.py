@@ -1,0 +1,193 @@
+"""Folders and files of this machine, to columns.
+
+What it is: the walk behind ``create SOURCE...``. How: one ``scandir`` a folder, paths as bytes, one ``stat``
+a file and no object a file; the order of the file system does not matter, because the plan sorts. Links are
+followed, a folder that leads back to one it lies in is not entered again. Names are relative to each folder
+that was given; a file that was given goes by its own name. It must not read files, and knows no shards.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple
+
+from wdscli.create.columns import Files, Skipped
+from wdscli.create.globs import Globs
+from wdscli.create.keys import KeyRule, check_written
+from wdscli.errors import InputError, UsageError
+from wdscli.model import to_text
+from wdscli.progress import QUIET, Progress
+
+_JUNK = {b".DS_Store": "ds-store"}
+_Inode = tuple[int, int]
+
+
+class Wanted(NamedTuple):
+    """Which files are taken: ``include`` and ``exclude`` match paths relative to the source; ``outputs`` are
+    paths of what the command is about to write, which is never its own input."""
+
+    rule: KeyRule
+    include: Globs
+    exclude: Globs
+    outputs: frozenset[bytes] = frozenset()
+
+
+class _Folder(NamedTuple):
+    """One to read: its path, the prefix of its names, and the folders it lies in."""
+
+    path: bytes
+    prefix: bytes
+    above: frozenset[_Inode]
+
+
+def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: Progress = QUIET) -> None:
+    """Add what lies at ``source``, a folder or a file. Raises InputError for what cannot be read or is no
+    file."""
+    path = os.fsencode(source)
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise _cannot_read(path, error) from None
+    if stat.S_ISREG(status.st_mode):
+        _add_file(path, status.st_size, wanted, files, skipped)
+    elif stat.S_ISDIR(status.st_mode):
+        _walk_folder(path.rstrip(b"/") or b"/", wanted, files, skipped, progress)
+    else:
+        raise _not_a_file(path)
+
+
+def _add_file(path: bytes, size: int, wanted: Wanted, files: Files, skipped: Skipped) -> None:
+    name = path[path.rfind(b"/") + 1 :]
+    if b"." not in name:
+        raise UsageError(f"{to_text(path)} is part of no sample: its name has no field after a dot")
+    reason = _why_not(name, wanted)
+    found = reason or wanted.rule.split(name)
+    if isinstance(found, str):
+        skipped.add(found, path)
+    else:
+        check_written(*found, to_text(path))
+        files.add(*found, size, path)
+
+
+def _why_not(path: bytes, wanted: Wanted) -> str:
+    """Why the globs leave a path out; empty when they do not."""
+    if wanted.include and not wanted.include.match(path):
+        return "not-included"
+    return "excluded" if wanted.exclude.match(path) else ""
+
+
+def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: Skipped, progress: Progress) -> None:
+    pending = [_Folder(root, b"", frozenset())]
+    plain = wanted.rule.is_first_dot and not wanted.include and not wanted.exclude and not wanted.outputs
+    read = _read_plainly if plain else _read_choosily
+    while pending:
+        folder = pending.pop()
+        before = len(files.rows)
+        try:
+            subfolders = read(folder, wanted, files, skipped)
+        except OSError as error:
+            raise _cannot_read(os.fsencode(error.filename or folder.path), error) from None
+        pending += _enter(folder, subfolders, wanted, skipped)
+        progress.advance(len(files.rows) - before)
+
+
+def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped) -> list[_Folder]:
+    """The folders below ``folder`` that are walked, last first."""
+    if not names:
+        return []
+    entered = []
+    status = os.stat(folder.path)
+    above = folder.above | {(status.st_dev, status.st_ino)}
+    for name in sorted(names, reverse=True):
+        path, relative = folder.path + b"/" + name, folder.prefix + name
+        reason = _why_not_entered(path, relative, above, wanted)
+        if reason:
+            skipped.add(reason, path)
+        else:
+            entered.append(_Folder(path, relative + b"/", above))
+    return entered
+
+
+def _why_not_entered(path: bytes, relative: bytes, above: frozenset[_Inode], wanted: Wanted) -> str:
+    if relative.startswith(b".", relative.rfind(b"/") + 1):
+        return "hidden-folder"
+    if wanted.exclude.match(relative):
+        return "excluded-folder"
+    if os.path.islink(path):
+        status = os.stat(path)
+        if (status.st_dev, status.st_ino) in above:
+            return "folder-loop"
+    return ""
+
+
+def _read_plainly(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
+    """One folder under the usual rule with nothing to choose: the fast path. The names of its subfolders."""
+    prefix = folder.prefix
+    if prefix.startswith(b"__"):
+        return _read_choosily(folder, wanted, files, skipped)
+    add_row, add_size, add_place = files.rows.append, files.sizes.append, files.places.append
+    subfolders, others = [], []
+    with os.scandir(folder.path) as entries:
+        for entry in entries:
+            name = entry.name
+            if not entry.is_file():
+                others.append(entry)
+                continue
+            dot = name.find(b".")
+            if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__"):
+                others.append(entry)
+                continue
+            add_size(entry.stat().st_size)
+            add_row(prefix + name.replace(b".", b"\0", 1))
+            add_place(entry.path)
+    for entry in sorted(others, key=_name_of):
+        subfolders += _take(entry, folder, wanted, files, skipped)
+    return subfolders
+
+
+def _read_choosily(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
+    """One folder under any rule and any globs. The names of its subfolders."""
+    subfolders: list[bytes] = []
+    with os.scandir(folder.path) as entries:
+        found = sorted(entries, key=_name_of)
+    for entry in found:
+        subfolders += _take(entry, folder, wanted, files, skipped)
+    return subfolders
+
+
+def _name_of(entry: os.DirEntry[bytes]) -> bytes:
+    return entry.name
+
+
+def _take(
+    entry: os.DirEntry[bytes], folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped
+) -> list[bytes]:
+    """Add one entry if it is a file that is wanted; its name if it is a folder."""
+    if entry.is_dir():
+        return [entry.name]
+    path = folder.prefix + entry.name
+    found = _JUNK.get(entry.name) or _why_not(path, wanted) or wanted.rule.split(path)
+    if not isinstance(found, str) and wanted.outputs and os.path.realpath(entry.path) in wanted.outputs:
+        found = "output"
+    if isinstance(found, str):
+        skipped.add(found, entry.path)
+        return []
+    if not stat.S_ISREG(entry.stat().st_mode):
+        raise _not_a_file(entry.path)
+    if not wanted.rule.is_first_dot:
+        check_written(*found, to_text(entry.path))
+    files.add(*found, entry.stat().st_size, entry.path)
+    return []
+
+
+def _cannot_read(path: bytes, error: OSError | ValueError) -> InputError:
+    text = getattr(error, "strerror", None) or str(error)
+    return InputError(f"cannot read {to_text(path)}: {text[:1].lower() + text[1:]}")
+
+
+def _not_a_file(path: bytes) -> InputError:
+    return InputError(
+        f"cannot read {to_text(path)}: it is a device, a socket or a named pipe",
+        hint="leave it out with --exclude",
+    )

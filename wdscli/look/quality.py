@@ -1,0 +1,235 @@
+"""How well mixed an order is: ``wds shuffle --quality``.
+
+What it is: :func:`measure`, from the shards of samples and their order to a :class:`Quality`, and
+:class:`MeasuredShuffle`, the shuffle that measures itself while it is planned. How: by arrays over all samples, so that
+millions take seconds. Three orders stand side by side: that of the input, that of the output, and what a random one
+would give on average. Nothing here changes an order.
+
+It must not know how samples are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, lgamma
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from xxhash import xxh3_128_digest
+
+from wdscli.plan.field_values import FieldValue
+from wdscli.plan.orders import Arranged, Pool, ShuffledOrder
+from wdscli.plan.survey import PayloadOf
+from wdscli.samples import SampleBatch
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    from wdscli.plan.table import I64
+
+    Numbers: TypeAlias = NDArray[numpy.integer[Any]]
+
+WINDOW = 1000
+"""Samples that are looked at together, about what a shuffle buffer of training code holds."""
+_LONG_VALUE = 64
+
+
+class Mixing(NamedTuple):
+    """One order. ``shards_per_window`` and ``fewest_shards`` count the distinct source shards in a window, on average
+    and at least (None where that is not known); ``displacement`` is how far a sample is from its place in the input, on
+    average; ``correlation`` that of Spearman between places in the input and in this order, None for fewer than two
+    samples; ``class_run`` how many samples of one class follow each other, on average, None where there are none."""
+
+    shards_per_window: float
+    fewest_shards: int | None
+    displacement: float
+    correlation: float | None
+    class_run: float | None
+
+
+class Quality(NamedTuple):
+    """How mixed the input is, how mixed the output, and what a random order gives on average. ``classes`` is how many
+    there are, None when no sample has a ``cls``."""
+
+    window: int
+    samples: int
+    shards: int
+    classes: int | None
+    input: Mixing
+    output: Mixing
+    random: Mixing
+
+
+class ClassOf(NamedTuple):
+    """Takes the class of each sample, empty for none (:class:`wdscli.plan.survey.Extract`)."""
+
+    field: bytes = b"cls"
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        return frozenset([self.field])
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+    ) -> list[bytes]:
+        value = FieldValue("cls", self.field)
+        found = [value.of(batch, row, shard, payload_of) or b"" for row in rows]
+        return [one if len(one) <= _LONG_VALUE else xxh3_128_digest(one) for one in found]
+
+
+MEASURED_BYTES = 160
+"""What a sample costs while its class and its neighbours are looked at."""
+
+
+class MeasuredShuffle:
+    """The order of :class:`~wdscli.plan.orders.ShuffledOrder`; once it is arranged, ``quality`` says how good it is."""
+
+    operation = "shuffle"
+    extract = ClassOf()
+    dedup = None
+    bytes_per_sample = MEASURED_BYTES
+
+    def __init__(self, seed: int = 0, window: int = WINDOW) -> None:
+        self._order = ShuffledOrder(seed)
+        self._window = window
+        self.quality: Quality | None = None
+
+    @property
+    def seed(self) -> int | None:
+        return self._order.seed
+
+    def options(self) -> dict[str, Any]:
+        return self._order.options()
+
+    def arrange(self, pool: Pool) -> Arranged:
+        arranged = self._order.arrange(pool)
+        values = None if pool.values is None else [value for some in pool.values.blocks() for value in some]
+        self.quality = measure(pool.samples.shards, arranged.order, values, self._window)
+        return arranged
+
+
+def measure(
+    shards: Numbers, order: I64 | None, values: Sequence[bytes] | None = None, window: int = WINDOW
+) -> Quality:
+    """The quality of ``order`` (None: as the input) over samples whose source ``shards`` and, where there are any,
+    class ``values`` are given in input order; an empty value is no class.
+
+    >>> import numpy
+    >>> found = measure(numpy.array([0, 0, 1, 1]), numpy.array([0, 2, 1, 3]), [b"a", b"a", b"b", b"b"], window=2)
+    >>> found.input
+    Mixing(shards_per_window=1.0, fewest_shards=1, displacement=0.0, correlation=1.0, class_run=2.0)
+    >>> found.output
+    Mixing(shards_per_window=2.0, fewest_shards=2, displacement=0.5, correlation=0.8, class_run=1.0)
+    """
+    import numpy
+
+    total = len(shards)
+    window = max(1, min(window, total))
+    classes = None
+    if values is not None and any(values):
+        numbers: dict[bytes, int] = {}
+        classes = numpy.array([numbers.setdefault(value, len(numbers)) for value in values])
+    places = numpy.arange(total) if order is None else order
+    return Quality(
+        window=window,
+        samples=total,
+        shards=len(numpy.unique(shards)),
+        classes=None if classes is None else int(classes.max()) + 1,
+        input=_mixing(shards, numpy.arange(total), classes, window),
+        output=_mixing(shards, places, classes, window),
+        random=_random(shards, classes, window),
+    )
+
+
+def _mixing(shards: Numbers, places: I64, classes: Numbers | None, window: int) -> Mixing:
+    """The numbers of one order; ``places`` has the place in the input of each sample in it."""
+    counts = _distinct(shards[places], window)
+    total = len(places)
+    return Mixing(
+        shards_per_window=round(float(counts.mean()), 3) if total else 0.0,
+        fewest_shards=int(counts.min()) if total else 0,
+        displacement=_displacement(places),
+        correlation=_correlation(places),
+        class_run=None if classes is None else _mean_run(classes[places]),
+    )
+
+
+def _distinct(shards: Numbers, window: int) -> Numbers:
+    """How many distinct shards each whole window holds."""
+    import numpy
+
+    windows = len(shards) // window
+    rows = numpy.sort(shards[: windows * window].reshape(windows, window), axis=1)
+    counts: Numbers = 1 + (rows[:, 1:] != rows[:, :-1]).sum(axis=1)
+    return counts
+
+
+def _displacement(places: I64) -> float:
+    import numpy
+
+    if not len(places):
+        return 0.0
+    return round(float(numpy.abs(places - numpy.arange(len(places))).mean()), 3)
+
+
+def _correlation(places: I64) -> float | None:
+    """Spearman's: 1 - 6 sum(d^2) / (n (n^2 - 1)). Places are ranks already, and none is tied."""
+    import numpy
+
+    total = len(places)
+    if total < 2:
+        return None
+    distances = (places - numpy.arange(total)).astype(numpy.float64)
+    return round(1 - 6 * float(numpy.square(distances).sum()) / (total * (float(total) ** 2 - 1)), 6)
+
+
+def _mean_run(classes: Numbers) -> float:
+    runs = 1 + int((classes[1:] != classes[:-1]).sum())
+    return round(len(classes) / runs, 3)
+
+
+def _random(shards: Numbers, classes: Numbers | None, window: int) -> Mixing:
+    """What a random order gives on average."""
+    total = len(shards)
+    return Mixing(
+        shards_per_window=_random_distinct(shards, window),
+        fewest_shards=None,
+        displacement=round((total * total - 1) / (3 * total), 3) if total else 0.0,
+        correlation=0.0 if total > 1 else None,
+        class_run=None if classes is None else _random_run(classes),
+    )
+
+
+def _random_distinct(shards: Numbers, window: int) -> float:
+    """The sum, over shards, of the chance that a window has one of its samples."""
+    import numpy
+
+    total = len(shards)
+    found = 0.0
+    for size, of_this_size in zip(*numpy.unique(_sizes(shards), return_counts=True)):
+        found += int(of_this_size) * (1 - _none_of(total, int(size), window))
+    return round(found, 3)
+
+
+def _sizes(groups: Numbers) -> Numbers:
+    import numpy
+
+    return numpy.unique(groups, return_counts=True)[1]
+
+
+def _none_of(total: int, size: int, window: int) -> float:
+    """The chance that none of ``size`` samples is among ``window`` of ``total``: C(total - size, window) over
+    C(total, window)."""
+    if size + window > total:
+        return 0.0
+    parts = lgamma(total - size + 1) - lgamma(total - size - window + 1)
+    return exp(parts - lgamma(total + 1) + lgamma(total - window + 1))
+
+
+def _random_run(classes: Numbers) -> float:
+    """Samples by the runs that are to be expected: neighbours are of one class with the chance of any two."""
+    total = len(classes)
+    if total < 2:
+        return 1.0
+    alike = sum(int(size) * (int(size) - 1) for size in _sizes(classes)) / (total * (total - 1))
+    return round(total / (1 + (total - 1) * (1 - alike)), 3)

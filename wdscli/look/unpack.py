@@ -1,0 +1,257 @@
+"""Samples out of shards: raw payloads, files in a folder, JSON Lines.
+
+What it is: what ``cat`` does when it is not asked for a tar. How: pages of selected samples come from ``picking.py``;
+each function gives bytes to whoever iterates, or writes files. Files are unpacked safely: a name never leads out of the
+folder, no link is followed below it, and a file that is there is not replaced unless that was asked for.
+
+It must not know about terminals or printing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from wdscli.errors import DataError, OutputError, OutputExistsError
+from wdscli.look.keyset import KeySet
+from wdscli.look.picking import Page, Picker
+from wdscli.model import to_bytes, to_text
+
+TEXT_FIELDS = frozenset(
+    {
+        "caption",
+        "class",
+        "cls",
+        "cls2",
+        "count",
+        "csv",
+        "html",
+        "id",
+        "index",
+        "inx",
+        "md",
+        "text",
+        "transcript",
+        "tsv",
+        "txt",
+        "xml",
+        "yaml",
+        "yml",
+    }
+)
+"""Last extensions of fields that hold text."""
+
+
+class Part(NamedTuple):
+    """One member of a picked sample: its (new) field, bytes, and the way to its payload."""
+
+    field: bytes
+    size: int
+    pieces: Callable[[], Iterator[bytes]]
+
+    def whole(self) -> bytes:
+        """The payload in one piece."""
+        return b"".join(self.pieces())
+
+
+class Picked(NamedTuple):
+    """One selected sample: where it was read and its members in order."""
+
+    shard: str
+    place: int
+    key: bytes
+    start: int
+    parts: list[Part]
+
+
+def picked(picker: Picker) -> Iterator[Picked]:
+    """The selected samples one at a time; the payloads of one are to be read before the next is asked for."""
+    for page in picker.pages():
+        batch = page.batch
+        for row in page.rows:
+            first = batch.firsts[row]
+            parts = [
+                Part(field, batch.sizes[first + at], _way_to(page, first + at))
+                for at, field in picker.selection.plan_of(batch, row, page.source.name)
+            ]
+            yield Picked(page.source.name, batch.index + row, batch.keys[row], batch.start(row), parts)
+
+
+def _way_to(page: Page, member: int) -> Callable[[], Iterator[bytes]]:
+    return lambda: page.pieces(member)
+
+
+def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[bytes]:
+    """The payloads of one field, one after the other with nothing between. Samples without it are counted in the
+    picker's ``dropped`` as ``no-such-field``. With ``key``, that sample's alone; DataError when no sample has it."""
+    wanted = None if key is None else to_bytes(key)
+    name = to_bytes(field)
+    found = False
+    for sample in picked(picker):
+        if wanted is not None and sample.key != wanted:
+            continue
+        found = True
+        parts = [part for part in sample.parts if part.field == name]
+        if not parts:
+            if wanted is not None:
+                raise _no_such_field(sample, field)
+            picker.drop("no-such-field")
+        for part in parts:
+            yield from part.pieces()
+        if wanted is not None:
+            return
+    if wanted is not None and not found:
+        raise DataError(f'no sample has the key "{key}"', code="no-such-key", hint="`wds ls` lists the keys")
+
+
+def _no_such_field(sample: Picked, field: str) -> DataError:
+    there = ", ".join(to_text(part.field) for part in sample.parts)
+    return DataError(
+        f'sample "{to_text(sample.key)}" has no field "{field}"',
+        code="missing-field",
+        shard=sample.shard,
+        offset=sample.start,
+        hint=f"it has {there}",
+    )
+
+
+def json_lines(picker: Picker, *, base64: bool = False) -> Iterator[bytes]:
+    """One JSON object a sample: ``key``, ``shard``, ``index`` and ``fields``. A ``json`` field stands as it is, text as
+    text, anything else as ``{"bytes": N}`` or, with ``base64``, ``{"base64": "..."}``. Text that is not UTF-8 and JSON
+    that does not parse are treated as anything else."""
+    from json import dumps
+
+    for sample in picked(picker):
+        head = dumps({"key": to_text(sample.key), "shard": sample.shard, "index": sample.place})
+        fields = ", ".join(
+            f"{dumps(to_text(part.field))}: {_json_value(part, base64)}" for part in sample.parts
+        )
+        yield f'{head[:-1]}, "fields": {{{fields}}}}}\n'.encode()
+
+
+def _json_value(part: Part, base64: bool) -> str:
+    from json import dumps, loads
+
+    last = to_text(part.field).rpartition(".")[2].lower()
+    if last != "json" and last not in TEXT_FIELDS:
+        return _opaque(part, base64)
+    try:
+        text = part.whole().decode("utf-8")
+        if last != "json":
+            return dumps(text, ensure_ascii=False)
+        loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _opaque(part, base64)
+    # As it stands, so that no number changes; line breaks lie outside strings in valid JSON.
+    return text.strip().replace("\r", " ").replace("\n", " ")
+
+
+def _refuse(name: str) -> object:
+    """NaN and the infinities are not JSON."""
+    raise ValueError(name)
+
+
+def _opaque(part: Part, base64: bool) -> str:
+    if base64:
+        return f'{{"base64": "{b64encode(part.whole()).decode("ascii")}"}}'
+    return f'{{"bytes": {part.size}}}'
+
+
+class Unpacked(NamedTuple):
+    """What :func:`unpack` wrote."""
+
+    samples: int
+    files: int
+    size_bytes: int
+
+
+def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
+    """Write every selected member to ``folder/<key>.<field>``. Folders are made as needed.
+
+    Raises OutputExistsError for a file that is there (unless ``force``), OutputError, and DataError for a key that
+    comes back, whose files would replace each other.
+    """
+    writer = _Folder(folder, force)
+    seen = KeySet()
+    samples = files = size = 0
+    for sample in picked(picker):
+        if seen.add([sample.key]):
+            raise DataError(
+                f'key "{to_text(sample.key)}" a second time: its files would replace each other',
+                code="duplicate-key",
+                shard=sample.shard,
+                offset=sample.start,
+                hint="unpack the shards into folders of their own",
+            )
+        samples += 1
+        for part in sample.parts:
+            writer.write(sample.key + b"." + part.field, part)
+            files += 1
+            size += part.size
+    return Unpacked(samples, files, size)
+
+
+class _Folder:
+    """Writes files below one folder and nowhere else."""
+
+    def __init__(self, folder: str, force: bool) -> None:
+        self._root = os.fsencode(folder)
+        self._force = force
+        self._made: set[bytes] = set()
+        self._make(self._root)
+        self._real = os.path.realpath(self._root)
+
+    def write(self, name: bytes, part: Part) -> None:
+        path = os.path.join(self._root, name)
+        parent = os.path.dirname(path)
+        try:
+            if parent not in self._made:
+                self._prepare(parent)
+            self._write(path, part)
+        except OSError as error:
+            raise self._error(path, error) from error
+
+    def _prepare(self, parent: bytes) -> None:
+        """Make a folder, and make sure that no link leads from the root elsewhere."""
+        real = os.path.realpath(parent)
+        if real != self._real and not real.startswith(self._real.rstrip(b"/") + b"/"):
+            raise OutputError(
+                f"{to_text(parent)} leads out of {to_text(self._root)}",
+                hint="unpack into a folder without links",
+            )
+        self._make(parent)
+        self._made.add(parent)
+
+    def _make(self, path: bytes) -> None:
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise self._error(path, error) from error
+
+    def _write(self, path: bytes, part: Part) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        if self._force:
+            # Taken away first: a link in its place would be followed, a reader would see half a file.
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            with open(descriptor, "wb", buffering=0) as file:
+                for piece in part.pieces():
+                    view = memoryview(piece)
+                    while view:
+                        view = view[file.write(view) :]
+        except BaseException:
+            os.unlink(path)
+            raise
+
+    def _error(self, path: bytes, error: OSError) -> OutputError:
+        if error.errno == errno.EEXIST:
+            return OutputExistsError(
+                f"{to_text(path)} is there already", hint="unpack elsewhere, or replace files with --force"
+            )
+        return OutputError(f"cannot write {to_text(path)}: {error.strerror}")

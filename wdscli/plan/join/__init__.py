@@ -1,0 +1,1 @@
+"""Samples of several sets beside each other."""

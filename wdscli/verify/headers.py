@@ -1,0 +1,213 @@
+"""What headers tell of one shard: names, kinds of members, keys, fields and sizes, in one pass.
+
+What it is: :class:`HeaderPass`, fed the windows of a scan. How: it looks at whole columns first (are all members
+regular, are all names safe, have all samples the fields of the first), and at single members only where the columns say
+that there is something to find; a clean shard costs little more than listing it.
+
+It must not open anything, and leaves payloads and files beside the shard to others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from wdscli.model import to_text
+from wdscli.samples import Grouper, SampleBatch, is_dunder
+from wdscli.shards.index import IndexBuilder
+from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, Window
+from wdscli.verify.findings import Ledger
+from wdscli.verify.keys import KeyColumns
+from wdscli.verify.names import Fields, Problem, judge_fields, may_be_unsafe, why_unsafe
+from wdscli.verify.profiles import Judge
+
+MAX_SHAPES = 1 << 12
+"""Different lists of fields that are remembered; samples with yet others are judged and then forgotten."""
+MAX_NAMES = 1 << 17
+"""Names in these lists, together."""
+
+_KIND_MESSAGES = {
+    "link": "the member is a link: a sample is made of regular files",
+    "special": "the member is a device, a fifo or of an unknown kind",
+    "sparse": "the member is a sparse file",
+}
+
+
+class Shape:
+    """The fields of a sample in order: the bits they have in the key columns, what is wrong with them, how many samples
+    have them, and the first of these."""
+
+    __slots__ = ("count", "key", "mask", "offset", "problems")
+
+    def __init__(self, mask: int, problems: list[Problem], offset: int, key: bytes) -> None:
+        self.mask = mask
+        self.problems = problems
+        self.count = 0
+        self.offset = offset
+        self.key = key
+
+
+class ShapeCount(NamedTuple):
+    """How many samples have a set of fields, and the first of them."""
+
+    samples: int
+    offset: int
+    key: bytes
+
+
+class _LenientGrouper(Grouper):
+    """A grouper that reports what it passes over."""
+
+    def __init__(self, shard: str, ledger: Ledger) -> None:
+        super().__init__(shard, lenient=True)
+        self._ledger = ledger
+
+    def ignore(self, name: bytes, kind: int, start: int) -> None:
+        super().ignore(name, kind, start)
+        if kind == DIRECTORY or (kind == REGULAR and is_dunder(name)):
+            return
+        if kind == REGULAR:
+            code, message = (
+                "no-field",
+                "the file belongs to no sample: no dot after the first letter of its name",
+            )
+        else:
+            code = KIND_NAMES[kind]
+            message = _KIND_MESSAGES[code]
+        self._ledger.add(code, message, offset=start, member=to_text(name))
+
+
+class HeaderPass:
+    """Call :meth:`add` for every window in order, then :meth:`finish` once.
+
+    ``required`` are fields that every sample must have. ``builder`` (optional) is filled with the columns of the index.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        required: Fields = (),
+        judge: Judge | None = None,
+        builder: IndexBuilder | None = None,
+        keep_names: bool = False,
+    ) -> None:
+        self.ledger = ledger
+        self.keys = KeyColumns(keep_names=keep_names)
+        self.samples = 0
+        self.members = 0
+        self._grouper = _LenientGrouper(ledger.shard, ledger)
+        self._required = required
+        self._judge = judge
+        self._builder = builder
+        self._shapes: dict[Fields, Shape] = {}
+        self._room = MAX_NAMES
+
+    def add(self, window: Window) -> SampleBatch:
+        """The members of one window; returns the samples that are whole now."""
+        columns = window.columns
+        self.members += len(columns.names)
+        if may_be_unsafe(columns.names):
+            self._check_names(window)
+        if 0 in columns.sizes:
+            self._check_sizes(window)
+        if self._judge is not None:
+            self._judge.members(window)
+        batch = self._grouper.add(window)
+        self._add_batch(batch)
+        return batch
+
+    def finish(self) -> SampleBatch:
+        """The last sample."""
+        batch = self._grouper.finish()
+        self._add_batch(batch)
+        return batch
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """Members that are part of no sample, by reason."""
+        return self._grouper.ignored.counts
+
+    def _check_names(self, window: Window) -> None:
+        for name, start in zip(window.columns.names, window.columns.starts):
+            reason = why_unsafe(name)
+            if reason:
+                self.ledger.add("unsafe-name", reason, offset=start, member=to_text(name))
+
+    def _check_sizes(self, window: Window) -> None:
+        names, starts, _, sizes, flags = window.columns
+        for name, start, size, flag in zip(names, starts, sizes, flags):
+            if not size and flag & KIND_MASK == REGULAR:
+                self.ledger.add(
+                    "empty-payload", "the member has no bytes", offset=start, member=to_text(name)
+                )
+
+    def _add_batch(self, batch: SampleBatch) -> None:
+        if not batch.keys:
+            return
+        self.samples += len(batch.keys)
+        masks = self._uniform(batch) or self._one_by_one(batch)
+        self.keys.add(batch, masks)
+        if self._builder is not None:
+            self._builder.add_batch(batch)
+        if self._judge is not None:
+            self._judge.samples(batch)
+
+    def _uniform(self, batch: SampleBatch) -> list[int] | None:
+        """The masks of a batch whose samples all have the fields of the first, or None."""
+        fields, firsts, count = batch.fields, batch.firsts, len(batch.keys)
+        each = firsts[1]
+        if len(fields) != each * count or firsts[-2] != each * (count - 1):
+            return None
+        names = tuple(fields[:each])
+        shape = self._shape(names, batch, 0)
+        if shape.problems or firsts != list(range(0, len(fields) + 1, each)) or fields != list(names) * count:
+            return None
+        shape.count += count
+        return [shape.mask] * count
+
+    def _one_by_one(self, batch: SampleBatch) -> list[int]:
+        fields, firsts, masks = batch.fields, batch.firsts, []
+        for row in range(len(batch.keys)):
+            names = tuple(fields[firsts[row] : firsts[row + 1]])
+            shape = self._shape(names, batch, row)
+            masks.append(shape.mask)
+            shape.count += 1
+            for problem in shape.problems:
+                self._report(problem, batch, row)
+        return masks
+
+    def _shape(self, names: Fields, batch: SampleBatch, row: int) -> Shape:
+        shape = self._shapes.get(names)
+        if shape is None:
+            problems = judge_fields(names, self._required)
+            if self._judge is not None:
+                problems += self._judge.fields(names)
+            shape = Shape(self.keys.mask(names), problems, batch.start(row), batch.keys[row])
+            if len(self._shapes) < MAX_SHAPES and len(names) <= self._room:
+                self._shapes[names] = shape
+                self._room -= len(names)
+        return shape
+
+    def shape_counts(self) -> dict[frozenset[bytes], ShapeCount]:
+        """How many samples have which fields, in whatever order; lists that were not remembered are left out."""
+        counts: dict[frozenset[bytes], ShapeCount] = {}
+        for names, shape in self._shapes.items():
+            fields = frozenset(names)
+            known = counts.get(fields)
+            if known is not None:
+                counts[fields] = known._replace(samples=known.samples + shape.count)
+            else:
+                counts[fields] = ShapeCount(shape.count, shape.offset, shape.key)
+        return counts
+
+    def _report(self, problem: Problem, batch: SampleBatch, row: int) -> None:
+        if not self.ledger.room(problem.code):
+            self.ledger.more(problem.code, 1)
+            return
+        first, key = batch.firsts[row], batch.keys[row]
+        if problem.place is None:
+            offset, member = batch.starts[first], key
+        else:
+            offset = batch.starts[first + problem.place]
+            member = key + b"." + batch.fields[first + problem.place]
+        self.ledger.add(problem.code, problem.message, offset=offset, member=to_text(member))
