@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from wdscli.cli.main import main
+from wdscli.look import listing as ls_module
 from wdscli.look import summary as summary_module
+from wdscli.look.listing import ls
 from wdscli.look.summary import summarize
-from wdscli.ops import ls as ls_module
-from wdscli.ops.ls import ls
 from wdscli.selection import Selection
 from wdscli.tar import TarWriter
 

@@ -34,7 +34,8 @@ from wdscli.ops.merge import merge, merge_order
 from wdscli.plan import dedup as dedup_module
 from wdscli.plan.dedup import Digests
 from wdscli.plan.orders import InputOrder
-from wdscli.plan.plan import Request, make_plan
+from wdscli.plan.plan import make_plan
+from wdscli.plan.request import Request
 from wdscli.plan.scratch import Input
 from wdscli.plan.survey import SurveyTask, survey
 from wdscli.plan.values import Packed

@@ -22,8 +22,7 @@ from xxhash import xxh3_64_intdigest
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
 from wdscli.ops.run import parse_tasks, run_all, run_tasks_of, states
-from wdscli.plan.planfile import load_plan
-from wdscli.run.receipts import mark_of
+from wdscli.plan.planfile import load_plan, mark_of
 
 Command = Callable[..., Ran]
 COMMAND: list[str] = []
@@ -521,7 +520,8 @@ def test_the_mark_of_a_stored_plan_is_that_of_the_plan(good: Command, plan: Path
     """What it stands on: everything that decides the bytes, as it was when the plan was made."""
     from wdscli.plan.cut import Cuts
     from wdscli.plan.orders import ShuffledOrder
-    from wdscli.plan.plan import Request, make_plan
+    from wdscli.plan.plan import make_plan
+    from wdscli.plan.request import Request
 
     request = Request(shards, "elsewhere-%d.tar", cuts=Cuts(max_count=4))
     stored = mark_of(load_plan(str(plan)))

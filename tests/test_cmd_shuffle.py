@@ -38,7 +38,8 @@ from wdscli.copy.copier import BUFFER
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
-from wdscli.plan.plan import Request, make_plan
+from wdscli.plan.plan import make_plan
+from wdscli.plan.request import Request
 from wdscli.storage import open_sink
 from wdscli.tar import build_header, padded
 

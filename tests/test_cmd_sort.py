@@ -35,7 +35,8 @@ from shard_cases import (
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
 from wdscli.ops.sort import sort, sort_order
-from wdscli.plan.plan import Request, make_plan
+from wdscli.plan.plan import make_plan
+from wdscli.plan.request import Request
 from wdscli.plan.sort_keys import MAX_VALUE, SortValues, sort_key
 from wdscli.samples import SampleBatch
 

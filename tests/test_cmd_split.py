@@ -38,7 +38,7 @@ from wdscli.cli.main import main
 from wdscli.errors import UsageError
 from wdscli.ops.split import SplitOptions, split
 from wdscli.plan.cut import Cuts
-from wdscli.plan.plan import Request
+from wdscli.plan.request import Request
 
 Command = Callable[..., Ran]
 COMMAND = ["split"]

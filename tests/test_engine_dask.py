@@ -119,7 +119,7 @@ class TestSameBytes:
     def test_the_library(self, cluster: Cluster, inputs: list[str], tmp_path: Path) -> None:
         from wdscli.ops.shuffle import shuffle as by_function
         from wdscli.plan.cut import Cuts
-        from wdscli.plan.plan import Request
+        from wdscli.plan.request import Request
 
         shuffle("-j", 1, cwd=tmp_path, out="serial")
         output = f"{tmp_path}/dask/out-%06d.tar"

@@ -17,13 +17,14 @@ from shard_cases import Members, assert_true_set, members_of, no_new_files, outp
 
 from wdscli.copy import joined
 from wdscli.errors import DataError, UsageError
+from wdscli.ops.merge import join
 from wdscli.plan import survey
 from wdscli.plan.cut import Cuts
 from wdscli.plan.join import keys as matching
 from wdscli.plan.join import survey as join_survey
-from wdscli.plan.join.join import Join, join
+from wdscli.plan.join.join import Join
 from wdscli.plan.join.layout import lay_out
-from wdscli.plan.plan import Request
+from wdscli.plan.request import Request
 from wdscli.selection import Selection
 from wdscli.tar import build_header
 

@@ -20,11 +20,12 @@ from test_join import Sample, Set, members, oracle, write
 from wdscli.copy import joined, spill
 from wdscli.copy.spilled import SPILLED, Reading
 from wdscli.errors import EngineError, UsageError
+from wdscli.ops.merge import join
 from wdscli.plan import memory, strategy
 from wdscli.plan.cut import Cuts
 from wdscli.plan.join.in_turn import OneByOne
-from wdscli.plan.join.join import Join, join
-from wdscli.plan.plan import Request
+from wdscli.plan.join.join import Join
+from wdscli.plan.request import Request
 from wdscli.progress import NullProgress
 from wdscli.tar import END_OF_ARCHIVE, build_header
 

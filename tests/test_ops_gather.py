@@ -13,7 +13,8 @@ from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
 from wdscli.plan.inputs import is_cold
 from wdscli.plan.orders import ShuffledOrder
-from wdscli.plan.plan import Request, make_plan
+from wdscli.plan.plan import make_plan
+from wdscli.plan.request import Request
 from wdscli.run.run import run_plan
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdscli.look import keyset
-from wdscli.look.keyset import KeySet
+from wdscli.samples import keyset
+from wdscli.samples.keyset import KeySet
 
 
 def by_hand(batches: Sequence[Sequence[bytes]]) -> list[list[int]]:

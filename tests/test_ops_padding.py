@@ -10,7 +10,7 @@ import pytest
 from wdscli.copy.padding import clear_padding
 from wdscli.ops.cat import cat
 from wdscli.ops.shuffle import shuffle
-from wdscli.plan.plan import Request
+from wdscli.plan.request import Request
 from wdscli.tar import TarWriter
 
 SIZES = [0, 1, 511, 512, 513, 3 << 18, 700_001, 5]

@@ -18,7 +18,7 @@ from storage_servers import Web, web_server
 from wdscli.executors import make_executor, run_tasks, tick_of_task
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
-from wdscli.plan.plan import Request
+from wdscli.plan.request import Request
 from wdscli.progress import NullProgress
 
 SHARD_BYTES = 12 * 600_000

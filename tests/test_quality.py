@@ -12,7 +12,8 @@ from shard_cases import content, no_new_files, numbered, sample, wds, write_shar
 
 from wdscli.look.quality import MeasuredShuffle, measure
 from wdscli.plan.cut import Cuts
-from wdscli.plan.plan import Request, make_plan
+from wdscli.plan.plan import make_plan
+from wdscli.plan.request import Request
 
 SHARDS = numpy.repeat(numpy.arange(10), 100)
 

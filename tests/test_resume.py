@@ -17,7 +17,7 @@ from wdscli.copy import copier as gathering
 from wdscli.errors import OutputExistsError
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
-from wdscli.plan.plan import Request
+from wdscli.plan.request import Request
 from wdscli.run import run as running
 from wdscli.shards.output import OutputSet, ShardSettings
 

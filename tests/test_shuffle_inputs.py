@@ -37,7 +37,8 @@ from wdscli.ops.shuffle import shuffle
 from wdscli.plan import inputs as opened_inputs
 from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
-from wdscli.plan.plan import Request, make_plan
+from wdscli.plan.plan import make_plan
+from wdscli.plan.request import Request
 from wdscli.plan.scratch import Input, Scratch, spool
 from wdscli.progress import Progress
 from wdscli.samples import iter_samples

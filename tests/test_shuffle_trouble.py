@@ -36,7 +36,8 @@ from wdscli.ops.shuffle import shuffle
 from wdscli.plan import repeats, survey
 from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
-from wdscli.plan.plan import Request, make_plan
+from wdscli.plan.plan import make_plan
+from wdscli.plan.request import Request
 from wdscli.run import run as running
 from wdscli.run.run import run_plan
 from wdscli.samples import iter_batches

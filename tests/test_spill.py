@@ -26,7 +26,8 @@ from wdscli.ops.shuffle import shuffle
 from wdscli.plan import scratch
 from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
-from wdscli.plan.plan import Request, make_plan
+from wdscli.plan.plan import make_plan
+from wdscli.plan.request import Request
 from wdscli.run.run import ReorderReport, run_plan
 
 Fix = Callable[..., None]

@@ -77,8 +77,8 @@ class JoinOptions(NamedTuple):
             if self.on_conflict is not None:
                 raise UsageError("--on-conflict is of a join", hint="--join inner, left or outer")
             return None
+        from wdscli.create.join_table import Table
         from wdscli.plan.join.join import Join
-        from wdscli.plan.join.table import Table
 
         table = None
         if self.table is not None:

@@ -12,8 +12,8 @@ from itertools import chain
 from typing import Any
 
 from wdscli.cli.output import Cell, Out
+from wdscli.look.listing import Listing, LsReport, MemberPage, Page
 from wdscli.model import to_bytes, to_text
-from wdscli.ops.ls import Listing, LsReport, MemberPage, Page
 from wdscli.samples import split_name
 from wdscli.tar import KIND_MASK, KIND_NAMES, REGULAR
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from wdscli.cli.output import Out
     from wdscli.plan.orders import Order, Planner
-    from wdscli.plan.plan import ReorderPlan, Request
+    from wdscli.plan.request import ReorderPlan, Request
 
 
 def reorder(

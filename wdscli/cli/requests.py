@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wdscli.plan.cut import Cuts
-from wdscli.plan.plan import Request
+from wdscli.plan.request import Request
 from wdscli.selection import Selection
 from wdscli.shards.forms import make_form
 from wdscli.shards.output import ShardSettings

@@ -29,7 +29,6 @@ from wdscli.plan.rekey import Rekey, shard_stem
 from wdscli.plan.scratch import Input
 from wdscli.plan.survey import RENAMED, hash_key
 from wdscli.plan.table import Ordered
-from wdscli.run.post import run_post
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.shards.output import ShardSettings
@@ -64,21 +63,12 @@ class GatherTask(NamedTuple):
     spilled: Spilled | None = None
     beside: Beside | None = None
     """The further parts of the samples, where these are joined."""
-    post: str | None = None
-    """The command that is run for the shard once it has its name."""
 
 
 def gather(task: GatherTask) -> ShardInfo:
-    """Make one shard. Raises DataError when an input is no longer what was planned; leaves nothing on any error.
-    EngineError when the command that follows fails; the shard stays."""
-    info = _gathered(task)
-    if task.post is not None:
-        run_post(task.post, task.address)
-    return info
-
-
-def _gathered(task: GatherTask) -> ShardInfo:
-    with Inputs(task.inputs, task.spilled) as inputs, task.settings.open(task.address) as shard:
+    """Make one shard. Raises DataError when an input is no longer what was planned; leaves nothing on any error."""
+    open_spilled = None if task.spilled is None else task.spilled.open
+    with Inputs(task.inputs, open_spilled) as inputs, task.settings.open(task.address) as shard:
         _work_of(task, inputs, shard).run()
         return shard.commit()
 

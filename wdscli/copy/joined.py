@@ -22,13 +22,12 @@ from wdscli.copy.padding import clear_padding
 from wdscli.copy.spilled import Reading
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
-from wdscli.model import to_text
 from wdscli.plan.inputs import Inputs
 from wdscli.plan.join.in_turn import in_turn
 from wdscli.plan.join.layout import Layout, Shape, lay_out
-from wdscli.plan.join.parts import NOBODY, Beside
+from wdscli.plan.join.parts import CHANGED, NOBODY, Beside, collision
 from wdscli.plan.ranges import members_of_run, pieces_of
-from wdscli.plan.survey import RENAMED, hash_key
+from wdscli.plan.survey import hash_key
 from wdscli.plan.table import Ordered, PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.shards.shardfile import ShardFile
@@ -37,8 +36,6 @@ from wdscli.tar import GLOBAL, Scanner
 if TYPE_CHECKING:
     from wdscli.plan.table import I64, U64
 
-CHANGED = RENAMED
-"""Mark of a sample in which a field gives way or gets another name. (A join renames no sample.)"""
 BUFFER = 1 << 19
 AT_ONCE = 1 << 12
 _VIEWS = 512
@@ -292,17 +289,6 @@ class Joiner:
             offset=part.start,
             hint="the shard was changed meanwhile, or its index is stale: make it again with `wds index`",
         )
-
-
-def collision(one: bytes, other: bytes, shard: str, offset: int) -> DataError:
-    """The error of two keys that cannot be told apart by their hashes."""
-    return DataError(
-        f'the keys "{to_text(one)}" and "{to_text(other)}" have one XXH3-64, by which samples are matched',
-        code="hash-collision",
-        shard=shard,
-        offset=offset,
-        hint="leave one of them out (--keys), or give it another name",
-    )
 
 
 def _samples(samples: Ordered, beside: Beside, reading: Reading) -> Iterator[_Sample]:

@@ -20,13 +20,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.copy.scatter import Destination, ScatterTask, scatter
-from wdscli.copy.spilled import ELSEWHERE, LARGE, PART_BITS, Scattered, Spilled
+from wdscli.copy.spilled import ELSEWHERE, LARGE, PART_BITS, Spilled
 from wdscli.errors import OutputError
 from wdscli.executors import run_tasks
 from wdscli.plan.join.in_turn import in_turn
 from wdscli.plan.join.parts import NOBODY
 from wdscli.plan.memory import Limits
-from wdscli.plan.scratch import HINT, Scratch
+from wdscli.plan.scratch import HINT, Scattered, Scratch
 from wdscli.storage import remove
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from wdscli.plan.plan import PlannedShard, ReorderPlan
+    from wdscli.plan.request import PlannedShard, ReorderPlan
     from wdscli.plan.table import I64, U64, Ordered, PlanTable
     from wdscli.progress import Progress
 

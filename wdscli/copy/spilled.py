@@ -1,6 +1,6 @@
 """Samples that a first pass has written to scratch space: where they lie there, and how they are read.
 
-What it is: :class:`Scattered`, the space itself, and :class:`Spilled`, what one task of the second pass is told of it.
+What it is: :class:`Spilled`, what one task of the second pass is told of it.
 How: a place in scratch space is the number of a part in its upper bits and a byte of that part in its lower ones. On a
 local disc a part is the file of a bucket, to which every chunk adds, and which goes when its samples are written. On an
 object store, where nothing can be added to, a part is the object of a chunk. Samples of one bucket are wanted in any
@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wdscli.plan.scratch import Scattered
 from wdscli.storage import Source, open_source, remove
 
 if TYPE_CHECKING:
@@ -32,17 +33,6 @@ LARGE = 1 << 20
 """A sample of more bytes is read on its own, in pieces."""
 _GAP = 1 << 16
 """Stretches that lie so near to each other are read as one."""
-
-
-class Scattered(NamedTuple):
-    """Scratch space of a first pass, by what the addresses of its parts begin with."""
-
-    prefix: str
-    is_local: bool
-
-    def part(self, number: int) -> str:
-        """The address of one part."""
-        return f"{self.prefix}-{number}"
 
 
 class Spilled(NamedTuple):

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from xxhash import xxh3_128_digest
 
 from wdscli.plan.field_values import FieldValue
-from wdscli.plan.orders import Arranged, Pool, ShuffledOrder
+from wdscli.plan.orders import Arranged, ShuffledOrder
 from wdscli.plan.survey import PayloadOf
+from wdscli.plan.values import Pool
 from wdscli.samples import SampleBatch
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A set in one view: counts, bytes, fields with their sizes, balance of the shards, keys that come twice.
 
-What it is: :func:`summarize`, which reads a :class:`~wdscli.ops.ls.Listing` to its end. How, in memory that
+What it is: :func:`summarize`, which reads a :class:`~wdscli.look.listing.Listing` to its end. How, in memory that
 does not grow with the set: sizes are counted by value while a field has few different ones, and by value
 rounded down to eight binary digits once it has many, so that a median is exact or at most 0.8 % too low; keys
 are kept as 64-bit digests, eight bytes a sample, and sorted at the end. (Two of a billion different keys
@@ -15,8 +15,8 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from wdscli.look.listing import Listing, LsReport, Page, ShardRow
 from wdscli.model import to_text
-from wdscli.ops.ls import Listing, LsReport, Page, ShardRow
 
 if TYPE_CHECKING:
     import numpy
@@ -73,7 +73,7 @@ class Summary(NamedTuple):
 
 
 def summarize(listing: Listing) -> Summary:
-    """Read all of ``listing`` and add it up. Errors as :func:`wdscli.ops.ls.ls` has them."""
+    """Read all of ``listing`` and add it up. Errors as :func:`wdscli.look.listing.ls` has them."""
     sizes, keys = _Sizes(), _Keys()
 
     def visit(page: Page) -> None:

@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from wdscli.errors import DataError, OutputError, OutputExistsError
-from wdscli.look.keyset import KeySet
 from wdscli.look.picking import Page, Picker
 from wdscli.model import to_bytes, to_text
+from wdscli.samples.keyset import KeySet
 
 TEXT_FIELDS = frozenset(
     {

@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.plan.dedup import Dedup, Digests
-from wdscli.plan.orders import PLAIN_BYTES, VALUED_BYTES, Arranged, InputOrder, Pool
-from wdscli.plan.plan import Request
+from wdscli.plan.join.join import Join
+from wdscli.plan.orders import PLAIN_BYTES, VALUED_BYTES, Arranged, InputOrder
+from wdscli.plan.request import Request
+from wdscli.plan.scratch import Scratch
+from wdscli.plan.values import Pool
 from wdscli.plan.weights import Shares, Stop, interleaved
 from wdscli.progress import QUIET, Progress
-from wdscli.run.run import ReorderReport, reorder
+from wdscli.run.run import ReorderReport, reorder, run_plan
 
 SET_ENDED = "set-ended"
 """Why samples are left out with ``stop="first"``."""
@@ -126,3 +129,21 @@ def merge(
     """
     order = merge_order(request, interleave=interleave, weights=weights, stop=stop, dedup=dedup)
     return reorder(request, order, progress=progress)
+
+
+def join(request: Request, how: Join, *, progress: Progress = QUIET) -> ReorderReport:
+    """Join ``request.inputs``, each of them one set, into ``request.output``. Raises UsageError, InputError, DataError,
+    OutputError.
+
+    >>> from wdscli.shards import ShardWriter, ShardReader
+    >>> folder = getfixture("tmp_path")
+    >>> for name, field, order in [("a", "jpg", [1, 2, 3]), ("b", "txt", [3, 1])]:
+    ...     with ShardWriter(f"{folder}/{name}.tar") as writer:
+    ...         for number in order:
+    ...             writer.write(f"n{number}", {field: b"%d" % number})
+    >>> report = join(Request([f"{folder}/a.tar", f"{folder}/b.tar"], f"{folder}/out.tar"), Join("inner"))
+    >>> [(sample.key, sample.fields) for sample in ShardReader(f"{folder}/out.tar")]
+    [('n1', {'jpg': b'1', 'txt': b'1'}), ('n3', {'jpg': b'3', 'txt': b'3'})]
+    """
+    with Scratch(request.tmp) as scratch:
+        return run_plan(how.plan(request, scratch, progress=progress), progress=progress)

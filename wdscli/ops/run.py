@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from wdscli.errors import EngineError, UsageError
-from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.planfile import mark_of
+from wdscli.plan.request import ReorderPlan
 from wdscli.progress import QUIET, Progress
-from wdscli.run.receipts import mark_of
 from wdscli.run.resuming import complete_parts, find_kept, look
 from wdscli.run.run import ReorderReport, check_made, finish_plan, run_plan, run_some
 

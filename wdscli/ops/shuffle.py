@@ -6,7 +6,7 @@ The order is pinned in section 3 of the design (:mod:`wdscli.ordering`); the eng
 from __future__ import annotations
 
 from wdscli.plan.orders import ShuffledOrder
-from wdscli.plan.plan import Request
+from wdscli.plan.request import Request
 from wdscli.progress import QUIET, Progress
 from wdscli.run.run import ReorderReport, reorder
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError
-from wdscli.plan.orders import VALUED_BYTES, Arranged, Pool
-from wdscli.plan.plan import Request
+from wdscli.plan.orders import VALUED_BYTES, Arranged
+from wdscli.plan.request import Request
 from wdscli.plan.sort_keys import KEY, How, Missing, SortKey, SortValues, sort_key
+from wdscli.plan.values import Pool
 from wdscli.progress import QUIET, Progress
 from wdscli.run.run import ReorderReport, reorder
 

@@ -14,7 +14,7 @@ from wdscli.plan.field_values import FieldValue, WholeKey, field_or_pattern
 from wdscli.plan.key_map import read_key_map
 from wdscli.plan.orders import InputOrder, Order
 from wdscli.plan.outputs import FIELD, Outputs, checked_part
-from wdscli.plan.plan import Request
+from wdscli.plan.request import Request
 from wdscli.plan.shares import parse_ratio
 from wdscli.plan.split_orders import FamilyOrder, MapOrder, RatioOrder, SplitOptions
 from wdscli.plan.split_values import Asked, FamilyNames, GroupDigests

@@ -18,12 +18,12 @@ from wdscli.errors import UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.duplicates import AT_ONCE, Duplicates
 from wdscli.plan.inputs import Inputs
-from wdscli.plan.orders import Pool
 from wdscli.plan.ranges import PIECE, cut_short
 from wdscli.plan.repeats import Pairs, read_again, repeated_rows
 from wdscli.plan.scratch import Input
 from wdscli.plan.survey import PayloadOf, SurveyTask
 from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable
+from wdscli.plan.values import Pool
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 

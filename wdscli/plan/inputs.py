@@ -8,9 +8,9 @@ them adjoin. It must not know what is read for what.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from wdscli.copy.spilled import SPILLED, Spilled
 from wdscli.plan.ranges import Globals
 from wdscli.plan.scratch import Input
 from wdscli.plan.table import PlanTable
@@ -23,12 +23,12 @@ OPEN_SOURCES = 64
 
 
 class Inputs:
-    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. From the number
-    :data:`~wdscli.copy.spilled.SPILLED` on they are what a first pass has written."""
+    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. ``open_other`` opens what has a number that
+    none of ``inputs`` has."""
 
-    def __init__(self, inputs: dict[int, Input], spilled: Spilled | None = None) -> None:
+    def __init__(self, inputs: dict[int, Input], open_other: Callable[[int], Source] | None = None) -> None:
         self._inputs = inputs
-        self._spilled = spilled
+        self._open_other = open_other
         self._open: dict[int, Source] = {}
         self.descriptors: dict[int, int] = {}
         """Those that are open and plain local files."""
@@ -41,8 +41,8 @@ class Inputs:
                 first = next(iter(self._open))
                 self.descriptors.pop(first, None)
                 self._open.pop(first).close()
-            if number >= SPILLED and self._spilled is not None:
-                source = self._open[number] = self._spilled.open(number)
+            if self._open_other is not None and number not in self._inputs:
+                source = self._open[number] = self._open_other(number)
             else:
                 source = self._open[number] = self._inputs[number].open()
             if source.fd is not None:

@@ -1,8 +1,9 @@
 """What the engine is told of an order: the protocol :class:`Order`, and the two that need nothing but places.
 
 What it is: an order says what it must know of each sample (:class:`~wdscli.plan.survey.Extract`) and arranges the
-samples of all inputs, which are given as a :class:`Pool`. It may leave samples out, when it counts them, and divide the
-rest into parts, each of which becomes a set of its own. It must not know where samples are written.
+samples of all inputs, which are given as a :class:`~wdscli.plan.values.Pool`. It may leave samples out, when it counts
+them, and divide the rest into parts, each of which becomes a set of its own. It must not know where samples are
+written.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from wdscli.plan.cut import shuffled
-from wdscli.plan.table import ROWS_PER_BLOCK
 
 if TYPE_CHECKING:
     from wdscli.plan.dedup import Dedup
-    from wdscli.plan.plan import ReorderPlan, Request
+    from wdscli.plan.request import ReorderPlan, Request
     from wdscli.plan.scratch import Scratch
     from wdscli.plan.survey import Extract
-    from wdscli.plan.table import I64, PlanTable
-    from wdscli.plan.values import Values
+    from wdscli.plan.table import I64
+    from wdscli.plan.values import Pool
     from wdscli.progress import Progress
 
 
@@ -27,35 +27,6 @@ PLAIN_BYTES = 32
 """Bytes of memory for a sample whose order needs a number or two: a shuffle, a split, a merge."""
 VALUED_BYTES = 48
 """The same where values of samples are compared: a sort, a join, duplicates by content."""
-
-
-class Pool(NamedTuple):
-    """The selected samples of all inputs, in input order.
-
-    ``values`` has what the order's ``extract`` took of each, None without one. ``sets`` has, for each input shard, the
-    number of the input (an argument of the command, from 0) that named it.
-    """
-
-    samples: PlanTable
-    values: Values | None
-    sets: Sequence[int]
-
-    def counts_of_sets(self, sets: int) -> list[int]:
-        """How many samples each input has."""
-        import numpy
-
-        of_shard: I64 = numpy.zeros(len(self.sets), dtype=numpy.int64)
-        for part in self.samples.parts(ROWS_PER_BLOCK):
-            of_shard += numpy.bincount(part.shards, minlength=len(self.sets))
-        counts: I64 = numpy.zeros(sets, dtype=numpy.int64)
-        numpy.add.at(counts, list(self.sets), of_shard)
-        found: list[int] = counts.tolist()
-        return found
-
-    def without(self, gone: Sequence[int] | I64) -> Pool:
-        """All samples but these rows, which rise; this pool is of no use any more."""
-        values = None if self.values is None else self.values.without(gone)
-        return self._replace(samples=self.samples.without(gone), values=values)
 
 
 class Part(NamedTuple):

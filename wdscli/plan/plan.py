@@ -8,161 +8,32 @@ reordered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
 from wdscli.plan.cut import Cuts, cut, measure, oversized
 from wdscli.plan.dedup import without_duplicates
-from wdscli.plan.duplicates import Duplicates
-from wdscli.plan.join.parts import Joined
 from wdscli.plan.memory import check_fits, limits_for
-from wdscli.plan.orders import Order, Part, Planner, Pool
+from wdscli.plan.orders import Order, Part, Planner
 from wdscli.plan.outputs import FIELD, Outputs
 from wdscli.plan.preserve import check_preserve
 from wdscli.plan.reach import ALONE, STORED, away, check_reach
 from wdscli.plan.rekey import DEFAULT, Rekey
 from wdscli.plan.repeats import renamed, repeated_error, repeated_rows
+from wdscli.plan.request import OnDuplicate, PlannedPart, PlannedShard, ReorderPlan, Request
 from wdscli.plan.scratch import Input, Scratch, Stamp, folder_of_scratch
-from wdscli.plan.strategy import Choice, Strategy, choose
+from wdscli.plan.strategy import Choice, choose
 from wdscli.plan.survey import Collected, SurveyTask
 from wdscli.plan.surveying import survey_tasks, surveys_of
 from wdscli.plan.table import Ordered
+from wdscli.plan.values import Pool
 from wdscli.progress import QUIET, Progress
-from wdscli.selection import Selection
-from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet, fingerprint_of, open_set
-from wdscli.shards.output import OutputSet, ShardSettings
 
 if TYPE_CHECKING:
-    from wdscli.run.receipts import PlanMark
-
-OnDuplicate = Literal["error", "skip", "rekey"]
-
-
-class Request(NamedTuple):
-    """What is asked of the engine, apart from order: the inputs, the output and the options all such commands share."""
-
-    inputs: Sequence[str]
-    output: str
-    settings: ShardSettings = ShardSettings()
-    cuts: Cuts = Cuts()
-    selection: Selection = Selection()
-    on_error: OnError = "stop"
-    on_duplicate: OnDuplicate = "error"
-    rekey: str | None = None
-    preserve: bool = False
-    """Keep the headers of members as they are."""
-    jobs: int | None = None
-    use_index: bool = True
-    tmp: str | None = None
-    """Where inputs that can be read only once are copied to; None for TMPDIR."""
-    selection_text: Mapping[str, Any] | None = None
-    """The selection as it was asked for, to be told in the manifest."""
-    strategy: Strategy = "auto"
-    memory: int | None = None
-    """Bytes that all processes together may have resident; None for what the machine has to spare."""
-    engine: str | None = None
-    """Where tasks run: ``dask://HOST:PORT`` or another engine's URL; None for this machine, with ``jobs``."""
-    post: str | None = None
-    """A shell command to run for each shard once it has its name; ``{}`` in it is the shard."""
-    resume: bool = False
-    """Keep the shards that an earlier run of the same plan has made."""
-    plan_file: str | None = None
-    """Where the plan is to be stored instead of being run; then it can hold nothing that only this process has."""
-
-
-class PlannedShard(NamedTuple):
-    """One shard to be made: samples ``first`` to ``end`` of the output order. ``part`` counts from 0, and ``number``
-    the shard in its part; ``size`` is in bytes."""
-
-    address: str
-    part: int
-    number: int
-    first: int
-    end: int
-    size: int
-    members: int
-
-    @property
-    def samples(self) -> int:
-        return self.end - self.first
-
-
-class PlannedPart(NamedTuple):
-    """One set to be made; its name is empty where there is no ``{part}``."""
-
-    name: str
-    output: OutputSet
-
-
-@dataclass(frozen=True, slots=True)
-class ReorderPlan:
-    """What would be done: the samples in output order, the shards they go to, and the counts on the way.
-
-    ``dropped`` counts samples of the inputs that are not written, by reason; ``ignored`` members that belong to no
-    sample, by reason; ``oversized`` samples larger than the limit for a shard, which get one of their own.
-    """
-
-    request: Request
-    operation: str
-    seed: int | None
-    options: Mapping[str, Any]
-    shards: ShardSet
-    inputs: Sequence[Input]
-    parts: tuple[PlannedPart, ...]
-    planned: tuple[PlannedShard, ...]
-    ordered: Ordered
-    rekey: Rekey | None
-    samples_in: int
-    bytes_in: int
-    dropped: dict[str, int]
-    ignored: dict[str, int]
-    oversized: int
-    strategy: str = "gather"
-    reason: str = "as the plan says"
-    """Why this strategy."""
-    fingerprint_in: str | None = None
-    """That of the input set, for the manifest."""
-    mark: PlanMark | None = None
-    """The plan's own fingerprint, when it is known."""
-    is_stored: bool = False
-    """The plan was read from a file: others may run tasks of it at the same time."""
-    joined: Joined | None = None
-    """The further parts of samples that are joined."""
-    duplicates: Duplicates | None = None
-    """What was left out because it repeats others, where that was asked for."""
-    members_in: int = 0
-    """Members of all samples that were read."""
-    payload_bytes_in: int = 0
-    """What is in these."""
-
-    @property
-    def samples(self) -> int:
-        """Samples to be written."""
-        return self.ordered.total
-
-    @property
-    def row_lists(self) -> list[Ordered]:
-        """All rows of the plan in output order: one list, or with a join one for each set."""
-        return [self.ordered, *(self.joined.others if self.joined is not None else ())]
-
-    @property
-    def made(self) -> dict[str, Any]:
-        """How the output is made, as its manifest tells it."""
-        return {
-            "operation": self.operation,
-            "options": self.options,
-            "seed": self.seed,
-            "inputs": [self.fingerprint_in],
-        }
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes to be written, all shards together."""
-        return sum(shard.size for shard in self.planned)
+    pass
 
 
 def make_plan(

@@ -14,23 +14,22 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
 from wdscli import __version__
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes
+from wdscli.model import to_bytes, to_text
 from wdscli.plan.join.parts import JoinCounts, Joined
 from wdscli.plan.outputs import Outputs
-from wdscli.plan.plan import PlannedPart, PlannedShard, ReorderPlan, Request
 from wdscli.plan.rekey import Rekey
+from wdscli.plan.request import PlanMark, PlannedPart, PlannedShard, ReorderPlan, Request
 from wdscli.plan.scratch import Input, Stamp
 from wdscli.plan.table import Ordered, PlanTable, row_type
-from wdscli.run.receipts import PlanMark, mark_of, plain_rule
 from wdscli.selection import Selection
 from wdscli.selection.fields import FieldRule, Rename
 from wdscli.shards.inputs import ShardSet
 from wdscli.shards.output import ShardSettings
-from wdscli.storage import Source, is_local, is_stream, local_path, open_sink, open_source
+from wdscli.storage import Source, base_name, is_local, is_stream, local_path, open_sink, open_source
 from wdscli.tar import Form
 
 if TYPE_CHECKING:
@@ -350,3 +349,56 @@ def _field_rule(plain: Mapping[str, Any] | None) -> FieldRule | None:
     keep = None if plain["keep"] is None else tuple(plain["keep"])
     renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain["rename"])
     return FieldRule(keep, tuple(plain["drop"]), renames)
+
+
+def mark_of(plan: ReorderPlan) -> PlanMark:
+    """The fingerprint of a plan; of a stored one, the one that was stored."""
+    if plan.mark is not None:
+        return plan.mark
+    rows = xxh3_128()
+    for ordered in plan.row_lists:
+        for block in ordered.blocks():
+            rows.update(block.rows.tobytes())
+    inputs = [
+        [base_name(one.address), one.stamp.size_bytes, one.stamp.version]
+        for one in plan.inputs
+        if one.stamp is not None
+    ]
+    shards = [
+        [plan.parts[one.part].name, base_name(one.address), one.first, one.end, one.size, one.members]
+        for one in plan.planned
+    ]
+    return PlanMark(
+        _digest([len(plan.inputs), *inputs]), _digest(_shaping(plan)), rows.hexdigest(), _digest(shards)
+    )
+
+
+def _shaping(plan: ReorderPlan) -> dict[str, Any]:
+    """All that decides the bytes besides the inputs and the samples' order."""
+    settings = plan.request.settings
+    return {
+        "operation": plan.operation,
+        "options": dict(plan.options),
+        "seed": plan.seed,
+        "form": [settings.form.mtime, settings.form.long_names],
+        "checksum": settings.checksum,
+        "index": settings.with_index,
+        "fields": plain_rule(plan.request.selection.field_rule),
+        "rekey": plan.rekey.format if plan.rekey else None,
+        "preserve": plan.request.preserve,
+    }
+
+
+def plain_rule(rule: FieldRule | None) -> dict[str, Any] | None:
+    """A field rule as JSON has it."""
+    if rule is None:
+        return None
+    return {
+        "keep": None if rule.keep is None else list(rule.keep),
+        "drop": list(rule.drop),
+        "rename": [[to_text(one.new), [to_text(old) for old in one.olds]] for one in rule.renames],
+    }
+
+
+def _digest(value: Any) -> str:
+    return xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=str).encode("ascii"))

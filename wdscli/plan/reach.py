@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from wdscli.errors import UsageError
 from wdscli.plan.scratch import is_read_once
-from wdscli.run.post import check_post
 from wdscli.storage import scheme
 
 if TYPE_CHECKING:
-    from wdscli.plan.plan import Request
+    from wdscli.plan.request import Request
 
 SHARED = "--tmp DIR names a folder, or an address, that all workers share"
 ALONE = "the workers of the engine share no scratch space (--tmp)"
@@ -62,3 +61,13 @@ def away(request: Request) -> bool:
     """Whether tasks run where nothing can be left for others: from a stored plan, or on an engine with no scratch space
     that all share."""
     return request.plan_file is not None or (request.engine is not None and request.tmp is None)
+
+
+def check_post(command: str | None, output: str, *, is_stream: bool) -> None:
+    """Raise UsageError for a command after shards that have no name."""
+    if command is not None and is_stream:
+        raise UsageError(
+            f"--post needs shards that have names, and {output} has none", hint="-o out-%06d.tar"
+        )
+    if command is not None and not command.strip():
+        raise UsageError("--post needs a command", hint="--post 'sha256sum {}'")

@@ -15,7 +15,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
 
-from wdscli.copy.spilled import Scattered
 from wdscli.errors import DataError, OutputError, UsageError, WdsError
 from wdscli.storage import (
     Source,
@@ -72,6 +71,17 @@ class Input(NamedTuple):
         source = open_source(self.copy, decompress=False)
         source.name = self.address
         return source
+
+
+class Scattered(NamedTuple):
+    """Scratch space of a first pass, by what the addresses of its parts begin with."""
+
+    prefix: str
+    is_local: bool
+
+    def part(self, number: int) -> str:
+        """The address of one part."""
+        return f"{self.prefix}-{number}"
 
 
 class Scratch:

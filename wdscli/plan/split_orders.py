@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.key_map import KeyMap
-from wdscli.plan.orders import PLAIN_BYTES, Arranged, Part, Pool
+from wdscli.plan.orders import PLAIN_BYTES, Arranged, Part
 from wdscli.plan.shares import Share, parts_of_ranks, ranks_of, stratified
 from wdscli.plan.split_values import DIGEST_BYTES, MISSING, UNDECODABLE, Keys
 from wdscli.plan.table import ROWS_PER_BLOCK
+from wdscli.plan.values import Pool
 from wdscli.storage.addresses import natural
 
 if TYPE_CHECKING:

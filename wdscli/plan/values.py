@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.plan.table import ROWS_PER_BLOCK, Growing, moved_up
+from wdscli.plan.table import ROWS_PER_BLOCK, Growing, PlanTable, moved_up
 
 if TYPE_CHECKING:
     import numpy
@@ -248,3 +248,32 @@ def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
         end = min(end, total)
         yield first, end
         at = end
+
+
+class Pool(NamedTuple):
+    """The selected samples of all inputs, in input order.
+
+    ``values`` has what the order's ``extract`` took of each, None without one. ``sets`` has, for each input shard, the
+    number of the input (an argument of the command, from 0) that named it.
+    """
+
+    samples: PlanTable
+    values: Values | None
+    sets: Sequence[int]
+
+    def counts_of_sets(self, sets: int) -> list[int]:
+        """How many samples each input has."""
+        import numpy
+
+        of_shard: I64 = numpy.zeros(len(self.sets), dtype=numpy.int64)
+        for part in self.samples.parts(ROWS_PER_BLOCK):
+            of_shard += numpy.bincount(part.shards, minlength=len(self.sets))
+        counts: I64 = numpy.zeros(sets, dtype=numpy.int64)
+        numpy.add.at(counts, list(self.sets), of_shard)
+        found: list[int] = counts.tolist()
+        return found
+
+    def without(self, gone: Sequence[int] | I64) -> Pool:
+        """All samples but these rows, which rise; this pool is of no use any more."""
+        values = None if self.values is None else self.values.without(gone)
+        return self._replace(samples=self.samples.without(gone), values=values)

@@ -12,21 +12,25 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import OutputExistsError
 from wdscli.model import ShardInfo
+from wdscli.run.post import run_post
 from wdscli.run.receipts import CheckTask, Witness, check_shard, read_receipt
 
 
 class Making(NamedTuple):
-    """``work(task)`` makes the shard; the task has an ``address`` and ``settings``, which the witness is in."""
+    """``work(task)`` makes the shard; the task has an ``address`` and ``settings``, which the witness is in. ``post``
+    is the command that is run for the shard once it has its name."""
 
     work: Callable[[Any], ShardInfo]
     task: Any
     witness: Witness | None = None
+    post: str | None = None
 
 
 def make(making: Making) -> ShardInfo:
-    """Make one shard, or find that it is made. Raises what ``work`` raises."""
+    """Make one shard, or find that it is made. Raises what ``work`` raises, and EngineError when the command that
+    follows fails; the shard stays."""
     try:
-        info = making.work(making.task)
+        info = _made(making, making.task)
     except OutputExistsError:
         earlier = None if making.witness is None else _earlier(making.witness, making.task)
         if earlier is None:
@@ -34,9 +38,16 @@ def make(making: Making) -> ShardInfo:
         if earlier[1] == "whole":
             return earlier[0]
         settings = making.task.settings._replace(force=True)
-        info = making.work(making.task._replace(settings=settings))
+        info = _made(making, making.task._replace(settings=settings))
     if making.witness is not None and not making.witness.posted:
         making.witness.done(making.task.address)
+    return info
+
+
+def _made(making: Making, task: Any) -> ShardInfo:
+    info = making.work(task)
+    if making.post is not None:
+        run_post(making.post, task.address)
     return info
 
 

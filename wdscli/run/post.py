@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import IO
 
-from wdscli.errors import EngineError, UsageError, printable
+from wdscli.errors import EngineError, printable
 from wdscli.storage import is_local, local_path
 
 STANDS_FOR_SHARD = "{}"
@@ -33,16 +33,6 @@ def post_command(command: str, address: str) -> str:
     # No command may take a file's name for an option.
     name = quote(f"./{name}" if name.startswith("-") else name)
     return command.replace(STANDS_FOR_SHARD, name) if STANDS_FOR_SHARD in command else f"{command} {name}"
-
-
-def check_post(command: str | None, output: str, *, is_stream: bool) -> None:
-    """Raise UsageError for a command after shards that have no name."""
-    if command is not None and is_stream:
-        raise UsageError(
-            f"--post needs shards that have names, and {output} has none", hint="-o out-%06d.tar"
-        )
-    if command is not None and not command.strip():
-        raise UsageError("--post needs a command", hint="--post 'sha256sum {}'")
 
 
 def run_post(command: str, address: str) -> None:

@@ -13,96 +13,24 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xxhash import xxh3_64_hexdigest, xxh3_128, xxh3_128_hexdigest
+from xxhash import xxh3_64_hexdigest
 
 from wdscli.errors import WdsError
-from wdscli.model import ShardInfo, to_text
+from wdscli.model import ShardInfo
+from wdscli.plan.request import PlanMark
 from wdscli.shards.checksum import new_digest, written
 from wdscli.shards.find import scan_index
 from wdscli.shards.leftovers import receipt_address
 from wdscli.shards.manifest import parse_shard, plain_shard
 from wdscli.shards.shardfile import index_address
-from wdscli.storage import base_name, exists, open_sink, open_source, read_all
+from wdscli.storage import exists, open_sink, open_source, read_all
 from wdscli.tar import CANONICAL, Form
 
 if TYPE_CHECKING:
-    from wdscli.plan.plan import ReorderPlan
-    from wdscli.selection.fields import FieldRule
+    pass
 
 VERSION = 1
 PIECE = 1 << 20
-
-
-class PlanMark(NamedTuple):
-    """The fingerprint of a plan, in four parts so that it can be told what differs. Where it runs, with how many jobs
-    and how much memory is no part of it: the bytes do not depend on these."""
-
-    inputs: str
-    options: str
-    samples: str
-    shards: str
-
-    def difference(self, other: PlanMark) -> str:
-        """In which way another plan is not this one."""
-        if self.options != other.options:
-            return "its options were others"
-        if self.inputs != other.inputs:
-            return "its inputs were others, or have been changed since"
-        return "its samples or cuts were others"
-
-
-def mark_of(plan: ReorderPlan) -> PlanMark:
-    """The fingerprint of a plan; of a stored one, the one that was stored."""
-    if plan.mark is not None:
-        return plan.mark
-    rows = xxh3_128()
-    for ordered in plan.row_lists:
-        for block in ordered.blocks():
-            rows.update(block.rows.tobytes())
-    # Rounds after the first have the same inputs again.
-    inputs = [
-        [base_name(one.address), one.stamp.size_bytes, one.stamp.version]
-        for one in plan.inputs
-        if one.stamp is not None
-    ]
-    shards = [
-        [plan.parts[one.part].name, base_name(one.address), one.first, one.end, one.size, one.members]
-        for one in plan.planned
-    ]
-    return PlanMark(
-        _digest([len(plan.inputs), *inputs]), _digest(_shaping(plan)), rows.hexdigest(), _digest(shards)
-    )
-
-
-def _shaping(plan: ReorderPlan) -> dict[str, Any]:
-    """All that decides the bytes besides the inputs and the samples' order."""
-    settings = plan.request.settings
-    return {
-        "operation": plan.operation,
-        "options": dict(plan.options),
-        "seed": plan.seed,
-        "form": [settings.form.mtime, settings.form.long_names],
-        "checksum": settings.checksum,
-        "index": settings.with_index,
-        "fields": plain_rule(plan.request.selection.field_rule),
-        "rekey": plan.rekey.format if plan.rekey else None,
-        "preserve": plan.request.preserve,
-    }
-
-
-def plain_rule(rule: FieldRule | None) -> dict[str, Any] | None:
-    """A field rule as JSON has it."""
-    if rule is None:
-        return None
-    return {
-        "keep": None if rule.keep is None else list(rule.keep),
-        "drop": list(rule.drop),
-        "rename": [[to_text(one.new), [to_text(old) for old in one.olds]] for one in rule.renames],
-    }
-
-
-def _digest(value: Any) -> str:
-    return xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=str).encode("ascii"))
 
 
 class Receipt(NamedTuple):

@@ -16,15 +16,16 @@ from wdscli.errors import DataError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
 from wdscli.plan.jobs import useful_jobs
+from wdscli.plan.request import PlanMark
 from wdscli.progress import Progress
-from wdscli.run.receipts import CheckTask, PlanMark, Receipt, check_shard, read_receipt
+from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
 from wdscli.shards.inputs import read_manifest
 from wdscli.shards.leftovers import RECEIPT, names_in, remove_receipts, remove_temporaries
 from wdscli.shards.manifest import INDEX_FOLDER, Manifest
 from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
 
 if TYPE_CHECKING:
-    from wdscli.plan.plan import PlannedShard, ReorderPlan
+    from wdscli.plan.request import PlannedShard, ReorderPlan
 
 Result = TypeVar("Result")
 

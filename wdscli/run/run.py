@@ -22,12 +22,14 @@ from wdscli.plan.jobs import useful_jobs
 from wdscli.plan.join.parts import JoinCounts
 from wdscli.plan.memory import limits_for
 from wdscli.plan.orders import Order, Planner
-from wdscli.plan.plan import PlannedShard, ReorderPlan, Request, make_plan
+from wdscli.plan.plan import make_plan
+from wdscli.plan.planfile import mark_of
 from wdscli.plan.reach import check_scratch
+from wdscli.plan.request import PlanMark, PlannedShard, ReorderPlan, Request
 from wdscli.plan.scratch import Scratch, is_of_this_process
 from wdscli.progress import QUIET, Progress
 from wdscli.run.making import Making, make
-from wdscli.run.receipts import PlanMark, Witness, mark_of
+from wdscli.run.receipts import Witness
 from wdscli.run.resuming import NOTHING, Kept, begin, tidy
 from wdscli.selection import Selection
 from wdscli.shards.manifest import Manifest
@@ -115,7 +117,7 @@ def run_some(
             spilled = spill(plan, planned, executor, scratch, limits, progress)
         tasks_of_shards = gather_tasks(plan, planned, spilled)
         progress.start("writing", size, "bytes")
-        makings = map(partial(_making, mark, kept), numbers, tasks_of_shards)
+        makings = map(partial(_making, mark, kept, plan.request.post), numbers, tasks_of_shards)
         results = run_tasks(
             executor, make, makings, advance=progress.advance, amount=lambda info: info.size_bytes
         )
@@ -134,12 +136,12 @@ def _executor(plan: ReorderPlan, is_stream: bool, jobs: int) -> Executor:
     return make_executor(1 if is_stream or any(ours) else jobs, plan.request.engine)
 
 
-def _making(mark: PlanMark, kept: Kept, number: int, task: GatherTask) -> Making:
+def _making(mark: PlanMark, kept: Kept, post: str | None, number: int, task: GatherTask) -> Making:
     """A task with its witness. Only a shard of ours is replaced unasked."""
-    witness = Witness(mark, number, posted=task.post is None)
+    witness = Witness(mark, number, posted=post is None)
     force = task.settings.force or number in kept.again
     settings = task.settings._replace(witness=witness.leave, force=force)
-    return Making(gather, task._replace(settings=settings), witness)
+    return Making(gather, task._replace(settings=settings), witness, post)
 
 
 def gather_tasks(
@@ -167,7 +169,6 @@ def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
         plan.rekey,
         plan.request.preserve,
         beside=beside,
-        post=plan.request.post,
     )
 
 

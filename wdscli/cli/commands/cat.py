@@ -26,7 +26,7 @@ from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.look.picking import Picker
-    from wdscli.plan.plan import Request
+    from wdscli.plan.request import Request
     from wdscli.progress import Progress
 
 _INSTEAD = "Instead of a tar"

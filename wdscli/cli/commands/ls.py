@@ -10,7 +10,7 @@ from wdscli.cli import listing
 from wdscli.cli.options import CommonOptions, ErrorOptions, JsonOptions, SelectionOptions, Shards, grouped
 from wdscli.cli.output import Bar, Out
 from wdscli.errors import UsageError
-from wdscli.ops.ls import ls as open_listing
+from wdscli.look.listing import ls as open_listing
 from wdscli.selection import Selection
 
 _SHOW = "What to show"

@@ -10,7 +10,7 @@ from wdscli.cli.options import CommonOptions, Engine, Jobs, JsonOptions, Memory,
 from wdscli.cli.output import Out
 
 if TYPE_CHECKING:
-    from wdscli.plan.plan import ReorderPlan
+    from wdscli.plan.request import ReorderPlan
     from wdscli.progress import Progress
 
 _PANEL = "Tasks"

@@ -10,9 +10,8 @@ sums over arrays. It must not know how shards are written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from wdscli.copy.joined import collision
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.cut import oversized
@@ -21,22 +20,15 @@ from wdscli.plan.join.in_turn import OneByOne
 from wdscli.plan.join.keys import JoinKind, twice
 from wdscli.plan.join.layout import OnConflict
 from wdscli.plan.join.match import Found, Trouble, match_sets
-from wdscli.plan.join.parts import JoinCounts, Joined
+from wdscli.plan.join.parts import JoinCounts, Joined, TableShard, collision
 from wdscli.plan.join.survey import CollectedSets, JoinSurveyTask, survey_sets
-from wdscli.plan.join.table import Table, table_shard
 from wdscli.plan.memory import check_fits, limits_for
 from wdscli.plan.orders import VALUED_BYTES
 from wdscli.plan.outputs import Outputs
-from wdscli.plan.plan import (
-    ReorderPlan,
-    Request,
-    open_sets,
-    planned_shards,
-    shaping_options,
-    sum_counts,
-)
+from wdscli.plan.plan import open_sets, planned_shards, shaping_options, sum_counts
 from wdscli.plan.reach import ALONE, STORED, away, check_reach
 from wdscli.plan.repeats import repeated_error, repeated_rows
+from wdscli.plan.request import ReorderPlan, Request
 from wdscli.plan.scratch import Input, Scratch, Stamp, folder_of_scratch
 from wdscli.plan.strategy import Choice, choose
 from wdscli.plan.survey import Survey, SurveyTask, samples_at
@@ -49,7 +41,27 @@ from wdscli.storage import base_name
 
 if TYPE_CHECKING:
     from wdscli.plan.table import I64
-    from wdscli.run.run import ReorderReport
+
+
+class JoinedTable(Protocol):
+    """A table that is joined as one more set: :class:`~wdscli.create.join_table.Table`."""
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+
+    @property
+    def key(self) -> str:
+        """Its column of keys."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Its fields, as they were asked for."""
+
+    def write_shard(
+        self, address: str, on_duplicate: Literal["error", "skip"], progress: Progress
+    ) -> TableShard:
+        """Write its rows as a shard. Raises UsageError, InputError, OutputError, DataError."""
 
 
 class Join(NamedTuple):
@@ -58,7 +70,7 @@ class Join(NamedTuple):
 
     kind: JoinKind = "inner"
     on_conflict: OnConflict | None = None
-    table: Table | None = None
+    table: JoinedTable | None = None
 
     @property
     def operation(self) -> str:
@@ -84,26 +96,6 @@ class Join(NamedTuple):
         Raises UsageError, InputError, DataError, OutputError.
         """
         return _Planner(self, request, scratch, progress).plan()
-
-
-def join(request: Request, how: Join, *, progress: Progress = QUIET) -> ReorderReport:
-    """Join ``request.inputs``, each of them one set, into ``request.output``. Raises UsageError, InputError, DataError,
-    OutputError.
-
-    >>> from wdscli.shards import ShardWriter, ShardReader
-    >>> folder = getfixture("tmp_path")
-    >>> for name, field, order in [("a", "jpg", [1, 2, 3]), ("b", "txt", [3, 1])]:
-    ...     with ShardWriter(f"{folder}/{name}.tar") as writer:
-    ...         for number in order:
-    ...             writer.write(f"n{number}", {field: b"%d" % number})
-    >>> report = join(Request([f"{folder}/a.tar", f"{folder}/b.tar"], f"{folder}/out.tar"), Join("inner"))
-    >>> [(sample.key, sample.fields) for sample in ShardReader(f"{folder}/out.tar")]
-    [('n1', {'jpg': b'1', 'txt': b'1'}), ('n3', {'jpg': b'3', 'txt': b'3'})]
-    """
-    from wdscli.run.run import run_plan
-
-    with Scratch(request.tmp) as scratch:
-        return run_plan(how.plan(request, scratch, progress=progress), progress=progress)
 
 
 class _Planner:
@@ -226,7 +218,7 @@ class _Planner:
             Input(""), request.settings.form, selection, None, request.use_index, request.on_error
         )
 
-    def _table_input(self, table: Table, number: int) -> Input:
+    def _table_input(self, table: JoinedTable, number: int) -> Input:
         """The table as an input: its rows, copied to a shard."""
         if self.scratch is None:
             raise UsageError(
@@ -235,7 +227,7 @@ class _Planner:
             )
         place = self.scratch.place(number)
         skip = self.request.on_duplicate == "skip"
-        made = table_shard(table, place, "skip" if skip else "error", self.progress)
+        made = table.write_shard(place, "skip" if skip else "error", self.progress)
         self.dropped = made.dropped
         self.table_bytes = made.size_bytes
         return Input(table.address, place, stamp=made.stamp)

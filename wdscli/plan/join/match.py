@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.copy.joined import CHANGED
 from wdscli.plan.join.keys import JoinKind, match
 from wdscli.plan.join.measure import Measured
+from wdscli.plan.join.parts import CHANGED
 from wdscli.plan.table import Ordered, PlanTable
 
 if TYPE_CHECKING:

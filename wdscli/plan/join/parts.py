@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from wdscli.errors import DataError
+from wdscli.model import to_text
+from wdscli.plan.scratch import Stamp
+from wdscli.plan.survey import RENAMED
 from wdscli.plan.table import Ordered
 
 if TYPE_CHECKING:
@@ -15,6 +19,19 @@ if TYPE_CHECKING:
 
 NOBODY = 0xFFFFFFFF
 """The shard in a row that stands for a part that is not there."""
+
+
+CHANGED = RENAMED
+"""Mark of a sample in which a field gives way or gets another name. (A join renames no sample.)"""
+
+
+class TableShard(NamedTuple):
+    """What became of a table: rows that are left out, by reason; the bytes that were read; and what tells its content
+    from another, by which a run is gone on with."""
+
+    dropped: dict[str, int]
+    size_bytes: int
+    stamp: Stamp
 
 
 class JoinCounts(NamedTuple):
@@ -62,3 +79,14 @@ class Joined(NamedTuple):
         """What samples ``first`` to ``end`` of the output need."""
         others = tuple(other.slice(first, end) for other in self.others)
         return Beside(others, dict(enumerate(self.sets)), self.policies)
+
+
+def collision(one: bytes, other: bytes, shard: str, offset: int) -> DataError:
+    """The error of two keys that cannot be told apart by their hashes."""
+    return DataError(
+        f'the keys "{to_text(one)}" and "{to_text(other)}" have one XXH3-64, by which samples are matched',
+        code="hash-collision",
+        shard=shard,
+        offset=offset,
+        hint="leave one of them out (--keys), or give it another name",
+    )

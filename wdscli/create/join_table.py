@@ -15,11 +15,12 @@ from typing import Any, Literal, NamedTuple
 from wdscli.create.rows import read_rows
 from wdscli.create.table import TableOptions, TableReader
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
-from wdscli.look.keyset import KeySet
 from wdscli.model import to_text
+from wdscli.plan.join.parts import TableShard
 from wdscli.plan.ranges import pieces_of
 from wdscli.plan.scratch import HINT, Stamp
 from wdscli.progress import Progress
+from wdscli.samples.keyset import KeySet
 from wdscli.shards.shardfile import ShardFile
 from wdscli.storage import is_local, is_stream, open_source
 from wdscli.storage.addresses import local_path
@@ -35,14 +36,11 @@ class Table(NamedTuple):
     key: str
     fields: tuple[str, ...]
 
-
-class TableShard(NamedTuple):
-    """What became of a table: rows that are left out, by reason; the bytes that were read; and what tells its content
-    from another, by which a run is gone on with."""
-
-    dropped: dict[str, int]
-    size_bytes: int
-    stamp: Stamp
+    def write_shard(
+        self, address: str, on_duplicate: Literal["error", "skip"], progress: Progress
+    ) -> TableShard:
+        """See :func:`table_shard`."""
+        return table_shard(self, address, on_duplicate, progress)
 
 
 class _Row(NamedTuple):
