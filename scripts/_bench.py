@@ -30,6 +30,8 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 COUNTS = {"tiny": 200_000, "text": 200_000, "images": 20_000}
 QUICK = {"tiny": 20_000, "text": 20_000, "images": 2_000}
 SHARDS = 4
+ROW_BYTES = 45
+"""A row of a plan."""
 
 
 class Row(NamedTuple):
@@ -287,23 +289,54 @@ def peak_of_gather(folder: Path, count: int) -> tuple[float, float]:
     return measured(words)[1], 100 + 64 * count / 1e6
 
 
-def measured(words: list[str]) -> tuple[float, float]:
-    """Seconds and peak resident MB of one command, its own process and no other."""
-    program = (
-        "import sys, time\n"
-        "begin = time.perf_counter()\n"
-        "from wdscli.cli.main import main\n"
-        "assert main(sys.argv[1:]) == 0\n"
-        "seconds = time.perf_counter() - begin\n"
-        "peak = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
-        "print(seconds, peak, file=sys.stderr)\n"
-    )
+WATCHED = """
+import os, sys, threading, time
+from wdscli.cli.main import main
+
+most, ended = [0, 0], threading.Event()
+
+def watch():
+    while not ended.wait(0.005):
+        with open("/proc/self/status") as file:
+            anonymous = 1024 * next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
+        files = {}
+        for number in os.listdir("/proc/self/fd"):
+            try:
+                if os.readlink(f"/proc/self/fd/{number}").endswith("(deleted)"):
+                    facts = os.stat(f"/proc/self/fd/{number}")
+                    files[facts.st_ino] = facts.st_size
+            except OSError:
+                pass
+        most[:] = max(most[0], anonymous), max(most[1], sum(files.values()))
+
+thread = threading.Thread(target=watch)
+thread.start()
+begin = time.perf_counter()
+code = main(sys.argv[1:])
+seconds = time.perf_counter() - begin
+ended.set()
+thread.join()
+print(code, seconds, *most, file=sys.stderr)
+"""
+
+
+class Planned(NamedTuple):
+    """What planning took: seconds, the most anonymous memory, and the most bytes in scratch files without a name."""
+
+    seconds: float
+    anonymous_bytes: int
+    scratch_bytes: int
+
+
+def measured(words: list[str]) -> Planned:
+    """One command in a process of its own that starts no other."""
     environment = {**ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, check=True, text=True, env=environment
+        [sys.executable, "-c", WATCHED, *words], capture_output=True, check=True, text=True, env=environment
     )
-    seconds, kilobytes = done.stderr.split()[-2:]
-    return float(seconds), float(kilobytes) / 1024
+    code, seconds, anonymous, scratch = done.stderr.split()[-4:]
+    assert code == "0", done.stderr
+    return Planned(float(seconds), int(anonymous), int(scratch))
 
 
 PLANNED = (100_000, 1_000_000, 10_000_000)
@@ -311,7 +344,23 @@ IN_SHARD = 100_000
 LENGTH = 1536
 
 
-def make_indexes(folder: Path, count: int) -> None:
+class PlanRow(NamedTuple):
+    """One kind of plan: the command, and what 10^7 samples may take of time and of anonymous memory."""
+
+    work: str
+    words: str
+    seconds: float
+    megabytes: float
+
+
+PLAN_ROWS = [
+    PlanRow("shuffle", "shuffle $IN", 7, 320),
+    PlanRow("sort by key", "sort $IN --by key", 15, 480),
+    PlanRow("join of two halves", "merge --join inner $HALVES", 12, 480),
+]
+
+
+def make_indexes(folder: Path, count: int, field: bytes = b"txt") -> None:
     """Shards that are holes but for the headers that are looked at, and indexes of samples with one member each."""
     from numpy import arange, full, int64, zeros
 
@@ -325,7 +374,7 @@ def make_indexes(folder: Path, count: int) -> None:
         with open(folder / name, "wb") as file:
             for row in (0, IN_SHARD // 2, IN_SHARD - 1):
                 file.seek(row * LENGTH)
-                file.write(build_header(b"n%09d.txt" % (first + row), 1000))
+                file.write(build_header(b"n%09d.%s" % (first + row, field), 1000))
             file.truncate(size)
         starts = arange(IN_SHARD, dtype=int64) * LENGTH
         ones = full(IN_SHARD, 1, dtype=int64)
@@ -338,7 +387,7 @@ def make_indexes(folder: Path, count: int) -> None:
                 starts,
                 LENGTH * ones,
                 ones,
-                [b"txt"],
+                [field],
                 zeros(IN_SHARD, int64),
                 starts + 512,
                 1000 * ones,
@@ -348,16 +397,35 @@ def make_indexes(folder: Path, count: int) -> None:
         (folder / ".wds" / f"{name}.wdx").write_bytes(builder.to_bytes(shard=name, size=size))
 
 
-def print_planning(folder: Path, counts: tuple[int, ...]) -> None:
-    """How time and memory of a plan grow."""
-    print("\nplanning a shuffle from indexes alone (wds shuffle --dry-run -j1):")
-    for count in counts:
+def print_planning(folder: Path, counts: tuple[int, ...], largest: int = 0) -> None:
+    """How time, memory and scratch space of plans grow; of a shuffle up to ``largest`` samples."""
+    print("\nplanning from indexes alone (--dry-run -j1); in brackets what 10^7 samples may take:")
+    print(
+        f"| {'plan':<18} | {'samples':>11} | {'seconds':<10} | {'anonymous MB':<13} | {'scratch / rows':<14} |"
+    )
+    print(f"|{'-' * 20}|{'-' * 13}|{'-' * 12}|{'-' * 15}|{'-' * 16}|")
+    for count in (*counts, *([largest] if largest else [])):
         make_indexes(folder / "plan", count)
-        words = f"shuffle {folder}/plan -o {folder}/out/s-%06d.tar -q --dry-run -j1".split()
-        seconds, peak = measured(words)
+        # Two sets with the same keys, the second of which is read from its end.
+        half = count // IN_SHARD // 2
+        make_indexes(folder / "other", half * IN_SHARD, b"cls")
+        shards = [sorted(map(str, (folder / name).glob("*.tar"))) for name in ("plan", "other")]
+        for number, some in enumerate([shards[0][:half], shards[1][::-1]]):
+            (folder / f"half-{number}").write_text("".join(f"{name}\n" for name in some))
+        halves = " ".join(f"@{folder}/half-{number}" for number in range(2))
+        for row in PLAN_ROWS if count in counts else PLAN_ROWS[:1]:
+            if half or "$IN" in row.words:
+                words = row.words.replace("$IN", f"{folder}/plan").replace("$HALVES", halves)
+                found = measured(f"{words} -o {folder}/out/s-%06d.tar -q --dry-run -j1".split())
+                aims = ("", "") if count != PLANNED[-1] else (f" ({row.seconds:g})", f" ({row.megabytes:g})")
+                print(
+                    f"| {row.work:<18} | {count:>11,} | {f'{found.seconds:.1f}{aims[0]}':<10} "
+                    f"| {f'{found.anonymous_bytes / 1e6:.0f}{aims[1]}':<13} "
+                    f"| {found.scratch_bytes / (ROW_BYTES * count):<14.2f} |",
+                    flush=True,
+                )
         shutil.rmtree(folder / "plan")
-        bound = 100 + 64 * count / 1e6
-        print(f"  {count:>10,} samples: {seconds:5.1f} s, {peak:4.0f} MB (at most {bound:.0f})", flush=True)
+        shutil.rmtree(folder / "other")
 
 
 def cell(value: float | None, target: float | None) -> str:
@@ -388,14 +456,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the data, for a first look")
     parser.add_argument("--dir", help="where to put data; default /dev/shm if it has room")
     parser.add_argument("--rounds", type=int, default=4, help="counted rounds of each row")
+    parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument(
-        "--only", default="", help="rows whose name contains this; plan for the planning alone"
+        "--plan", action="store_true", help="the planning alone, and one plan of 10^8 samples"
     )
     options = parser.parse_args()
     counts = QUICK if options.quick else COUNTS
     folder = wanted_dir(options.dir, counts["images"] * 700_000)
     try:
-        run(folder, counts, options.rounds, options.only)
+        if options.plan:
+            print_planning(folder, PLANNED[:2] if options.quick else PLANNED, 0 if options.quick else 10**8)
+        else:
+            run(folder, counts, options.rounds, options.only)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -436,7 +508,7 @@ def run(folder: Path, counts: dict[str, int], rounds: int, only: str) -> None:
         print("\nresident memory of a shuffle, gather, -j1:")
         for kind, (peak, bound) in peaks.items():
             print(f"  {kind}: {peak:.0f} MB (at most {bound:.0f})")
-    if not only or only == "plan":
+    if not only:
         print_planning(folder, PLANNED[:2] if counts is QUICK else PLANNED)
 
 

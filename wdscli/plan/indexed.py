@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from wdscli.plan.table import row_type
+from wdscli.plan.values import Packed
 
 if TYPE_CHECKING:
     from wdscli.plan.survey import SurveyTask
-    from wdscli.plan.table import I64, Rows
+    from wdscli.plan.table import I64, U32, Rows
     from wdscli.shards.index import Index
 
 AT_ONCE = 1 << 14
@@ -26,7 +27,7 @@ def plain_rows(task: SurveyTask, index: Index, hash_key: Callable[[bytes], int])
     name asks for a closer look at one."""
     import numpy
 
-    special = task.selection.changes_members or task.rekey is not None or task.extract is not None
+    special = task.selection.changes_members or task.rekey is not None
     if special or not task.selection.is_trivial or index.marks.any() or _may_be_unsafe(index):
         return None
     rows: Rows = numpy.zeros(index.samples, dtype=row_type())
@@ -42,6 +43,14 @@ def plain_rows(task: SurveyTask, index: Index, hash_key: Callable[[bytes], int])
             at = end
         rows["key"][first : first + AT_ONCE] = array("Q", map(hash_key, keys))
     return rows
+
+
+def packed_keys(index: Index) -> Packed:
+    """The keys of all samples of an index, as an :class:`~wdscli.plan.survey.Extract` would give them."""
+    import numpy
+
+    lengths: U32 = numpy.diff(index.key_ends, prepend=numpy.uint64(0)).astype(numpy.uint32)
+    return Packed(array("I", lengths.tobytes()), bytes(index.keys))
 
 
 def _may_be_unsafe(index: Index) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
+from wdscli.plan.indexed import packed_keys
 from wdscli.plan.json_paths import Absent, Path, at_path, field_and_path
 from wdscli.plan.sort_codes import Number, json_code, natural_code, number_code, reversed_code, text_code
 from wdscli.plan.survey import PayloadOf
@@ -25,6 +26,9 @@ from wdscli.samples import SampleBatch
 
 if TYPE_CHECKING:
     from json import JSONDecoder
+
+    from wdscli.plan.values import Packed
+    from wdscli.shards.index import Index
 
 How = Literal["plain", "natural", "numeric"]
 Missing = Literal["first", "last", "error"]
@@ -125,6 +129,12 @@ class SortValues(NamedTuple):
         if not more:
             return own if first.how == "plain" and not first.reverse else _codes(own, first)
         return list(map(b"".join, zip(*(_codes(own, key) for key in self.keys), strict=True)))
+
+    def values_of_index(self, index: Index) -> Packed | None:
+        """The same of all samples of an index, where their keys as they are are the values."""
+        first = self.keys[0]
+        is_key = self._is_simple and len(self.keys) == 1 and first.how == "plain" and not first.reverse
+        return packed_keys(index) if is_key else None
 
     def never_seen(self, values: Iterable[bytes]) -> list[SortKey]:
         """The sort keys by which every one of ``values`` is missing; none when there are no values."""

@@ -7,16 +7,21 @@ other could be stand for samples that have none. It must not know how many sampl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.field_values import Value, WholeKey
+from wdscli.plan.indexed import packed_keys
 from wdscli.plan.outputs import checked_part
 from wdscli.plan.survey import PayloadOf
 from wdscli.samples import SampleBatch
+
+if TYPE_CHECKING:
+    from wdscli.plan.values import Packed
+    from wdscli.shards.index import Index
 
 MISSING = b""
 """The value of a sample that is left out because it has none."""
@@ -108,6 +113,10 @@ class Keys(NamedTuple):
     ) -> list[bytes]:
         """A key each."""
         return [batch.keys[row] for row in rows]
+
+    def values_of_index(self, index: Index) -> Packed | None:
+        """The same of all samples of an index."""
+        return packed_keys(index)
 
 
 class GroupDigests(NamedTuple):

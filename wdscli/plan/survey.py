@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from xxhash import xxh3_64_intdigest
 
@@ -68,6 +68,15 @@ class Extract(Protocol):
     ) -> list[bytes]:
         """One value a row of ``batch``. ``shard`` is the input's address; ``payload_of(row, field)`` gives a payload of
         the batch. Raises DataError that names shard, byte and member."""
+
+
+@runtime_checkable
+class FromIndex(Protocol):
+    """An extract that may need no more than a shard's index."""
+
+    def values_of_index(self, index: Index) -> Packed | None:
+        """The values of all samples of an index, about none of which anything is special; None to be asked batch by
+        batch."""
 
 
 class SurveyTask(NamedTuple):
@@ -217,10 +226,7 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
         found.version = "" if task.input.copy else source.version
         payloads = _payloads(task, source)
         index = _index_for(task, source, payloads, found)
-        if index is not None and (plain := plain_rows(task, index, hash_key)) is not None:
-            found.ignored = index.ignored
-            found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())
-            _hold(found, overflow, plain, None)
+        if index is not None and _is_plain(task, index, found, overflow):
             return found
         for batch, rows in _selected(task, source, state, ignored, found, payloads, index):
             _add(columns, task, batch, rows)
@@ -236,6 +242,23 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
     found.ignored = ignored.counts
     found.copy = task.input.copy
     return found
+
+
+def _is_plain(task: SurveyTask, index: Index, found: Survey, overflow: Overflow) -> bool:
+    """Whether the index alone tells all that is wanted; then ``found`` has it."""
+    extract = task.extract
+    if not (extract is None or isinstance(extract, FromIndex)):
+        return False
+    rows = plain_rows(task, index, hash_key)
+    if rows is None:
+        return False
+    values = None
+    if extract is not None and (values := extract.values_of_index(index)) is None:
+        return False
+    found.ignored = index.ignored
+    found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())
+    _hold(found, overflow, rows, values if values is not None and values.lengths else None)
+    return True
 
 
 def _hold(found: Survey, overflow: Overflow, rows: Rows, values: Packed | None) -> None:

@@ -27,6 +27,7 @@ from wdscli.plan.scratch import HINT, is_ours_alone
 from wdscli.plan.survey import Collected, PayloadOf, Survey, SurveyTask, out_length, survey
 from wdscli.plan.surveying import of_each
 from wdscli.plan.table import Growing, PlanTable, moved_up, row_type
+from wdscli.plan.values import Packed
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection import Selection, SelectionState
@@ -36,6 +37,7 @@ from wdscli.tar.header import BLOCK
 
 if TYPE_CHECKING:
     from wdscli.plan.table import I64, U32, Rows
+    from wdscli.shards.index import Index
 
 
 WORDS_PER_BLOCK = 1 << 18
@@ -182,10 +184,44 @@ class _Recorder:
     ) -> list[bytes]:
         """Takes its notes; nobody wants the values."""
         self._take(batch, rows, shard)
+        self._note()
+        return []
+
+    def values_of_index(self, index: Index) -> Packed | None:
+        """Takes its notes of all samples of an index that have the same fields in the same order."""
+        import numpy
+
+        count, total = index.samples, index.members
+        if self._selection.changes_members or not count or total % count:
+            return None
+        width = total // count
+        ids = index.member_fields[:width]
+        ends = numpy.arange(width, total + 1, width)
+        if (index.member_ends != ends).any() or (index.member_fields.reshape(-1, width) != ids).any():
+            return None
+        shape = tuple(index.fields[number] for number in ids.tolist())
+        if self._with_lengths:
+            longest = int(numpy.diff(index.key_ends, prepend=numpy.uint64(0)).max())
+            if not self._is_short(longest, int(index.member_sizes.max()), shape):
+                return None
+            blocks = ((index.member_sizes + numpy.uint64(1023)) >> numpy.uint64(9)).astype(numpy.uint32)
+            self.plain.held.frombytes(blocks.tobytes())
+            self.renamed.held.frombytes(blocks.tobytes())
+        number = self._numbers.setdefault(shape, len(self._numbers))
+        self.shape_of.held.frombytes(numpy.full(count, number, dtype=numpy.uint32).tobytes())
+        self._note()
+        return Packed.of([])
+
+    def _is_short(self, key: int, size: int, shape: Shape) -> bool:
+        """Whether members of keys and payloads of at most so many bytes have one block of header by any name."""
+        longest = key + 1 + max(len(suffixed(field, self._number)) for field in shape)
+        return longest <= 100 and size < 1 << 33
+
+    def _note(self) -> None:
+        """Write down what is too much to be held."""
         if self._overflow is not None and len(self.shape_of.held) > HELD_ROWS:
             for notes in (self.shape_of, self.plain, self.renamed):
                 notes.let_go()
-        return []
 
     def _take(self, batch: SampleBatch, rows: Sequence[int], shard: str) -> None:
         if not self._selection.changes_members and len(rows) == len(batch.keys) and self._take_alike(batch):
@@ -211,10 +247,7 @@ class _Recorder:
         if batch.fields != list(shape) * count or batch.firsts != list(range(0, total + 1, width)):
             return False
         if self._with_lengths:
-            longest = (
-                max(map(len, batch.keys)) + 1 + max(len(suffixed(field, self._number)) for field in shape)
-            )
-            if longest > 100 or max(batch.sizes) >= 1 << 33:
+            if not self._is_short(max(map(len, batch.keys)), max(batch.sizes), shape):
                 return False
             blocks = [(size + 1023) >> 9 for size in batch.sizes]
             self.plain.held.extend(blocks)
