@@ -190,7 +190,7 @@ class TestNotTakenForTheSystems:
         from wdscli.ops.packing import _Pieces
         from wdscli.ops.sources.columns import Remote
 
-        with pytest.raises(InputError, match="^cannot read memory://b/no: no such object$"):
+        with pytest.raises(InputError, match=r"^cannot read memory://b/no: no such object$"):
             _Pieces(Remote("memory://b/no"), 3)
 
     def test_a_special_file_among_those_that_are_packed(self, tmp_path: Path) -> None:
