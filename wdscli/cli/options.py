@@ -114,20 +114,21 @@ class SelectionOptions(NamedTuple):
         ),
     ] = None
     keys_from: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--keys-from",
             metavar="FILE",
-            help="Samples whose key is a line of FILE.",
+            help="Samples whose key is a line of FILE. May be given more than once.",
             rich_help_panel=_SELECT,
         ),
     ] = None
     where: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--where",
             metavar="EXPR",
-            help="Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt.",
+            help="Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt. Given more than once, "
+            "all must hold.",
             rich_help_panel=_SELECT,
         ),
     ] = None

@@ -76,7 +76,12 @@ class Join(NamedTuple):
             given["on_conflict"] = self.on_conflict
         if self.table is not None:
             table = self.table
-            given |= {"table": base_name(table.address), "key": table.key, "field": list(table.fields)}
+            names = [base_name(address) for address in table.addresses]
+            given |= {
+                "table": names[0] if len(names) == 1 else names,
+                "key": table.key,
+                "field": list(table.fields),
+            }
         return given
 
     def plan(
@@ -128,7 +133,7 @@ class _Planner:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
         if (
             how.table is not None
-            and how.table.address == "-"
+            and "-" in how.table.addresses
             and _reads_stdin(request, self.shards.addresses)
         ):
             raise UsageError(

@@ -52,7 +52,7 @@ class SplitOptions(NamedTuple):
     stratify: str | None = None
     seed: int = 0
     by: str | None = None
-    by_map: str | None = None
+    by_map: str | Sequence[str] | None = None
     missing: str = "error"
 
 

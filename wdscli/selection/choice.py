@@ -2,8 +2,8 @@
 
 The order in which the options take hold is fixed, whatever their order on the command line: ``--keys`` and
 ``--keys-from``, then ``--where``, then the fields (a sample left with none is dropped), then ``--slice`` over
-what remains, then ``--limit``. The same option given twice widens (``--keys A --keys B`` is either),
-different options narrow each other.
+what remains, then ``--limit``. The same option given twice widens (``--keys A --keys B`` is either), but
+``--where`` narrows; different options narrow each other.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Selection(NamedTuple):
         drop: str | Sequence[str] | None = None,
         rename: Sequence[str] | None = (),
         keys: Sequence[str] | None = (),
-        keys_from: str | None = None,
-        where: str | None = None,
+        keys_from: str | Sequence[str] | None = None,
+        where: str | Sequence[str] | None = None,
         slice: str | None = None,
         limit: int | None = None,
     ) -> Selection:
@@ -146,7 +146,7 @@ class Selection(NamedTuple):
     @property
     def reads_stdin(self) -> bool:
         """Whether standard input was spent on ``--keys-from -``, so that no shard can come from there."""
-        return self.key_rule is not None and self.key_rule.source == "-"
+        return self.key_rule is not None and "-" in self.key_rule.sources
 
     def new_state(self, on_error: OnError = "stop") -> SelectionState:
         """Fresh counts. With ``on_error="skip"`` a sample that ``--where`` cannot decode is dropped, not an
@@ -251,7 +251,8 @@ class Selection(NamedTuple):
         named = ", ".join(to_text(key) for key in unseen[:_NAMED_AT_MOST])
         more = f" and {len(unseen) - _NAMED_AT_MOST} more" if len(unseen) > _NAMED_AT_MOST else ""
         noun = "key" if len(unseen) == 1 else "keys"
-        return [f"{len(unseen)} {noun} of {self.key_rule.source} not found: {named}{more}"]
+        files = " and ".join(self.key_rule.sources)
+        return [f"{len(unseen)} {noun} of {files} not found: {named}{more}"]
 
 
 _TRIVIAL = Selection()
@@ -280,7 +281,8 @@ def _field_rule(
     return FieldRule.parse(fields, drop or (), rename)
 
 
-def _key_rule(keys: Sequence[str], keys_from: str | None) -> KeyRule | None:
+def _key_rule(keys: Sequence[str], keys_from: str | Sequence[str] | None) -> KeyRule | None:
+    keys_from = keys_from or None
     if not keys and keys_from is None:
         return None
     from wdscli.selection.keys import KeyRule
@@ -288,12 +290,16 @@ def _key_rule(keys: Sequence[str], keys_from: str | None) -> KeyRule | None:
     return KeyRule.parse([keys] if isinstance(keys, str) else keys, keys_from)
 
 
-def _where(text: str | None) -> Where | None:
-    if text is None:
+def _where(given: str | Sequence[str] | None) -> Where | None:
+    """One expression; of several, that all of them hold."""
+    texts = [given] if isinstance(given, str) else list(given or ())
+    if not texts:
         return None
     from wdscli.selection.where import Where
 
-    return Where(text)
+    found = [Where(text) for text in texts]
+    # Each was read by itself, so that no bracket of one closes one of another. A comment ends with its line.
+    return found[0] if len(found) == 1 else Where(" and ".join(f"({text}\n)" for text in texts))
 
 
 def _checked_limit(limit: int | None) -> int | None:

@@ -13,31 +13,32 @@ from typing import NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.storage import read_all
+from wdscli.storage import addresses_of, read_all
 
 _MAGIC = frozenset("*?[")
 
 
 class KeyRule(NamedTuple):
     """A key matches when it is one of ``exact`` or like one of ``globs`` (if any were given) and one of
-    ``listed`` (if a file was given). ``source`` is the file's address."""
+    ``listed`` (if files were given). ``sources`` are the files' addresses."""
 
     exact: frozenset[bytes] = frozenset()
     globs: re.Pattern[str] | None = None
     listed: dict[bytes, None] | None = None
-    source: str = ""
+    sources: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, keys: Sequence[str], keys_from: str | None) -> KeyRule:
+    def parse(cls, keys: Sequence[str], keys_from: str | Sequence[str] | None) -> KeyRule:
         if any(not key for key in keys):
             raise UsageError("--keys is empty", hint="--keys 'n01/*'")
+        sources = addresses_of(keys_from, "--keys-from")
         plain = [key for key in keys if _MAGIC.isdisjoint(key)]
         globs = [translate(key) for key in keys if not _MAGIC.isdisjoint(key)]
         return cls(
             exact=frozenset(map(to_bytes, plain)),
             globs=re.compile("|".join(globs)) if globs else None,
-            listed=None if keys_from is None else read_keys(keys_from),
-            source=keys_from or "",
+            listed=None if keys_from is None else {key: None for one in sources for key in read_keys(one)},
+            sources=sources,
         )
 
     def matches(self, key: bytes, found: set[bytes]) -> bool:

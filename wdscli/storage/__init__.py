@@ -6,6 +6,7 @@ when an address needs them.
 """
 
 from wdscli.storage.addresses import (
+    addresses_of,
     base_name,
     is_local,
     is_stream,
@@ -32,6 +33,7 @@ __all__ = [
     "OutputPattern",
     "Sink",
     "Source",
+    "addresses_of",
     "base_name",
     "exists",
     "expand",

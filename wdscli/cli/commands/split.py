@@ -75,11 +75,11 @@ def split(
         ),
     ] = None,
     by_map: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--by-map",
             metavar="FILE",
-            help="Parts from a file: lines of key and part, or JSON.",
+            help="Parts from a file: lines of key and part, or JSON. May be given more than once.",
             rich_help_panel=_PARTS,
         ),
     ] = None,
@@ -118,5 +118,7 @@ def split(
     request = reorder_request(
         shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
     )
-    order = split_order(request, SplitOptions(ratio, group_by, stratify, seed, by, by_map, missing))
+    order = split_order(
+        request, SplitOptions(ratio, group_by, stratify, seed, by, tuple(by_map or ()), missing)
+    )
     reorder(out, request, order, "split", dry_run=output.dry_run)
