@@ -95,7 +95,7 @@ class TestOrder:
         assert some == [key for key in keys_of(tmp_path / "all.tar") if key in some]
 
     def test_nothing_selected(self, good: Command, shards: list[str], tmp_path: Path) -> None:
-        ran = good(*shards, "-o", tmp_path / "out.tar", "--keys", "nothing", "--json")
+        ran = good(*shards, "-o", tmp_path / "out.tar", "--keys", "nothing", "--json", "--allow-empty")
         assert (tmp_path / "out.tar").read_bytes() == bytes(1024)
         assert ran.objects[0]["samples"] == 0
         assert ran.objects[0]["dropped"] == {"keys": 21}
@@ -335,7 +335,7 @@ class TestOptions:
         "options",
         [
             ["--limit", "5"],
-            ["--limit", "0"],
+            ["--limit", "0", "--allow-empty"],
             ["--slice", "3:9"],
             ["--where", "cls < 3"],
             ["--keys", "a*", "--limit", "3"],

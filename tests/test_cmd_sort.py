@@ -356,7 +356,7 @@ class TestMissing:
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls,key")
         assert "hint: several sort keys are several options: --by cls --by key" in ran.err
         assert by(MISSING, "--by", "json.widht", "--missing", "last") == "a b c d"
-        assert by(MISSING, "--by", "json.widht", "--keys", "none") == ""
+        assert by(MISSING, "--by", "json.widht", "--keys", "none", "--allow-empty") == ""
 
     def test_nan(self, by: By) -> None:
         samples = [

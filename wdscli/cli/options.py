@@ -153,6 +153,16 @@ class SelectionOptions(NamedTuple):
         return Selection.parse(**self._asdict())
 
 
+AllowEmpty = Annotated[
+    bool,
+    typer.Option(
+        "--allow-empty",
+        help="Write also when a name (a field, a key, a place in JSON) is found nowhere, or no sample is left.",
+        rich_help_panel=_SELECT,
+    ),
+]
+
+
 MaxCount = Annotated[
     int | None,
     typer.Option(

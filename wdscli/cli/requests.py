@@ -56,6 +56,7 @@ def reorder_request(
     *,
     engine: EngineOptions | None = None,
     preserve: bool = False,
+    allow_empty: bool = False,
 ) -> Request:
     """What the reordering engine is asked for."""
     return Request(
@@ -68,6 +69,7 @@ def reorder_request(
         on_duplicate=duplicates.on_duplicate,
         rekey=duplicates.rekey,
         preserve=preserve,
+        allow_empty=allow_empty,
         jobs=getattr(output, "jobs", 1),
         post=getattr(output, "post", None),
         selection_text=selection_text(selection),

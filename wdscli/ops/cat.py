@@ -77,6 +77,7 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
         on_error=request.on_error,
         form=request.settings.form,
         copies_streams=request.preserve,
+        allow_empty=request.allow_empty,
         progress=progress,
     )
     output = OutputSet(request.output, request.settings)
@@ -89,9 +90,12 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
         return _measure(picker, keys, request)
     output.begin(picker.set.addresses)
     with request.settings.open(output.address(0)) as shard:
-        copier = _Copier(request, shard)
+        copier, written = _Copier(request, shard), 0
         for page in picker.pages():
-            copier.copy(page, keys.resolve(page))
+            chosen = keys.resolve(page)
+            copier.copy(page, chosen)
+            written += len(chosen)
+        picker.check_empty(written)
         info = shard.commit()
     progress.finish()
     manifest = output.finish(
@@ -114,6 +118,7 @@ def _measure(picker: Picker, keys: _Keys, request: Request) -> CatReport:
                 size += kept_length(_kept(page, row, request.selection, {}))
             else:
                 size += out_length(sizes, request.settings.form)
+    picker.check_empty(samples)
     return CatReport(
         samples, members, picker.bytes_in, size + END_BYTES, picker.dropped, picker.ignored, None
     )

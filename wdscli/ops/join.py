@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
+from wdscli.ops.absent import check_empty, check_names
 from wdscli.ops.beside import JoinCounts, Joined
 from wdscli.ops.in_turn import OneByOne
 from wdscli.ops.jobs import useful_jobs
@@ -153,6 +154,7 @@ class _Planner:
         self.table_bytes = 0
 
     def plan(self) -> ReorderPlan:
+        request = self.request
         sets, tasks, states = self._survey()
         found_in = [one.survey for of_set in sets for one in of_set]
         self.inputs = tuple(
@@ -168,6 +170,9 @@ class _Planner:
         )
         samples_in = sum(found.total for found in found_in) + sum(self.dropped.values())
         ordered, joined = self._joined(sets)
+        check_empty(
+            ordered.total, request.selection, request.on_error, self.dropped, allow=request.allow_empty
+        )
         parts, planned = planned_shards(
             self.outputs, None, ordered, self.cuts, self.shards.addresses, self.how.operation
         )
@@ -255,11 +260,13 @@ class _Planner:
         """Warnings of the surveys, and what the selection has to remark: keys that no set has."""
         together = self.request.selection.new_state()
         for state in states:
-            together.found |= state.found
-        together.seen, together.kept = states[0].seen, states[0].kept
+            together.merge_names(state)
+        together.seen, together.kept, together.done = states[0].seen, states[0].kept, states[0].done
         warnings = [message for found in surveys for message in found.warnings]
         for message in [*warnings, *self.request.selection.remarks(together)]:
             self.progress.warn(message)
+        absences = self.request.selection.absences(together)
+        check_names(absences, allow=self.request.allow_empty, progress=self.progress)
 
     def _repeats(self, samples: Samples, number: int) -> list[int]:
         """The rows of a set that repeat the key of another. Raises DataError where that is an error."""

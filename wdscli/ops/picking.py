@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from wdscli.errors import DataError, OutputError, UsageError
 from wdscli.model import to_text
+from wdscli.ops.absent import check_empty, check_names
 from wdscli.ops.runs import PIECE, pieces_of
 from wdscli.ops.scratch import Input, Scratch, spool
 from wdscli.ops.unsafe import check_keys, keep_safe
@@ -23,6 +24,7 @@ from wdscli.samples import Grouper, Ignored, SampleBatch
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState, iter_selected
 from wdscli.selection.choice import OnError
+from wdscli.selection.named import Absence
 from wdscli.selection.reading import MAX_LOOKED_INTO
 from wdscli.shards.inputs import open_set
 from wdscli.storage import Source, open_source
@@ -68,6 +70,7 @@ class Picker:
         form: Form = CANONICAL,
         writes_names: bool = True,
         copies_streams: bool = False,
+        allow_empty: bool = False,
         progress: Progress = QUIET,
     ) -> None:
         self.set = open_set(inputs)
@@ -80,6 +83,7 @@ class Picker:
         self._on_error = on_error
         self._writes_names = writes_names
         self._copies_streams = copies_streams
+        self.allow_empty = allow_empty
         self._form = form
         self._progress = progress
         self._ignored = Ignored()
@@ -103,7 +107,8 @@ class Picker:
         self._damaged[reason] = self._damaged.get(reason, 0) + count
 
     def pages(self) -> Iterator[Page]:
-        """The selected samples of all inputs, in order. Raises InputError, DataError."""
+        """The selected samples of all inputs, in order. Raises InputError, DataError; at the end also for names that no
+        sample has."""
         for address in self.set.addresses:
             if self.state.done:
                 break
@@ -113,6 +118,15 @@ class Picker:
             self._progress.advance(1)
         for remark in self.selection.remarks(self.state):
             self._progress.warn(remark)
+        self.check_names(self.selection.absences(self.state))
+
+    def check_names(self, absences: Sequence[Absence]) -> None:
+        """Raise DataError for names that no sample has."""
+        check_names(absences, allow=self.allow_empty, progress=self._progress)
+
+    def check_empty(self, samples: int) -> None:
+        """Raise DataError when none of the samples that were read is left."""
+        check_empty(samples, self.selection, self._on_error, self.dropped, allow=self.allow_empty)
 
     def _pages(self, source: Source) -> Iterator[Page]:
         if source.seekable:

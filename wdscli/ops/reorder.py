@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
+from wdscli.ops.absent import check_empty, check_names
 from wdscli.ops.beside import Joined
 from wdscli.ops.duplicates import Duplicates
 from wdscli.ops.large import (
@@ -42,7 +43,7 @@ from wdscli.ops.strategy import Choice, Strategy, choose
 from wdscli.ops.survey import Survey, SurveyTask, gather_samples
 from wdscli.ops.surveying import survey_tasks, surveys_of
 from wdscli.progress import QUIET, Progress
-from wdscli.selection import Selection
+from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet, fingerprint_of, open_set
 from wdscli.shards.output import OutputSet, ShardSettings
@@ -82,6 +83,8 @@ class Request(NamedTuple):
     """A shell command to run for each shard once it has its name; ``{}`` in it is the shard."""
     resume: bool = False
     """Keep the shards that an earlier run of the same plan has made."""
+    allow_empty: bool = False
+    """Names that no sample has, and an output without samples, are no errors."""
     plan_file: str | None = None
     """Where the plan is to be stored instead of being run; then it can hold nothing that only this process has."""
 
@@ -228,6 +231,7 @@ def make_plan(
         *request.selection.remarks(state),
     ]:
         progress.warn(message)
+    _check_names(request, order, state, surveys, progress)
     dropped = sum_counts([state.dropped, *(found.dropped for found in surveys)])
     samples_in = sum(found.total for found in surveys) + sum(dropped.values())
     is_large = is_too_large(surveys, order, limits)
@@ -254,6 +258,7 @@ def make_plan(
         ordered, inputs = in_rounds(ordered, arranged.rounds, naming)
     elif arranged.again is not None:
         repeated, inputs = arranged.again
+    check_empty(ordered.total, request.selection, request.on_error, dropped, allow=request.allow_empty)
     parts, planned = planned_shards(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
     choice = choose(request.strategy, inputs[: len(shards.addresses)], ordered, request.tmp)
     if away(request):
@@ -282,6 +287,16 @@ def make_plan(
         members_in=sum(found.members for found in surveys),
         payload_bytes_in=sum(found.payload_bytes for found in surveys),
     )
+
+
+def _check_names(
+    request: Request, order: Order, state: SelectionState, surveys: Sequence[Survey], progress: Progress
+) -> None:
+    """Raise DataError for what was named and no sample has."""
+    for found in surveys:
+        state.sightings.merge(found.sightings)
+    named = () if order.extract is None else order.extract.named
+    check_names(request.selection.absences(state, named), allow=request.allow_empty, progress=progress)
 
 
 def open_sets(inputs: Sequence[str]) -> tuple[ShardSet, list[int]]:

@@ -224,10 +224,24 @@ class MapOrder(NamedTuple):
         fallback = [] if missing in ("error", "drop") else [missing]
         names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
         places = {name: place for place, name in enumerate(names)}
+        self._check_any(values())
         # A key that is not there has the number -1, and so the last place.
         rest = places[missing] if fallback else len(names)
         new = [*(places[part] for part in self.key_map.parts), rest]
         return Routes(names, lambda keys: _mapped(keys, part_of, new), keeps_empty=False)
+
+    def _check_any(self, values: Iterable[Sequence[bytes]]) -> None:
+        """A map of which no sample has a key is one of another set."""
+        keys: Sequence[bytes] = ()
+        for keys in values:
+            if not self.key_map.part_of.keys().isdisjoint(keys):
+                return
+        if keys:
+            raise DataError(
+                f"no sample has a key of {self.key_map.name} for --by-map",
+                code="not-found",
+                hint=f"keys are {', '.join(map(to_text, keys[:3]))}",
+            )
 
     def _check_all(self, values: Iterable[Sequence[bytes]]) -> None:
         first, count = b"", 0

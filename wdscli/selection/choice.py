@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Absence, Named, Sightings
 
 if TYPE_CHECKING:
     from wdscli.selection.fields import FieldRule, MemberPlan
@@ -34,7 +35,8 @@ class SelectionState:
     ``seen`` samples were looked at; of these ``kept`` were selected and the others are in ``dropped``, by
     reason: ``keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``, ``slice``.
     ``done`` says that no further sample can be selected, so that reading may stop. ``members`` and ``payload_bytes``
-    are those of the samples seen.
+    are those of the samples seen. ``found`` has the keys and globs that samples have, ``sightings`` what was seen of
+    other names.
     """
 
     __slots__ = (
@@ -47,6 +49,7 @@ class SelectionState:
         "on_error",
         "payload_bytes",
         "seen",
+        "sightings",
     )
 
     def __init__(self, on_error: OnError = "stop") -> None:
@@ -59,9 +62,15 @@ class SelectionState:
         self.done = False
         self.dropped: dict[str, int] = {}
         self.found: set[bytes] = set()
+        self.sightings = Sightings()
 
     def drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    def merge_names(self, other: SelectionState) -> None:
+        """Add what another part of the same samples was seen to have."""
+        self.found |= other.found
+        self.sightings.merge(other.sightings)
 
     def count(self, batch: SampleBatch, samples: int) -> None:
         """Add the members of the first ``samples`` of a batch."""
@@ -171,6 +180,10 @@ class Selection(NamedTuple):
             state.kept += len(batch.keys)
             state.count(batch, len(batch.keys))
             return list(range(len(batch.keys)))
+        if self.field_rule is not None or self.where is not None:
+            state.sightings.fields.update(batch.fields)
+        if self.key_rule is not None:
+            self.key_rule.look(batch.keys, state.found, state.sightings)
         rows, before = [], state.seen
         for row in range(len(batch.keys)):
             state.seen += 1
@@ -195,8 +208,11 @@ class Selection(NamedTuple):
         if self.key_rule is not None and not self.key_rule.matches(batch.keys[row], state.found):
             return "keys"
         try:
-            if self.where is not None and not self.where.holds(batch, row, shard, payload_of):
-                return "where"
+            if self.where is not None:
+                holds = self.where.holds(batch, row, shard, payload_of)
+                self.where.look(state.sightings)
+                if not holds:
+                    return "where"
         except DataError as error:
             if state.on_error == "stop" or error.code != "undecodable":
                 raise
@@ -240,13 +256,35 @@ class Selection(NamedTuple):
                 hint=error.hint,
             ) from None
 
+    @property
+    def named(self) -> list[Named]:
+        """The fields and places in JSON that samples must have somewhere."""
+        named = [] if self.field_rule is None else self.field_rule.named
+        return named if self.where is None else [*named, *self.where.named]
+
+    def absences(self, state: SelectionState, named: Sequence[Named] = ()) -> list[Absence]:
+        """What was named, here and in ``named``, and no sample has; to be asked once everything was read.
+
+        None when there was no sample to look at. Where reading ended early, because no further sample could be
+        selected, a field may come yet: it is told and not needed; of keys nothing is said.
+        """
+        absences = []
+        if state.sightings.fields:
+            absences = state.sightings.absent([*self.named, *named])
+        if state.done:
+            text = f" among the {state.seen} that were read"
+            return [one._replace(message=one.message + text, needed=False) for one in absences]
+        if self.key_rule is not None and state.sightings.keys:
+            absences += self.key_rule.absences(state.found, state.sightings)
+        return absences
+
     def remarks(self, state: SelectionState) -> list[str]:
         """What the user should hear once everything was read: keys that ``--keys-from`` names and no shard
-        holds."""
+        holds, where there are others."""
         if self.key_rule is None or state.done:
             return []
         unseen = self.key_rule.unseen(state.found)
-        if not unseen:
+        if not unseen or len(unseen) == len(self.key_rule.listed or ()):
             return []
         named = ", ".join(to_text(key) for key in unseen[:_NAMED_AT_MOST])
         more = f" and {len(unseen) - _NAMED_AT_MOST} more" if len(unseen) > _NAMED_AT_MOST else ""

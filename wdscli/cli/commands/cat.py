@@ -9,6 +9,7 @@ import typer
 
 from wdscli.cli.made import by_reason, plural
 from wdscli.cli.options import (
+    AllowEmpty,
     CommonOptions,
     CutOptions,
     DuplicateOptions,
@@ -76,6 +77,7 @@ def cat(
         ),
     ] = False,
     selection: SelectionOptions,
+    allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     common: CommonOptions,
@@ -96,7 +98,16 @@ def cat(
     _check(field, key, to_dir, to_jsonl, base64, output, duplicates, preserve)
     out = Out(common)
     progress = out.progress()
-    request = reorder_request(shards, output, CutOptions(), selection, duplicates, errors, preserve=preserve)
+    request = reorder_request(
+        shards,
+        output,
+        CutOptions(),
+        selection,
+        duplicates,
+        errors,
+        preserve=preserve,
+        allow_empty=allow_empty,
+    )
     if field is not None:
         _stream_field(out, request, progress, field, key)
     elif to_jsonl:
@@ -164,6 +175,7 @@ def _picker(request: Request, progress: Progress, *, writes_names: bool) -> Pick
         request.selection,
         on_error=request.on_error,
         writes_names=writes_names,
+        allow_empty=request.allow_empty,
         progress=progress,
     )
     progress.start("reading", len(picker.set.addresses), "shards")

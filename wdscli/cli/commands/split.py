@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from wdscli.cli.options import (
+    AllowEmpty,
     CommonOptions,
     DuplicateOptions,
     EngineOptions,
@@ -95,6 +96,7 @@ def split(
     engine: EngineOptions,
     preserve: Preserve = False,
     selection: SelectionOptions,
+    allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
@@ -116,7 +118,15 @@ def split(
 
     out = Out(common, json=json.json)
     request = reorder_request(
-        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
+        shards,
+        output,
+        cuts,
+        selection,
+        duplicates,
+        errors,
+        engine=engine,
+        preserve=preserve,
+        allow_empty=allow_empty,
     )
     order = split_order(
         request, SplitOptions(ratio, group_by, stratify, seed, by, tuple(by_map or ()), missing)
