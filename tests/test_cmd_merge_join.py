@@ -501,7 +501,7 @@ class TestCommand:
             (["--join", "left", "b.tar", "--preserve"], "canonical form"),
             (["--join", "left", "b.tar", "--rekey", "{key}-{index}"], "a join keeps keys"),
             (["--join", "left", "b.tar", "--plan", "p", "--resume"], "nothing to --resume"),
-            (["--join", "outer", "b.tar", "--limit", "3"], "an outer join takes all"),
+            (["--join", "outer", "b.tar", "--slice", ":3"], "an outer join takes all"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )

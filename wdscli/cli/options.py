@@ -143,7 +143,13 @@ class SelectionOptions(NamedTuple):
     ] = None
     limit: Annotated[
         int | None,
-        typer.Option("--limit", metavar="N", min=0, help="At most N samples.", rich_help_panel=_SELECT),
+        typer.Option(
+            "--limit",
+            metavar="N",
+            min=0,
+            help="At most N samples come out: the first of the output's order.",
+            rich_help_panel=_SELECT,
+        ),
     ] = None
 
     def parse(self) -> "Selection":

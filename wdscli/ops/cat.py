@@ -78,6 +78,7 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
         form=request.settings.form,
         copies_streams=request.preserve,
         allow_empty=request.allow_empty,
+        counts_later=request.on_duplicate == "skip",
         progress=progress,
     )
     output = OutputSet(request.output, request.settings)
@@ -91,8 +92,7 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     output.begin(picker.set.addresses)
     with request.settings.open(output.address(0)) as shard:
         copier, written = _Copier(request, shard), 0
-        for page in picker.pages():
-            chosen = keys.resolve(page)
+        for page, chosen in _chosen(picker, keys):
             copier.copy(page, chosen)
             written += len(chosen)
         picker.check_empty(written)
@@ -106,11 +106,28 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     )
 
 
+def _chosen(picker: Picker, keys: _Keys) -> Iterator[tuple[Page, list[tuple[int, bytes]]]]:
+    """The samples to write, up to the limit: the rows of each page and their keys."""
+    left = picker.limit
+    for page in picker.pages():
+        if left is None:
+            yield page, keys.resolve(page)
+            continue
+        rows = page.rows
+        while rows and left:
+            some = page._replace(rows=rows[:left])
+            chosen = keys.resolve(some)
+            rows, left = rows[len(some.rows) :], left - len(chosen)
+            yield some, chosen
+        if not left:
+            picker.stop()
+
+
 def _measure(picker: Picker, keys: _Keys, request: Request) -> CatReport:
     """What a dry run would write. Headers alone decide, but where ``--where`` looks into payloads."""
     samples = members = size = 0
-    for page in picker.pages():
-        for row, key in keys.resolve(page):
+    for page, chosen in _chosen(picker, keys):
+        for row, key in chosen:
             sizes = out_sizes(page.batch, row, picker.selection, page.source.name, key)
             samples += 1
             members += len(sizes)

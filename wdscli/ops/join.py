@@ -26,6 +26,8 @@ from wdscli.ops.join_table import Table, table_shard
 from wdscli.ops.joined import collision
 from wdscli.ops.large import bounded
 from wdscli.ops.layout import OnConflict
+from wdscli.ops.limiting import REASON as LIMIT
+from wdscli.ops.limiting import parts_in
 from wdscli.ops.matching import JoinKind, twice
 from wdscli.ops.memory import limits_for
 from wdscli.ops.outputs import Outputs
@@ -232,10 +234,17 @@ class _Planner:
         sets = survey_sets(groups, states, min(limits.jobs, jobs), request.engine, self.progress)
         return sets, tasks, states
 
+    @property
+    def is_read_to_the_limit(self) -> bool:
+        """Whether the samples of the first set are those that come out."""
+        return self.how.kind == "left" and self.request.on_duplicate != "skip"
+
     def _template(self, number: int) -> SurveyTask:
         """What is asked of the shards of one set. Samples are chosen in the first; of the others those come that have
         a key of theirs."""
         request, selection = self.request, self.request.selection
+        if not self.is_read_to_the_limit:
+            selection = selection._replace(limit=None)
         if number:
             selection = Selection(key_rule=selection.key_rule, field_rule=selection.field_rule)
         return SurveyTask(
@@ -258,7 +267,7 @@ class _Planner:
 
     def _tell(self, surveys: Sequence[Survey], states: Sequence[SelectionState]) -> None:
         """Warnings of the surveys, and what the selection has to remark: keys that no set has."""
-        together = self.request.selection.new_state()
+        together = self.templates[0].selection.new_state()
         for state in states:
             together.merge_names(state)
         together.seen, together.kept, together.done = states[0].seen, states[0].kept, states[0].done
@@ -299,8 +308,15 @@ class _Planner:
         found = self._on_disc(sets, self.room) if self.room and self._is_large(sets) else self._held(sets)
         if isinstance(found, Trouble):
             raise self._conflict(found)
+        counts = self._counts(found)
+        limit = self.request.selection.limit
+        if limit is not None and limit < found.lists[0].total:
+            lists = [one.first(limit) for one in found.lists]
+            used = parts_in(lists)
+            self.dropped[LIMIT] = found.used - used
+            found, counts = found._replace(lists=lists), counts._replace(partners=used - limit)
         ordered, *others = found.lists
-        return ordered, Joined(tuple(others), tuple(self.sets), self.policies, self._counts(found))
+        return ordered, Joined(tuple(others), tuple(self.sets), self.policies, counts)
 
     def _is_large(self, sets: Sequence[Sequence[Taken]]) -> bool:
         """Whether the plan is more than its share of memory."""
@@ -398,9 +414,9 @@ def _check(how: Join, request: Request, sets: int) -> None:
     if request.preserve:
         raise UsageError("a join writes the canonical form", hint="leave out --preserve")
     selection = request.selection
-    chooses = selection.where is not None or selection.span is not None or selection.limit is not None
+    chooses = selection.where is not None or selection.span is not None
     if how.kind == "outer" and chooses:
         raise UsageError(
-            "--where, --slice and --limit choose among the samples of the first set, and an outer join takes all",
+            "--where and --slice choose among the samples of the first set, and an outer join takes all",
             hint="select first, with wds cat, or join with --join left",
         )

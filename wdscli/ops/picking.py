@@ -58,7 +58,9 @@ class Picker:
 
     ``dropped`` counts samples left out, by reason; ``ignored`` members of no sample; ``troubles`` are the errors that
     ``on_error="skip"`` passed over. With ``writes_names`` an unsafe name is an error. With ``copies_streams`` an input
-    that can be read only once is copied to a scratch folder first, so that every page's source is seekable.
+    that can be read only once is copied to a scratch folder first, so that every page's source is seekable. With
+    ``counts_later`` the caller leaves samples out, and counts what is left against ``limit``: it calls :meth:`stop`
+    when that is reached.
     """
 
     def __init__(
@@ -71,13 +73,18 @@ class Picker:
         writes_names: bool = True,
         copies_streams: bool = False,
         allow_empty: bool = False,
+        counts_later: bool = False,
         progress: Progress = QUIET,
     ) -> None:
         self.set = open_set(inputs)
         if selection.reads_stdin and "-" in self.set.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-        self.selection = selection
-        self.state: SelectionState = selection.new_state(on_error)
+        self.limit = selection.limit if counts_later else None
+        self.selection = selection._replace(limit=None) if counts_later else selection
+        self.state: SelectionState = self.selection.new_state(on_error)
+        self._asked = selection
+        if self.limit == 0:
+            self.stop()
         self.troubles: list[DataError] = []
         self.bytes_in = 0
         self._on_error = on_error
@@ -101,6 +108,10 @@ class Picker:
     def ignored(self) -> dict[str, int]:
         """Members of no sample, by reason."""
         return dict(sorted(self._ignored.counts.items()))
+
+    def stop(self) -> None:
+        """Read no more: the limit is reached."""
+        self.state.done = True
 
     def drop(self, reason: str, count: int = 1) -> None:
         """Count samples that the caller leaves out."""
@@ -126,7 +137,7 @@ class Picker:
 
     def check_empty(self, samples: int) -> None:
         """Raise DataError when none of the samples that were read is left."""
-        check_empty(samples, self.selection, self._on_error, self.dropped, allow=self.allow_empty)
+        check_empty(samples, self._asked, self._on_error, self.dropped, allow=self.allow_empty)
 
     def _pages(self, source: Source) -> Iterator[Page]:
         if source.seekable:

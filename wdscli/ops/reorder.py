@@ -27,6 +27,8 @@ from wdscli.ops.large import (
     is_too_large,
     stored_samples,
 )
+from wdscli.ops.limiting import REASON as LIMIT
+from wdscli.ops.limiting import first_of_order, first_of_pool, first_on_disc, reading_selection
 from wdscli.ops.memory import limits_for
 from wdscli.ops.orders import Order, Part, Planner, Pool
 from wdscli.ops.outputs import FIELD, Outputs
@@ -202,11 +204,13 @@ def make_plan(
     outputs.check(None, shards.addresses)
     cuts = outputs.cuts(request.cuts)
     rekey = Rekey.parse(request.rekey) if request.rekey is not None else None
-    state = request.selection.new_state(request.on_error)
+    selection = reading_selection(request, order)
+    limit = request.selection.limit if selection.limit is None else None
+    state = selection.new_state(request.on_error)
     template = SurveyTask(
         Input(""),
         request.settings.form,
-        request.selection,
+        selection,
         rekey if request.on_duplicate != "rekey" else None,
         request.use_index,
         request.on_error,
@@ -244,12 +248,18 @@ def make_plan(
     pool, duplicates = without_duplicates(order, pool, surveys, inputs, template, dropped, progress)
     pool, rekey, gone = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
     naming = Naming(inputs, template, rekey)
+    found = Found(pool.samples, surveys, gone, sets, naming)
+    pool, cut_off = first_of_pool(
+        order, pool, limit, found.values if pool.values is None else lambda: [pool.values or []]
+    )
     if isinstance(pool.samples, StoredSamples):
-        found = Found(pool.samples, surveys, gone, sets, naming)
-        ordered, arranged = arranged_on_disc(order, found)
+        ordered, arranged = arranged_on_disc(order, found._replace(samples=pool.samples))
+        ordered, arranged, behind = first_on_disc(ordered, arranged, len(inputs), limit)
     else:
-        arranged = order.arrange(pool)
+        arranged, behind = first_of_order(order.arrange(pool), pool.samples.total, limit)
         ordered = Ordered(pool.samples, arranged.order)
+    if cut_off + behind:
+        dropped[LIMIT] = cut_off + behind
     for reason, count in arranged.dropped.items():
         dropped[reason] = dropped.get(reason, 0) + count
     repeated = 0

@@ -92,6 +92,13 @@ class RatioOrder(NamedTuple):
         return self.asked.seed
 
     @property
+    def may_leave_out(self) -> bool:
+        return self.extract is not None
+
+    def is_left_out(self, value: bytes) -> bool:
+        return value in _LEFT_OUT
+
+    @property
     def part_names(self) -> list[str]:
         """The parts, in the order of the numbers that :meth:`ranks` gives."""
         return [share.part for share in self.shares]
@@ -174,6 +181,10 @@ class FamilyOrder(NamedTuple):
     operation: str = "split"
     seed: int | None = None
     by_routes: bool = True
+    may_leave_out: bool = True
+
+    def is_left_out(self, value: bytes) -> bool:
+        return value in _LEFT_OUT
 
     def options(self) -> dict[str, Any]:
         return _given(self.asked, "by", "missing")
@@ -207,6 +218,13 @@ class MapOrder(NamedTuple):
     operation: str = "split"
     seed: int | None = None
     by_routes: bool = True
+
+    @property
+    def may_leave_out(self) -> bool:
+        return self.asked.missing == "drop"
+
+    def is_left_out(self, value: bytes) -> bool:
+        return self.may_leave_out and value not in self.key_map.part_of
 
     def options(self) -> dict[str, Any]:
         return {"by_map": f"xxh3_128:{self.key_map.digest}", **_given(self.asked, "missing")}

@@ -87,13 +87,15 @@ def _way_to(page: Page, member: int) -> Callable[[], Iterator[bytes]]:
 
 
 def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[bytes]:
-    """The payloads of one field, one after the other with nothing between. Samples without it are counted in the
-    picker's ``dropped`` as ``no-such-field``; DataError when no sample has it. With ``key``, that sample's alone;
-    DataError when there is none."""
+    """The payloads of one field, one after the other with nothing between, as many as the picker's limit. Samples
+    without it are counted in the picker's ``dropped`` as ``no-such-field``; DataError when no sample has it. With
+    ``key``, that sample's alone; DataError when there is none."""
     wanted = None if key is None else to_bytes(key)
     name = to_bytes(field)
     sightings, given = Sightings(), 0
     for sample in picked(picker):
+        if given == picker.limit:
+            continue
         if wanted is not None and sample.key != wanted:
             sightings.see_keys([sample.key], [wanted])
             continue
@@ -106,6 +108,8 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
         for part in parts:
             given += 1
             yield from part.pieces()
+        if given == picker.limit:
+            picker.stop()
         if wanted is not None:
             return
     if wanted is not None:

@@ -2,7 +2,8 @@
 
 The order in which the options take hold is fixed, whatever their order on the command line: ``--keys`` and
 ``--keys-from``, then ``--where``, then the fields (a sample left with none is dropped), then ``--slice`` over
-what remains, then ``--limit``. The same option given twice widens (``--keys A --keys B`` is either), but
+what remains, then ``--limit``, which a command that brings samples into another order, or leaves some out later,
+counts itself. The same option given twice widens (``--keys A --keys B`` is either), but
 ``--where`` narrows; different options narrow each other.
 """
 

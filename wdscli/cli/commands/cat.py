@@ -167,7 +167,9 @@ def _check_tar_options(
         raise UsageError(f"{instead} goes with no {given[0]}", hint=f"{given[0]} is for a tar")
 
 
-def _picker(request: Request, progress: Progress, *, writes_names: bool) -> Picker:
+def _picker(
+    request: Request, progress: Progress, *, writes_names: bool, counts_later: bool = False
+) -> Picker:
     from wdscli.ops.picking import Picker
 
     picker = Picker(
@@ -176,6 +178,7 @@ def _picker(request: Request, progress: Progress, *, writes_names: bool) -> Pick
         on_error=request.on_error,
         writes_names=writes_names,
         allow_empty=request.allow_empty,
+        counts_later=counts_later,
         progress=progress,
     )
     progress.start("reading", len(picker.set.addresses), "shards")
@@ -204,7 +207,7 @@ def _put(out: Out, request: Request, inputs: Sequence[str], pieces: Iterable[byt
 def _stream_field(out: Out, request: Request, progress: Progress, field: str, key: str | None) -> None:
     from wdscli.ops.unpack import payloads
 
-    picker = _picker(request, progress, writes_names=False)
+    picker = _picker(request, progress, writes_names=False, counts_later=True)
     _put(out, request, picker.set.addresses, payloads(picker, field, key))
     progress.finish()
     _tell_losses(out, picker)
