@@ -131,7 +131,7 @@ class TestTheSameBytes:
         assert content(tmp_path / "out") == content(tmp_path / "own")
 
     def test_of_nothing(self, good: Command, shards: list[str], tmp_path: Path) -> None:
-        how = [*shards, "--keys", "none"]
+        how = [*shards, "--keys", "none", "--allow-empty"]
         good("shuffle", *how, "-o", f"{tmp_path}/own/out-%d.tar")
         good("shuffle", *how, "-o", f"{tmp_path}/out/out-%d.tar", "--plan", tmp_path / "plan")
         good("run", tmp_path / "plan", "--finish")

@@ -176,7 +176,7 @@ TINY, LARGE = 1, 4 << 30
 def rows_of(inputs: list[str], how: Join, **more: Any) -> tuple[list[bytes], Any, dict[str, int], bool]:
     """The rows of a plan, its counts, and whether it is on disc."""
     with Scratch(None) as scratch:
-        plan = how.plan(Request(inputs, "/nowhere/o-%d.tar", jobs=1, **more), scratch)
+        plan = how.plan(Request(inputs, "/nowhere/o-%d.tar", jobs=1, allow_empty=True, **more), scratch)
         assert plan.joined is not None
         found = [b"".join(block.rows.tobytes() for block in one.blocks()) for one in plan.row_lists]
         return found, plan.joined.counts, plan.dropped, isinstance(plan.ordered, StoredOrdered)

@@ -24,7 +24,7 @@ def create_options(
 ) -> CreateOptions:
     """The options as the operation takes them. Raises UsageError for some that do not go together."""
     return CreateOptions(
-        from_list=sources.from_list,
+        from_list=tuple(sources.from_list or ()),
         table=_table(sources),
         key_rule=samples.key_rule,
         include=tuple(sources.include or ()),
@@ -47,9 +47,13 @@ def create_options(
 
 
 def _table(sources: SourceOptions) -> TableOptions | None:
-    if sources.from_table is not None:
+    if sources.from_table:
         return TableOptions(
-            sources.from_table, sources.key, sources.rekey, tuple(sources.field or ()), sources.json_rest
+            tuple(sources.from_table),
+            sources.key,
+            sources.rekey,
+            tuple(sources.field or ()),
+            sources.json_rest,
         )
     given = {
         "--key": sources.key,

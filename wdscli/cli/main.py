@@ -89,11 +89,44 @@ class WdsUsage(typer.BadParameter):
         return self.message
 
 
+class OnceCommand(WdsCommand):
+    """A command that takes no option twice where only the last would count: :func:`check_once`."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_once(args: list[str]) -> Any:
+            words = list(args)
+            values, rest, order = parse(args)
+            if not ctx.resilient_parsing:
+                check_once(order, words, ctx)
+            return values, rest, order
+
+        parser.parse_args = parse_once  # type: ignore[method-assign]
+        return parser
+
+
+def check_once(order: Sequence[Any], words: Sequence[str], ctx: Any) -> None:
+    """Raise for an option that was given more than once, unless its values add up (``multiple``) or it is a flag that
+    says the same each time. ``order`` has the parameters as they came, ``words`` the command line."""
+    for option in order:
+        if option.param_type_name != "option" or option.multiple or order.count(option) == 1:
+            continue
+        if not option.is_flag:
+            name = max(option.opts, key=len)
+            hint = "it takes one value; an alias or a script may have given the other"
+            raise WdsUsage(f"{name} was given twice", hint, ctx)
+        both = [name for name in (*option.opts, *option.secondary_opts) if name in words]
+        if not set(both).isdisjoint(option.opts) and not set(both).isdisjoint(option.secondary_opts):
+            raise WdsUsage(f"{' and '.join(both)} exclude each other", "give one of them", ctx)
+
+
 def load(name: str) -> Any:
     """The command ``name``, imported and built."""
     function = getattr(import_module(f"wdscli.cli.commands.{name}"), name)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name, cls=WdsCommand, context_settings=_SETTINGS)(function)
+    app.command(name, cls=OnceCommand, context_settings=_SETTINGS)(function)
     return typer.main.get_command(app)
 
 

@@ -114,20 +114,21 @@ class SelectionOptions(NamedTuple):
         ),
     ] = None
     keys_from: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--keys-from",
             metavar="FILE",
-            help="Samples whose key is a line of FILE.",
+            help="Samples whose key is a line of FILE. May be given more than once.",
             rich_help_panel=_SELECT,
         ),
     ] = None
     where: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--where",
             metavar="EXPR",
-            help="Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt.",
+            help="Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt. Given more than once, "
+            "all must hold.",
             rich_help_panel=_SELECT,
         ),
     ] = None
@@ -142,7 +143,13 @@ class SelectionOptions(NamedTuple):
     ] = None
     limit: Annotated[
         int | None,
-        typer.Option("--limit", metavar="N", min=0, help="At most N samples.", rich_help_panel=_SELECT),
+        typer.Option(
+            "--limit",
+            metavar="N",
+            min=0,
+            help="At most N samples come out: the first of the output's order.",
+            rich_help_panel=_SELECT,
+        ),
     ] = None
 
     def parse(self) -> "Selection":
@@ -150,6 +157,16 @@ class SelectionOptions(NamedTuple):
         from wdscli.selection import Selection
 
         return Selection.parse(**self._asdict())
+
+
+AllowEmpty = Annotated[
+    bool,
+    typer.Option(
+        "--allow-empty",
+        help="Write also when a name (a field, a key, a place in JSON) is found nowhere, or no sample is left.",
+        rich_help_panel=_SELECT,
+    ),
+]
 
 
 MaxCount = Annotated[

@@ -37,8 +37,13 @@ def shard_settings(output: OutputOptions | StreamOptions) -> ShardSettings:
 
 
 def selection_text(selection: SelectionOptions) -> dict[str, Any]:
-    """The selection as it was typed, without what was left at its default."""
-    return {name: value for name, value in selection._asdict().items() if value not in (None, [], ())}
+    """The selection as it was typed, without what was left at its default. An option that may be given more than once
+    and usually is not stands as its one value."""
+    given = {name: value for name, value in selection._asdict().items() if value not in (None, [], ())}
+    for name in ("keys_from", "where"):
+        if len(given.get(name, ())) == 1:
+            given[name] = given[name][0]
+    return given
 
 
 def reorder_request(
@@ -51,6 +56,7 @@ def reorder_request(
     *,
     engine: EngineOptions | None = None,
     preserve: bool = False,
+    allow_empty: bool = False,
 ) -> Request:
     """What the reordering engine is asked for."""
     return Request(
@@ -63,6 +69,7 @@ def reorder_request(
         on_duplicate=duplicates.on_duplicate,
         rekey=duplicates.rekey,
         preserve=preserve,
+        allow_empty=allow_empty,
         jobs=getattr(output, "jobs", 1),
         post=getattr(output, "post", None),
         selection_text=selection_text(selection),

@@ -34,7 +34,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.shards.forms import make_form
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet, ShardSettings
-from wdscli.storage import is_local
+from wdscli.storage import addresses_of, is_local
 
 _WORTH_BYTES = 400_000_000
 _MEMBER_BYTES = 13_000
@@ -51,7 +51,7 @@ class CreateOptions:
     processor; it never shows in the bytes.
     """
 
-    from_list: str | None = None
+    from_list: str | Sequence[str] | None = None
     table: TableOptions | None = None
     key_rule: str = "first-dot"
     include: Sequence[str] = ()
@@ -222,7 +222,8 @@ def _find(
     progress: Progress,
 ) -> tuple[Files, dict[bytes, int] | None]:
     """All files, and where a list or table gives an order, the first row of each key."""
-    if not sources and options.from_list is None and options.table is None:
+    lists = addresses_of(options.from_list, "--from-list")
+    if not sources and not lists and options.table is None:
         raise UsageError(
             "nothing to make shards of", hint="name folders or files, or use --from-list or --from-table"
         )
@@ -231,12 +232,12 @@ def _find(
     progress.start("finding files", None, "files")
     for source in sources:
         walk(source, wanted, files, skipped, progress)
-    if options.from_list is None and options.table is None:
+    if not lists and options.table is None:
         progress.finish()
         return files, None
     grouping.group(files)
-    if options.from_list is not None:
-        read_recipe(options.from_list, rule, files, payloads, progress)
+    for address in lists:
+        read_recipe(address, rule, files, payloads, progress)
     if options.table is not None:
         read_table(options.table, rule, files, payloads, skipped, progress)
     progress.finish()

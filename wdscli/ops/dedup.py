@@ -26,6 +26,7 @@ from wdscli.ops.scratch import Input
 from wdscli.ops.survey import PayloadOf, SurveyTask
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Named
 
 if TYPE_CHECKING:
     from wdscli.ops.rows import I64
@@ -97,6 +98,11 @@ class Digests(NamedTuple):
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset(self.fields)
+
+    @property
+    def named(self) -> Sequence[Named]:
+        names = map(to_text, self.fields)
+        return [Named(name, " to tell duplicates by", (name,)) for name in names]
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf

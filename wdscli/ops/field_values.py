@@ -15,6 +15,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.ops.json_paths import Absent, Path, at_path, field_and_path, is_path
 from wdscli.ops.survey import PayloadOf
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Named
 
 _PLAIN = re.compile(r"[\w-]+(\.[\w-]+)*")
 """What can only be a field's name, and no pattern that anybody would write."""
@@ -40,6 +41,10 @@ class FieldValue(NamedTuple):
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset([self.field])
+
+    def named(self, purpose: str) -> list[Named]:
+        """What some sample must have."""
+        return [Named(self.text, purpose, (to_text(self.field),), self.path)]
 
     def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
         """The value of one sample. Raises DataError ``undecodable``."""
@@ -81,6 +86,9 @@ class KeyValue(NamedTuple):
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset()
 
+    def named(self, purpose: str) -> list[Named]:
+        return []
+
     def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
         """The value of one sample."""
         match = self.pattern.search(to_text(batch.keys[row]))
@@ -98,6 +106,9 @@ class WholeKey(NamedTuple):
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset()
+
+    def named(self, purpose: str) -> list[Named]:
+        return []
 
     def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
         """The value of one sample."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
+from wdscli.ops.absent import check_empty, check_names
 from wdscli.ops.beside import JoinCounts, Joined
 from wdscli.ops.in_turn import OneByOne
 from wdscli.ops.jobs import useful_jobs
@@ -25,6 +26,8 @@ from wdscli.ops.join_table import Table, table_shard
 from wdscli.ops.joined import collision
 from wdscli.ops.large import bounded
 from wdscli.ops.layout import OnConflict
+from wdscli.ops.limiting import REASON as LIMIT
+from wdscli.ops.limiting import parts_in
 from wdscli.ops.matching import JoinKind, twice
 from wdscli.ops.memory import limits_for
 from wdscli.ops.outputs import Outputs
@@ -77,7 +80,12 @@ class Join(NamedTuple):
             given["on_conflict"] = self.on_conflict
         if self.table is not None:
             table = self.table
-            given |= {"table": base_name(table.address), "key": table.key, "field": list(table.fields)}
+            names = [base_name(address) for address in table.addresses]
+            given |= {
+                "table": names[0] if len(names) == 1 else names,
+                "key": table.key,
+                "field": list(table.fields),
+            }
         return given
 
     def plan(
@@ -129,7 +137,7 @@ class _Planner:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
         if (
             how.table is not None
-            and how.table.address == "-"
+            and "-" in how.table.addresses
             and _reads_stdin(request, self.shards.addresses)
         ):
             raise UsageError(
@@ -149,6 +157,7 @@ class _Planner:
         self.table_bytes = 0
 
     def plan(self) -> ReorderPlan:
+        request = self.request
         sets, tasks, states = self._survey()
         found_in = [one.survey for of_set in sets for one in of_set]
         self.inputs = tuple(
@@ -166,6 +175,9 @@ class _Planner:
         )
         samples_in = sum(found.total for found in found_in) + sum(self.dropped.values())
         ordered, joined = self._joined(sets)
+        check_empty(
+            ordered.total, request.selection, request.on_error, self.dropped, allow=request.allow_empty
+        )
         parts, planned = planned_shards(
             self.outputs, None, ordered, self.cuts, self.shards.addresses, self.how.operation
         )
@@ -227,10 +239,17 @@ class _Planner:
         sets = survey_sets(groups, states, min(limits.jobs, jobs), request.engine, self.progress)
         return sets, tasks, states
 
+    @property
+    def is_read_to_the_limit(self) -> bool:
+        """Whether the samples of the first set are those that come out."""
+        return self.how.kind == "left" and self.request.on_duplicate != "skip"
+
     def _template(self, number: int) -> SurveyTask:
         """What is asked of the shards of one set. Samples are chosen in the first; of the others those come that have
         a key of theirs."""
         request, selection = self.request, self.request.selection
+        if not self.is_read_to_the_limit:
+            selection = selection._replace(limit=None)
         if number:
             selection = Selection(key_rule=selection.key_rule, field_rule=selection.field_rule)
         return SurveyTask(
@@ -253,13 +272,15 @@ class _Planner:
 
     def _tell(self, surveys: Sequence[Survey], states: Sequence[SelectionState]) -> None:
         """Warnings of the surveys, and what the selection has to remark: keys that no set has."""
-        together = self.request.selection.new_state()
+        together = self.templates[0].selection.new_state()
         for state in states:
-            together.found |= state.found
-        together.seen, together.kept = states[0].seen, states[0].kept
+            together.merge_names(state)
+        together.seen, together.kept, together.done = states[0].seen, states[0].kept, states[0].done
         warnings = [message for found in surveys for message in found.warnings]
         for message in [*warnings, *self.request.selection.remarks(together)]:
             self.progress.warn(message)
+        absences = self.request.selection.absences(together)
+        check_names(absences, allow=self.request.allow_empty, progress=self.progress)
 
     def _repeats(self, samples: Samples, number: int) -> list[int]:
         """The rows of a set that repeat the key of another. Raises DataError where that is an error."""
@@ -292,8 +313,15 @@ class _Planner:
         found = self._on_disc(sets, self.room) if self.room and self._is_large(sets) else self._held(sets)
         if isinstance(found, Trouble):
             raise self._conflict(found)
+        counts = self._counts(found)
+        limit = self.request.selection.limit
+        if limit is not None and limit < found.lists[0].total:
+            lists = [one.first(limit) for one in found.lists]
+            used = parts_in(lists)
+            self.dropped[LIMIT] = found.used - used
+            found, counts = found._replace(lists=lists), counts._replace(partners=used - limit)
         ordered, *others = found.lists
-        return ordered, Joined(tuple(others), tuple(self.sets), self.policies, self._counts(found))
+        return ordered, Joined(tuple(others), tuple(self.sets), self.policies, counts)
 
     def _is_large(self, sets: Sequence[Sequence[Taken]]) -> bool:
         """Whether the plan is more than its share of memory."""
@@ -391,9 +419,9 @@ def _check(how: Join, request: Request, sets: int) -> None:
     if request.preserve:
         raise UsageError("a join writes the canonical form", hint="leave out --preserve")
     selection = request.selection
-    chooses = selection.where is not None or selection.span is not None or selection.limit is not None
+    chooses = selection.where is not None or selection.span is not None
     if how.kind == "outer" and chooses:
         raise UsageError(
-            "--where, --slice and --limit choose among the samples of the first set, and an outer join takes all",
+            "--where and --slice choose among the samples of the first set, and an outer join takes all",
             hint="select first, with wds cat, or join with --join left",
         )

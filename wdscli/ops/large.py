@@ -86,6 +86,10 @@ class StoredSamples(Samples):
             return Samples(self._stored.read(self._first + first, self._first + end))
         return StoredSamples(self._stored, self._first + first, self._first + end, None, self.limit)
 
+    def first(self, count: int) -> StoredSamples:
+        end = self._first + min(count, self._total)
+        return StoredSamples(self._stored, self._first, end, self.new_path, self.limit)
+
     def take(self, rows: I64 | list[int]) -> Samples:
         return Samples(self._stored.take([self._first + int(row) for row in rows]))
 
@@ -167,6 +171,9 @@ class StoredOrdered(Ordered):
     def __init__(self, samples: Samples) -> None:
         super().__init__(samples, None)
 
+    def first(self, count: int) -> Ordered:
+        return StoredOrdered(self.samples.first(count))
+
     def column(self, name: str, first: int, end: int) -> U64:
         values: U64 = self.samples.part(first, end).rows[name]
         return values
@@ -198,7 +205,15 @@ class Found(NamedTuple):
             at += len(values)
 
     def values(self) -> Iterator[list[bytes]]:
-        """The byte strings alone."""
+        """The byte strings alone, of as many samples as there are."""
+        left = self.samples.total
+        for values in self._values():
+            yield values[:left]
+            left -= len(values)
+            if left <= 0:
+                return
+
+    def _values(self) -> Iterator[list[bytes]]:
         at = met = 0
         for values in _values(self.surveys):
             some = self.gone.read(met, met + len(values))["row"].tolist() if self.gone is not None else ()

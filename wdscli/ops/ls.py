@@ -166,7 +166,7 @@ class Listing:
             dict(sorted({**state.dropped, **self._damaged, **lost}.items())),
             dict(self._ignored.counts),
             self._broken,
-            self.selection.remarks(state),
+            [*self.selection.remarks(state), *(one.text for one in self.selection.absences(state))],
             self.missing,
         )
 

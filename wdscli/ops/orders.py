@@ -39,6 +39,11 @@ class Pool(NamedTuple):
         of_shard: U32 = numpy.asarray(self.sets, dtype=numpy.uint32)
         return of_shard[self.samples.shards]
 
+    def first(self, count: int) -> Pool:
+        """The first so many, or all."""
+        values = None if self.values is None else self.values[:count]
+        return self._replace(samples=self.samples.first(count), values=values)
+
     def without(self, rows: Sequence[int]) -> Pool:
         """All samples but these."""
         values = self.values
@@ -94,6 +99,18 @@ class Order(Protocol):
 
     def arrange(self, pool: Pool) -> Arranged:
         """The order over all samples. Raises DataError, UsageError."""
+
+
+@runtime_checkable
+class Parting(Protocol):
+    """An order that divides samples into parts, in each of which they stay in input order."""
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether some samples may come into no part."""
+
+    def is_left_out(self, value: bytes) -> bool:
+        """Whether a sample of this value, which ``extract`` took, comes into no part."""
 
 
 @runtime_checkable

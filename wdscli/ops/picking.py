@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from wdscli.errors import DataError, OutputError, UsageError, WdsError
 from wdscli.model import to_text
+from wdscli.ops.absent import check_empty, check_names
 from wdscli.ops.runs import PIECE, pieces_of
 from wdscli.ops.scratch import Input, Scratch, spool
 from wdscli.ops.unsafe import check_keys, keep_safe
@@ -23,6 +24,7 @@ from wdscli.samples import Grouper, Ignored, SampleBatch
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState, iter_selected
 from wdscli.selection.choice import OnError
+from wdscli.selection.named import Absence
 from wdscli.selection.reading import MAX_LOOKED_INTO
 from wdscli.shards.inputs import known_samples, missing_samples, say_missing, whole_set
 from wdscli.storage import Source, open_source
@@ -56,7 +58,9 @@ class Picker:
 
     ``dropped`` counts samples left out, by reason; ``ignored`` members of no sample; ``troubles`` are the errors that
     ``on_error="skip"`` passed over. With ``writes_names`` an unsafe name is an error. With ``copies_streams`` an input
-    that can be read only once is copied to a scratch folder first, so that every page's source is seekable.
+    that can be read only once is copied to a scratch folder first, so that every page's source is seekable. With
+    ``counts_later`` the caller leaves samples out, and counts what is left against ``limit``: it calls :meth:`stop`
+    when that is reached.
     """
 
     def __init__(
@@ -68,6 +72,8 @@ class Picker:
         form: Form = CANONICAL,
         writes_names: bool = True,
         copies_streams: bool = False,
+        allow_empty: bool = False,
+        counts_later: bool = False,
         progress: Progress = QUIET,
     ) -> None:
         self.set = whole_set(inputs, on_error)
@@ -75,13 +81,18 @@ class Picker:
             progress.warn(say_missing(self.set.missing))
         if selection.reads_stdin and "-" in self.set.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-        self.selection = selection
-        self.state: SelectionState = selection.new_state(on_error)
+        self.limit = selection.limit if counts_later else None
+        self.selection = selection._replace(limit=None) if counts_later else selection
+        self.state: SelectionState = self.selection.new_state(on_error)
+        self._asked = selection
+        if self.limit == 0:
+            self.stop()
         self.troubles: list[DataError] = []
         self.bytes_in = 0
         self._on_error = on_error
         self._writes_names = writes_names
         self._copies_streams = copies_streams
+        self.allow_empty = allow_empty
         self._form = form
         self._progress = progress
         self._ignored = Ignored()
@@ -101,12 +112,17 @@ class Picker:
         """Members of no sample, by reason."""
         return dict(sorted(self._ignored.counts.items()))
 
+    def stop(self) -> None:
+        """Read no more: the limit is reached."""
+        self.state.done = True
+
     def drop(self, reason: str, count: int = 1) -> None:
         """Count samples that the caller leaves out."""
         self._damaged[reason] = self._damaged.get(reason, 0) + count
 
     def pages(self) -> Iterator[Page]:
-        """The selected samples of all inputs, in order. Raises InputError, DataError."""
+        """The selected samples of all inputs, in order. Raises InputError, DataError; at the end also for names that no
+        sample has."""
         for address in self.set.addresses:
             if self.state.done:
                 break
@@ -116,6 +132,15 @@ class Picker:
             self._progress.advance(1)
         for remark in self.selection.remarks(self.state):
             self._progress.warn(remark)
+        self.check_names(self.selection.absences(self.state))
+
+    def check_names(self, absences: Sequence[Absence]) -> None:
+        """Raise DataError for names that no sample has."""
+        check_names(absences, allow=self.allow_empty, progress=self._progress)
+
+    def check_empty(self, samples: int) -> None:
+        """Raise DataError when none of the samples that were read is left."""
+        check_empty(samples, self._asked, self._on_error, self.dropped, allow=self.allow_empty)
 
     def _pages(self, source: Source) -> Iterator[Page]:
         if source.seekable:

@@ -20,6 +20,7 @@ from wdscli.ops.field_values import FieldValue
 from wdscli.ops.orders import Arranged, Pool, ShuffledOrder
 from wdscli.ops.survey import PayloadOf
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Named
 
 if TYPE_CHECKING:
     import numpy
@@ -68,6 +69,10 @@ class ClassOf(NamedTuple):
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset([self.field])
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return ()
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
+from wdscli.ops.absent import check_empty, check_names
 from wdscli.ops.beside import Joined
 from wdscli.ops.duplicates import Duplicates
 from wdscli.ops.large import (
@@ -26,6 +27,8 @@ from wdscli.ops.large import (
     is_too_large,
     stored_samples,
 )
+from wdscli.ops.limiting import REASON as LIMIT
+from wdscli.ops.limiting import first_of_order, first_of_pool, first_on_disc, reading_selection
 from wdscli.ops.memory import limits_for
 from wdscli.ops.orders import Order, Part, Planner, Pool
 from wdscli.ops.outputs import FIELD, Outputs
@@ -42,7 +45,7 @@ from wdscli.ops.strategy import Choice, Strategy, choose
 from wdscli.ops.survey import Survey, SurveyTask, gather_samples
 from wdscli.ops.surveying import survey_tasks, surveys_of
 from wdscli.progress import QUIET, Progress
-from wdscli.selection import Selection
+from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import (
     ShardSet,
@@ -89,6 +92,8 @@ class Request(NamedTuple):
     """A shell command to run for each shard once it has its name; ``{}`` in it is the shard."""
     resume: bool = False
     """Keep the shards that an earlier run of the same plan has made."""
+    allow_empty: bool = False
+    """Names that no sample has, and an output without samples, are no errors."""
     plan_file: str | None = None
     """Where the plan is to be stored instead of being run; then it can hold nothing that only this process has."""
 
@@ -206,11 +211,13 @@ def make_plan(
     outputs.check(None, shards.addresses)
     cuts = outputs.cuts(request.cuts)
     rekey = Rekey.parse(request.rekey) if request.rekey is not None else None
-    state = request.selection.new_state(request.on_error)
+    selection = reading_selection(request, order)
+    limit = request.selection.limit if selection.limit is None else None
+    state = selection.new_state(request.on_error)
     template = SurveyTask(
         Input(""),
         request.settings.form,
-        request.selection,
+        selection,
         rekey if request.on_duplicate != "rekey" else None,
         request.use_index,
         request.on_error,
@@ -237,6 +244,7 @@ def make_plan(
         *request.selection.remarks(state),
     ]:
         progress.warn(message)
+    _check_names(request, order, state, surveys, progress)
     lost = missing_samples(shards.missing)
     dropped = sum_counts([lost, state.dropped, *(found.dropped for found in surveys)])
     samples_in = sum(found.total for found in surveys) + sum(dropped.values())
@@ -250,12 +258,18 @@ def make_plan(
     pool, duplicates = without_duplicates(order, pool, surveys, inputs, template, dropped, progress)
     pool, rekey, gone = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
     naming = Naming(inputs, template, rekey)
+    found = Found(pool.samples, surveys, gone, sets, naming)
+    pool, cut_off = first_of_pool(
+        order, pool, limit, found.values if pool.values is None else lambda: [pool.values or []]
+    )
     if isinstance(pool.samples, StoredSamples):
-        found = Found(pool.samples, surveys, gone, sets, naming)
-        ordered, arranged = arranged_on_disc(order, found)
+        ordered, arranged = arranged_on_disc(order, found._replace(samples=pool.samples))
+        ordered, arranged, behind = first_on_disc(ordered, arranged, len(inputs), limit)
     else:
-        arranged = order.arrange(pool)
+        arranged, behind = first_of_order(order.arrange(pool), pool.samples.total, limit)
         ordered = Ordered(pool.samples, arranged.order)
+    if cut_off + behind:
+        dropped[LIMIT] = cut_off + behind
     for reason, count in arranged.dropped.items():
         dropped[reason] = dropped.get(reason, 0) + count
     repeated = 0
@@ -264,6 +278,7 @@ def make_plan(
         ordered, inputs = in_rounds(ordered, arranged.rounds, naming)
     elif arranged.again is not None:
         repeated, inputs = arranged.again
+    check_empty(ordered.total, request.selection, request.on_error, dropped, allow=request.allow_empty)
     parts, planned = planned_shards(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
     choice = choose(request.strategy, inputs[: len(shards.addresses)], ordered, request.tmp)
     if away(request):
@@ -292,6 +307,16 @@ def make_plan(
         members_in=sum(found.members for found in surveys),
         payload_bytes_in=sum(found.payload_bytes for found in surveys),
     )
+
+
+def _check_names(
+    request: Request, order: Order, state: SelectionState, surveys: Sequence[Survey], progress: Progress
+) -> None:
+    """Raise DataError for what was named and no sample has."""
+    for found in surveys:
+        state.sightings.merge(found.sightings)
+    named = () if order.extract is None else order.extract.named
+    check_names(request.selection.absences(state, named), allow=request.allow_empty, progress=progress)
 
 
 def open_sets(

@@ -98,6 +98,10 @@ class Samples:
         """Samples ``first`` to ``end``; a view."""
         return Samples(self.rows[first:end])
 
+    def first(self, count: int) -> Samples:
+        """The first so many, or all; a view."""
+        return Samples(self.rows[:count])
+
     def without(self, rows: Sequence[int]) -> Samples:
         """All samples but these."""
         import numpy
@@ -162,6 +166,12 @@ class Ordered:
         if self.order is None:
             return self.samples.part(first, end)
         return self.samples.take(self.order[first:end])
+
+    def first(self, count: int) -> Ordered:
+        """The first so many, or all."""
+        if self.order is None:
+            return Ordered(self.samples.first(count))
+        return Ordered(self.samples, self.order[:count])
 
     def column(self, name: str, first: int, end: int) -> U64:
         """One column (see :func:`row_type`) of samples ``first`` to ``end``."""

@@ -58,7 +58,7 @@ def without_duplicates(
     """The samples without duplicates, where the order wants that; these are counted in ``dropped``."""
     if not isinstance(order, Deduplicating) or order.dedup is None:
         return pool, None
-    if order.dedup.fields and pool.samples.total and not _has_values(pool, surveys):
+    if order.dedup.fields and pool.samples.total and _is_elsewhere(order.dedup, pool, surveys):
         names = " and ".join(map(to_text, order.dedup.fields))
         progress.warn(f"no sample has {names} to tell duplicates by")
     if isinstance(pool.samples, StoredSamples):
@@ -72,9 +72,12 @@ def without_duplicates(
     return pool, found
 
 
-def _has_values(pool: Pool, surveys: Sequence[Survey]) -> bool:
-    """Whether a sample has the fields by which duplicates are told."""
-    return any(any(values) for values in Found(pool.samples, surveys).values())
+def _is_elsewhere(dedup: Dedup, pool: Pool, surveys: Sequence[Survey]) -> bool:
+    """Whether there are the fields by which duplicates are told, but no selected sample has them."""
+    there = set[bytes]().union(*(found.sightings.fields for found in surveys))
+    if not there.issuperset(dedup.fields):
+        return False  # which was told
+    return not any(any(values) for values in Found(pool.samples, surveys).values())
 
 
 def _sifted(

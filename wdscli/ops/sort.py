@@ -15,7 +15,7 @@ from wdscli.ops.orders import Arranged, Pool
 from wdscli.ops.reorder import ReorderPlan, Request, make_plan
 from wdscli.ops.running import ReorderReport, reorder
 from wdscli.ops.scratch import Scratch
-from wdscli.ops.sort_keys import KEY, How, Missing, SortKey, SortValues, sort_key
+from wdscli.ops.sort_keys import KEY, TO_SORT_BY, How, Missing, SortKey, SortValues, lack_hint, sort_key
 from wdscli.ops.value_order import order_by_values
 from wdscli.progress import QUIET, Progress
 
@@ -50,10 +50,7 @@ class SortOrder(NamedTuple):
         absent = self.extract.never_seen(values) if self.missing is None else []
         if absent:
             text = " or ".join(key.text for key in absent)
-            hint = "`wds ls --members` shows the fields; --missing last sorts all the same"
-            if "," in text:
-                hint = "several sort keys are several options: --by cls --by key"
-            raise DataError(f"no sample has {text} to sort by", code="missing-value", hint=hint)
+            raise DataError(f"no sample has {text}{TO_SORT_BY}", code="missing-value", hint=lack_hint(text))
 
 
 def sort_order(
@@ -70,7 +67,7 @@ def sort_order(
     Raises UsageError.
     """
     keys = [sort_key(one, how, reverse) if isinstance(one, str) else one for one in by or (KEY,)]
-    return SortOrder(SortValues(tuple(keys), missing or "last", lenient), missing)
+    return SortOrder(SortValues(tuple(keys), missing or "last", lenient, missing is not None), missing)
 
 
 def plan_sort(

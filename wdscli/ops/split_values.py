@@ -17,6 +17,7 @@ from wdscli.ops.field_values import Value, WholeKey
 from wdscli.ops.outputs import checked_part
 from wdscli.ops.survey import PayloadOf
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Named
 
 MISSING = b""
 """The value of a sample that is left out because it has none."""
@@ -35,6 +36,11 @@ class Asked(NamedTuple):
     option: str
     missing: str = "error"
     lenient: bool = False
+
+    @property
+    def named(self) -> list[Named]:
+        """What some sample must have."""
+        return self.value.named(f" for {self.option}")
 
     def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes:
         """The value of one sample, MISSING or UNDECODABLE. Raises DataError."""
@@ -66,6 +72,10 @@ class FamilyNames(NamedTuple):
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return self.asked.value.payload_fields
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return self.asked.named
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
@@ -103,6 +113,10 @@ class Keys(NamedTuple):
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset()
 
+    @property
+    def named(self) -> Sequence[Named]:
+        return ()
+
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
     ) -> list[bytes]:
@@ -121,6 +135,10 @@ class GroupDigests(NamedTuple):
     def payload_fields(self) -> frozenset[bytes]:
         fields = self.group.value.payload_fields
         return fields if self.stratify is None else fields | self.stratify.value.payload_fields
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return self.group.named if self.stratify is None else [*self.group.named, *self.stratify.named]
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf

@@ -28,6 +28,7 @@ from wdscli.samples import Ignored, SampleBatch, iter_batches
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
+from wdscli.selection.named import Named, Sightings
 from wdscli.selection.reading import Payloads, iter_selected
 from wdscli.shards.find import batches, index_batches, index_for
 from wdscli.storage import Source
@@ -62,6 +63,10 @@ class Extract(Protocol):
     def payload_fields(self) -> frozenset[bytes]:
         """The fields (as the inputs name them) whose payloads :meth:`values` may ask for."""
 
+    @property
+    def named(self) -> Sequence[Named]:
+        """What a user named by it, which some sample must have."""
+
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
     ) -> list[bytes]:
@@ -95,7 +100,8 @@ class SurveyTask(NamedTuple):
 
 class Survey:
     """What one input shard holds. ``rows`` are its selected samples (see :func:`~wdscli.ops.rows.row_type`; ``shard``
-    is not set), ``values`` what an :class:`Extract` took of each, None without one. ``copy`` is the path of the shard's
+    is not set), ``values`` what an :class:`Extract` took of each, None without one, and ``sightings`` what was seen of
+    the names that it has. ``copy`` is the path of the shard's
     copy, if it had to be copied. ``dropped`` counts samples, ``ignored`` members, by reason. ``version`` is that of the
     input, empty for one that was copied. Rows and values may be ``stored`` instead. ``members``
     and ``payload_bytes`` are those of all samples that were read, the dropped ones too, if these were whole."""
@@ -107,6 +113,7 @@ class Survey:
         "members",
         "payload_bytes",
         "rows",
+        "sightings",
         "size_bytes",
         "stored",
         "values",
@@ -119,6 +126,7 @@ class Survey:
 
         self.rows: Rows = numpy.empty(0, dtype=row_type())
         self.values: list[bytes] | None = None
+        self.sightings = Sightings()
         self.stored: StoredRows | None = None
         self.size_bytes = 0
         self.members = 0
@@ -199,6 +207,8 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
                 payloads.batch = batch
                 chosen = range(len(batch.keys)) if rows is None else rows
                 values += extract.values(batch, chosen, task.address, payloads)
+                if extract.named:
+                    found.sightings.look(extract.named, batch, chosen, payloads)
             if overflow.is_due(len(columns.places)):
                 overflow.write(columns.rows(), values if extract is not None else None)
                 columns, values = _Columns(), []

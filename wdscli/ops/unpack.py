@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from wdscli.errors import DataError, OutputError, OutputExistsError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.ops.keyset import KeySet
 from wdscli.ops.picking import Page, Picker
+from wdscli.selection.named import Named, Sightings, listed
 
 TEXT_FIELDS = frozenset(
     {
@@ -86,26 +87,42 @@ def _way_to(page: Page, member: int) -> Callable[[], Iterator[bytes]]:
 
 
 def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[bytes]:
-    """The payloads of one field, one after the other with nothing between. Samples without it are counted in the
-    picker's ``dropped`` as ``no-such-field``. With ``key``, that sample's alone; DataError when no sample has it."""
+    """The payloads of one field, one after the other with nothing between, as many as the picker's limit. Samples
+    without it are counted in the picker's ``dropped`` as ``no-such-field``; DataError when no sample has it. With
+    ``key``, that sample's alone; DataError when there is none."""
     wanted = None if key is None else to_bytes(key)
     name = to_bytes(field)
-    found = False
+    sightings, given = Sightings(), 0
     for sample in picked(picker):
-        if wanted is not None and sample.key != wanted:
+        if given == picker.limit:
             continue
-        found = True
+        if wanted is not None and sample.key != wanted:
+            sightings.see_keys([sample.key], [wanted])
+            continue
         parts = [part for part in sample.parts if part.field == name]
         if not parts:
             if wanted is not None:
                 raise _no_such_field(sample, field)
             picker.drop("no-such-field")
+            sightings.fields.update(part.field for part in sample.parts)
         for part in parts:
+            given += 1
             yield from part.pieces()
+        if given == picker.limit:
+            picker.stop()
         if wanted is not None:
             return
-    if wanted is not None and not found:
-        raise DataError(f'no sample has the key "{key}"', code="no-such-key", hint="`wds ls` lists the keys")
+    if wanted is not None:
+        raise _no_such_key(key or "", sightings.near_keys(wanted))
+    if not given and sightings.fields:
+        named = Named(field, " for --field", (field,), needed=not picker.state.done)
+        picker.check_names(sightings.absent([named]))
+    picker.check_empty(given)
+
+
+def _no_such_key(key: str, close: Sequence[str]) -> DataError:
+    hint = f"did you mean {listed(close, ' or ')}?" if close else "`wds ls` lists the keys"
+    return DataError(f'no sample has the key "{key}"', code="no-such-key", hint=hint)
 
 
 def _no_such_field(sample: Picked, field: str) -> DataError:
@@ -125,12 +142,15 @@ def json_lines(picker: Picker, *, base64: bool = False) -> Iterator[bytes]:
     that does not parse are treated as anything else."""
     from json import dumps
 
+    lines = 0
     for sample in picked(picker):
+        lines += 1
         head = dumps({"key": to_text(sample.key), "shard": sample.shard, "index": sample.place})
         fields = ", ".join(
             f"{dumps(to_text(part.field))}: {_json_value(part, base64)}" for part in sample.parts
         )
         yield f'{head[:-1]}, "fields": {{{fields}}}}}\n'.encode()
+    picker.check_empty(lines)
 
 
 def _json_value(part: Part, base64: bool) -> str:
@@ -193,6 +213,7 @@ def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
             writer.write(sample.key + b"." + part.field, part)
             files += 1
             size += part.size
+    picker.check_empty(samples)
     return Unpacked(samples, files, size)
 
 

@@ -23,6 +23,8 @@ from simpleeval import DEFAULT_OPERATORS, InvalidExpression, SimpleEval
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Place, Sightings
+from wdscli.selection.where_names import names_in
 
 PAYLOADS = ("json", "cls", "txt")
 NAMES = ("key", "shard", "index", "size", "fields", *PAYLOADS)
@@ -140,13 +142,15 @@ _OPERATORS = {**DEFAULT_OPERATORS, ast.Pow: _power, ast.Mod: _modulo}
 class Where:
     """One expression, parsed and checked. Raises UsageError for one that cannot mean anything."""
 
-    __slots__ = ("_evaluator", "_scope", "_tree", "payload_fields", "text")
+    __slots__ = ("_evaluator", "_scope", "_tree", "named", "payload_fields", "places", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._tree = parse(text)
         named = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
         self.payload_fields = frozenset(name.encode() for name in named.intersection(PAYLOADS))
+        self.named = names_in(self._tree)
+        self.places = [Place(b"json", name.path) for name in self.named if name.path is not None]
         self._scope = _Scope()
         self._evaluator = _Evaluator(self._scope)
 
@@ -178,6 +182,13 @@ class Where:
         except RecursionError:
             raise UsageError("--where: the expression is nested too deeply") from None
 
+    def look(self, sightings: Sightings) -> None:
+        """Look for the expression's places in the JSON of the sample that was asked about last, if it was decoded."""
+        known = self._scope.known
+        for place in self.places if "json" in known else ():
+            if place not in sightings.places:
+                sightings.see_document(place, known["json"])
+
     def _raise_unfit(self, error: Exception) -> NoReturn:
         scope = self._scope
         raise DataError(
@@ -202,12 +213,12 @@ class _Scope:
         self, batch: SampleBatch, row: int, shard: str, payload_of: Callable[[int, bytes], bytes] | None
     ) -> None:
         self.batch, self.row, self.shard, self.payload_of = batch, row, shard, payload_of
-        self._known: dict[str, Any] = {}
+        self.known: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._known:
-            self._known[name] = _VALUES[name](self)
-        return self._known[name]
+        if name not in self.known:
+            self.known[name] = _VALUES[name](self)
+        return self.known[name]
 
     def fields(self) -> list[str]:
         return list(

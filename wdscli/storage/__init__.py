@@ -6,6 +6,7 @@ when an address needs them.
 """
 
 from wdscli.storage.addresses import (
+    addresses_of,
     base_name,
     is_local,
     is_stream,
@@ -33,6 +34,7 @@ __all__ = [
     "Sink",
     "Source",
     "Words",
+    "addresses_of",
     "base_name",
     "exists",
     "expand",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -108,6 +108,14 @@ def natural(name: str) -> tuple[list[str | int], str]:
     parts: list[str | int] = list(_DIGITS.split(name))
     parts[1::2] = map(int, parts[1::2])
     return parts, name
+
+
+def addresses_of(given: str | Sequence[str] | None, option: str) -> tuple[str, ...]:
+    """One address or several that an option names, which add up. Raises UsageError for standard input named twice."""
+    found = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    if found.count(STREAM) > 1:
+        raise UsageError(f"{option} names standard input twice", hint=f"{option} FILE")
+    return found
 
 
 def same_file(one: str, other: str) -> bool:

@@ -9,6 +9,7 @@ import typer
 
 from wdscli.cli.made import by_reason, plural
 from wdscli.cli.options import (
+    AllowEmpty,
     CommonOptions,
     CutOptions,
     DuplicateOptions,
@@ -76,6 +77,7 @@ def cat(
         ),
     ] = False,
     selection: SelectionOptions,
+    allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     common: CommonOptions,
@@ -96,7 +98,16 @@ def cat(
     _check(field, key, to_dir, to_jsonl, base64, output, duplicates, preserve)
     out = Out(common)
     progress = out.progress()
-    request = reorder_request(shards, output, CutOptions(), selection, duplicates, errors, preserve=preserve)
+    request = reorder_request(
+        shards,
+        output,
+        CutOptions(),
+        selection,
+        duplicates,
+        errors,
+        preserve=preserve,
+        allow_empty=allow_empty,
+    )
     if field is not None:
         _stream_field(out, request, progress, field, key)
     elif to_jsonl:
@@ -156,7 +167,9 @@ def _check_tar_options(
         raise UsageError(f"{instead} goes with no {given[0]}", hint=f"{given[0]} is for a tar")
 
 
-def _picker(request: Request, progress: Progress, *, writes_names: bool) -> Picker:
+def _picker(
+    request: Request, progress: Progress, *, writes_names: bool, counts_later: bool = False
+) -> Picker:
     from wdscli.ops.picking import Picker
 
     picker = Picker(
@@ -164,6 +177,8 @@ def _picker(request: Request, progress: Progress, *, writes_names: bool) -> Pick
         request.selection,
         on_error=request.on_error,
         writes_names=writes_names,
+        allow_empty=request.allow_empty,
+        counts_later=counts_later,
         progress=progress,
     )
     progress.start("reading", len(picker.set.addresses), "shards")
@@ -192,7 +207,7 @@ def _put(out: Out, request: Request, inputs: Sequence[str], pieces: Iterable[byt
 def _stream_field(out: Out, request: Request, progress: Progress, field: str, key: str | None) -> None:
     from wdscli.ops.unpack import payloads
 
-    picker = _picker(request, progress, writes_names=False)
+    picker = _picker(request, progress, writes_names=False, counts_later=True)
     _put(out, request, picker.set.addresses, payloads(picker, field, key))
     progress.finish()
     _tell_losses(out, picker)

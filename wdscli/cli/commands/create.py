@@ -18,20 +18,20 @@ class SourceOptions(NamedTuple):
     """What samples are made of, besides folders and files."""
 
     from_list: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--from-list",
             metavar="FILE",
-            help="Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address.",
+            help="Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address. May be repeated.",
             rich_help_panel=_SOURCES,
         ),
     ] = None
     from_table: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--from-table",
             metavar="FILE",
-            help="A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]').",
+            help="A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]'). May be repeated.",
             rich_help_panel=_SOURCES,
         ),
     ] = None

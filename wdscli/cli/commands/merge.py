@@ -6,6 +6,7 @@ import typer
 
 from wdscli.cli.joining import JoinOptions, check_alone
 from wdscli.cli.options import (
+    AllowEmpty,
     CommonOptions,
     DuplicateOptions,
     EngineOptions,
@@ -101,6 +102,7 @@ def merge(
     engine: EngineOptions,
     preserve: Preserve = False,
     selection: SelectionOptions,
+    allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
@@ -123,7 +125,15 @@ def merge(
     out = Out(common, json=json.json)
     check_report(dedup.report, dedup.dedup)
     request = reorder_request(
-        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
+        shards,
+        output,
+        cuts,
+        selection,
+        duplicates,
+        errors,
+        engine=engine,
+        preserve=preserve,
+        allow_empty=allow_empty,
     )
     how = join.parse()
     if how is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdscli.cli.options import (
+    AllowEmpty,
     CommonOptions,
     DuplicateOptions,
     EngineOptions,
@@ -58,6 +59,7 @@ def shuffle(
     engine: EngineOptions,
     preserve: Preserve = False,
     selection: SelectionOptions,
+    allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
@@ -83,7 +85,15 @@ def shuffle(
     check_quality(quality, window, output)
     out = Out(common, json=json.json)
     request = reorder_request(
-        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
+        shards,
+        output,
+        cuts,
+        selection,
+        duplicates,
+        errors,
+        engine=engine,
+        preserve=preserve,
+        allow_empty=allow_empty,
     )
     if not quality:
         reorder(out, request, ShuffledOrder(seed), "shuffled", dry_run=output.dry_run)

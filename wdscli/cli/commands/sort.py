@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from wdscli.cli.options import (
+    AllowEmpty,
     CommonOptions,
     DuplicateOptions,
     EngineOptions,
@@ -70,6 +71,7 @@ def sort(
     engine: EngineOptions,
     preserve: Preserve = False,
     selection: SelectionOptions,
+    allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
@@ -92,7 +94,15 @@ def sort(
         raise UsageError("--natural and --numeric exclude each other", hint="--by WHAT:n --by WHAT:V")
     out = Out(common, json=json.json)
     request = reorder_request(
-        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
+        shards,
+        output,
+        cuts,
+        selection,
+        duplicates,
+        errors,
+        engine=engine,
+        preserve=preserve,
+        allow_empty=allow_empty,
     )
     order = sort_order(
         by or [],

@@ -20,16 +20,17 @@ from wdscli.ops.sources.keys import KeyRule, check_written
 from wdscli.ops.sources.payloads import Payloads
 from wdscli.ops.sources.rows import read_rows
 from wdscli.progress import QUIET, Progress
+from wdscli.storage import addresses_of
 
 _SHOW_EVERY = 256
 
 
 class TableOptions(NamedTuple):
-    """``key`` is a column, or ``rekey`` a format over columns and ``index`` (the row's number, from 0);
-    ``fields`` are ``EXT=COLUMN`` and ``EXT=@COLUMN``; ``json_rest`` puts the columns that remain into the
-    field ``json``."""
+    """``address`` may be several, whose rows come one after the other, and each of which has all columns; ``key`` is a
+    column, or ``rekey`` a format over columns and ``index`` (the row's number, from 0, in all of them); ``fields`` are
+    ``EXT=COLUMN`` and ``EXT=@COLUMN``; ``json_rest`` puts the columns that remain into the field ``json``."""
 
-    address: str
+    address: str | Sequence[str]
     key: str | None = None
     rekey: str | None = None
     fields: Sequence[str] = ()
@@ -65,24 +66,27 @@ def read_table(
     """Add the samples of a table. Raises UsageError for a column that is not there, InputError, and DataError
     with the row's number for a row that cannot be used."""
     layout = _layout(options)
-    unseen = set(layout.used)
-    last: Mapping[str, Any] = {}
-    for number, row in enumerate(read_rows(options.address)):
-        try:
-            _add(layout, number, row, rule, files, payloads, skipped)
-        except UsageError:
-            raise
-        except WdsError as error:
-            error.message = f"{options.address}, row {number + 1}: {error.message}"
-            raise
-        if unseen:
-            unseen -= row.keys()
-        last = row
-        if number % _SHOW_EVERY == 0:
-            progress.advance(_SHOW_EVERY)
-    if unseen and last:
-        # A row of JSON Lines may leave a column out; none that has it is a mistake in the options.
-        raise _no_column(min(unseen), last)
+    count = 0
+    for address in addresses_of(options.address, "--from-table"):
+        unseen = set(layout.used)
+        last: Mapping[str, Any] = {}
+        for number, row in enumerate(read_rows(address)):
+            try:
+                _add(layout, count, row, rule, files, payloads, skipped)
+            except UsageError:
+                raise
+            except WdsError as error:
+                error.message = f"{address}, row {number + 1}: {error.message}"
+                raise
+            if unseen:
+                unseen -= row.keys()
+            last = row
+            count += 1
+            if number % _SHOW_EVERY == 0:
+                progress.advance(_SHOW_EVERY)
+        if unseen and last:
+            # A row of JSON Lines may leave a column out; none that has it is a mistake in the options.
+            raise _no_column(min(unseen), last)
 
 
 class TableReader:
@@ -109,9 +113,11 @@ class TableReader:
         return raw, values
 
     def check_seen(self, last: Mapping[str, Any]) -> None:
-        """Raise UsageError when no row had a column; ``last`` is one of the rows."""
+        """Raise UsageError when no row of a table had a column; ``last`` is one of the rows. What comes then is another
+        table."""
         if self._unseen and last:
             raise _no_column(min(self._unseen), last)
+        self._unseen = set(self._layout.used)
 
 
 def _no_column(name: str, row: Mapping[str, Any]) -> UsageError:
