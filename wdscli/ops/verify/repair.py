@@ -109,9 +109,9 @@ def repair(
             raise UsageError(f"{output} names {target.pattern.count} shards, and {len(writes)} can be saved")
         if dry_run:
             return plan.sum.report(len(tasks), sum(plan.counts), [], None)
-        target.begin(shards.addresses)
-        infos = _write_all(executor, writes, target, progress)
-    target.finish(infos, operation="repair", options={"decode": True} if decode else {})
+        with target.claimed(shards.addresses):
+            infos = _write_all(executor, writes, target, progress)
+            target.finish(infos, operation="repair", options={"decode": True} if decode else {})
     samples = sum(info.samples for info in infos)
     return plan.sum.report(len(tasks), samples, infos, target.manifest_address)
 
