@@ -89,18 +89,18 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     keys = _Keys(request.on_duplicate, request.rekey, picker)
     if dry_run:
         return _measure(picker, keys, request)
-    output.begin(picker.set.addresses)
-    with request.settings.open(output.address(0)) as shard:
-        copier, written = _Copier(request, shard), 0
-        for page, chosen in _chosen(picker, keys):
-            copier.copy(page, chosen)
-            written += len(chosen)
-        picker.check_empty(written)
-        info = shard.commit()
-    progress.finish()
-    manifest = output.finish(
-        [info], operation="cat", options=shaping_options(request), inputs=[fingerprint_of(picker.set)]
-    )
+    with output.claimed(picker.set.addresses):
+        with output.settings.open(output.address(0)) as shard:
+            copier, written = _Copier(request, shard), 0
+            for page, chosen in _chosen(picker, keys):
+                copier.copy(page, chosen)
+                written += len(chosen)
+            picker.check_empty(written)
+            info = shard.commit()
+        progress.finish()
+        manifest = output.finish(
+            [info], operation="cat", options=shaping_options(request), inputs=[fingerprint_of(picker.set)]
+        )
     return CatReport(
         info.samples, info.members, picker.bytes_in, info.size_bytes, picker.dropped, picker.ignored, manifest
     )

@@ -317,17 +317,17 @@ def _tell(report: CreateReport, cuts: Cuts, progress: Progress) -> None:
 def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
     """Write the shards of a plan, then their manifest. May be called once."""
     options, report = plan.options, plan.report
-    plan.output.begin()
-    progress.start("writing shards", report.size_bytes, "bytes")
-    infos = list(_run(plan, progress))
-    progress.finish()
-    manifest = plan.output.finish(
-        infos,
-        operation="create",
-        options=_shaping(options),
-        seed=options.seed if options.order == "shuffle" else None,
-        classes=report.classes,
-    )
+    with plan.output.claimed():
+        progress.start("writing shards", report.size_bytes, "bytes")
+        infos = list(_run(plan, progress))
+        progress.finish()
+        manifest = plan.output.finish(
+            infos,
+            operation="create",
+            options=_shaping(options),
+            seed=options.seed if options.order == "shuffle" else None,
+            classes=report.classes,
+        )
     return CreateReport(
         shards=report.shards,
         skipped=report.skipped,

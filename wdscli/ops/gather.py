@@ -32,7 +32,7 @@ from wdscli.ops.survey import RENAMED, hash_key
 from wdscli.ops.walk import WORTH, Walker
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.output import ShardSettings, after_hook
 from wdscli.shards.shardfile import ShardFile
 from wdscli.tar import GLOBAL, Scanner
 
@@ -74,6 +74,7 @@ def gather(task: GatherTask) -> ShardInfo:
     info = _gathered(task)
     if task.post is not None:
         run_post(task.post, task.address)
+        return after_hook(info, task.address)
     return info
 
 

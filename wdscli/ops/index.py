@@ -20,6 +20,7 @@ from wdscli.model import ShardInfo, to_text
 from wdscli.ops.set_manifest import SetPlan, Side, write_manifest
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.checksum import new_digest, written
+from wdscli.shards.claims import Claim
 from wdscli.shards.dialects import Dialect, ShardPlace, SideFile, make_dialect
 from wdscli.shards.find import find_index, scan_index
 from wdscli.shards.index import Index, IndexBuilder, parse_index
@@ -31,6 +32,8 @@ from wdscli.storage.addresses import local_path
 
 _PIECE = 1 << 20
 _WORTH_PROCESSES = 1 << 27
+_SHARED = "index"
+"""Several runs may make the indexes of one set: they make the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +110,22 @@ def index(
         )
         for address in shards.addresses
     ]
-    found = list(_run(tasks, makers, plan, force, dry_run, jobs, progress))
-    infos = tuple(
-        replace(one.info, name=plan.name(one.side.of or ""), index=with_index or one.info.index)
-        for one, _ in found
-    )
-    sides = [
-        side for one, others in found for side in ([one.side] if with_index and not dialects else others)
-    ]
-    for maker in makers:
-        sides += [_put(file, force, dry_run) for file in maker.finish()]
-    result = None
-    if plan.manifest:
-        result, side = write_manifest(plan, infos, force, dry_run)
-        sides.append(side)
+    # Who writes these shards just now will write their manifest too.
+    with Claim.take(None if dry_run else plan.manifest, _SHARED):
+        found = list(_run(tasks, makers, plan, force, dry_run, jobs, progress))
+        infos = tuple(
+            replace(one.info, name=plan.name(one.side.of or ""), index=with_index or one.info.index)
+            for one, _ in found
+        )
+        sides = [
+            side for one, others in found for side in ([one.side] if with_index and not dialects else others)
+        ]
+        for maker in makers:
+            sides += [_put(file, force, dry_run) for file in maker.finish()]
+        result = None
+        if plan.manifest:
+            result, side = write_manifest(plan, infos, force, dry_run)
+            sides.append(side)
     progress.finish()
     return IndexReport(infos, tuple(sides), result)
 

@@ -20,7 +20,7 @@ from wdscli.model import ShardInfo, to_text
 from wdscli.ops.post import run_post
 from wdscli.ops.sources.columns import SEPARATOR, Inline, Place, Remote, Stored, describe_place
 from wdscli.samples import SampleBatch
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.output import ShardSettings, after_hook
 from wdscli.shards.shardfile import ShardFile
 from wdscli.tar import padding
 from wdscli.tar.template import header_maker
@@ -54,6 +54,7 @@ def pack(task: PackTask, advance: Advance | None = None) -> ShardInfo:
     info = _packed(task, advance or tick_of_task())
     if task.post is not None:
         run_post(task.post, task.address)
+        return after_hook(info, task.address)
     return info
 
 

@@ -9,6 +9,7 @@ only then the manifests are written. It must not know why samples are reordered.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from wdscli.ops.scratch import Scratch, is_of_this_process
 from wdscli.ops.spill import Layout, spill
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection
+from wdscli.shards.claims import Claim, Ticket, claim_address
 from wdscli.shards.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -83,8 +85,19 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
     """Make the shards, then the manifests. Raises what a task raises; shards that are whole stay, without a
     manifest."""
     mark = mark_of(plan)
-    kept = begin(plan, mark, progress)
-    return finish_plan(plan, _run_tasks(plan, mark, kept, progress), kept)
+    with claimed(plan, mark):
+        kept = begin(plan, mark, progress)
+        return finish_plan(plan, _run_tasks(plan, mark, kept, progress), kept)
+
+
+@contextmanager
+def claimed(plan: ReorderPlan, mark: PlanMark) -> Iterator[None]:
+    """Until the block ends nobody else writes this output; but who runs a stored plan may do so several times at once.
+    Raises OutputError when another run is writing it."""
+    with Claim.take(claim_address(plan.request.output), mark.text if plan.is_stored else "") as claim:
+        for part in plan.parts:
+            part.output.hold(claim)
+        yield
 
 
 def _run_tasks(plan: ReorderPlan, mark: PlanMark, kept: Kept, progress: Progress) -> list[ShardInfo]:
@@ -116,7 +129,7 @@ def run_some(
             spilled = spill(plan, planned, executor, scratch, limits, progress)
         tasks_of_shards = gather_tasks(plan, planned, spilled)
         progress.start("writing", size, "bytes")
-        makings = map(partial(_making, mark, kept), numbers, tasks_of_shards)
+        makings = map(partial(_making, mark, kept, _ticket(plan)), numbers, tasks_of_shards)
         results = run_tasks(
             executor, make, makings, advance=progress.advance, amount=lambda info: info.size_bytes
         )
@@ -135,11 +148,16 @@ def _executor(plan: ReorderPlan, is_stream: bool, jobs: int) -> Executor:
     return make_executor(1 if is_stream or any(ours) else jobs, plan.request.engine)
 
 
-def _making(mark: PlanMark, kept: Kept, number: int, task: GatherTask) -> Making:
+def _ticket(plan: ReorderPlan) -> Ticket | None:
+    """That of the claim, for tasks on this machine: others may know the folder by other numbers."""
+    return plan.parts[0].output.settings.ticket if plan.parts and plan.request.engine is None else None
+
+
+def _making(mark: PlanMark, kept: Kept, ticket: Ticket | None, number: int, task: GatherTask) -> Making:
     """A task with its witness. Only a shard of ours is replaced unasked."""
     witness = Witness(mark, number, posted=task.post is None)
     force = task.settings.force or number in kept.again
-    settings = task.settings._replace(witness=witness.leave, force=force)
+    settings = task.settings._replace(witness=witness.leave, force=force, ticket=ticket)
     return Making(gather, task._replace(settings=settings), witness)
 
 

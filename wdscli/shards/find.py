@@ -11,13 +11,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from wdscli.errors import DataError, InputError
+from wdscli.errors import DataError, InputError, WdsError
+from wdscli.model import ShardInfo
 from wdscli.samples import Ignored, SampleBatch, iter_batches
+from wdscli.shards.checksum import new_digest, written
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.shardfile import index_address
-from wdscli.storage import Source, is_local, is_stream, read_all
+from wdscli.storage import Source, is_local, is_stream, open_source, read_all
 from wdscli.storage.addresses import local_path
 from wdscli.tar import CANONICAL, ByteSource, Form, Scanner
+
+_PIECE_BYTES = 1 << 20
 
 
 def find_index(address: str, source: Source, warn: Callable[[str], None] | None = None) -> Index | None:
@@ -44,6 +48,26 @@ def find_index(address: str, source: Source, warn: Callable[[str], None] | None 
     if warn is not None:
         warn(f"{place} is not used: {reason} (make it again with `wds index`)")
     return None
+
+
+def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
+    """Whether the bytes at ``address`` are those of ``shard``: by checksum, without one by size and headers. Raises
+    InputError."""
+    with open_source(address, decompress=False) as source:
+        if source.size != shard.size_bytes:
+            return False
+        algorithm = (shard.checksum or "none").partition(":")[0]
+        digest = new_digest(algorithm)
+        if digest is None:
+            try:
+                return scan_index(source, form)[0].digest() == shard.headers
+            except WdsError:
+                return False
+        offset = 0
+        while data := source.read_some(offset, _PIECE_BYTES):
+            digest.update(data)
+            offset += len(data)
+        return written(algorithm, digest) == shard.checksum
 
 
 def why_stale(index: Index, address: str, place: str, source: Source) -> str | None:

@@ -69,6 +69,7 @@ class Sink:
     included. After either, or after a failed write, only ``discard`` may be called, and does nothing the
     second time. ``written`` counts the bytes taken so far. ``fd`` is a plain local file's descriptor for
     ``os.copy_file_range``, else None; whoever writes to it calls :meth:`flush` first and :meth:`wrote` after.
+    ``version`` tells, once committed, these bytes from others under the same name (:mod:`~wdscli.storage.versions`).
     """
 
     fd: int | None = None
@@ -76,6 +77,7 @@ class Sink:
     def __init__(self, name: str) -> None:
         self.name = name
         self.written = 0
+        self.version = ""
         self._small: list[bytes] = []
         self._gathered = 0
         self._open = True

@@ -4,19 +4,22 @@ What it is: a source that reads a plain file with ``pread`` (no position, no buf
 writes beside its final name and takes that name only when it is whole. How: the temporary file
 ``.NAME.<random>.tmp`` lies in the same folder, so that the last step is one rename; without ``force`` the
 step is a hard link, which the kernel refuses when the name is taken, so that of two writers one fails and
-neither's bytes are lost. It must not know shards, nor addresses that are not paths.
+neither's bytes are lost. The temporary file is locked as long as it is written: what a killed run has left is not
+(:func:`remove_abandoned`). It must not know shards, nor addresses that are not paths.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputExistsError, OutputIsFolderError
 from wdscli.storage.addresses import range_hint
 from wdscli.storage.ends import Data, Sink, Source
+from wdscli.storage.versions import local_version
 
 _WHOLE_READ = 1 << 24
 """Above this many bytes a read is first cut to what the file holds: a damaged header may ask for anything."""
@@ -112,6 +115,10 @@ class LocalSink(Sink):
             # The name first: an interrupt may come before the descriptor is ours, and the file must go then too.
             self._temporary = _temporary_path(self._folder, base)
             self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            while not _is_ours(self.fd, self._temporary):
+                # Somebody who removes what killed runs have left was between these two steps.
+                os.close(self.fd)
+                self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except (OSError, ValueError) as error:
             raise _failed(name, error) from error
 
@@ -141,6 +148,7 @@ class LocalSink(Sink):
             try:
                 if self._fsync:
                     os.fsync(descriptor)
+                self.version = local_version(os.fstat(descriptor))
             finally:
                 os.close(descriptor)
 
@@ -171,6 +179,42 @@ class LocalSink(Sink):
 def _temporary_path(folder: str, name: str) -> str:
     short = name if len(os.fsencode(name)) <= _MAX_NAME_BYTES else name[: _MAX_NAME_BYTES // 4]
     return os.path.join(folder, f".{short}.{os.urandom(6).hex()}.tmp")
+
+
+def _is_ours(descriptor: int, path: str) -> bool:
+    """Lock a temporary file that was just made; whether it is still there. Where nothing can be locked, it is."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        return True
+    return is_same_file(descriptor, path)
+
+
+def is_same_file(descriptor: int, path: str) -> bool:
+    """Whether what is open is what stands at ``path``."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), found)
+
+
+def remove_abandoned(path: str) -> bool | None:
+    """Remove a temporary file that nobody writes any more. Whether it was one; None where that cannot be told."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def write_all(descriptor: int, data: Data) -> None:

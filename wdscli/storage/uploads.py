@@ -13,11 +13,13 @@ import contextlib
 import os
 import sys
 from typing import Any
+from weakref import ref
 
 from wdscli.errors import OutputError, OutputExistsError, OutputIsFolderError
 from wdscli.storage.addresses import scheme
 from wdscli.storage.ends import Data, Sink
 from wdscli.storage.remote import filesystem, output_error
+from wdscli.storage.versions import etag_version
 
 PART_BYTES = 16 << 20
 """One part of an upload, held in memory; S3 takes 10,000 parts, so an object may have 160 GB."""
@@ -63,6 +65,7 @@ class UploadSink(Sink):
     def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
         super().__init__(name)
         self._file = _open_upload(fs, path, force)
+        self._etags = _heard_etags(self._file)
 
     def _put(self, data: Data) -> None:
         try:
@@ -74,6 +77,7 @@ class UploadSink(Sink):
     def _commit(self) -> None:
         try:
             self._complete()
+            self.version = etag_version(self._etags[-1] if self._etags else "")
         except Exception as error:
             self.discard()
             if _is_taken(error):
@@ -98,6 +102,23 @@ class UploadSink(Sink):
         if not sys.is_finalizing():
             with contextlib.suppress(Exception):
                 self._file.discard()
+
+
+def _heard_etags(file: Any) -> list[str]:
+    """A list to which each answer of the store adds the ETag that it names, the whole object's last; s3fs keeps that to
+    itself. It stays empty with other file systems."""
+    found: list[str] = []
+    if hasattr(file, "_call_s3"):
+        kind, its = type(file), ref(file)  # no cycle: a file that is forgotten must go at once
+
+        def heard(*args: Any, **options: Any) -> Any:
+            answer = kind._call_s3(its(), *args, **options)
+            if isinstance(answer, dict):
+                found.append(answer.get("ETag") or "")
+            return answer
+
+        file._call_s3 = heard
+    return found
 
 
 def _open_upload(fs: Any, path: str, force: bool) -> Any:

@@ -103,9 +103,9 @@ def repair(
             )
         if dry_run:
             return _report(plan, sum(plan.counts), [], None)
-        target.begin(addresses)
-        infos = _write_all(executor, writes, target, progress)
-    target.finish(infos, operation="repair", options={"decode": True} if decode else {})
+        with target.claimed(addresses):
+            infos = _write_all(executor, writes, target, progress)
+            target.finish(infos, operation="repair", options={"decode": True} if decode else {})
     samples = sum(info.samples for info in infos)
     return _report(plan, samples, infos, target.manifest_address)
 
