@@ -22,7 +22,7 @@ HEAD = 512
 COMPRESSED_SUFFIX = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$")
 _COMPRESSED_TAR = re.compile(r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$")
 _TOOLS = {"bz2": "bzip2", "xz": "xz", "zst": "zstd", "lz4": "lz4"}
-_FIRST_TWO = (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5", b"\x04\x22")
+_FIRST_TWO = (b"\x1f\x8b", b"\x1f\x9d", b"BZ", b"\xfd7", b"\x28\xb5", b"\x04\x22")
 _SKIPPABLE = b"\x2a\x4d\x18"
 _DESCRIPTOR_PATHS = ("/dev/stdout", "/dev/fd/", "/proc/self/fd/")
 
