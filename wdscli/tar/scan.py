@@ -163,7 +163,7 @@ class Scanner(Loops):
         flag = kind if self._is_canonical(block, name, size, kind) else kind | self._foreign()
         if kind == REGULAR:
             self._caches.learn(block, header)
-        if not has_payload(header.typeflag):
+        if not has_payload(header.typeflag, kind):
             size = 0
         start = self.extensions.start
         self._append(name, base + at if start is None else start, base + end, size, flag)
