@@ -2,30 +2,31 @@
 
 What it is: :class:`ByExtension`, the base of decoders that go by a field's last extension alone (so that the search is
 done once for each name and not for each payload); :class:`Continue` and :class:`HandleExtension`, which are
-webdataset's; and :func:`needed`, which imports a package that is optional. It must not know of samples or datasets.
+webdataset's. It must not know of samples or datasets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
-from wdscli.errors import UsageError
+from wdscli.codecs.parts import extension, needed
+
+__all__ = [
+    "ByExtension",
+    "Continue",
+    "Decode",
+    "HandleExtension",
+    "Handler",
+    "extension",
+    "handle_extension",
+    "needed",
+]
 
 Handler = Callable[[str, Any], Any]
 """(name of the field with a dot in front, payload) -> value, or None when the field is not its own."""
 Decode = Callable[[Any], Any]
 """Payload -> value; raises anything at all for a payload that is not what its name says."""
-
-
-def extension(key: str) -> str:
-    """What follows the last dot, in lower case.
-
-    >>> extension(".seg.PNG"), extension("json"), extension("x.")
-    ('png', 'json', '')
-    """
-    return key[key.rfind(".") + 1 :].lower()
 
 
 class ByExtension:
@@ -72,14 +73,3 @@ def handle_extension(extensions: str, f: Decode) -> HandleExtension:
     (4, None, 1)
     """
     return HandleExtension(extensions, f)
-
-
-def needed(module: str, what: str, install: str) -> Any:
-    """A module that is not always there. Raises UsageError with the command that installs it."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        missing = module.partition(".")[0]
-        raise UsageError(
-            f"{what} needs {missing}, which cannot be imported: {error}", hint=f"pip install {install}"
-        ) from error

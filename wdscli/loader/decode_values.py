@@ -119,7 +119,7 @@ def decode_torch(data: bytes) -> Any:
 
 def decode_bundle(data: bytes) -> list[Any]:
     """A list of arrays."""
-    from wdscli.loader.tenbin import decode_tensors
+    from wdscli.codecs.tenbin import decode_tensors
 
     return decode_tensors(data)
 

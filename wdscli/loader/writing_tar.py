@@ -1,7 +1,7 @@
 """webdataset's writer of one archive, of samples that are dicts.
 
 What it is: :class:`TarWriter`, with webdataset's arguments and defaults. How: a sample is encoded
-(:mod:`~wdscli.loader.encode`), its fields sorted by name, its names checked, and written in the canonical form by
+(:mod:`~wdscli.codecs.encode`), its fields sorted by name, its names checked, and written in the canonical form by
 :class:`~wdscli.shards.shardfile.ShardFile`, which hashes and indexes on the way. It must not know of sets.
 """
 
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Any
 
+from wdscli.codecs.encode import Encode, make_encoder
 from wdscli.errors import DataError, OutputExistsError, UsageError
-from wdscli.loader.encode import Encode, make_encoder
 from wdscli.loader.writing_ends import StreamEnd, packing
 from wdscli.model import ShardInfo, to_bytes
 from wdscli.samples import check_name

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from string import Formatter
 from typing import Any, NamedTuple
 
+from wdscli.codecs.cells import cell_payload, json_bytes
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.ops.sources.columns import Files, Skipped
@@ -105,7 +106,10 @@ class TableReader:
             if value is None:
                 continue
             _checked(self._rule, raw, field.name)
-            values.append((field.name, str(value) if field.is_address else _payload(value)))
+            if field.is_address:
+                values.append((field.name, str(value)))
+            else:
+                values.append((field.name, cell_payload(value, field.column, to_text(field.name))))
         return raw, values
 
     def check_seen(self, last: Mapping[str, Any]) -> None:
@@ -183,11 +187,11 @@ def _add(
         if field.is_address:
             size, place = payloads.fetch(str(value))
         else:
-            payload = _payload(value)
+            payload = cell_payload(value, field.column, to_text(field.name))
             size, place = len(payload), payloads.keep(payload)
         files.add(key, field.name, size, place)
     if layout.json_rest:
-        payload = _json({name: value for name, value in row.items() if name not in layout.used})
+        payload = json_bytes({name: value for name, value in row.items() if name not in layout.used})
         files.add(_checked(rule, raw, b"json"), b"json", len(payload), payloads.keep(payload))
 
 
@@ -217,28 +221,3 @@ def _checked(rule: KeyRule, key: bytes, field: bytes) -> bytes:
         )
     check_written(key, field, "unsafe name")
     return key
-
-
-def _payload(value: Any) -> bytes:
-    """A value's bytes: text as UTF-8, bytes as they are, anything else as JSON."""
-    if isinstance(value, str):
-        return to_bytes(value)
-    return value if isinstance(value, bytes) else _json(value)
-
-
-def _json(value: Any) -> bytes:
-    import json
-
-    try:
-        return to_bytes(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"a value cannot be written as JSON: {error}", code="bad-table") from None
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no word for: times as ISO 8601, decimal numbers as text."""
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        raise TypeError("bytes need a --field of their own")
-    return str(value)
