@@ -15,6 +15,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.ops.json_paths import Absent, Path, at_path, field_and_path, is_path
 from wdscli.ops.survey import PayloadOf
 from wdscli.samples import SampleBatch
+from wdscli.selection.expressions import Expression
 from wdscli.selection.named import Named
 
 _PLAIN = re.compile(r"[\w-]+(\.[\w-]+)*")
@@ -72,15 +73,12 @@ class KeyValue(NamedTuple):
     """What a pattern finds in the key: its first group, or all of the match where it has no group."""
 
     text: str
-    pattern: re.Pattern[str]
+    pattern: Expression[str]
 
     @classmethod
     def parse(cls, text: str, option: str) -> KeyValue:
         """A regular expression. Raises UsageError."""
-        try:
-            return cls(text, re.compile(text))
-        except re.error as error:
-            raise UsageError(f'{option}: not a regular expression: "{text}": {error}') from None
+        return cls(text, Expression(text, option))
 
     @property
     def payload_fields(self) -> frozenset[bytes]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from wdscli.ops.rows import row_type
+from wdscli.samples import may_be_unsafe
 
 if TYPE_CHECKING:
     from wdscli.ops.rows import I64, Rows
@@ -45,12 +46,12 @@ def plain_rows(task: SurveyTask, index: Index, hash_key: Callable[[bytes], int])
 
 
 def _may_be_unsafe(index: Index) -> bool:
-    """Whether a key may be one that would make an unsafe name, or none at all, by a quick look at all of them."""
+    """Whether a name may be an unsafe one, by a quick look at all keys together and at all fields."""
     import numpy
 
     keys = index.keys
     ends: I64 = index.key_ends.astype(numpy.int64)
     begins: I64 = numpy.append(0, ends)[:-1]
-    if b".." in keys or (begins == ends).any():
+    if b".." in keys or b"\0" in keys or (begins == ends).any() or may_be_unsafe(index.fields):
         return True
     return bool((numpy.frombuffer(keys, dtype=numpy.uint8)[begins] == ord("/")).any())

@@ -18,7 +18,7 @@ from wdscli.model import to_text
 from wdscli.ops.absent import check_empty, check_names
 from wdscli.ops.runs import PIECE, pieces_of
 from wdscli.ops.scratch import Input, Scratch, spool
-from wdscli.ops.unsafe import check_keys, keep_safe
+from wdscli.ops.unsafe import check_names, keep_safe
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Grouper, Ignored, SampleBatch
 from wdscli.samples.salvage import salvaged_batches
@@ -175,7 +175,7 @@ class Picker:
 
     def _check(self, batch: SampleBatch, source: Source) -> None:
         if self._writes_names:
-            check_keys(batch, source.name)
+            check_names(batch, source.name)
 
     def _safe(self, batches: Iterator[SampleBatch]) -> Iterator[SampleBatch]:
         return keep_safe(batches, self._damaged) if self._writes_names else batches

@@ -23,7 +23,7 @@ from wdscli.ops.rekey import Rekey, shard_stem
 from wdscli.ops.rows import Samples, row_type
 from wdscli.ops.runs import Globals
 from wdscli.ops.scratch import Input, refused, spool
-from wdscli.ops.unsafe import check_keys, keep_safe
+from wdscli.ops.unsafe import check_names, keep_safe
 from wdscli.samples import Ignored, SampleBatch, iter_batches
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState
@@ -316,7 +316,7 @@ def _selected(
 
 def _add(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence[int] | None) -> None:
     """Add one batch."""
-    check_keys(batch, task.address)
+    check_names(batch, task.address)
     everything = rows is None or len(rows) == len(batch.keys)
     if everything and task.rekey is None and not task.selection.changes_members and not any(batch.marks):
         _add_plain(columns, batch)

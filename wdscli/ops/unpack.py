@@ -200,7 +200,8 @@ def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
     seen = KeySet()
     samples = files = size = 0
     for sample in picked(picker):
-        if seen.add([sample.key]):
+        # Two keys can name one file: a//b and a/./b are a/b.
+        if seen.add([os.path.normpath(sample.key)]):
             raise DataError(
                 f'key "{to_text(sample.key)}" a second time: its files would replace each other',
                 code="duplicate-key",

@@ -4,7 +4,7 @@ What it is: an expression over ``key``, ``shard``, ``index`` (the sample's place
 (bytes by field), ``fields``, and ``json``, ``cls``, ``txt``, which are decoded only when named and reached.
 All names are those that the shard has, whatever ``--rename`` says. How: parsed and checked once, so that a
 mistake is told before anything is read, then handed to simpleeval for each sample with a scope that works its
-values out when they are asked for.
+values out when they are asked for. What an expression can make is bounded, and so is the time of ``search``.
 
 An attribute of a mapping is one of its keys (``json.width``, ``size.jpg``; ``size["seg.png"]`` where a name
 has dots) and nothing else; the methods that may be called are those of text listed here. What a sample does
@@ -95,12 +95,9 @@ def _rounded(number: Any, digits: int | None = None) -> Any:
 
 
 def _search(pattern: str, text: str) -> bool:
-    import re
+    from wdscli.selection.expressions import expression
 
-    try:
-        return re.search(pattern, text) is not None
-    except re.error as error:
-        raise UsageError(f'--where: not a regular expression: "{pattern}": {error}') from None
+    return expression(pattern, "--where").search(text) is not None
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -136,7 +133,15 @@ def _modulo(left: Any, right: Any) -> Any:
     return left % right
 
 
-_OPERATORS = {**DEFAULT_OPERATORS, ast.Pow: _power, ast.Mod: _modulo}
+def _product(left: Any, right: Any) -> Any:
+    """Never a list many times over: lists of lists of such make any amount of text."""
+    product = DEFAULT_OPERATORS[ast.Mult](left, right)
+    if isinstance(product, list):
+        raise TypeError("unsupported operand type(s) for *: 'list'")
+    return product
+
+
+_OPERATORS = {**DEFAULT_OPERATORS, ast.Mult: _product, ast.Pow: _power, ast.Mod: _modulo}
 
 
 class Where:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.shards.waiting import Column, Waiting
@@ -267,6 +268,15 @@ class IndexBuilder:
         import msgpack
         from xxhash import xxh3_64
 
+        for field in self._field_ids:
+            if b"\0" in field:
+                raise DataError(
+                    "no index can hold a field with a NUL in its name",
+                    code="unsafe-name",
+                    shard=shard,
+                    member=to_text(field),
+                    hint="save the other samples with `wds verify --repair -o OUT`",
+                )
         columns = self._columns()
         whole = {
             "format": FORMAT,

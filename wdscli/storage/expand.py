@@ -30,6 +30,9 @@ SIDE_FILES = (".wdx", ".idx", ".index", ".json", ".jsonl", ".yaml", ".md5", ".sh
 _JOIN = re.compile(r"::(?![^\[]*\])")
 _GLOB = re.compile(r"[*?\[]")
 _SEQUENCE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
+_RANGE = re.compile(r"\{(-?[0-9]{1,999})\.\.(-?[0-9]{1,999})(?:\.\.(-?[0-9]{1,999}))?\}")
+MAX_NAMES = 10_000_000
+"""Names that braces may stand for, and shards that may be asked for."""
 BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """Braces that stand for several names; ``{part}`` does not."""
 
@@ -141,13 +144,24 @@ def _sequences(command: str) -> list[str]:
     width = max(len(low), len(high)) if low.startswith("0") or high.startswith("0") else 0
     numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
     before, after = command[: match.start()], command[match.end() :]
+    check_count(command, UsageError)
     return [f"{before}{number:0{width}d}{rest}" for number in numbers for rest in _sequences(after)]
+
+
+def check_count(text: str, error: type[InputError] | type[UsageError]) -> None:
+    """Raise ``error`` for braces that stand for more names than any set has, before any of these is made."""
+    total = 1
+    for first, last, step in _RANGE.findall(text):
+        total *= abs(int(last) - int(first)) // max(1, abs(int(step or 1))) + 1
+        if total > MAX_NAMES:
+            raise error(f"{text} stands for more than {MAX_NAMES} names", hint="are the numbers right?")
 
 
 def expand_braces(text: str, error: type[InputError] | type[UsageError]) -> list[str]:
     """What the shell would make of ``text``'s braces. Raises ``error`` when they do not pair."""
     from braceexpand import braceexpand
 
+    check_count(text, error)
     # A backslash is a character of the name here, as it is without braces.
     try:
         return list(braceexpand(text, escape=False))

@@ -22,7 +22,9 @@ HEAD = 512
 COMPRESSED_SUFFIX = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$")
 _COMPRESSED_TAR = re.compile(r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$")
 _TOOLS = {"bz2": "bzip2", "xz": "xz", "zst": "zstd", "lz4": "lz4"}
-_FIRST_TWO = (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5", b"\x04\x22")
+MAX_READ_WHOLE_BYTES = 1 << 30
+"""Of a stream, which may have no end."""
+_FIRST_TWO = (b"\x1f\x8b", b"\x1f\x9d", b"BZ", b"\xfd7", b"\x28\xb5", b"\x04\x22")
 _SKIPPABLE = b"\x2a\x4d\x18"
 _DESCRIPTOR_PATHS = ("/dev/stdout", "/dev/fd/", "/proc/self/fd/")
 
@@ -227,6 +229,11 @@ def read_all(address: str) -> bytes:
         while data := source.read_some(offset, 1 << 20):
             parts.append(data)
             offset += len(data)
+            if offset > MAX_READ_WHOLE_BYTES:
+                raise InputError(
+                    f"cannot read {address} whole: it has more than {MAX_READ_WHOLE_BYTES >> 20} MiB",
+                    hint="a list, a manifest or a table of that size is read from a file",
+                )
         return b"".join(parts)
 
 

@@ -55,7 +55,9 @@ KINDS: dict[str, Kind] = {
         "join archives with `wds cat A B -o OUT`",
     ),
     "bad-checksum": Kind("error", "a header's checksum is wrong", _COPY_AGAIN),
-    "bad-size": Kind("error", "a member's size cannot be", _COPY_AGAIN),
+    "bad-size": Kind(
+        "error", "a member's size cannot be, or readers disagree whether its bytes are there", _COPY_AGAIN
+    ),
     "bad-header": Kind("error", "a header's field cannot be read", _COPY_AGAIN),
     "bad-extended-header": Kind("error", "a pax or GNU extended header cannot be read", _COPY_AGAIN),
     "corrupt": Kind("error", "a compressed shard cannot be decompressed", _COPY_AGAIN),
@@ -96,7 +98,9 @@ KINDS: dict[str, Kind] = {
     "undecodable": Kind("error", "a payload is not what its field says (--decode)", "make the payload again"),
     # members
     "unsafe-name": Kind(
-        "error", "a name is absolute, has a `..` or is empty", "give the member another name, or " + _REPAIR
+        "error",
+        "a name is absolute, has a `..` or a NUL, or is empty",
+        "give the member another name, or " + _REPAIR,
     ),
     "link": Kind(
         "error", "a member is a link", "GNU tar stores the files themselves with --dereference; or " + _REPAIR

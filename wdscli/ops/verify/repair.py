@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_bytes, to_text
+from wdscli.ops.scratch import pieces_to_end
 from wdscli.ops.verify.findings import MAX_FINDINGS, Finding, Findings, Ledger
 from wdscli.ops.verify.keys import digester, repeats_across
 from wdscli.ops.verify.run import choose_jobs
@@ -279,12 +280,9 @@ class _Seekable:
 
         copy = self._copy = TemporaryFile()  # noqa: SIM115 - closed by __exit__
         size = 0
-        try:
-            while data := source.read_some(size, CHUNK):
-                copy.write(data)
-                size += len(data)
-        except DataError:
-            pass
+        for data in pieces_to_end(source, lambda _: None):
+            copy.write(data)
+            size += len(data)
         copy.flush()
         self.size = size
         self.read_at = lambda offset, length: os.pread(copy.fileno(), length, offset)
