@@ -20,6 +20,7 @@ from wdscli.shards.inputs import MANIFEST_SUFFIX
 from wdscli.shards.leftovers import receipt_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.shardfile import ShardFile, Witness, index_address
+from wdscli.shown import shown_in
 from wdscli.storage import OutputPattern, base_name, exists, folder_of, is_local, open_sink, remove
 from wdscli.storage.addresses import local_path
 from wdscli.tar import CANONICAL, Form
@@ -117,7 +118,7 @@ class OutputSet:
         input sets (None for one that has no manifest)."""
         made: dict[str, Any] = {
             "operation": operation,
-            "options": dict(options or {}),
+            "options": shown_in(dict(options or {})),
             "inputs": list(inputs),
         }
         if seed is not None:

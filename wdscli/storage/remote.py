@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import InputError, OutputError
+from wdscli.shown import cause_of
 from wdscli.storage.addresses import scheme
 from wdscli.storage.ends import Source
 from wdscli.storage.streams import StreamSource
@@ -59,7 +60,7 @@ class RemoteSource(Source):
         try:
             data = self._read_range(start, end)
         except Exception as error:
-            raise input_error(self.name, error) from error
+            raise input_error(self.name, error) from cause_of(error)
         if len(data) != end - start:
             came = f"{len(data)} bytes came where {end - start} were asked for"
             raise InputError(f"cannot read {self.name}: {came}, from byte {start}")
@@ -76,7 +77,7 @@ class _FileReader:
         try:
             return bytes(self._file.read(length))
         except Exception as error:
-            raise input_error(self._name, error) from error
+            raise input_error(self._name, error) from cause_of(error)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -109,7 +110,7 @@ def open_remote(address: str) -> Source:
     except InputError:
         raise
     except Exception as error:
-        raise input_error(address, error) from error
+        raise input_error(address, error) from cause_of(error)
     source = RemoteSource(address, int(about["size"]), _range_reader(fs, path))
     source.version = _version(about)
     return source
@@ -153,7 +154,7 @@ def remote_exists(address: str) -> bool:
             return False
         raise
     except Exception as error:
-        raise input_error(address, error) from error
+        raise input_error(address, error) from cause_of(error)
     return True
 
 
@@ -165,7 +166,7 @@ def remove_remote(address: str) -> None:
     except FileNotFoundError:
         pass
     except Exception as error:
-        raise output_error(address, error, "remove") from error
+        raise output_error(address, error, "remove") from cause_of(error)
 
 
 def list_remote(address: str) -> list[str]:
@@ -175,7 +176,7 @@ def list_remote(address: str) -> list[str]:
         fs.invalidate_cache()
         found = fs.ls(path, detail=False)
     except Exception as error:
-        raise input_error(address, error, "list") from error
+        raise input_error(address, error, "list") from cause_of(error)
     # A folder's own marker (an empty object whose name ends with a slash) is listed with what it holds.
     own = path.rstrip("/")
     names = {name.rstrip("/").rpartition("/")[2] for name in found if name.rstrip("/") != own}
@@ -191,7 +192,7 @@ def glob_remote(address: str) -> list[str]:
     except FileNotFoundError:
         return []
     except Exception as error:
-        raise input_error(address, error, "list") from error
+        raise input_error(address, error, "list") from cause_of(error)
     # What fsspec took off the address to get its own name for it is put back.
     prefix = address[: -len(path)] if address.endswith(path) else f"{scheme(address)}://"
     return [prefix + name for name, about in found.items() if about.get("type") != "directory"]

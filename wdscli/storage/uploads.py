@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 from wdscli.errors import OutputError, OutputExistsError
+from wdscli.shown import cause_of
 from wdscli.storage.addresses import scheme
 from wdscli.storage.ends import Data, Sink
 from wdscli.storage.remote import filesystem, output_error
@@ -38,7 +39,7 @@ def open_remote_sink(address: str, *, force: bool) -> Sink:
     except OutputError:
         raise
     except Exception as error:
-        raise output_error(address, error) from error
+        raise output_error(address, error) from cause_of(error)
 
 
 def _check(fs: Any, path: str, address: str, force: bool) -> None:
@@ -69,7 +70,7 @@ class UploadSink(Sink):
             self._file.write(data)
         except Exception as error:
             self.discard()
-            raise output_error(self.name, error) from error
+            raise output_error(self.name, error) from cause_of(error)
 
     def _commit(self) -> None:
         try:
@@ -77,8 +78,8 @@ class UploadSink(Sink):
         except Exception as error:
             self.discard()
             if _is_taken(error):
-                raise _exists(self.name) from error
-            raise output_error(self.name, error) from error
+                raise _exists(self.name) from cause_of(error)
+            raise output_error(self.name, error) from cause_of(error)
 
     def _complete(self) -> None:
         try:
@@ -138,7 +139,7 @@ class RenameSink(Sink):
             self._file.write(data)
         except Exception as error:
             self.discard()
-            raise output_error(self.name, error) from error
+            raise output_error(self.name, error) from cause_of(error)
 
     def _commit(self) -> None:
         try:
@@ -152,7 +153,7 @@ class RenameSink(Sink):
         except OutputError:
             raise
         except Exception as error:
-            raise output_error(self.name, error) from error
+            raise output_error(self.name, error) from cause_of(error)
 
     def _discard(self) -> None:
         with contextlib.suppress(Exception):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from wdscli.shown import cause_of
 from wdscli.storage.ends import Source
 from wdscli.storage.remote import HEAD_BYTES, RemoteSource, input_error
 from wdscli.storage.streams import StreamSource
@@ -50,7 +51,7 @@ class _AnswerReader:
         try:
             return bytes(_sync(self._fs, _some, self._answer, length))
         except Exception as error:
-            raise input_error(self._name, error) from error
+            raise input_error(self._name, error) from cause_of(error)
 
     def close(self) -> None:
         _close(self._fs, self._answer)
