@@ -40,7 +40,8 @@ class Inputs:
             if len(self._open) >= OPEN_SOURCES:
                 first = next(iter(self._open))
                 self.descriptors.pop(first, None)
-                self._open.pop(first).close()
+                with self._open.pop(first) as done:
+                    _confirm(first, done)
             if number >= SPILLED and self._spilled is not None:
                 source = self._open[number] = self._spilled.open(number)
             else:
@@ -59,9 +60,20 @@ class Inputs:
     def __enter__(self) -> Inputs:
         return self
 
+    def confirm(self) -> None:
+        """To be called when all is read: raise InputError for an input that was changed meanwhile."""
+        for number, source in self._open.items():
+            _confirm(number, source)
+
     def __exit__(self, *_: object) -> None:
         for source in self._open.values():
             source.close()
+
+
+def _confirm(number: int, source: Source) -> None:
+    # What a first pass has written is ours, and given back to the system while it is read.
+    if number < SPILLED:
+        source.confirm()
 
 
 def is_cold(descriptor: int, offset: int) -> bool:

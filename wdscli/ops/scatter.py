@@ -68,6 +68,7 @@ def scatter(task: ScatterTask) -> int:
                     chunk.write(rows, _Object(sink))
             else:
                 _write_stretch(part, chunk, rows)
+        inputs.confirm()
     return int(task.samples.lengths.sum())
 
 

@@ -49,9 +49,7 @@ class Input(NamedTuple):
     copy: str = ""
     round: int = 0
     stamp: Stamp | None = None
-    """What it was when the plan was made."""
-    is_held: bool = False
-    """Whether bytes of any other stamp are refused."""
+    """What it was when the plan was made; bytes of any other stamp are refused."""
 
     @property
     def is_near(self) -> bool:
@@ -62,13 +60,13 @@ class Input(NamedTuple):
         """The bytes, under the name that the user gave. Raises InputError, DataError when they are others now."""
         if not self.copy:
             source = open_source(self.address)
-            if self.is_held and self.stamp != (source.size, source.version):
+            if self.stamp is not None and self.stamp != (source.size, source.version):
                 source.close()
                 raise DataError(
                     "the input was changed after the plan was made",
                     code="changed",
                     shard=self.address,
-                    hint="make the plan again",
+                    hint="make the plan again, when nobody writes there",
                 )
             return source
         source = open_source(self.copy, decompress=False)

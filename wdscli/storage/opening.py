@@ -15,7 +15,7 @@ import stat
 from wdscli.errors import InputError, OutputError, UsageError
 from wdscli.storage.addresses import STREAM, is_local, is_stream, local_path, scheme, split_folder
 from wdscli.storage.ends import Sink, Source
-from wdscli.storage.local import LocalSink, LocalSource, open_descriptor, reason
+from wdscli.storage.local import LocalSink, LocalSource, open_descriptor, reason, version_of
 
 HEAD = 512
 """One block: enough to tell a compressed stream from a tar."""
@@ -52,7 +52,7 @@ def _open_local(address: str) -> Source:
     descriptor, status = open_descriptor(address, local_path(address))
     if stat.S_ISREG(status.st_mode):
         source = LocalSource(address, descriptor, status.st_size)
-        source.version = f"mtime:{status.st_mtime_ns}"
+        source.version = version_of(status)
         return source
     from wdscli.storage.streams import DescriptorReader, StreamSource
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import InputError, OutputError
 from wdscli.shown import cause_of
 from wdscli.storage.addresses import scheme
-from wdscli.storage.ends import Source
+from wdscli.storage.ends import Source, replaced
 from wdscli.storage.streams import StreamSource
 
 if TYPE_CHECKING:
@@ -32,16 +33,27 @@ _PACKAGES = {
 }  # fmt: skip
 
 
-class RemoteSource(Source):
-    """An object of known size, read by ranges. ``read_range(start, end)`` makes one request."""
+class Replaced(Exception):
+    """Raised by who reads ranges: the object is another one than the first answer was of."""
 
-    __slots__ = ("_head", "_length", "_read_range")
+
+class RemoteSource(Source):
+    """An object of known size, read by ranges. ``read_range(start, end)`` makes one request and raises
+    :class:`Replaced` where it can tell; where it cannot, ``version_now()`` asks for the version there is now."""
+
+    __slots__ = ("_head", "_length", "_read_range", "_version_now")
 
     def __init__(
-        self, name: str, size: int, read_range: Callable[[int, int], bytes], head: bytes = b""
+        self,
+        name: str,
+        size: int,
+        read_range: Callable[[int, int], bytes],
+        head: bytes = b"",
+        version_now: Callable[[], str] | None = None,
     ) -> None:
         super().__init__(name, size=size, seekable=True)
         self._read_range = read_range
+        self._version_now = version_now
         self._head = head
         self._length = size
 
@@ -59,12 +71,26 @@ class RemoteSource(Source):
         """Every range request of every remote address goes through here. All of the range, or InputError."""
         try:
             data = self._read_range(start, end)
+        except Replaced:
+            raise replaced(self.name, start) from None
         except Exception as error:
             raise input_error(self.name, error) from cause_of(error)
         if len(data) != end - start:
             came = f"{len(data)} bytes came where {end - start} were asked for"
             raise InputError(f"cannot read {self.name}: {came}, from byte {start}")
         return data
+
+    def confirm(self) -> None:
+        if self._version_now is None or not self.version:
+            return
+        try:
+            now = self._version_now()
+        except FileNotFoundError:
+            raise replaced(self.name) from None
+        except Exception as error:
+            raise input_error(self.name, error) from cause_of(error)
+        if now != self.version:
+            raise replaced(self.name)
 
 
 class _FileReader:
@@ -111,9 +137,19 @@ def open_remote(address: str) -> Source:
         raise
     except Exception as error:
         raise input_error(address, error) from cause_of(error)
-    source = RemoteSource(address, int(about["size"]), _range_reader(fs, path))
-    source.version = _version(about)
+    size, version = int(about["size"]), _version(about)
+    if hasattr(fs, "_call_s3"):
+        from wdscli.storage.s3 import open_s3
+
+        return open_s3(address, fs, path, size, version)
+    source = RemoteSource(address, size, _range_reader(fs, path), version_now=partial(_version_now, fs, path))
+    source.version = version
     return source
+
+
+def _version_now(fs: Any, path: str) -> str:
+    fs.invalidate_cache()
+    return _version(fs.info(path))
 
 
 _VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
