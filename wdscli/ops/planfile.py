@@ -304,7 +304,7 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
     header = file.header
     counts = header["counts"]
     inputs = tuple(
-        Input(address, round=round_, stamp=Stamp(size, version))
+        Input(address, round=round_, stamp=Stamp(size, version), is_held=True)
         for address, round_, size, version in header["inputs"]
     )
     request = _request(header, [one.address for one in inputs], settings)
