@@ -18,6 +18,7 @@ from wdscli.storage.addresses import (
 from wdscli.storage.ends import Sink, Source
 from wdscli.storage.expand import expand
 from wdscli.storage.opening import (
+    check_place,
     exists,
     folder_of,
     list_folder,
@@ -33,6 +34,7 @@ __all__ = [
     "Sink",
     "Source",
     "base_name",
+    "check_place",
     "exists",
     "expand",
     "folder_of",

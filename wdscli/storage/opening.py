@@ -190,6 +190,15 @@ def is_device(path: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
+def check_place(address: str) -> None:
+    """Raise OutputError for an address at which nothing can be written because its bucket is not there. Says nothing of
+    other obstacles, which the first write meets."""
+    if not (is_stream(address) or is_local(address)):
+        from wdscli.storage import uploads
+
+        uploads.check_place(address)
+
+
 def exists(address: str) -> bool:
     """Whether something is at ``address``. Raises InputError when that cannot be told."""
     if is_stream(address):

@@ -249,6 +249,8 @@ def output_error(address: str, error: Exception, verb: str = "write") -> OutputE
 def explain(address: str, error: Exception) -> tuple[str, str | None]:
     """(why, what helps)."""
     kind = type(error).__name__
+    if is_bucket_missing(error):
+        return no_bucket(address), NO_BUCKET_HINT
     if isinstance(error, FileNotFoundError):
         return "no such object", None
     if isinstance(error, ImportError):
@@ -263,6 +265,30 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
     if isinstance(error, NotImplementedError):
         return f"{scheme(address)}:// does not support this", None
     return _line(error), None
+
+
+NO_BUCKET_HINT = "check its name, and the account, region or endpoint that it is of"
+
+
+def no_bucket(address: str) -> str:
+    """Why there is nothing at an address, and can be nothing."""
+    return f'there is no bucket "{bucket_of(address)}"'
+
+
+def bucket_of(address: str) -> str:
+    """What stands behind the scheme: ``s3://bucket/a.tar``."""
+    return address.partition("://")[2].partition("/")[0].rpartition("@")[2]
+
+
+def is_bucket_missing(error: BaseException) -> bool:
+    """Whether it is not the object alone that is not there. Stores say so in a code, or only in words."""
+    behind = error.__cause__ or error.__context__
+    response = getattr(behind, "response", None)
+    code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
+    words = str(error).lower()
+    return isinstance(error, FileNotFoundError) and (
+        code == "NoSuchBucket" or "bucket does not exist" in words or "nosuchbucket" in words
+    )
 
 
 def _no_credentials(address: str) -> str:

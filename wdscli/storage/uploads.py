@@ -18,7 +18,14 @@ from wdscli.errors import OutputError, OutputExistsError
 from wdscli.shown import cause_of
 from wdscli.storage.addresses import scheme
 from wdscli.storage.ends import Data, Sink
-from wdscli.storage.remote import filesystem, output_error
+from wdscli.storage.remote import (
+    NO_BUCKET_HINT,
+    bucket_of,
+    filesystem,
+    is_bucket_missing,
+    no_bucket,
+    output_error,
+)
 
 PART_BYTES = 16 << 20
 """One part of an upload, held in memory; S3 takes 10,000 parts, so an object may have 160 GB."""
@@ -46,12 +53,39 @@ def _check(fs: Any, path: str, address: str, force: bool) -> None:
     fs.invalidate_cache()
     try:
         about = fs.info(path)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if is_bucket_missing(error):
+            raise
+        check_place(address)
         return
     if about.get("type") == "directory":
         raise OutputError(f"cannot write {address}: it is a folder")
     if not force:
         raise _exists(address)
+
+
+def check_place(address: str) -> None:
+    """Raise OutputError when the bucket that an object would lie in is not there: one small request, once a process and
+    bucket. What cannot be told so is left to the first write."""
+    if scheme(address) not in _BUCKETS:
+        return
+    bucket = f"{scheme(address)}://{bucket_of(address)}"
+    if bucket in _found:
+        return
+    try:
+        fs, path = filesystem(bucket)
+        fs.invalidate_cache()
+        fs.info(path)
+    except FileNotFoundError as error:
+        why = no_bucket(address)
+        raise OutputError(f"cannot write {address}: {why}", hint=NO_BUCKET_HINT) from cause_of(error)
+    except Exception:
+        return
+    _found.add(bucket)
+
+
+_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "oss"))
+_found: set[str] = set()
 
 
 class UploadSink(Sink):
