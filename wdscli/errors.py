@@ -27,22 +27,25 @@ import errno
 import os
 from typing import Any, ClassVar
 
+from wdscli.shown import shown
+
 
 class WdsError(Exception):
     """Base of all errors raised on purpose.
 
     ``message`` is one line that says what is wrong and where; ``hint`` (optional) names the command or option that
-    helps. ``str(error)`` is the message without the hint; a traceback ends in both, from Python 3.11 on.
+    helps. ``str(error)`` is the message without the hint; a traceback ends in both, from Python 3.11 on. Addresses
+    in both are shown without their secrets (:func:`wdscli.shown.shown`).
     """
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = shown(message)
+        self.hint = None if hint is None else shown(hint)
+        super().__init__(self.message)
         if hint is not None:
-            self.__notes__ = [f"hint: {hint}"]
+            self.__notes__ = [f"hint: {self.hint}"]
 
     def __str__(self) -> str:
         return self.message
@@ -68,8 +71,8 @@ class UsageError(WdsError):
 class DataError(WdsError, ValueError):
     """Bytes that break a promise of the format.
 
-    ``code`` is a finding code of ``wds verify`` (``truncated``, ``bad-checksum``, ...), ``shard`` the address as the
-    user gave it, ``offset`` the byte at which the trouble starts, ``member`` the member's name when it is known.
+    ``code`` is a finding code of ``wds verify`` (``truncated``, ``bad-checksum``, ...), ``shard`` the address as it
+    is shown, ``offset`` the byte at which the trouble starts, ``member`` the member's name when it is known.
     """
 
     exit_code = 3
@@ -86,7 +89,7 @@ class DataError(WdsError, ValueError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
-        self.shard = shard
+        self.shard = None if shard is None else shown(shard)
         self.offset = offset
         self.member = member
 

@@ -9,6 +9,7 @@ from wdscli.errors import UsageError
 from wdscli.ops.create import CreateOptions, CreateReport
 from wdscli.ops.plan import Cuts
 from wdscli.ops.sources.table import TableOptions
+from wdscli.shown import shown
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
@@ -91,14 +92,15 @@ def _print_plan(out: Out, report: CreateReport) -> None:
         for shard in report.shards:
             out.object(
                 {
-                    "shard": shard.address,
+                    "shard": shown(shard.address),
                     "samples": shard.samples,
                     "members": shard.members,
                     "bytes": shard.size_bytes,
                 }
             )
         return
-    out.rows(("shard", "samples", "members", "bytes"), report.shards, right=(1, 2, 3))
+    rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
+    out.rows(("shard", "samples", "members", "bytes"), rows, right=(1, 2, 3))
 
 
 def _plain(report: CreateReport) -> dict[str, object]:
@@ -115,7 +117,9 @@ def _plain(report: CreateReport) -> dict[str, object]:
         "renamed": dict(report.renamed),
         "classes": None if report.classes is None else list(report.classes),
         "oversized": report.oversized,
-        "manifest": report.manifest_address if manifest is not None else None,
+        "manifest": shown(report.manifest_address)
+        if manifest is not None and report.manifest_address
+        else None,
         "fingerprint": manifest.fingerprint if manifest is not None else None,
     }
 

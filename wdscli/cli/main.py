@@ -22,6 +22,7 @@ from wdscli import __version__
 from wdscli.cli import output
 from wdscli.cli.help import Entry, WdsCommand, render
 from wdscli.errors import WdsError, printable
+from wdscli.shown import shown
 
 
 class Listing(NamedTuple):
@@ -217,7 +218,7 @@ def _explain(error: BaseException, *, debug: bool) -> int:
     if debug:
         import traceback
 
-        traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.write(shown("".join(traceback.format_exception(type(error), error, error.__traceback__))))
     message, hint, code = _tell(error)
     output.say(message, label="error")
     if hint:

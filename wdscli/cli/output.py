@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from wdscli.errors import OutputError, printable
+from wdscli.shown import shown
 
 if TYPE_CHECKING:
     from wdscli.cli.options import CommonOptions
@@ -131,6 +132,7 @@ class Out:
             self._aside(message)
 
     def _aside(self, message: str, label: str = "") -> None:
+        message = shown(message)
         for bar in _bars:
             if bar.print(message, label):
                 return
@@ -261,7 +263,7 @@ _bars: list[Bar] = []
 
 def say(message: str, *, label: str = "") -> None:
     """One line on standard error, with a label such as ``error``. Nothing happens when it cannot be written."""
-    text = printable(message)
+    text = printable(shown(message))
     show(f"{_coloured(label)}: {text}" if label else text)
 
 

@@ -81,6 +81,7 @@ def gather(task: GatherTask) -> ShardInfo:
 def _gathered(task: GatherTask) -> ShardInfo:
     with Inputs(task.inputs, task.spilled) as inputs, task.settings.open(task.address) as shard:
         _work_of(task, inputs, shard).run()
+        inputs.confirm()
         return shard.commit()
 
 

@@ -196,6 +196,7 @@ def index_shard(task: IndexTask) -> Indexed:
             return Indexed(Side(place, "kept", of=task.address), _facts(task, old, source), None)
         builder, ignored = scan_index(source)
         _refuse_repeats(builder, task.address)
+        source.confirm()
         data = builder.to_bytes(shard=base_name(task.address), size=source.size, ignored=ignored)
         if task.write:
             _write_index(place, data)
@@ -252,6 +253,7 @@ def _checksum(task: IndexTask, info: ShardInfo, source: Source) -> str | None:
     while data := source.read_some(offset, _PIECE):
         digest.update(data)
         offset += len(data)
+    source.confirm()
     return written(task.checksum, digest)
 
 

@@ -24,10 +24,14 @@ OPEN_SOURCES = 64
 
 class Inputs:
     """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. From the number
-    :data:`~wdscli.ops.spilled.SPILLED` on they are what a first pass has written."""
+    :data:`~wdscli.ops.spilled.SPILLED` on they are what a first pass has written. With ``later`` somebody else confirms
+    local files."""
 
-    def __init__(self, inputs: dict[int, Input], spilled: Spilled | None = None) -> None:
+    def __init__(
+        self, inputs: dict[int, Input], spilled: Spilled | None = None, *, later: bool = False
+    ) -> None:
         self._inputs = inputs
+        self._later = later
         self._spilled = spilled
         self._open: dict[int, Source] = {}
         self.descriptors: dict[int, int] = {}
@@ -40,7 +44,8 @@ class Inputs:
             if len(self._open) >= OPEN_SOURCES:
                 first = next(iter(self._open))
                 self.descriptors.pop(first, None)
-                self._open.pop(first).close()
+                with self._open.pop(first) as done:
+                    self._confirm(first, done)
             if number >= SPILLED and self._spilled is not None:
                 source = self._open[number] = self._spilled.open(number)
             else:
@@ -58,6 +63,17 @@ class Inputs:
 
     def __enter__(self) -> Inputs:
         return self
+
+    def confirm(self) -> None:
+        """To be called when all is read: raise InputError for an input that was changed meanwhile."""
+        for number, source in self._open.items():
+            self._confirm(number, source)
+
+    def _confirm(self, number: int, source: Source) -> None:
+        # What a first pass has written is ours, and given back to the system while it is read. Its second pass looks at
+        # headers, which tell better what is different in a local file.
+        if number < SPILLED and not (self._later and source.fd is not None):
+            source.confirm()
 
     def __exit__(self, *_: object) -> None:
         for source in self._open.values():

@@ -128,6 +128,7 @@ class Picker:
                 break
             with open_source(address) as source:
                 yield from self._pages(source)
+                source.confirm()
                 self.bytes_in += source.size or 0
             self._progress.advance(1)
         for remark in self.selection.remarks(self.state):

@@ -30,6 +30,7 @@ from wdscli.selection import Selection
 from wdscli.selection.fields import FieldRule, Rename
 from wdscli.shards.inputs import ShardSet
 from wdscli.shards.output import ShardSettings
+from wdscli.shown import shown, shown_command, shown_in
 from wdscli.storage import Source, is_local, is_stream, local_path, open_sink, open_source
 from wdscli.tar import Form
 
@@ -138,12 +139,29 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
             f"{plan.request.output} is a stream, and the tasks of a plan write shards of their own",
             hint="-o out-%06d.tar",
         )
+    _refuse_secrets(plan)
     for one in plan.inputs:
         if one.copy:
             raise UsageError(
                 f"{one.address} can be read only once, and the tasks of a plan read it again",
                 hint="store it first: wds cat SHARD -o plain.tar",
             )
+
+
+def _refuse_secrets(plan: ReorderPlan) -> None:
+    """Raise UsageError for what would stand in the plan and is not for everybody who may read it."""
+    output, post = plan.request.output, plan.request.post
+    for text in (*(one.address for one in plan.inputs if not one.copy), output):
+        if shown(text) != text:
+            raise UsageError(
+                f"the plan would hold a password, token or signature: {text}",
+                hint="name it without, and have the tasks find credentials where they run: environment or profile",
+            )
+    if post is not None and shown_command(post) != post:
+        raise UsageError(
+            f"the plan would hold a password, token or signature: --post {shown_command(post)}",
+            hint="have the command take it from the environment where the tasks run",
+        )
 
 
 def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int]:
@@ -170,7 +188,7 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "wdscli": __version__,
         "operation": plan.operation,
         "seed": plan.seed,
-        "options": dict(plan.options),
+        "options": shown_in(dict(plan.options)),
         "plan": mark_of(plan)._asdict(),
         "output": absolute_output(request.output),
         "parts": [part.name for part in plan.parts],

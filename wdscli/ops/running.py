@@ -140,6 +140,9 @@ def run_some(
                 spilled.release(shard)
             progress.note(f"{shard.address}: {info.samples} samples, {info.size_bytes} bytes")
         progress.finish()
+        if spilled is not None:
+            for one in plan.inputs:
+                one.confirm()
     return written
 
 

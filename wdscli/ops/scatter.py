@@ -59,7 +59,7 @@ class ScatterTask(NamedTuple):
 
 def scatter(task: ScatterTask) -> int:
     """Write one chunk; returns its bytes. May run twice. Raises InputError, DataError, OutputError."""
-    with Inputs(task.inputs) as inputs:
+    with Inputs(task.inputs, later=True) as inputs:
         chunk = _Chunk(task, inputs)
         for part in task.destinations:
             rows = task.order[part.first : part.end]
@@ -68,6 +68,7 @@ def scatter(task: ScatterTask) -> int:
                     chunk.write(rows, _Object(sink))
             else:
                 _write_stretch(part, chunk, rows)
+        inputs.confirm()
     return int(task.samples.lengths.sum())
 
 

@@ -52,9 +52,9 @@ class Input(NamedTuple):
     copy: str = ""
     round: int = 0
     stamp: Stamp | None = None
-    """What it was when the plan was made."""
+    """What it was when the plan was made; bytes of any other stamp are refused, at the latest when all are read."""
     is_held: bool = False
-    """Whether bytes of any other stamp are refused."""
+    """Whether they are refused before any is read."""
 
     @property
     def is_near(self) -> bool:
@@ -65,18 +65,29 @@ class Input(NamedTuple):
         """The bytes, under the name that the user gave. Raises InputError, DataError when they are others now."""
         if not self.copy:
             source = open_source(self.address)
-            if self.is_held and self.stamp != (source.size, source.version):
+            if self.stamp is None or self.stamp == (source.size, source.version):
+                return source
+            if source.fd is not None and not self.is_held:
+                # The headers of a local file tell better what is different; confirm() tells it of payloads.
+                source.version = self.stamp.version
+            else:
                 source.close()
                 raise DataError(
                     "the input was changed after the plan was made",
                     code="changed",
                     shard=self.address,
-                    hint="make the plan again",
+                    hint="make the plan again, when nobody writes there",
                 )
             return source
         source = open_source(self.copy, decompress=False)
         source.name = self.address
         return source
+
+    def confirm(self) -> None:
+        """Raise InputError for a local file that is another one now than when the plan was made."""
+        if self.stamp is not None and not self.copy and is_local(self.address):
+            with self.open() as source:
+                source.confirm()
 
 
 class Scratch:

@@ -213,6 +213,7 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
                 overflow.write(columns.rows(), values if extract is not None else None)
                 columns, values = _Columns(), []
         _hold(found, overflow, columns.rows(), None if extract is None else values)
+        source.confirm()
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
     found.ignored = ignored.counts
     found.copy = task.input.copy

@@ -23,7 +23,17 @@ from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.leftovers import receipt_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.shardfile import ShardFile, Witness, index_address
-from wdscli.storage import OutputPattern, base_name, exists, folder_of, is_local, open_sink, remove
+from wdscli.shown import shown_in
+from wdscli.storage import (
+    OutputPattern,
+    base_name,
+    check_place,
+    exists,
+    folder_of,
+    is_local,
+    open_sink,
+    remove,
+)
 from wdscli.storage.addresses import local_path
 from wdscli.storage.versions import GONE, versions_at
 from wdscli.tar import CANONICAL, Form
@@ -106,6 +116,7 @@ class OutputSet:
         when an output is also an input. Writes nothing. ``may_exist`` is for who goes on with what is there."""
         if self.pattern.is_stream:
             return
+        check_place(self._manifest())
         self._replaced = self.pattern.existing()
         there = [*self._replaced, *([self._manifest()] if exists(self._manifest()) else [])]
         taken = {_place(address) for address in there}
@@ -200,7 +211,7 @@ class OutputSet:
         input sets (None for one that has no manifest)."""
         made: dict[str, Any] = {
             "operation": operation,
-            "options": dict(options or {}),
+            "options": shown_in(dict(options or {})),
             "inputs": list(inputs),
         }
         if seed is not None:

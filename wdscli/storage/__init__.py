@@ -19,6 +19,7 @@ from wdscli.storage.addresses import (
 from wdscli.storage.ends import Sink, Source
 from wdscli.storage.expand import Words, expand
 from wdscli.storage.opening import (
+    check_place,
     exists,
     folder_of,
     list_folder,
@@ -36,6 +37,7 @@ __all__ = [
     "Words",
     "addresses_of",
     "base_name",
+    "check_place",
     "exists",
     "expand",
     "folder_of",

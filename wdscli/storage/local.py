@@ -18,7 +18,7 @@ import stat
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputExistsError, OutputIsFolderError
 from wdscli.storage.addresses import range_hint
-from wdscli.storage.ends import Data, Sink, Source
+from wdscli.storage.ends import Data, Sink, Source, replaced
 from wdscli.storage.versions import local_version
 
 _WHOLE_READ = 1 << 24
@@ -59,10 +59,22 @@ class LocalSource(Source):
             have += len(data)
         return b"".join(parts)
 
+    def confirm(self) -> None:
+        # A file that was replaced is still the old one here; one that was written over has another time or size.
+        if self._fd >= 0 and self.version:
+            now = os.fstat(self._fd)
+            if (version_of(now), now.st_size) != (self.version, self.size):
+                raise replaced(self.name)
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self.fd = -1, None
+
+
+def version_of(status: os.stat_result) -> str:
+    """The ``version`` of a local file."""
+    return f"mtime:{status.st_mtime_ns}"
 
 
 def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:

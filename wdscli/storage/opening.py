@@ -15,7 +15,7 @@ import stat
 from wdscli.errors import InputError, OutputError, UsageError
 from wdscli.storage.addresses import STREAM, is_local, is_stream, local_path, scheme, split_folder
 from wdscli.storage.ends import Sink, Source
-from wdscli.storage.local import LocalSink, LocalSource, open_descriptor, reason
+from wdscli.storage.local import LocalSink, LocalSource, open_descriptor, reason, version_of
 
 HEAD = 512
 """One block: enough to tell a compressed stream from a tar."""
@@ -54,7 +54,7 @@ def _open_local(address: str) -> Source:
     descriptor, status = open_descriptor(address, local_path(address))
     if stat.S_ISREG(status.st_mode):
         source = LocalSource(address, descriptor, status.st_size)
-        source.version = f"mtime:{status.st_mtime_ns}"
+        source.version = version_of(status)
         return source
     from wdscli.storage.streams import DescriptorReader, StreamSource
 
@@ -190,6 +190,15 @@ def is_device(path: str) -> bool:
     except (OSError, ValueError):
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def check_place(address: str) -> None:
+    """Raise OutputError for an address at which nothing can be written because its bucket is not there. Says nothing of
+    other obstacles, which the first write meets."""
+    if not (is_stream(address) or is_local(address)):
+        from wdscli.storage import uploads
+
+        uploads.check_place(address)
 
 
 def exists(address: str) -> bool:

@@ -11,6 +11,7 @@ from wdscli.errors import UsageError
 from wdscli.ops.index import IndexReport
 from wdscli.ops.index import index as run
 from wdscli.ops.set_manifest import Side
+from wdscli.shown import shown
 from wdscli.units import human_size
 
 _OUTPUT = "Output"
@@ -115,9 +116,16 @@ def index(
     )
     for side in report.files:
         if json.json:
-            out.object({"file": side.address, "state": side.state, "reason": side.reason, "shard": side.of})
+            out.object(
+                {
+                    "file": shown(side.address),
+                    "state": side.state,
+                    "reason": shown(side.reason),
+                    "shard": side.of and shown(side.of),
+                }
+            )
         elif (dry_run or check) and side.state == "made":
-            out.line(f"{side.address}: {_would(side)}")
+            out.line(f"{shown(side.address)}: {_would(side)}")
     out.summary(_summary(report, dry_run or check))
     return 1 if check and report.made else 0
 

@@ -8,6 +8,7 @@ import typer
 
 from wdscli.cli.options import CommonOptions, Engine, Jobs, JsonOptions, Memory, grouped
 from wdscli.cli.output import Out
+from wdscli.shown import shown
 
 if TYPE_CHECKING:
     from wdscli.ops.reorder import ReorderPlan
@@ -88,10 +89,16 @@ def _list(out: Out, plan: ReorderPlan) -> None:
     found = states(plan)
     if out.json:
         for one in found:
-            facts = {"task": one.task, "shard": one.address, "samples": one.samples, "bytes": one.size_bytes}
+            facts = {
+                "task": one.task,
+                "shard": shown(one.address),
+                "samples": one.samples,
+                "bytes": one.size_bytes,
+            }
             out.object({**facts, "state": one.state})
     else:
-        out.rows(("task", "shard", "samples", "bytes", "state"), found, right=(0, 2, 3))
+        rows = [one._replace(address=shown(one.address)) for one in found]
+        out.rows(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))
     done = sum(one.state == "done" for one in found)
     out.summary(f"{done} of {len(found)} tasks are done")
 

@@ -15,6 +15,7 @@ from wdscli.ops.verify.findings import MAX_FINDINGS, kind_of
 from wdscli.ops.verify.repair import RepairReport, check_repair, repair
 from wdscli.shards.forms import make_form
 from wdscli.shards.output import ShardSettings
+from wdscli.shown import shown
 from wdscli.units import human_size
 
 _REPAIR = "Repair"
@@ -175,8 +176,8 @@ def _print_repair(out: Out, report: RepairReport, *, dry_run: bool) -> None:
             {
                 "repair": True,
                 "samples": report.samples,
-                "shards": [shard.name for shard in report.written],
-                "manifest": report.manifest,
+                "shards": [shown(shard.name) for shard in report.written],
+                "manifest": report.manifest and shown(report.manifest),
                 "dry_run": dry_run,
                 "left_out": report.counts,
             }

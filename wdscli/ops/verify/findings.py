@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from wdscli.errors import DataError
+from wdscli.shown import shown
 
 Severity = Literal["error", "warning"]
 
@@ -22,7 +23,8 @@ MAX_FINDINGS = 100
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong. ``offset`` is a byte of the shard, ``member`` a member's name or a sample's key."""
+    """One thing that is wrong. ``shard`` is an address as it is shown, ``offset`` a byte of the shard, ``member`` a
+    member's name or a sample's key."""
 
     code: str
     severity: Severity
@@ -144,7 +146,7 @@ class Ledger:
     """The findings of one shard: of each kind the first ``limit``, and the count of all."""
 
     def __init__(self, shard: str, limit: int = MAX_FINDINGS) -> None:
-        self.shard = shard
+        self.shard = shown(shard)
         self.limit = limit
         self.findings: list[Finding] = []
         self.counts: dict[str, int] = {}
@@ -163,9 +165,8 @@ class Ledger:
         self.counts[code] = count + 1
         if count < self.limit:
             kind = kind_of(code)
-            self.findings.append(
-                Finding(code, kind.severity, self.shard, offset, member, message, hint or kind.hint)
-            )
+            text, hint = shown(message), shown(hint) if hint else kind.hint
+            self.findings.append(Finding(code, kind.severity, self.shard, offset, member, text, hint))
 
     def add_error(self, error: DataError) -> None:
         """A finding from an error that a reader raised."""

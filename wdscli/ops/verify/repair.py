@@ -204,7 +204,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
     return SalvageResult(ledger.findings, ledger.counts, b"", None)
 
 
-def _write(task: SalvageTask, source: ByteSource) -> SalvageResult:
+def _write(task: SalvageTask, source: _Seekable) -> SalvageResult:
     """Write what the plan saves; what it does not was told when the plan was made first."""
     plan = plan_shard(source, Ledger(task.address, 0), decode=task.decode, required=task.required)
     dropped = set(memoryview(task.dropped).cast("Q"))
@@ -214,6 +214,7 @@ def _write(task: SalvageTask, source: ByteSource) -> SalvageResult:
         for run in plan.samples():
             if not dropped or digest(run.key) not in dropped:
                 _copy(run, source, shard)
+        source.confirm()
         info = shard.commit()
     return SalvageResult([], {}, plan.digests, info)
 
@@ -269,6 +270,7 @@ class _Seekable:
         self.size: int | None = source.size
         self._copy: IO[bytes] | None = None
         self.read_at = source.read_at
+        self.confirm = source.confirm
         if not source.seekable:
             self._spool(source)
 

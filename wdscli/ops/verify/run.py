@@ -24,6 +24,7 @@ from wdscli.ops.verify.profiles import DEMANDS, parse_profiles
 from wdscli.ops.verify.shard import Located, LocateTask, ShardResult, ShardTask, check_shard, locate
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import ShardSet, open_set
+from wdscli.shown import shown
 from wdscli.storage import is_local
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class _Gathered:
 
     def report(self) -> VerifyReport:
         codes = {code: place for place, code in enumerate((*KINDS, *DEMANDS))}
-        order = {address: place for place, address in enumerate(self.addresses)}
+        order = {shown(address): place for place, address in enumerate(self.addresses)}
         findings = sorted(
             self._findings.told,
             key=lambda f: (

@@ -64,16 +64,20 @@ class ShardResult(NamedTuple):
 def check_shard(task: ShardTask) -> ShardResult:
     """Everything about one shard. Raises UsageError only (an address that means nothing, a missing extra)."""
     ledger = Ledger(task.address, task.limit)
+    version: str | None = None
     check = _ShardCheck(task, ledger)
     try:
         with open_source(task.address) as source:
+            version = source.version
             check.run(source)
+            source.confirm()
     except DataError as error:
         ledger.add_error(error)
     except StorageError as error:
+        version = None
         _add_unreadable(error, task, ledger)
     if task.checksums:
-        check_checksum(task.address, task.listed, ledger)
+        check_checksum(task.address, task.listed, ledger, version)
     ledger.blame_shard()
     return check.result()
 

@@ -16,6 +16,7 @@ from wdscli.shards.checksum import new_digest
 from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of
 from wdscli.shards.shardfile import index_address
 from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_source, read_all
+from wdscli.storage.ends import replaced
 from wdscli.tar import Form
 
 if TYPE_CHECKING:
@@ -127,8 +128,9 @@ def _stored_size(address: str, size: int) -> int:
         return size if source.size is None else source.size
 
 
-def check_checksum(address: str, listed: ShardInfo | None, ledger: Ledger) -> None:
-    """Compare a shard's bytes with the checksum that the manifest holds."""
+def check_checksum(address: str, listed: ShardInfo | None, ledger: Ledger, version: str | None) -> None:
+    """Compare a shard's bytes with the checksum that the manifest holds. ``version`` is that of the bytes whose headers
+    were checked, None when they could not be read, which has been reported."""
     if listed is None or listed.checksum is None or is_stream(address):
         what = (
             "a stream has no checksum" if is_stream(address) else "no manifest holds a checksum of this shard"
@@ -137,11 +139,13 @@ def check_checksum(address: str, listed: ShardInfo | None, ledger: Ledger) -> No
         return
     algorithm, _, expected = listed.checksum.partition(":")
     try:
-        digest = file_digest(address, algorithm)
+        digest = file_digest(address, algorithm, version or "")
     except UsageError:
         ledger.add("unchecked", f'the manifest\'s checksum is of an unknown kind, "{algorithm}"')
         return
-    except (DataError, StorageError):
+    except StorageError as error:
+        if version is not None:
+            ledger.add("unreadable", error.message, hint=error.hint)
         return
     if digest != expected:
         ledger.add(
@@ -150,8 +154,9 @@ def check_checksum(address: str, listed: ShardInfo | None, ledger: Ledger) -> No
         )
 
 
-def file_digest(address: str, algorithm: str) -> str:
-    """The checksum of a file's bytes as they lie there. Raises UsageError for an unknown algorithm, StorageError."""
+def file_digest(address: str, algorithm: str, version: str = "") -> str:
+    """The checksum of a file's bytes as they lie there, of ``version`` if one is given. Raises UsageError for an
+    unknown algorithm, StorageError."""
     digest = new_digest(algorithm)
     if digest is None:
         raise UsageError("no checksum to compute")
@@ -160,4 +165,7 @@ def file_digest(address: str, algorithm: str) -> str:
         while data := source.read_some(offset, CHUNK):
             digest.update(data)
             offset += len(data)
+        source.confirm()
+        if version and version != source.version:
+            raise replaced(address)
     return digest.hexdigest()
