@@ -6,17 +6,25 @@ nothing but the headers in front of the payloads tells. No way of reading may gi
 
 from __future__ import annotations
 
+import io
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_cases import Members, tar_of, wds, write_shards
+from shard_cases import Members, samples_of, tar_of, wds, write_shards
+from storage_servers import S3, forget_s3, s3_server
 
 from wdscli.errors import DataError
 from wdscli.loader import IndexedDataset, WebDataset
+from wdscli.samples import Ignored, iter_batches
+from wdscli.shards import find_index
+from wdscli.shards.find import is_other_version
+from wdscli.shards.index import IndexBuilder, parse_index
+from wdscli.shards.shardfile import index_address
+from wdscli.storage import open_source
 
 COUNT, PER_SHARD, CHANGED = 40, 20, 27
 """Samples, samples a shard, and the one that is changed: neither first, middle nor last of its shard."""
@@ -89,6 +97,11 @@ class Set:
         """The shard that is changed."""
         return self.shards[CHANGED // PER_SHARD]
 
+    @property
+    def true(self) -> list[dict[str, bytes]]:
+        """The samples as they are now."""
+        return [{name.partition(".")[2]: data for name, data in one} for one in self.samples]
+
     def change(self, change: Callable[[Members], Members], number: int = CHANGED) -> None:
         sizes = [os.path.getsize(shard) for shard in self.shards]
         self.samples[number] = change(self.samples[number])
@@ -145,12 +158,7 @@ class TestLoader:
                     if way != "key":
                         assert read(made.manifest, None), way
                         assert read(made.manifest, ["json"]), way
-                true = [{name.partition(".")[2]: data for name, data in one} for one in made.samples]
-                found = [
-                    {name: data for name, data in one.items() if name[0] != "_"}
-                    for one in IndexedDataset(made.manifest)
-                ]
-                assert found == true
+                assert list(map(plain, IndexedDataset(made.manifest))) == made.true
 
     @pytest.mark.parametrize("change", CHANGES)
     def test_long_names_and_large_payloads(self, tmp_path: Path, change: str) -> None:
@@ -206,5 +214,188 @@ class TestLoader:
         assert data.stats()["dropped"] == {made.changed: {"read: changed": 1}}
 
 
-def test_tar_of_makes_what_the_cases_need() -> None:
-    assert tar_of([("a.txt", b"1")]) != tar_of([("a.txt", b"1")], **FORMATS["webdataset"])
+class TestIndexCheck:
+    """``wds index --check`` compares all headers, and ``wds index`` mends what it finds."""
+
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_every_change_is_found_and_mended(self, made: Set, change: str) -> None:
+        assert wds("index", "--check", made.folder).code == 0
+        made.change(CHANGES[change])
+        ran = wds("index", "--check", "--no-manifest", made.folder)
+        name = os.path.basename(made.changed)
+        assert (ran.code, ran.out.decode()) == (1, f"{made.folder}/.wds/{name}.wdx: stale\n")
+        os.unlink(made.manifest)
+        assert wds("index", made.folder).code == 0
+        assert wds("index", "--check", made.folder).code == 0
+        assert [dict(one) for one in map(plain, IndexedDataset(made.manifest))] == made.true
+
+    def test_a_payload_under_an_unchanged_header_is_seen_by_its_checksum(self, tmp_path: Path) -> None:
+        made = Set(tmp_path / "set", {})
+        made.change(lambda some: [(name, data.replace(b"7", b"8")) for name, data in some])
+        assert wds("index", "--check", "--no-manifest", made.folder).code == 0
+        assert wds("verify", made.folder).code == 0
+        assert wds("verify", "--checksums", made.folder).code == 1
+
+
+def plain(one: Any) -> dict[str, bytes]:
+    """A sample without what is not in the shard."""
+    return {name: data for name, data in one.items() if name[0] != "_"}
+
+
+def leave_out(shard: str, rows: set[int], **more: Any) -> None:
+    """Make the index of a shard anew, without some samples; what is known of it stays true otherwise."""
+    builder = IndexBuilder()
+    with open_source(shard) as source:
+        size = source.size or 0
+        ignored = Ignored()
+        for batch in iter_batches(source, ignored=ignored):
+            for row in range(len(batch.keys)):
+                if batch.index + row not in rows:
+                    builder.add_batch(batch.part(row, row + 1))
+    more = {"ignored": ignored.counts, **more}
+    data = builder.to_bytes(shard=os.path.basename(shard), size=size, **more)
+    Path(index_address(shard)).write_bytes(data)
+
+
+class TestLeftOut:
+    """Point 5: an index that leaves a sample out is not believed."""
+
+    @pytest.mark.parametrize("rows", [{0}, {7}, {19}, {0, 19}, {3, 4, 5}, set(range(20))], ids=str)
+    @pytest.mark.parametrize("ignored", [{}, {"no-field": 5}], ids=["none ignored", "some ignored"])
+    def test_it_is_noticed(self, made: Set, rows: set[int], ignored: dict[str, int]) -> None:
+        os.unlink(made.manifest)
+        leave_out(made.shards[0], rows, ignored=ignored)
+        assert len(list(WebDataset(made.shards[0], shuffle="none"))) == 20
+        assert len(IndexedDataset(made.shards[0])) == 20
+        out = made.folder.parent / "out"
+        ran = wds("shuffle", made.shards[0], "-o", f"{out}-%d.tar")
+        assert ran.code == 0
+        assert "is not used" in ran.err
+        assert len(samples_of(f"{out}-0.tar")) == 20
+        ran = wds("index", "--check", "--no-manifest", made.folder)
+        assert (ran.code, b"in-0.tar.wdx: stale" in ran.out) == (1, True)
+
+    def test_what_is_rightly_left_out_is_no_reason(self, tmp_path: Path) -> None:
+        """Folders, files without a dot and the zeros of a tape's last record."""
+        for number, how in enumerate(FORMATS.values()):
+            shard = str(tmp_path / f"a{number}.tar")
+            members = [("README", b"x" * 700)]
+            for one in samples():
+                members += [*one[:2], ("between", b""), *one[2:], (f"{number}/LICENSE", b"y" * 600)]
+            Path(shard).write_bytes(tar_of(members, **how) + bytes(10240))
+            assert wds("index", shard).code == 0
+            warned: list[str] = []
+            with open_source(shard) as source:
+                assert find_index(shard, source, warned.append) is not None, warned
+            for way, read in READ.items():
+                if way != "key":
+                    assert read(shard, None)
+                    assert read(shard, ["txt"])
+            assert list(map(plain, IndexedDataset(shard))) == [
+                {name.partition(".")[2]: data for name, data in one} for one in samples()
+            ]
+
+    def test_a_member_that_became_a_sample(self, tmp_path: Path) -> None:
+        shard = tmp_path / "a.tar"
+        members = [member for one in samples() for member in one]
+        members.insert(40, ("README_md", b"1"))
+        shard.write_bytes(tar_of(members))
+        assert wds("index", "--no-manifest", shard).code == 0
+        members[40] = ("README.md", b"1")
+        shard.write_bytes(tar_of(members))
+        os.utime(shard, ns=(0, 0))
+        assert len(list(WebDataset(str(shard), shuffle="none"))) == COUNT + 1
+        assert wds("index", "--check", "--no-manifest", shard).code == 1
+
+    def test_a_pax_global_header_is_no_member(self, tmp_path: Path) -> None:
+        """What git archive begins with."""
+        shard = tmp_path / "a.tar"
+        with tarfile.open(shard, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "abc"}) as tar:
+            for name, data in samples()[0]:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        assert wds("index", "--no-manifest", shard).code == 0
+        with open_source(str(shard)) as source:
+            assert find_index(str(shard), source) is not None
+        assert plain(IndexedDataset(str(shard))[0])["cls"] == b"0"
+
+
+class TestStore:
+    """An object that is uploaded again: the same size, and another ETag."""
+
+    @pytest.fixture(scope="class")
+    def server(self) -> Iterator[S3]:
+        pytest.importorskip("moto")
+        with s3_server() as server:
+            yield server
+
+    def uploaded(self, server: S3, folder: Path, index: bool = True) -> tuple[str, Set]:
+        made = Set(folder / "set", {})
+        bucket = server.bucket(f"b{os.urandom(4).hex()}")
+        for shard in made.shards:
+            server.client.put_object(
+                Bucket=bucket, Key=os.path.basename(shard), Body=Path(shard).read_bytes()
+            )
+            if not index:
+                server.client.put_object(
+                    Bucket=bucket,
+                    Key=f".wds/{os.path.basename(shard)}.wdx",
+                    Body=Path(index_address(shard)).read_bytes(),
+                )
+        if index:
+            assert wds("index", "--no-manifest", f"s3://{bucket}/").code == 0
+        return bucket, made
+
+    def put(self, server: S3, bucket: str, made: Set) -> None:
+        server.client.put_object(
+            Bucket=bucket, Key=os.path.basename(made.changed), Body=Path(made.changed).read_bytes()
+        )
+
+    def test_the_index_keeps_the_version(self, server: S3, tmp_path: Path) -> None:
+        bucket, made = self.uploaded(server, tmp_path)
+        kept = server.get(bucket, ".wds/in-1.tar.wdx")
+        etag = server.client.head_object(Bucket=bucket, Key="in-1.tar")["ETag"]
+        assert parse_index(kept, "x").etag == f"s3 {etag}"
+        assert not parse_index(Path(index_address(made.changed)).read_bytes(), "x").etag
+        address = f"s3://{bucket}/in-1.tar"
+        with open_source(address) as source:
+            assert find_index(address, source) is not None
+        # The header says what it said: only the version tells.
+        made.change(lambda some: [(name, data.replace(b"7", b"8")) for name, data in some])
+        self.put(server, bucket, made)
+        forget_s3()
+        warned: list[str] = []
+        with open_source(address) as source:
+            assert find_index(address, source, warned.append) is None
+        assert "another version" in warned[0]
+        assert wds("index", "--check", "--no-manifest", f"s3://{bucket}/").code == 1
+        assert wds("verify", address).code == 1
+        assert IndexedDataset(f"s3://{bucket}/")[CHANGED]["cls"] == b"8"
+
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_an_edit_within_the_padding(self, server: S3, tmp_path: Path, change: str) -> None:
+        """With an index that knows no version; it was written with its shard, or copied there with it."""
+        bucket, made = self.uploaded(server, tmp_path, index=False)
+        data = WebDataset(f"s3://{bucket}/", shuffle="none")
+        table = IndexedDataset(f"s3://{bucket}/", fields=["cls", "json", "txt"])
+        assert plain(table[CHANGED]) | {"jpg": b""} == made.true[CHANGED] | {"jpg": b""}
+        table.close()
+        made.change(CHANGES[change])
+        self.put(server, bucket, made)
+        forget_s3()
+        for read in (
+            lambda: list(data),
+            lambda: list(WebDataset(f"s3://{bucket}/", fields=["cls", "json", "txt"])),
+        ):
+            with pytest.raises(DataError) as caught:
+                read()
+            assert (caught.value.code, caught.value.shard) == ("changed", f"s3://{bucket}/in-1.tar")
+        ran = wds("index", "--check", "--no-manifest", f"s3://{bucket}/")
+        assert (ran.code, b"in-1.tar.wdx: stale" in ran.out) == (1, True)
+
+    def test_a_copy_in_another_kind_of_store_is_no_other_version(self) -> None:
+        assert is_other_version('s3 "a"', 's3 "b"')
+        assert not is_other_version('s3 "a"', 's3 "a"')
+        assert not is_other_version('s3 "a"', 'gs "b"')
+        assert not is_other_version("", 's3 "b"')

@@ -47,8 +47,8 @@ class ShardTable:
         import numpy
 
         self.address = address
-        self.changed_ns: int | None = None
-        """When the local shard was changed last, as who opened it first saw it."""
+        self.version = index.seen
+        """The version of the shard when this was found to be true of it."""
         self.size = index.size
         self.samples = index.samples
         self.starts: I64 = index.starts.view(numpy.int64)
@@ -200,6 +200,7 @@ class Catalog:
                 index = find_index(address, source)
                 if index is None and source.seekable:
                     index = self._scanned[number] = _scan(address, source)
+                    index.seen = source.version
                 return index
         except (DataError, StorageError) as error:
             if not self._salvages:

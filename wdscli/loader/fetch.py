@@ -215,12 +215,10 @@ def _most_open() -> int:
 def _check_unchanged(catalog: Catalog, shard: int, source: Source) -> None:
     """Raise DataError when the shard is another one than what is known of it says."""
     table = catalog.table(shard)
-    if source.fd is not None:
-        changed_ns = os.fstat(source.fd).st_mtime_ns
-        if table.changed_ns not in (None, changed_ns):
-            catalog.forget(shard)
-            table = catalog.table(shard)
-        table.changed_ns = changed_ns
+    if table.version not in ("", source.version):
+        catalog.forget(shard)
+        table = catalog.table(shard)
+    table.version = source.version
     if source.size is not None and source.size != table.size:
         raise changed(table, 0)
 

@@ -9,6 +9,7 @@ read by the exact scanner (:func:`is_there`). It must not know where expectation
 from __future__ import annotations
 
 from wdscli.errors import DataError
+from wdscli.model import to_text
 from wdscli.samples.keys import split_name
 from wdscli.tar import KIND_MASK, ByteSource, Columns, Scanner
 from wdscli.tar.extensions import is_harmless
@@ -90,6 +91,42 @@ def holds_no_sample(source: ByteSource, begin: int, end: int) -> bool:
 def _are_of_no_sample(columns: Columns, count: int) -> bool:
     names, flags = columns.names[:count], columns.flags[:count]
     return all(flag & KIND_MASK or split_name(name) is None for name, flag in zip(names, flags))
+
+
+def payload_at(source: ByteSource, head: int, offset: int, name: bytes, size: int) -> bytes:
+    """The payload of a member, read with the headers that lead to it, which begin at byte ``head``. Raises DataError
+    ``stale-index`` unless they say this name and size, InputError."""
+    first = max(head, offset - FRONT_BYTES)
+    data = source.read_at(first, offset + size - first)
+    _check(source, data, first, head, offset, name, size)
+    return data[offset - first :]
+
+
+def check_member(source: ByteSource, head: int, offset: int, name: bytes, size: int) -> None:
+    """Raise DataError ``stale-index`` as :func:`payload_at` does, where the payload is read by itself."""
+    first = max(head, offset - FRONT_BYTES)
+    _check(source, source.read_at(first, offset - first), first, head, offset, name, size)
+
+
+def _check(
+    source: ByteSource, data: bytes, first: int, head: int, offset: int, name: bytes, size: int
+) -> None:
+    block = offset - BLOCK - first
+    is_told = (
+        len(data) >= block + BLOCK
+        and says(data, block, name + b"\0", size)
+        and first == head
+        and are_harmless(data[:block])
+    )
+    if not is_told and not is_there(source, head, offset, name, size):
+        raise DataError(
+            "its index is stale: another header is in front of the payload",
+            code="stale-index",
+            shard=source.name,
+            offset=head,
+            member=to_text(name),
+            hint="make the index again with `wds index`",
+        )
 
 
 def _walk(source: ByteSource, begin: int, end: int) -> Columns | None:
