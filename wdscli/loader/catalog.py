@@ -47,8 +47,8 @@ class ShardTable:
         import numpy
 
         self.address = address
-        self.changed_ns: int | None = None
-        """When the local shard was changed last, as who opened it first saw it."""
+        self.version = index.seen
+        """The version of the shard when this was found to be true of it."""
         self.size = index.size
         self.samples = index.samples
         self.starts: I64 = index.starts.view(numpy.int64)
@@ -57,6 +57,8 @@ class ShardTable:
         self.offsets: I64 = index.member_offsets.view(numpy.int64)
         self.sizes: I64 = index.member_sizes.view(numpy.int64)
         self.field_ids = index.member_fields
+        self.suffixes = [b"." + field + b"\0" for field in index.fields]
+        """What a key is followed by in the name of a member, by the number of its field."""
         self.spellings = [to_text(field) for field in index.fields]
         self.fields = self.spellings if spelled else [name.lower() for name in self.spellings]
         self.same = len(set(self.fields)) < len(self.fields)
@@ -76,10 +78,26 @@ class ShardTable:
         in_order = int(self.member_ends[0]) == each and (self.member_ends[1:] > self.member_ends[:-1]).all()
         return each if in_order and (ids == ids[0]).all() else 0
 
+    @cached_property
+    def heads(self) -> I64:
+        """For each member, where what stands in front of its payload begins: behind the member before it, or where its
+        sample does."""
+        import numpy
+
+        heads: I64 = numpy.empty_like(self.offsets)
+        heads[1:] = self.offsets[:-1] + (self.sizes[:-1] + 511 & -512)
+        heads[numpy.append(0, self.member_ends[:-1])] = self.starts
+        return heads
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether one block stands in front of every payload."""
+        return bool((self.offsets - self.heads == 512).all())
+
     @property
     def bytes(self) -> int:
         """About what it takes in memory."""
-        return 40 * self.samples + 24 * len(self.offsets) + len(self.keys)
+        return 40 * self.samples + 32 * len(self.offsets) + len(self.keys)
 
     def key(self, sample: int) -> str:
         """The key of one sample."""
@@ -181,6 +199,7 @@ class Catalog:
                 index = find_index(address, source)
                 if index is None and source.seekable:
                     index = self._scanned[number] = _scan(address, source)
+                    index.seen = source.version
                 return index
         except (DataError, StorageError) as error:
             if not self._salvages:

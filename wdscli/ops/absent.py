@@ -1,6 +1,6 @@
 """Names that no sample has, and outputs that would have no sample: refused, unless that was allowed.
 
-What it is: :func:`check_names` and :func:`check_empty`, which every command that writes selected samples calls when
+What it is: :func:`check_named` and :func:`check_empty`, which every command that writes selected samples calls when
 all of them were seen and before anything has its final name. It must not know how samples were found.
 """
 
@@ -17,7 +17,7 @@ from wdscli.selection.named import Absence
 _ALLOW = "--allow-empty writes all the same"
 
 
-def check_names(absences: Iterable[Absence], *, allow: bool, progress: Progress) -> None:
+def check_named(absences: Iterable[Absence], *, allow: bool, progress: Progress) -> None:
     """Raise DataError ``not-found`` for names that no sample has; warn of those that may be nowhere, and with ``allow``
     of all."""
     refused = []

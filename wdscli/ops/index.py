@@ -1,8 +1,8 @@
 """Indexes and a manifest for shards that others made; or the indexes of other programs.
 
-What it is: :func:`index`. How: one task a shard (find the index and keep it when it can be believed, else scan the
-headers; hash the payloads for the manifest), in parallel; then the manifest, last as ever (``set_manifest``). Dialects
-are made from the indexes, in one pass. It must not print.
+What it is: :func:`index`. How: one task a shard (find the index and keep it when it says what all headers say, else
+make it of them; hash the payloads for the manifest), in parallel; then the manifest, last as ever (``set_manifest``).
+Dialects are made from the indexes, in one pass. It must not print.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.shards.checksum import new_digest, written
 from wdscli.shards.claims import Claim
 from wdscli.shards.dialects import Dialect, ShardPlace, SideFile, make_dialect
-from wdscli.shards.find import find_index, scan_index
+from wdscli.shards.find import etag_of, find_index, scan_index
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import open_set
 from wdscli.shards.manifest import Manifest
@@ -191,13 +191,18 @@ def index_shard(task: IndexTask) -> Indexed:
             raise _not_seekable(task.address)
         place = index_address(task.address)
         reasons: list[str] = []
-        old = None if task.force else find_index(task.address, source, reasons.append)
+        old = None if task.force else find_index(task.address, source, reasons.append, whole=True)
         if old is not None:
             return Indexed(Side(place, "kept", of=task.address), _facts(task, old, source), None)
         builder, ignored = scan_index(source)
         _refuse_repeats(builder, task.address)
         source.confirm()
-        data = builder.to_bytes(shard=base_name(task.address), size=source.size, ignored=ignored)
+        data = builder.to_bytes(
+            shard=base_name(task.address),
+            size=source.size,
+            ignored=ignored,
+            etag=etag_of(task.address, source),
+        )
         if task.write:
             _write_index(place, data)
         reason = "forced" if task.force else "it was stale" if reasons else "there was none"

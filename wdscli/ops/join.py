@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
-from wdscli.ops.absent import check_empty, check_names
+from wdscli.ops.absent import check_empty, check_named
 from wdscli.ops.beside import JoinCounts, Joined
 from wdscli.ops.in_turn import OneByOne
 from wdscli.ops.jobs import useful_jobs
@@ -280,7 +280,7 @@ class _Planner:
         for message in [*warnings, *self.request.selection.remarks(together)]:
             self.progress.warn(message)
         absences = self.request.selection.absences(together)
-        check_names(absences, allow=self.request.allow_empty, progress=self.progress)
+        check_named(absences, allow=self.request.allow_empty, progress=self.progress)
 
     def _repeats(self, samples: Samples, number: int) -> list[int]:
         """The rows of a set that repeat the key of another. Raises DataError where that is an error."""

@@ -20,6 +20,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError
+from wdscli.selection.reading import Payloads
 from wdscli.storage import Source, is_local, open_source
 from wdscli.tar import Columns, Window, padded, scan
 
@@ -183,13 +184,17 @@ class Listing:
         self._progress.finish()
 
     def _pages(self, source: Source) -> Iterator[Page]:
+        salvages = self._salvages(source)
+        batches = self._sound(source) if salvages else self._indexed(source)
+        by_index = batches is not None and not salvages
         found = iter_selected(
             source,
             self.selection,
             self._state,
             lenient=True,
             ignored=self._ignored,
-            batches=self._sound(source) if self._salvages(source) else self._indexed(source),
+            batches=batches,
+            payloads=Payloads(source, self.selection.payload_fields, by_index=by_index),
         )
         for batch, rows in self._guarded(found):
             yield _project(source.name, batch, rows, self.selection)

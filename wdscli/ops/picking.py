@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from wdscli.errors import DataError, OutputError, UsageError, WdsError
 from wdscli.model import to_text
-from wdscli.ops.absent import check_empty, check_names
+from wdscli.ops.absent import check_empty, check_named
 from wdscli.ops.runs import PIECE, pieces_of
 from wdscli.ops.scratch import Input, Scratch, spool
 from wdscli.ops.unsafe import check_names, keep_safe
@@ -137,7 +137,7 @@ class Picker:
 
     def check_names(self, absences: Sequence[Absence]) -> None:
         """Raise DataError for names that no sample has."""
-        check_names(absences, allow=self.allow_empty, progress=self._progress)
+        check_named(absences, allow=self.allow_empty, progress=self._progress)
 
     def check_empty(self, samples: int) -> None:
         """Raise DataError when none of the samples that were read is left."""

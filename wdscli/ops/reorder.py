@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
-from wdscli.ops.absent import check_empty, check_names
+from wdscli.ops.absent import check_empty, check_named
 from wdscli.ops.beside import Joined
 from wdscli.ops.duplicates import Duplicates
 from wdscli.ops.large import (
@@ -316,7 +316,7 @@ def _check_names(
     for found in surveys:
         state.sightings.merge(found.sightings)
     named = () if order.extract is None else order.extract.named
-    check_names(request.selection.absences(state, named), allow=request.allow_empty, progress=progress)
+    check_named(request.selection.absences(state, named), allow=request.allow_empty, progress=progress)
 
 
 def open_sets(

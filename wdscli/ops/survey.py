@@ -196,6 +196,7 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
         found.version = "" if task.input.copy else source.version
         payloads = _payloads(task, source)
         index = _index_for(task, source, payloads, found)
+        payloads.by_index = index is not None
         if index is not None and (plain := plain_rows(task, index, hash_key)) is not None:
             found.ignored = index.ignored
             found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())

@@ -256,13 +256,26 @@ class IndexBuilder:
         return _digest(self._columns())
 
     def to_bytes(
-        self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None
+        self,
+        *,
+        shard: str,
+        size: int,
+        form: Form = CANONICAL,
+        ignored: dict[str, int] | None = None,
+        etag: str = "",
     ) -> bytes:
-        """The whole index file. ``size`` is the shard's size in bytes, ``shard`` its file name."""
-        return b"".join(self.pieces(shard=shard, size=size, form=form, ignored=ignored))
+        """The whole index file. ``size`` is the shard's size in bytes, ``shard`` its file name, ``etag`` its version
+        where the store tells one."""
+        return b"".join(self.pieces(shard=shard, size=size, form=form, ignored=ignored, etag=etag))
 
     def pieces(
-        self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None
+        self,
+        *,
+        shard: str,
+        size: int,
+        form: Form = CANONICAL,
+        ignored: dict[str, int] | None = None,
+        etag: str = "",
     ) -> Iterator[Buffer]:
         """:meth:`to_bytes` piece by piece: an index is large where samples are small, and is not held twice."""
         import msgpack
@@ -288,6 +301,7 @@ class IndexBuilder:
             "mtime": form.mtime,
             "long_names": form.long_names,
             "ignored": dict(sorted((ignored or {}).items())),
+            **({"etag": etag} if etag else {}),
             "digest": _digest(columns),
             **columns,
         }

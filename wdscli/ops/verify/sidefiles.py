@@ -13,6 +13,7 @@ from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.model import ShardInfo
 from wdscli.ops.verify.findings import Ledger
 from wdscli.shards.checksum import new_digest
+from wdscli.shards.find import etag_of, is_other_version
 from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of
 from wdscli.shards.shardfile import index_address
 from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_source, read_all
@@ -36,6 +37,7 @@ class SideIndex(NamedTuple):
     marks: bytes
     ignored: dict[str, int]
     form: Form
+    etag: str
 
 
 def load_index(address: str, source: Source, ledger: Ledger) -> SideIndex | None:
@@ -56,6 +58,9 @@ def load_index(address: str, source: Source, ledger: Ledger) -> SideIndex | None
     if index.size != source.size:
         ledger.add("stale-index", f"{place} was made for {index.size} bytes, the shard has {source.size}")
         return None
+    if is_other_version(index.etag, etag_of(address, source)):
+        ledger.add("stale-index", f"{place} was made for another version of the shard than the store has")
+        return None
     return index
 
 
@@ -73,7 +78,7 @@ def _parse(data: bytes) -> SideIndex:
         if not 0 <= form.mtime < 8**11 or form.long_names not in ("pax", "gnu"):
             raise ValueError("impossible form")
         whole = {name: raw[name] for name in ("size", "samples", "members", "digest", "marks", "ignored")}
-        return SideIndex(**whole, form=form)
+        return SideIndex(**whole, form=form, etag=str(raw.get("etag", "")))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
         raise DataError(str(error) or type(error).__name__, code="stale-index") from None
 
