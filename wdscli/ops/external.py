@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.errors import OutputError
+from wdscli.errors import OutputError, WdsError
 from wdscli.ops.memory import give_back
 from wdscli.ops.scratch import HINT
 from wdscli.storage.local import reason
@@ -93,6 +93,8 @@ def store(blocks: Iterable[Records], kind: Any, path: str) -> Stored:
             for block in blocks:
                 block.tofile(file)
                 total += len(block)
+    except WdsError:
+        raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {reason(error)}", hint=HINT) from error
     return Stored(path, kind, total)
@@ -109,6 +111,8 @@ def store_at(blocks: Iterable[tuple[int, Records]], kind: Any, total: int, path:
             for first, block in blocks:
                 file.seek(first * size)
                 file.write(block.tobytes())
+    except WdsError:
+        raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {reason(error)}", hint=HINT) from error
     return Stored(path, kind, total)
@@ -272,6 +276,8 @@ def sort_by_values(
             paths.append((path, len(values)))
         runs = [_read_run(path, count, kind, max(1 << 13, limit // len(paths))) for path, count in paths]
         result = store(_together(heapq.merge(*runs, key=_first), kind), kind, new_path("sorted"))
+    except WdsError:
+        raise
     except OSError as error:
         raise OutputError(f"cannot sort in scratch space: {reason(error)}", hint=HINT) from error
     for path, _ in paths:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from wdscli.errors import DataError, InputError
+from wdscli.errors import DataError, InputError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_text
 from wdscli.ops.post import run_post
@@ -225,6 +225,8 @@ class _Pieces:
                 self._end = place.offset + size
             elif isinstance(place, bytes):
                 self._descriptor = os.open(place, _FLAGS)
+        except WdsError:
+            raise
         except OSError as error:
             raise _cannot_read(place, error) from None
 
@@ -284,5 +286,5 @@ def changed(place: Place, planned: int, found: int) -> DataError:
 def _cannot_read(place: Place, error: OSError) -> InputError:
     if isinstance(place, bytes):
         reason = (error.strerror or str(error)).lower()
-        return InputError(f"cannot read {to_text(place)}: {reason}")
-    return InputError(f"cannot read {describe_place(place)}: {error}")
+        return InputError(f"cannot read {to_text(place)}: {reason}", cause=error)
+    return InputError(f"cannot read {describe_place(place)}: {error}", cause=error)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
-from wdscli.errors import DataError, OutputError, UsageError
+from wdscli.errors import DataError, OutputError, UsageError, WdsError
 from wdscli.model import to_text
 from wdscli.ops.runs import PIECE, pieces_of
 from wdscli.ops.scratch import Input, Scratch, spool
@@ -247,6 +247,8 @@ class _Held:
             for piece in pieces:
                 write_all(self._file.fileno(), piece)
                 self._end += len(piece)
+        except WdsError:
+            raise
         except OSError as error:
             raise OutputError(
                 f"cannot write a scratch file: {error.strerror}", hint="set TMPDIR to a folder with room"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from wdscli import __version__
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes
 from wdscli.ops.beside import JoinCounts, Joined
 from wdscli.ops.outputs import Outputs
@@ -274,6 +274,8 @@ def load_plan(address: str, settings: Settings | None = None) -> ReorderPlan:
     file = PlanFile(address)
     try:
         return _plan(file, settings or Settings())
+    except WdsError:
+        raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, struct.error) as error:
         raise DataError(
             f"{address} is no plan of this version: {type(error).__name__}: {error}",

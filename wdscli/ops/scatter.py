@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.errors import DataError, InputError, OutputError
+from wdscli.errors import DataError, InputError, OutputError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.ops.opened import Inputs
 from wdscli.ops.rows import Samples
@@ -79,6 +79,8 @@ def _write_stretch(part: Destination, chunk: _Chunk, rows: I64) -> None:
             chunk.write(rows, _Stretch(descriptor))
         finally:
             os.close(descriptor)
+    except WdsError:
+        raise
     except OSError as error:
         raise OutputError(f"cannot write {part.address}: {reason(error)}", hint=HINT) from error
 

@@ -199,9 +199,9 @@ def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None 
                 offset += len(data)
                 while data:
                     data = data[file.write(data) :]
+    except (WdsError, BrokenPipeError):
+        raise
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
         raise OutputError(f"cannot copy {source.name} to {path}: {error.strerror}", hint=HINT) from error
 
 

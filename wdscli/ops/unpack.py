@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from wdscli.errors import DataError, OutputError, OutputExistsError
+from wdscli.errors import DataError, OutputError, OutputExistsError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.ops.keyset import KeySet
 from wdscli.ops.picking import Page, Picker
@@ -139,8 +139,9 @@ def _json_value(part: Part, base64: bool) -> str:
     last = to_text(part.field).rpartition(".")[2].lower()
     if last != "json" and last not in TEXT_FIELDS:
         return _opaque(part, base64)
+    payload = part.whole()
     try:
-        text = part.whole().decode("utf-8")
+        text = payload.decode("utf-8")
         if last != "json":
             return dumps(text, ensure_ascii=False)
         loads(text, parse_constant=_refuse)
@@ -212,6 +213,8 @@ class _Folder:
             if parent not in self._made:
                 self._prepare(parent)
             self._write(path, part)
+        except WdsError:
+            raise
         except OSError as error:
             raise self._error(path, error) from error
 

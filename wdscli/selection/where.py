@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from simpleeval import DEFAULT_OPERATORS, InvalidExpression, SimpleEval
 
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch
 
@@ -165,6 +165,8 @@ class Where:
         scope.enter(batch, row, shard, payload_of)
         try:
             return bool(self._evaluator.eval(self.text, self._tree))
+        except WdsError:
+            raise
         except (_Missing, ZeroDivisionError):
             return False
         except InvalidExpression as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 
-from wdscli.errors import InputError, UsageError
+from wdscli.errors import InputError, InputNotFoundError, UsageError
 from wdscli.storage.addresses import PIPE, STREAM, is_local, is_stream, local_path, natural, scheme
 
 SIDE_FILES = (".wdx", ".idx", ".index", ".json", ".jsonl", ".yaml", ".md5", ".sha256", ".tmp", ".part")
@@ -123,7 +123,7 @@ def _globbed(address: str) -> list[str]:
         found = glob_remote(address)
     kept = [name for name in found if is_shard_name(name) or address.endswith(_suffix(name))]
     if not kept:
-        raise InputError(f"no shard matches {address}", hint=_why_none(address))
+        raise InputNotFoundError(f"no shard matches {address}", hint=_why_none(address))
     return sorted(kept, key=natural)
 
 
@@ -165,7 +165,9 @@ def _folder(address: str) -> list[str]:
     names = [name for name in list_folder(address) if ".tar" in name and is_shard_name(name)]
     names = [name for name in names if not _is_folder_in(prefix, name)]
     if not names:
-        raise InputError(f"no shard matches {address}: no *.tar file in this folder", hint=_below(prefix))
+        raise InputNotFoundError(
+            f"no shard matches {address}: no *.tar file in this folder", hint=_below(prefix)
+        )
     return [prefix + name for name in sorted(names, key=natural)]
 
 

@@ -14,7 +14,7 @@ import errno
 import os
 import stat
 
-from wdscli.errors import InputError, OutputError, OutputExistsError
+from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputExistsError, OutputIsFolderError
 from wdscli.storage.ends import Data, Sink, Source
 
 _WHOLE_READ = 1 << 24
@@ -44,7 +44,7 @@ class LocalSource(Source):
         try:
             return os.pread(self._fd, length, offset)
         except OSError as error:
-            raise InputError(f"cannot read {self.name}: {reason(error)}") from error
+            raise InputError(f"cannot read {self.name}: {reason(error)}", cause=error) from error
 
     def _rest(self, data: bytes, offset: int, length: int) -> bytes:
         """The kernel gives at most 2 GiB at once, and the end is only known by a read of nothing."""
@@ -66,13 +66,13 @@ def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise InputError(f"cannot read {name}: no such file", hint=_near(path)) from error
+        raise InputError(f"cannot read {name}: no such file", hint=_near(path), cause=error) from error
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {name}: {reason(error)}") from error
+        raise InputError(f"cannot read {name}: {reason(error)}", cause=error) from error
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
         os.close(descriptor)
-        raise InputError(f"cannot read {name}: it is a folder")
+        raise InputIsFolderError(f"cannot read {name}: it is a folder")
     return descriptor, status
 
 
@@ -100,7 +100,7 @@ class LocalSink(Sink):
         if not force and os.path.lexists(path):
             raise _exists(name)
         if os.path.isdir(self._path):
-            raise OutputError(f"cannot write {name}: it is a folder")
+            raise OutputIsFolderError(f"cannot write {name}: it is a folder")
         self._folder, base = os.path.split(self._path)
         try:
             if self._folder:
@@ -191,7 +191,7 @@ def _exists(name: str) -> OutputExistsError:
 
 
 def _failed(name: str, error: OSError | ValueError) -> OutputError:
-    return OutputError(f"cannot write {name}: {reason(error)}")
+    return OutputError(f"cannot write {name}: {reason(error)}", cause=error)
 
 
 def reason(error: OSError | ValueError) -> str:

@@ -164,7 +164,7 @@ def _open_device(address: str, path: str) -> Sink:
         own = _own_descriptor(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if own is None else os.dup(own)
     except OSError as error:
-        raise OutputError(f"cannot write {address}: {reason(error)}") from error
+        raise OutputError(f"cannot write {address}: {reason(error)}", cause=error) from error
     try:
         refuse_terminal_output(address, descriptor)
     except UsageError:
@@ -211,7 +211,7 @@ def remove(address: str) -> None:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise OutputError(f"cannot remove {address}: {reason(error)}") from error
+            raise OutputError(f"cannot remove {address}: {reason(error)}", cause=error) from error
         return
     from wdscli.storage.remote import remove_remote
 
@@ -244,7 +244,7 @@ def list_folder(address: str) -> list[str]:
     try:
         return sorted(os.listdir(local_path(address) or "."), key=os.fsencode)
     except OSError as error:
-        raise InputError(f"cannot list {address}: {reason(error)}") from error
+        raise InputError(f"cannot list {address}: {reason(error)}", cause=error) from error
 
 
 def folder_of(address: str) -> str:

@@ -14,7 +14,7 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Any
 
-from wdscli.errors import InputError, OutputError
+from wdscli.errors import InputError, InputIsFolderError, OutputError
 from wdscli.storage.addresses import scheme
 from wdscli.storage.ends import Source
 from wdscli.storage.streams import StreamSource
@@ -101,7 +101,7 @@ def open_remote(address: str) -> Source:
             return open_web(address, fs, path)
         about = fs.info(path)
         if about.get("type") == "directory":
-            raise InputError(
+            raise InputIsFolderError(
                 f"cannot read {address}: it is a folder", hint=f"{address.rstrip('/')}/ stands for its shards"
             )
         if about.get("size") is None:
@@ -200,13 +200,13 @@ def glob_remote(address: str) -> list[str]:
 def input_error(address: str, error: Exception, verb: str = "read") -> InputError:
     """What a backend raised, in the words of ours."""
     reason, hint = explain(address, error)
-    return InputError(f"cannot {verb} {address}: {reason}", hint=hint)
+    return InputError(f"cannot {verb} {address}: {reason}", hint=hint, cause=error)
 
 
 def output_error(address: str, error: Exception, verb: str = "write") -> OutputError:
     """What a backend raised, in the words of ours."""
     reason, hint = explain(address, error)
-    return OutputError(f"cannot {verb} {address}: {reason}", hint=hint)
+    return OutputError(f"cannot {verb} {address}: {reason}", hint=hint, cause=error)
 
 
 def explain(address: str, error: Exception) -> tuple[str, str | None]:

@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any
 
-from wdscli.errors import OutputError, OutputExistsError
+from wdscli.errors import OutputError, OutputExistsError, OutputIsFolderError
 from wdscli.storage.addresses import scheme
 from wdscli.storage.ends import Data, Sink
 from wdscli.storage.remote import filesystem, output_error
@@ -48,7 +48,7 @@ def _check(fs: Any, path: str, address: str, force: bool) -> None:
     except FileNotFoundError:
         return
     if about.get("type") == "directory":
-        raise OutputError(f"cannot write {address}: it is a folder")
+        raise OutputIsFolderError(f"cannot write {address}: it is a folder")
     if not force:
         raise _exists(address)
 
