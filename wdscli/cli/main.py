@@ -110,7 +110,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"wdscli {__version__}\n")
+        output.stdout().write(f"wdscli {__version__}\n".encode())
         raise typer.Exit
 
 
@@ -153,7 +153,7 @@ def _run(args: list[str]) -> int:
     if os.environ.get(f"_{name.upper()}_COMPLETE"):
         group.main(args, prog_name=name)
     if not args:
-        sys.stderr.write(group.get_help(group.context_class(group, info_name=name)) + "\n")
+        output.show(group.get_help(group.context_class(group, info_name=name)))
         return 2
     with group.make_context(name, args) as ctx:
         result = group.invoke(ctx)
@@ -196,6 +196,7 @@ def _explain(error: BaseException, *, debug: bool) -> int:
 def _flushed(code: int) -> int:
     """``code``, once help or version are out."""
     try:
+        output.stdout()
         output.flush()
     except (OSError, WdsError) as error:
         return _explain(error, debug=False)
