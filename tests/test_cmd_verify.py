@@ -229,6 +229,32 @@ def test_max_findings_tells_some_and_counts_all(wds: Any, tmp_path: Path) -> Non
     assert (ran.findings, ran.code, ran.summary["warnings"]) == ([], 1, 150)
 
 
+def test_max_findings_is_for_all_shards(wds: Any, tmp_path: Path) -> None:
+    """Issue 9: `--require jpg` of five shards printed 504 lines."""
+    make_set(tmp_path, count=1000, max_count=200, txt=b"x")
+    ran = wds(str(tmp_path), "--require", "jpg", json=False)
+    assert ran.code == 1
+    assert "missing-field: 1000 errors\n" in ran.text
+    assert "  ... and 900 more\n" in ran.text
+    assert len(ran.text.splitlines()) < 110
+    ran = wds(str(tmp_path), "--require", "jpg", "--max-findings", "3")
+    assert (len(ran.findings), ran.summary["untold"]) == (3, {"missing-field": 997})
+
+
+def test_nothing_says_to_index_a_shard_that_is_cut(wds: Any, tmp_path: Path) -> None:
+    """Issue 9: index and manifest are right, and making them anew would hide what is lost."""
+    [shard, *_] = make_set(tmp_path)
+    data = Path(shard).read_bytes()
+    Path(shard).write_bytes(data[:700])
+    ran = wds(str(tmp_path))
+    assert ran.codes == {"truncated", "stale-index", "manifest-mismatch"}
+    assert not any("wds index" in finding["hint"] for finding in ran.findings)
+    Path(shard).write_bytes(tar_bytes(*GOOD))
+    ran = wds(str(tmp_path))
+    assert ran.codes == {"stale-index", "manifest-mismatch", "mixed-fields"} - {"mixed-fields"}
+    assert all("wds index" in finding["hint"] for finding in ran.findings)
+
+
 def test_unreadable_shards_exit_4_and_do_not_hide_others(wds: Any, tmp_path: Path) -> None:
     bad = write(tmp_path, b"no tar")
     ran = wds(str(tmp_path / "missing.tar"), bad)

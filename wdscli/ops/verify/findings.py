@@ -3,14 +3,14 @@
 What it is: a :class:`Finding` is one thing that is wrong, at one place, with what to do about it. How: every kind has
 a code, a severity and a default hint in one table, :data:`KINDS`, from which the man page's list is made too. A
 :class:`Ledger` keeps the first findings of each kind and counts the rest, so that a shard of a million bad members
-costs no more memory than one of a hundred.
+costs no more memory than one of a hundred; :class:`Findings` does the same for all shards.
 
 It must not know how anything is found, nor how it is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from wdscli.errors import DataError
@@ -18,7 +18,7 @@ from wdscli.errors import DataError
 Severity = Literal["error", "warning"]
 
 MAX_FINDINGS = 100
-"""Findings of one kind in one shard that are told in full."""
+"""Findings of one kind that are told in full."""
 
 
 class Finding(NamedTuple):
@@ -180,6 +180,34 @@ class Ledger:
         """Whether there is any finding of these kinds."""
         return any(code in self.counts for code in codes)
 
+    def blame_shard(self) -> None:
+        """Where the archive itself is damaged its side files are not to blame, and to make them anew would hide it."""
+        if self.has(STRUCTURAL):
+            self.findings = [
+                finding._replace(hint=_COPY_AGAIN) if finding.code in _SIDE_FILES else finding
+                for finding in self.findings
+            ]
+
+
+class Findings:
+    """What all ledgers of a set say: of each kind the first ``limit``, and the count of all."""
+
+    def __init__(self, limit: int = MAX_FINDINGS) -> None:
+        self.limit = limit
+        self.told: list[Finding] = []
+        self.counts: dict[str, int] = {}
+        self._room: dict[str, int] = {}
+
+    def add(self, findings: Sequence[Finding], counts: dict[str, int]) -> None:
+        """The findings of one ledger, and its counts."""
+        for finding in findings:
+            room = self._room.get(finding.code, self.limit)
+            if room:
+                self._room[finding.code] = room - 1
+                self.told.append(finding)
+        for code, count in counts.items():
+            self.counts[code] = self.counts.get(code, 0) + count
+
 
 STRUCTURAL = frozenset(
     (
@@ -196,3 +224,4 @@ STRUCTURAL = frozenset(
     )
 )
 """Kinds after which a shard's members are not all known."""
+_SIDE_FILES = ("stale-index", "manifest-mismatch")

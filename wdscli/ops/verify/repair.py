@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_bytes, to_text
-from wdscli.ops.verify.findings import MAX_FINDINGS, Finding, Ledger
+from wdscli.ops.verify.findings import MAX_FINDINGS, Finding, Findings, Ledger
 from wdscli.ops.verify.keys import digester, repeats_across
 from wdscli.ops.verify.run import choose_jobs
 from wdscli.ops.verify.runs import Run
@@ -40,8 +40,8 @@ LARGE_SAMPLE = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """``left_out`` says what was not saved and why, the first of each reason and input; ``counts`` counts all by
-    reason. ``written`` are the new shards (none after a dry run), ``samples`` those saved."""
+    """``left_out`` says what was not saved and why, the first of each reason; ``counts`` counts all by reason.
+    ``written`` are the new shards (none after a dry run), ``samples`` those saved."""
 
     shards: int
     samples: int
@@ -90,45 +90,64 @@ def repair(
     is kept when it has the fields of ``require``, or without it those that most samples have; ``decode`` also leaves
     samples out that cannot be decoded. Raises UsageError, InputError when nothing matches, OutputError.
     """
-    shards = open_set(inputs)
-    if "-" in shards.addresses:
-        raise UsageError("--repair cannot read standard input: it reads a shard more than once")
-    target = OutputSet(output, settings)
-    if target.pattern.single and len(shards.addresses) > 1:
-        raise UsageError(
-            f"{output} names one shard, and {len(shards.addresses)} are to be repaired",
-            hint="repaired-%06d.tar names as many as needed",
-        )
-    target.check(shards.addresses)
+    addresses, target = check_repair(inputs, output, settings)
     required = tuple(map(to_bytes, require))
-    tasks = [SalvageTask(address, decode, max_findings, required=required) for address in shards.addresses]
-    with make_executor(choose_jobs(jobs, shards.addresses, payloads=True)) as executor:
+    tasks = [SalvageTask(address, decode, max_findings, required=required) for address in addresses]
+    with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
         plan = _plan(executor, tasks, progress)
         writes = [task for task, count in zip(plan.tasks, plan.counts) if count]
         if target.pattern.count is not None and target.pattern.count != len(writes):
-            raise UsageError(f"{output} names {target.pattern.count} shards, and {len(writes)} can be saved")
+            raise UsageError(
+                f"{output} names {target.pattern.count} shards, and {len(writes)} can be saved",
+                hint="repaired-%06d.tar names as many as needed",
+            )
         if dry_run:
-            return plan.sum.report(len(tasks), sum(plan.counts), [], None)
-        target.begin(shards.addresses)
+            return _report(plan, sum(plan.counts), [], None)
+        target.begin(addresses)
         infos = _write_all(executor, writes, target, progress)
     target.finish(infos, operation="repair", options={"decode": True} if decode else {})
     samples = sum(info.samples for info in infos)
-    return plan.sum.report(len(tasks), samples, infos, target.manifest_address)
+    return _report(plan, samples, infos, target.manifest_address)
+
+
+def check_repair(
+    inputs: Sequence[str], output: str, settings: ShardSettings | None = None
+) -> tuple[list[str], OutputSet]:
+    """The shards to repair, and where to: what of a repair can be seen to be impossible before anything is read. Raises
+    what :func:`repair` raises."""
+    addresses = open_set(inputs).addresses
+    if "-" in addresses:
+        raise UsageError("--repair cannot read standard input: it reads a shard more than once")
+    target = OutputSet(output, settings)
+    if target.pattern.single and len(addresses) > 1:
+        raise UsageError(
+            f"{output} names one shard, and {len(addresses)} are to be repaired",
+            hint="repaired-%06d.tar names as many as needed",
+        )
+    target.check(addresses)
+    return addresses, target
+
+
+def _report(plan: _Plan, samples: int, infos: Sequence[ShardInfo], manifest: str | None) -> RepairReport:
+    found = plan.left_out
+    return RepairReport(
+        len(plan.tasks), samples, tuple(infos), manifest, tuple(found.told), dict(found.counts)
+    )
 
 
 class _Plan(NamedTuple):
-    """What to do for each input, and how many samples it has left; what was left out is in ``sum``."""
+    """What to do for each input, how many samples it has left, and what is left out."""
 
     tasks: list[SalvageTask]
     counts: list[int]
-    sum: _Sum
+    left_out: Findings
 
 
 def _plan(executor: Executor, tasks: list[SalvageTask], progress: Progress) -> _Plan:
-    ledger, digests, counts = _Sum(), [], []
+    left_out, digests, counts = Findings(tasks[0].limit if tasks else 0), [], []
     progress.start("plan repair", len(tasks), "shards")
     for result in run_tasks(executor, salvage, tasks):
-        ledger.add(result.findings, result.counts)
+        left_out.add(result.findings, result.counts)
         digests.append(result.digests)
         counts.append(len(result.digests) // 8)
         progress.advance(1)
@@ -136,9 +155,9 @@ def _plan(executor: Executor, tasks: list[SalvageTask], progress: Progress) -> _
         tasks[number] = tasks[number]._replace(dropped=dropped)
         counts[number] -= len(dropped) // 8
     for result in run_tasks(executor, tell_dropped, [task for task in tasks if task.dropped]):
-        ledger.add(result.findings, result.counts)
+        left_out.add(result.findings, result.counts)
     progress.finish()
-    return _Plan(tasks, counts, ledger)
+    return _Plan(tasks, counts, left_out)
 
 
 def _write_all(
@@ -156,26 +175,6 @@ def _write_all(
         progress.advance(1)
     progress.finish()
     return infos
-
-
-class _Sum:
-    """What was left out of all inputs."""
-
-    def __init__(self) -> None:
-        self._findings: list[Finding] = []
-        self._counts: dict[str, int] = {}
-
-    def add(self, findings: Sequence[Finding], counts: dict[str, int]) -> None:
-        self._findings += findings
-        for code, count in counts.items():
-            self._counts[code] = self._counts.get(code, 0) + count
-
-    def report(
-        self, shards: int, samples: int, infos: Sequence[ShardInfo], manifest: str | None
-    ) -> RepairReport:
-        return RepairReport(
-            shards, samples, tuple(infos), manifest, tuple(self._findings), dict(self._counts)
-        )
 
 
 def _dropped(digests: list[bytes]) -> dict[int, bytes]:

@@ -74,6 +74,7 @@ def check_shard(task: ShardTask) -> ShardResult:
         _add_unreadable(error, task, ledger)
     if task.checksums:
         check_checksum(task.address, task.listed, ledger)
+    ledger.blame_shard()
     return check.result()
 
 
