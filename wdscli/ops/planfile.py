@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from wdscli import __version__
-from wdscli.errors import DataError, UsageError, WdsError
+from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes
 from wdscli.ops.beside import JoinCounts, Joined
 from wdscli.ops.outputs import Outputs
@@ -46,6 +46,68 @@ SHARD = struct.Struct("<QQQQII")
 SEAL = struct.Struct("<Q")
 ROW_BYTES = 45
 BLOCK = 1 << 16
+
+
+class Each(NamedTuple):
+    """Any number of what ``shape`` is: items of a list, or values of an object."""
+
+    kind: type
+    shape: Any
+
+
+class OrNone(NamedTuple):
+    """``shape``, or null."""
+
+    shape: Any
+
+
+HEADER: dict[str, Any] = {
+    "format": str,
+    "version": int,
+    "wdscli": str,
+    "operation": str,
+    "seed": OrNone(int),
+    "options": dict,
+    "plan": dict.fromkeys(PlanMark._fields, str),
+    "output": str,
+    "parts": Each(list, str),
+    "settings": {
+        "form": [int, str],
+        "checksum": str,
+        "with_index": bool,
+        "force": bool,
+        "fsync": bool,
+        "witness": type(None),
+    },
+    "fields": OrNone(
+        {
+            "keep": OrNone(Each(list, str)),
+            "drop": Each(list, str),
+            "rename": Each(list, [str, Each(list, str)]),
+        }
+    ),
+    "rekey": OrNone(str),
+    "preserve": bool,
+    "post": OrNone(str),
+    "inputs": Each(list, [str, int, int, str]),
+    "fingerprint": OrNone(str),
+    "joined": OrNone(
+        {
+            "sets": Each(list, int),
+            "policies": Each(list, str),
+            "counts": {**dict.fromkeys(JoinCounts._fields, int), "unmatched": Each(list, int)},
+        }
+    ),
+    "counts": {
+        **dict.fromkeys(("samples", "samples_in", "members_in", "payload_bytes_in", "bytes_in"), int),
+        **dict.fromkeys(("oversized", "repeated"), int),
+        **dict.fromkeys(("dropped", "ignored"), Each(dict, int)),
+    },
+    "rows": Each(list, int),
+    "shards": [int, int, str],
+}
+"""What a header has to be for a plan to be made of it; numbers are never below 0, but for a seed. A seal tells that it
+is what someone wrote, not that it was wdscli."""
 
 
 def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
@@ -192,9 +254,15 @@ class PlanFile:
         text = self.source.read_at(at, length)
         if xxh3_64_intdigest(text) != seal:
             raise self._broken("its header was changed")
-        header: dict[str, Any] = json.loads(text)
-        if header.get("version") != VERSION:
-            raise self._broken(f"it has version {header.get('version')}, this wdscli reads {VERSION}")
+        try:
+            header: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            raise self._broken("its header is no JSON") from None
+        if not isinstance(header, dict) or header.get("version") != VERSION:
+            version = header.get("version") if isinstance(header, dict) else None
+            raise self._broken(f"it has version {version}, this wdscli reads {VERSION}")
+        if wrong := _misfit(header, HEADER, ""):
+            raise self._broken(f"its header has something else where {wrong} belongs")
         return header
 
     def _read_shards(self) -> list[tuple[Any, ...]]:
@@ -222,6 +290,30 @@ class PlanFile:
         """Raise DataError when these are not the rows that were planned for a shard."""
         if xxh3_64_intdigest(data) != self.shards[shard][6 + number]:
             raise self._broken(f"the rows of task {shard} were changed")
+
+
+def _misfit(value: Any, shape: Any, where: str) -> str:
+    """The place of the first thing in ``value`` that is not what ``shape`` says; empty when all is."""
+    if isinstance(shape, OrNone):
+        return "" if value is None else _misfit(value, shape.shape, where)
+    if isinstance(shape, type):
+        # To Python True is a number.
+        is_out = isinstance(value, int) and not 0 <= value < 1 << 63 and where != ".seed"
+        return where[1:] if is_out or type(value) is not shape else ""
+    kind: Any = shape.kind if isinstance(shape, Each) else type(shape)
+    if type(value) is not kind or (isinstance(shape, list) and len(value) != len(shape)):
+        return where[1:] or "an object"
+    items: list[tuple[Any, Any]] = list(value.items() if isinstance(value, dict) else enumerate(value))
+    if isinstance(shape, dict):
+        gone = [name for name in shape if name not in value]
+        if gone:
+            return f"{where}.{gone[0]}"[1:]
+        items = [(name, inner) for name, inner in items if name in shape]
+    for name, inner in items:
+        wrong = _misfit(inner, shape.shape if isinstance(shape, Each) else shape[name], f"{where}.{name}")
+        if wrong:
+            return wrong
+    return ""
 
 
 class PlanRows(Ordered):
@@ -274,11 +366,11 @@ def load_plan(address: str, settings: Settings | None = None) -> ReorderPlan:
     file = PlanFile(address)
     try:
         return _plan(file, settings or Settings())
-    except WdsError:
+    except DataError:
         raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, struct.error) as error:
+    except (UsageError, KeyError, TypeError, ValueError, IndexError, struct.error) as error:
         raise DataError(
-            f"{address} is no plan of this version: {type(error).__name__}: {error}",
+            f"{address} is no plan of this version: {error}",
             code="bad-plan",
             hint="make it again with --plan FILE",
         ) from None
@@ -322,7 +414,10 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
 
 
 def _request(header: Mapping[str, Any], inputs: list[str], settings: Settings) -> Request:
-    shard_settings = ShardSettings(**{**header["settings"], "form": Form(*header["settings"]["form"])})
+    mtime, long_names = header["settings"]["form"]
+    if long_names not in ("pax", "gnu"):
+        raise ValueError(f'long names cannot be written as "{long_names}"')
+    shard_settings = ShardSettings(**{**header["settings"], "form": Form(mtime, long_names)})
     return Request(
         inputs=inputs,
         output=header["output"],
