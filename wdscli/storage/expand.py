@@ -12,7 +12,16 @@ import os
 import re
 
 from wdscli.errors import InputError, InputNotFoundError, UsageError
-from wdscli.storage.addresses import PIPE, STREAM, is_local, is_stream, local_path, natural, scheme
+from wdscli.storage.addresses import (
+    PIPE,
+    STREAM,
+    is_local,
+    is_stream,
+    local_path,
+    natural,
+    range_hint,
+    scheme,
+)
 
 SIDE_FILES = (".wdx", ".idx", ".index", ".json", ".jsonl", ".yaml", ".md5", ".sha256", ".tmp", ".part")
 """What lies beside shards and is none."""
@@ -111,7 +120,7 @@ def expand_braces(text: str, error: type[InputError] | type[UsageError]) -> list
     try:
         return list(braceexpand(text, escape=False))
     except ValueError as unbalanced:
-        raise error(f"cannot expand {text}: its braces do not pair") from unbalanced
+        raise error(f"cannot expand {text}: its braces do not pair", hint=range_hint(text)) from unbalanced
 
 
 def _globbed(address: str) -> list[str]:
@@ -136,9 +145,10 @@ def _glob_local(address: str) -> list[str]:
 
 
 def _why_none(address: str) -> str | None:
-    """Whether the folder before the first wildcard is the trouble."""
-    if not is_local(address):
-        return None
+    """A range that was meant, or whether the folder before the first wildcard is the trouble."""
+    meant = range_hint(address)
+    if meant or not is_local(address):
+        return meant
     path = local_path(address)
     match = _GLOB.search(path)
     folder = os.path.dirname(path[: match.start()] if match else path)

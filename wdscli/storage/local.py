@@ -15,6 +15,7 @@ import os
 import stat
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputExistsError, OutputIsFolderError
+from wdscli.storage.addresses import range_hint
 from wdscli.storage.ends import Data, Sink, Source
 
 _WHOLE_READ = 1 << 24
@@ -77,9 +78,12 @@ def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
 
 
 def _near(path: str) -> str | None:
-    """A hint for a file that is not there: the names in its folder that look like it."""
+    """A hint for a file that is not there: a range that was meant, or the names in its folder that look like it."""
     import difflib
 
+    meant = range_hint(path)
+    if meant:
+        return meant
     folder, name = os.path.split(path)
     try:
         there = os.listdir(folder or ".")

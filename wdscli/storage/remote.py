@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError
-from wdscli.storage.addresses import scheme
+from wdscli.storage.addresses import range_hint, scheme
 from wdscli.storage.ends import Source
 from wdscli.storage.streams import StreamSource
 
@@ -213,7 +213,7 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
     """(why, what helps)."""
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):
-        return "no such object", None
+        return "no such object", range_hint(address)
     if isinstance(error, ImportError):
         package = _PACKAGES.get(scheme(address))
         return f"its backend is not installed ({_line(error)})", package and f"pip install {package}"
