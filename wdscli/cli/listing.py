@@ -15,6 +15,7 @@ from wdscli.cli.output import Cell, Out
 from wdscli.model import to_bytes, to_text
 from wdscli.ops.ls import Listing, LsReport, MemberPage, Page
 from wdscli.samples import split_name
+from wdscli.selection.choice import OnError
 from wdscli.tar import KIND_MASK, KIND_NAMES, REGULAR
 
 Row = tuple[bytes | int, ...]
@@ -164,8 +165,9 @@ def _mean(total: int, count: int) -> int:
     return round(total / count) if count else 0
 
 
-def print_report(out: Out, report: LsReport) -> None:
-    """What the user should hear once the listing is over."""
+def print_report(out: Out, report: LsReport, on_error: OnError) -> None:
+    """What the user should hear once the listing is over. Raises InputNotFoundError when the set is not whole, and that
+    is not to be skipped."""
     for remark in report.remarks:
         out.warn(remark)
     odd = {kind: count for kind, count in report.ignored.items() if kind in KIND_NAMES[REGULAR + 2 :]}
@@ -175,6 +177,12 @@ def print_report(out: Out, report: LsReport) -> None:
         out.note(f"members of no sample: {counts(report.ignored)}")
     if report.dropped:
         out.note(f"samples left out: {counts(report.dropped)}")
+    if report.missing:
+        from wdscli.shards.inputs import missing_error, say_missing
+
+        if on_error != "skip":
+            raise missing_error(report.missing)
+        out.warn(say_missing(report.missing))
 
 
 def counts(found: dict[str, int]) -> str:

@@ -17,7 +17,7 @@ from warnings import warn
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
 from wdscli.shards.find import find_index, scan_index
-from wdscli.shards.inputs import manifest_beside, open_set
+from wdscli.shards.inputs import ShardSet, manifest_beside, missing_shards, open_set
 from wdscli.shards.manifest import Manifest, fingerprint
 from wdscli.storage import is_local, is_stream, local_path, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
@@ -120,10 +120,9 @@ class Catalog:
         """Samples by shard that a filter left out because it could not decode them."""
         self.fingerprint = ""
         if self.is_indexed:
-            self._count()
+            self._count(found)
         if self.manifest is None:
-            for url in [urls] if isinstance(urls, str) else urls:
-                _note_missing(url, self.addresses)
+            _note_missing(found)
 
     @property
     def fields(self) -> list[str] | None:
@@ -138,10 +137,10 @@ class Catalog:
         """Samples of all shards, None when that is not known."""
         return None if self.counts is None else int(self.counts.sum())
 
-    def _count(self) -> None:
+    def _count(self, found: ShardSet) -> None:
         import numpy
 
-        manifest = self.manifest = self.manifest or _beside(self.addresses)
+        manifest = self.manifest = self.manifest or _beside(found)
         if any(map(only_streams, self.addresses)) if manifest is None else not self._is_seekable():
             self.is_indexed = False
             return
@@ -304,34 +303,27 @@ def only_streams(address: str) -> bool:
     return is_local(address) and is_device(local_path(address))
 
 
-def _beside(addresses: Sequence[str]) -> Manifest | None:
+def _beside(shards: ShardSet) -> Manifest | None:
     """The manifest beside shards that names exactly them, in this order."""
     from wdscli.storage import base_name
 
-    found = manifest_beside(addresses)
-    if found is None or [shard.name for shard in found[1].shards] != [base_name(one) for one in addresses]:
-        return None
-    return found[1]
+    found = manifest_beside(shards.addresses, shards.words)
+    names = [base_name(one) for one in shards.addresses]
+    return None if found is None or [shard.name for shard in found[1].shards] != names else found[1]
 
 
-def _note_missing(folder: str, addresses: Sequence[str]) -> None:
-    """Warn where a folder that was named has not all the shards of a manifest in it."""
-    import os
+def _note_missing(found: ShardSet) -> None:
+    """Warn where a folder or a glob that was named has not all the shards of a manifest in it."""
+    from wdscli.storage import base_name, folder_of
 
-    from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
-    from wdscli.storage import base_name, list_folder
-
-    if not (is_local(folder) and os.path.isdir(local_path(folder))):
-        return
-    there = set(map(base_name, addresses))
-    for name in list_folder(folder):
-        if name.endswith(MANIFEST_SUFFIX):
-            with suppress(WdsError):
-                names = [shard.name for shard in read_manifest(os.path.join(folder, name)).shards]
-                gone = [one for one in names if one not in there]
-                if 0 < len(gone) < len(names):
-                    more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-                    warn(f"{gone[0]}{more} of {name} {'are' if more else 'is'} not in {folder}", stacklevel=2)
+    gone = missing_shards(found)
+    for where in dict.fromkeys(shard.manifest for shard in gone):
+        names = [base_name(shard.address) for shard in gone if shard.manifest == where]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        folder = folder_of(where).rstrip("/")
+        warn(
+            f"{names[0]}{more} of {base_name(where)} {'are' if more else 'is'} not in {folder}", stacklevel=2
+        )
 
 
 def _scan(address: str, source: Source) -> Index:

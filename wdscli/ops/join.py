@@ -33,6 +33,7 @@ from wdscli.ops.reach import ALONE, STORED, away, check_reach
 from wdscli.ops.reorder import (
     ReorderPlan,
     Request,
+    counted,
     open_sets,
     planned_shards,
     shaping_options,
@@ -46,7 +47,7 @@ from wdscli.ops.survey import Survey, SurveyTask, samples_at
 from wdscli.ops.surveying import bytes_of, survey_tasks
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
-from wdscli.shards.inputs import fingerprint_of
+from wdscli.shards.inputs import fingerprint_of, missing_samples
 from wdscli.storage import base_name
 from wdscli.units import human_size
 
@@ -121,7 +122,7 @@ class _Planner:
         # A plan on disc is for this machine alone.
         self.room = scratch if request.engine is None else None
         self.progress = progress
-        self.shards, sets = open_sets(request.inputs)
+        self.shards, sets = open_sets(request.inputs, request.on_error, progress)
         self.total_sets = len(request.inputs) + (how.table is not None)
         _check(how, request, self.total_sets)
         if request.selection.reads_stdin and "-" in self.shards.addresses:
@@ -159,7 +160,9 @@ class _Planner:
         )
         self._tell(found_in, states)
         self.dropped = sum_counts(
-            [self.dropped, *(state.dropped for state in states)] + [found.dropped for found in found_in]
+            [self.dropped, missing_samples(self.shards.missing)]
+            + [state.dropped for state in states]
+            + [found.dropped for found in found_in]
         )
         samples_in = sum(found.total for found in found_in) + sum(self.dropped.values())
         ordered, joined = self._joined(sets)
@@ -201,6 +204,8 @@ class _Planner:
         request = self.request
         self.templates = [self._template(number) for number in range(self.total_sets)]
         plain = survey_tasks(self.shards.addresses, self.templates[0], self.scratch)
+        if request.on_error == "skip":
+            plain = counted(plain, self.shards)
         table = self.how.table
         if table is not None:
             plain.append(self.templates[-1]._replace(input=self._table_input(table, len(plain))))

@@ -24,7 +24,7 @@ from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState, iter_selected
 from wdscli.selection.choice import OnError
 from wdscli.selection.reading import MAX_LOOKED_INTO
-from wdscli.shards.inputs import open_set
+from wdscli.shards.inputs import known_samples, missing_samples, say_missing, whole_set
 from wdscli.storage import Source, open_source
 from wdscli.storage.local import write_all
 from wdscli.tar import CANONICAL, Form, Window, padded, scan
@@ -70,7 +70,9 @@ class Picker:
         copies_streams: bool = False,
         progress: Progress = QUIET,
     ) -> None:
-        self.set = open_set(inputs)
+        self.set = whole_set(inputs, on_error)
+        if self.set.missing:
+            progress.warn(say_missing(self.set.missing))
         if selection.reads_stdin and "-" in self.set.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
         self.selection = selection
@@ -83,7 +85,8 @@ class Picker:
         self._form = form
         self._progress = progress
         self._ignored = Ignored()
-        self._damaged: dict[str, int] = {}
+        self._damaged: dict[str, int] = missing_samples(self.set.missing)
+        self._known = known_samples(self.set) if on_error == "skip" else {}
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -130,7 +133,12 @@ class Picker:
         batches = None
         if self._on_error == "skip":
             sound = salvaged_batches(
-                source, self._trouble, self._damaged, form=self._form, ignored=self._ignored
+                source,
+                self._trouble,
+                self._damaged,
+                form=self._form,
+                ignored=self._ignored,
+                known=self._known.get(source.name, -1),
             )
             batches = self._safe(sound)
         found = iter_selected(
@@ -173,6 +181,7 @@ class Picker:
                 form=self._form,
                 ignored=self._ignored,
                 see=held.see,
+                known=self._known.get(source.name, -1),
             )
             yield from self._safe(sound)
             return

@@ -44,7 +44,14 @@ from wdscli.ops.surveying import survey_tasks, surveys_of
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError
-from wdscli.shards.inputs import ShardSet, fingerprint_of, open_set
+from wdscli.shards.inputs import (
+    ShardSet,
+    fingerprint_of,
+    known_samples,
+    missing_samples,
+    say_missing,
+    whole_set,
+)
 from wdscli.shards.output import OutputSet, ShardSettings
 
 if TYPE_CHECKING:
@@ -191,7 +198,7 @@ def make_plan(
         return order.plan(request, scratch, progress=progress)
     if request.preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
-    shards, sets = open_sets(request.inputs)
+    shards, sets = open_sets(request.inputs, request.on_error, progress)
     if request.selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     outputs = Outputs(request.output, request.settings, may_exist=request.resume)
@@ -214,6 +221,8 @@ def make_plan(
     if limits.warning:
         progress.warn(limits.warning)
     tasks = survey_tasks(shards.addresses, template, None if away(request) else scratch)
+    if request.on_error == "skip":
+        tasks = counted(tasks, shards)
     # Where an order needs all samples at once, they may as well stay where they are.
     room = scratch if can_be_external(order) and request.engine is None else None
     if room is not None:
@@ -228,7 +237,8 @@ def make_plan(
         *request.selection.remarks(state),
     ]:
         progress.warn(message)
-    dropped = sum_counts([state.dropped, *(found.dropped for found in surveys)])
+    lost = missing_samples(shards.missing)
+    dropped = sum_counts([lost, state.dropped, *(found.dropped for found in surveys)])
     samples_in = sum(found.total for found in surveys) + sum(dropped.values())
     is_large = is_too_large(surveys, order, limits)
     if is_large and room is not None:
@@ -284,13 +294,25 @@ def make_plan(
     )
 
 
-def open_sets(inputs: Sequence[str]) -> tuple[ShardSet, list[int]]:
-    """The shards of all inputs, and for each shard the number of the input that named it."""
-    each = [open_set([text]) for text in inputs]
+def open_sets(
+    inputs: Sequence[str], on_error: OnError = "stop", progress: Progress = QUIET
+) -> tuple[ShardSet, list[int]]:
+    """The shards of all inputs, and for each shard the number of the input that named it. Raises InputNotFoundError
+    when some that a manifest lists are gone; with ``on_error="skip"`` says so, and ``missing`` has them."""
+    each = [whole_set([text], on_error) for text in inputs]
+    missing = tuple(gone for one in each for gone in one.missing)
+    if missing:
+        progress.warn(say_missing(missing))
     sets = [number for number, one in enumerate(each) for _ in one.addresses]
     if len(each) == 1:
         return each[0], sets
-    return ShardSet([address for one in each for address in one.addresses], None), sets
+    return ShardSet([address for one in each for address in one.addresses], None, missing=missing), sets
+
+
+def counted(tasks: Sequence[SurveyTask], shards: ShardSet) -> list[SurveyTask]:
+    """The tasks, each with how many samples its shard should have, as far as manifests tell."""
+    known = known_samples(shards)
+    return [task._replace(known=known.get(task.address, -1)) for task in tasks]
 
 
 def _pool(surveys: Sequence[Survey], sets: Sequence[int], order: Order) -> Pool:

@@ -84,6 +84,8 @@ class SurveyTask(NamedTuple):
     extract: Extract | None = None
     keep: Keep | None = None
     """How many rows the survey may hold; None for all."""
+    known: int = -1
+    """How many samples a manifest says that the shard has; -1 when none does, or nobody needs to know."""
 
     @property
     def address(self) -> str:
@@ -276,7 +278,9 @@ def _selected(
     """Batches with the rows that are selected, None for all. ``payloads`` knows those of the batch."""
     form, selection = task.form, task.selection
     if task.on_error == "skip":
-        sound = salvaged_batches(source, _warner(found.warnings), found.dropped, form=form, ignored=ignored)
+        sound = salvaged_batches(
+            source, _warner(found.warnings), found.dropped, form=form, ignored=ignored, known=task.known
+        )
         safe = keep_safe(sound, found.dropped)
         yield from iter_selected(source, selection, state, form=form, batches=safe, payloads=payloads)
         return

@@ -16,7 +16,7 @@ from wdscli.storage.addresses import (
     sibling,
 )
 from wdscli.storage.ends import Sink, Source
-from wdscli.storage.expand import expand
+from wdscli.storage.expand import Words, expand
 from wdscli.storage.opening import (
     exists,
     folder_of,
@@ -32,6 +32,7 @@ __all__ = [
     "OutputPattern",
     "Sink",
     "Source",
+    "Words",
     "base_name",
     "exists",
     "expand",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from wdscli.errors import InputError, InputNotFoundError, UsageError
 from wdscli.storage.addresses import (
@@ -33,8 +34,37 @@ BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """Braces that stand for several names; ``{part}`` does not."""
 
 
-def expand(address: str) -> list[str]:
-    """The shard addresses that ``address`` stands for, in order.
+class Words:
+    """The folders and globs that addresses were expanded from, and what was listed on the way: whoever knows what else
+    should lie there can tell whether it was meant too."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[str]] = {}
+        """All names in the folders that were listed, by the folder's address with its last slash."""
+        self._globs: list[list[str]] = []
+
+    def add(self, pattern: str) -> None:
+        """A glob that was given, or what a folder stands for: ``folder/*.tar*``."""
+        self._globs.append(pattern.split("/"))
+
+    def cover(self, address: str) -> bool:
+        """Whether a shard of this address would have been one of those that were named."""
+        parts = address.split("/")
+        return is_shard_name(address) and any(_is_like(parts, glob) for glob in self._globs)
+
+
+def _is_like(parts: Sequence[str], glob: Sequence[str]) -> bool:
+    from fnmatch import fnmatchcase
+
+    if not glob or not parts:
+        return not glob and not parts
+    if glob[0] == "**":
+        return _is_like(parts, glob[1:]) or _is_like(parts[1:], glob)
+    return (parts[0] == glob[0] or fnmatchcase(parts[0], glob[0])) and _is_like(parts[1:], glob[1:])
+
+
+def expand(address: str, words: Words | None = None) -> list[str]:
+    """The shard addresses that ``address`` stands for, in order. ``words`` is told which folders and globs were met.
 
     A path, ``-`` or URL stands for itself. ``a.tar::b.tar`` are two; ``x-{000..041}.tar`` (or ``{a,b}``) are
     what the shell would make of it; a glob (also on an object store) and a folder (on one: with its last
@@ -46,24 +76,26 @@ def expand(address: str) -> list[str]:
     if not address:
         raise UsageError("an input needs a name", hint="a path, a folder, a glob, a URL, - or pipe:CMD")
     if address.startswith("@"):
-        return [shard for line in _listed(address) for shard in expand(line)]
+        return [shard for line in _listed(address) for shard in expand(line, words)]
     if address.startswith(PIPE):
         return _sequences(address)
     if address == STREAM or _is_there(address):
-        return _folder(address) if _is_folder(address) else [address]
+        return _folder(address, words) if _is_folder(address) else [address]
     parts = _JOIN.split(address)
     if len(parts) > 1:
-        return [shard for part in parts if part for shard in expand(part)]
+        return [shard for part in parts if part for shard in expand(part, words)]
     if BRACES.search(address):
-        return [shard for name in expand_braces(address, InputError) for shard in _pattern(name)]
-    return _pattern(address)
+        return [shard for name in expand_braces(address, InputError) for shard in _pattern(name, words)]
+    return _pattern(address, words)
 
 
-def _pattern(address: str) -> list[str]:
+def _pattern(address: str, words: Words | None) -> list[str]:
     """An address without braces: a glob, a remote folder, or one shard."""
     if has_glob(address):
+        if words is not None:
+            words.add(address)
         return _globbed(address)
-    return _folder(address) if not is_local(address) and address.endswith("/") else [address]
+    return _folder(address, words) if not is_local(address) and address.endswith("/") else [address]
 
 
 def has_glob(address: str) -> bool:
@@ -167,12 +199,16 @@ def is_shard_name(name: str) -> bool:
     return not base.startswith(".") and not base.endswith(SIDE_FILES)
 
 
-def _folder(address: str) -> list[str]:
+def _folder(address: str, words: Words | None) -> list[str]:
     """The ``*.tar*`` of one folder, not of those below it."""
     from wdscli.storage.opening import list_folder
 
     prefix = address if address.endswith("/") else address + "/"
-    names = [name for name in list_folder(address) if ".tar" in name and is_shard_name(name)]
+    there = list_folder(address)
+    if words is not None:
+        words.names[prefix] = there
+        words.add(f"{prefix}*.tar*")
+    names = [name for name in there if ".tar" in name and is_shard_name(name)]
     names = [name for name in names if not _is_folder_in(prefix, name)]
     if not names:
         raise InputNotFoundError(

@@ -92,4 +92,4 @@ def ls(
         listing.print_members(out, found, long=long)
     else:
         listing.print_samples(out, found, long=long)
-    listing.print_report(out, found.report())
+    listing.print_report(out, found.report(), errors.on_error)
