@@ -307,7 +307,7 @@ def _beside(shards: ShardSet) -> Manifest | None:
     """The manifest beside shards that names exactly them, in this order."""
     from wdscli.storage import base_name
 
-    found = manifest_beside(shards.addresses, shards.words)
+    found = manifest_beside(shards.addresses, shards.given)
     names = [base_name(one) for one in shards.addresses]
     return None if found is None or [shard.name for shard in found[1].shards] != names else found[1]
 

@@ -30,6 +30,16 @@ MANIFEST_SUFFIX = "manifest.json"
 _NAMED_AT_MOST = 5
 
 
+class Given(Words):
+    """What was given, and what lies beside the shards that it led to: each folder is listed, and each manifest read, at
+    most once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manifests: dict[str, Manifest | None] = {}
+        """By address; None for a file that is none, whatever its name."""
+
+
 class Missing(NamedTuple):
     """A shard that a manifest lists and that is not there; ``samples`` are those it should have, -1 when not told."""
 
@@ -39,13 +49,13 @@ class Missing(NamedTuple):
 
 
 class ShardSet(NamedTuple):
-    """Shards in order. ``manifest`` is the one that was given, when it alone was given. ``words`` are the folders and
-    globs among what was given, ``missing`` the shards that :func:`whole_set` goes on without."""
+    """Shards in order. ``manifest`` is the one that was given, when it alone was given. ``given`` are the folders
+    and globs among what was given, ``missing`` the shards that :func:`whole_set` goes on without."""
 
     addresses: list[str]
     manifest: Manifest | None
     manifest_address: str | None = None
-    words: Words | None = None
+    given: Given | None = None
     missing: tuple[Missing, ...] = ()
 
 
@@ -57,17 +67,17 @@ def open_set(inputs: Sequence[str]) -> ShardSet:
     addresses: list[str] = []
     manifest: Manifest | None = None
     manifest_address: str | None = None
-    words = Words()
+    given = Given()
     for text in inputs:
-        for address in expand(text, words):
+        for address in expand(text, given):
             if is_manifest_name(address):
                 manifest_address, manifest = address, read_manifest(address)
                 addresses.extend(shard_addresses(address, manifest))
             else:
                 addresses.append(address)
     if manifest is not None and len(manifest.shards) == len(addresses):
-        return ShardSet(addresses, manifest, manifest_address, words)
-    return ShardSet(addresses, None, None, words)
+        return ShardSet(addresses, manifest, manifest_address, given)
+    return ShardSet(addresses, None, None, given)
 
 
 def is_manifest_name(address: str) -> bool:
@@ -93,43 +103,49 @@ def shard_addresses(manifest_address: str, manifest: Manifest) -> list[str]:
     ]
 
 
-def manifest_beside(addresses: Sequence[str], words: Words | None = None) -> tuple[str, Manifest] | None:
+def manifest_beside(addresses: Sequence[str], given: Given | None = None) -> tuple[str, Manifest] | None:
     """Address and content of the manifest that lies beside shards and lists exactly them, in any order, if any. Where
-    the folder is an object store's and not among ``words``, this costs a listing."""
+    the folder is an object store's and not among ``given``, this costs a listing."""
     folders = {folder_of(address) for address in addresses}
     if len(folders) != 1 or any(map(is_stream, addresses)):
         return None
     names = sorted(base_name(address) for address in addresses)
-    for found in _manifests_in(folders.pop(), words):
+    for found in _manifests_in(folders.pop(), given):
         if sorted(shard.name for shard in found[1].shards) == names:
             return found
     return None
 
 
-def _manifests_in(folder: str, words: Words | None) -> Iterator[tuple[str, Manifest]]:
+def _manifests_in(folder: str, given: Given | None) -> Iterator[tuple[str, Manifest]]:
     """The manifests in a folder, each with its address. Other files of such a name are passed over."""
-    for name in names_in(folder, words):
-        if name.endswith(MANIFEST_SUFFIX):
+    for name in names_in(folder, given):
+        if not name.endswith(MANIFEST_SUFFIX):
+            continue
+        address = folder + name
+        known = {} if given is None else given.manifests
+        if address not in known:
             try:
-                manifest = read_manifest(folder + name)
+                known[address] = read_manifest(address)
             except WdsError:
-                continue
-            yield folder + name, manifest
+                known[address] = None
+        manifest = known[address]
+        if manifest is not None:
+            yield address, manifest
 
 
-def names_in(folder: str, words: Words | None) -> list[str]:
-    """The names of what lies in a folder, listed once for all who share ``words``; none when that cannot be told, as on
+def names_in(folder: str, given: Given | None) -> list[str]:
+    """The names of what lies in a folder, listed once for all who share ``given``; none when that cannot be told, as on
     a web server."""
-    if words is not None and folder in words.names:
-        return words.names[folder]
+    if given is not None and folder in given.names:
+        return given.names[folder]
     if scheme(folder) in ("http", "https"):
         return []
     try:
         names = list_folder(folder)
     except WdsError:
         return []
-    if words is not None:
-        words.names[folder] = names
+    if given is not None:
+        given.names[folder] = names
     return names
 
 
@@ -153,19 +169,19 @@ def missing_shards(shards: ShardSet) -> list[Missing]:
     """Shards that are gone: they are not there, a manifest beside others of the set lists them, and a folder or a glob
     that was given stands for them too. Shards that were named one by one are all that was meant, and of a manifest that
     lists none of these the set is another."""
-    words = shards.words
-    if words is None:
+    given = shards.given
+    if given is None:
         return []
     there = set(shards.addresses)
     gone: dict[str, Missing] = {}
-    for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if words.cover(address)):
-        for where, manifest in _manifests_in(folder, words):
+    for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if given.cover(address)):
+        for where, manifest in _manifests_in(folder, given):
             listed = _beside(folder, manifest)
             if any(address in there for address in listed):
                 gone.update(
                     (address, Missing(address, samples, where))
                     for address, samples in listed.items()
-                    if address not in there and words.cover(address)
+                    if address not in there and given.cover(address)
                 )
     return list(gone.values())
 
@@ -175,7 +191,7 @@ def _missing_of(shards: ShardSet) -> list[Missing]:
     if shards.manifest is None or shards.manifest_address is None:
         return []
     folder = folder_of(shards.manifest_address)
-    names = set(names_in(folder, shards.words))
+    names = set(names_in(folder, shards.given))
     return [
         Missing(address, samples, shards.manifest_address)
         for address, samples in _beside(folder, shards.manifest).items()
@@ -221,7 +237,7 @@ def known_samples(shards: ShardSet) -> dict[str, int]:
         return {address: shard.samples for address, shard in zip(shards.addresses, shards.manifest.shards)}
     known: dict[str, int] = {}
     for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if not is_stream(address)):
-        for _, manifest in _manifests_in(folder, shards.words):
+        for _, manifest in _manifests_in(folder, shards.given):
             known.update(_beside(folder, manifest))
     return known
 
@@ -234,7 +250,7 @@ def fingerprint_of(shards: ShardSet) -> str | None:
     if shards.manifest is not None:
         return shards.manifest.fingerprint
     try:
-        found = manifest_beside(shards.addresses, shards.words)
+        found = manifest_beside(shards.addresses, shards.given)
     except DataError:
         return None
     if found is None or [shard.name for shard in found[1].shards] != [base_name(a) for a in shards.addresses]:

@@ -58,7 +58,7 @@ def find_listings(shards: ShardSet, limit: int) -> Listings:
             folders.setdefault(folder_of(address), []).append(address)
     for folder, addresses in folders.items():
         names = {base_name(address) for address in addresses}
-        for found in _beside(folder, set(names_in(folder, shards.words)), names, ledgers, limit):
+        for found in _beside(folder, set(names_in(folder, shards.given)), names, ledgers, limit):
             of.update(_listed(found, addresses))
         ledgers += _strays(folder, addresses, of, names, limit)
     return Listings(of, ledgers)
