@@ -190,6 +190,30 @@ ShardCount = Annotated[
     typer.Option("--shards", metavar="N", min=1, help="N shards of about equal size.", rich_help_panel=_CUTS),
 ]
 
+MaxDecoded = Annotated[
+    int | None,
+    typer.Option(
+        "--max-decoded",
+        metavar="SIZE",
+        parser=parse_size,
+        help="The most that a payload may have and become when it is decoded. Default: 256MiB.",
+    ),
+]
+
+
+def decoded_limit(size: int | None, needed: str | None) -> int:
+    """What ``--max-decoded`` says; ``needed`` names the option without which it has no meaning, if that is missing."""
+    from wdscli.codecs.limits import MAX_DECODED_BYTES
+    from wdscli.errors import UsageError
+
+    if size is None:
+        return MAX_DECODED_BYTES
+    if needed is not None:
+        raise UsageError(f"--max-decoded needs {needed}")
+    if size < 1:
+        raise UsageError("--max-decoded must be at least 1 byte")
+    return size
+
 
 class CutOptions(NamedTuple):
     """Where one output shard ends and the next begins."""

@@ -1,14 +1,23 @@
-"""What decoders and encoders share: a field's extension, and packages that may not be there.
+"""What decoders and encoders share: a field's extension, handlers that go by it, packages that may not be there.
 
-What it is: :func:`extension` and :func:`needed`. It must not know of samples or datasets.
+What it is: :func:`extension` and :func:`needed`; :class:`ByExtension`, the base of decoders that go by a field's last
+extension alone (so that the search is done once for each name and not for each payload); :class:`Continue` and
+:class:`HandleExtension`, which are webdataset's. It must not know of samples or datasets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
+
+Handler = Callable[[str, Any], Any]
+"""(name of the field with a dot in front, payload) -> value, or None when the field is not its own."""
+Decode = Callable[[Any], Any]
+"""Payload -> value; raises anything at all for a payload that is not what its name says."""
 
 INSTALL_IMAGES = "'wdscli[images]'"
 
@@ -31,3 +40,50 @@ def needed(module: str, what: str, install: str) -> Any:
         raise UsageError(
             f"{what} needs {missing}, which cannot be imported: {error}", hint=f"pip install {install}"
         ) from error
+
+
+class ByExtension:
+    """A handler that goes by the last extension alone. Those who derive from it say which ones are theirs."""
+
+    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
+        """What decodes payloads of fields with this extension, inflating none to more than ``limit`` bytes; None when
+        they are not its own."""
+        raise NotImplementedError
+
+    def __call__(self, key: str, data: Any) -> Any:
+        decode = self.find(extension(key))
+        return None if decode is None else decode(data)
+
+
+class Continue:
+    """What a handler gives when it has taken off one layer (a compression): the handlers behind it go on with this
+    name and this payload."""
+
+    def __init__(self, key: str, data: Any) -> None:
+        self.key = key
+        self.data = data
+
+
+class HandleExtension:
+    """A handler of fields that end in one of some extensions, ``"cls"`` or ``"seg.png"``."""
+
+    def __init__(self, extensions: str, function: Decode) -> None:
+        self._targets = [target.split(".") for target in extensions.lower().split()]
+        self._function = function
+
+    def __call__(self, key: str, data: Any) -> Any:
+        parts = key.lower().split(".")
+        if any(parts[-len(target) :] == target for target in self._targets):
+            return self._function(data)
+        return None
+
+
+def handle_extension(extensions: str, f: Decode) -> HandleExtension:
+    """A handler for :meth:`WebDataset.decode` of fields by extension, several with blanks between them. ``"png"`` fits
+    every field that ends so, ``"seg.png"`` only those with both parts; upper and lower case are the same.
+
+    >>> handler = handle_extension("seg.png mask", len)
+    >>> handler(".seg.png", b"1234"), handler(".png", b"1234"), handler(".MASK", b"1")
+    (4, None, 1)
+    """
+    return HandleExtension(extensions, f)

@@ -108,6 +108,11 @@ class Picker:
         return dict(sorted(total.items()))
 
     @property
+    def skips(self) -> bool:
+        """Whether samples that are no good are left out and counted."""
+        return self._on_error == "skip"
+
+    @property
     def ignored(self) -> dict[str, int]:
         """Members of no sample, by reason."""
         return dict(sorted(self._ignored.counts.items()))

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from wdscli.codecs.limits import MAX_DECODED_BYTES
+from wdscli.codecs.parts import extension
 from wdscli.errors import DataError, OutputError, OutputExistsError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.ops.keyset import KeySet
@@ -136,14 +138,26 @@ def _no_such_field(sample: Picked, field: str) -> DataError:
     )
 
 
-def json_lines(picker: Picker, *, base64: bool = False) -> Iterator[bytes]:
+def json_lines(
+    picker: Picker, *, base64: bool = False, max_decoded: int = MAX_DECODED_BYTES
+) -> Iterator[bytes]:
     """One JSON object a sample: ``key``, ``shard``, ``index`` and ``fields``. A ``json`` field stands as it is, text as
     text, anything else as ``{"bytes": N}`` or, with ``base64``, ``{"base64": "..."}``. Text that is not UTF-8 and JSON
-    that does not parse are treated as anything else."""
+    that does not parse are treated as anything else.
+
+    A line is made in memory: raises DataError ``undecodable`` for a sample whose payloads in it have more than
+    ``max_decoded`` bytes together.
+    """
     from json import dumps
 
     lines = 0
     for sample in picked(picker):
+        error = _too_large(sample, base64, max_decoded)
+        if error is not None:
+            if not picker.skips:
+                raise error
+            picker.drop("undecodable")
+            continue
         lines += 1
         head = dumps({"key": to_text(sample.key), "shard": sample.shard, "index": sample.place})
         fields = ", ".join(
@@ -153,10 +167,29 @@ def json_lines(picker: Picker, *, base64: bool = False) -> Iterator[bytes]:
     picker.check_empty(lines)
 
 
+def _too_large(sample: Picked, base64: bool, max_decoded: int) -> DataError | None:
+    """The error of a sample of which more would be held at a time, before any of it is read."""
+    total = 0
+    for part in sample.parts:
+        last = extension(to_text(part.field))
+        if base64 or last == "json" or last in TEXT_FIELDS:
+            total += part.size
+            if total > max_decoded:
+                return DataError(
+                    f"a line of JSON with {total} bytes of payloads, more than {max_decoded}",
+                    code="undecodable",
+                    shard=sample.shard,
+                    offset=sample.start,
+                    member=to_text(sample.key + b"." + part.field),
+                    hint="--max-decoded SIZE allows more; --drop FIELD leaves the field out",
+                )
+    return None
+
+
 def _json_value(part: Part, base64: bool) -> str:
     from json import dumps, loads
 
-    last = to_text(part.field).rpartition(".")[2].lower()
+    last = extension(to_text(part.field))
     if last != "json" and last not in TEXT_FIELDS:
         return _opaque(part, base64)
     payload = part.whole()

@@ -14,10 +14,12 @@ from wdscli.cli.options import (
     CutOptions,
     DuplicateOptions,
     ErrorOptions,
+    MaxDecoded,
     Preserve,
     SelectionOptions,
     Shards,
     StreamOptions,
+    decoded_limit,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -76,6 +78,7 @@ def cat(
             rich_help_panel=_INSTEAD,
         ),
     ] = False,
+    max_decoded: MaxDecoded = None,
     selection: SelectionOptions,
     allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
@@ -96,6 +99,7 @@ def cat(
         wds cat --to-dir unpacked shards/
     """
     _check(field, key, to_dir, to_jsonl, base64, output, duplicates, preserve)
+    limit = decoded_limit(max_decoded, None if to_jsonl else "--to-jsonl")
     out = Out(common)
     progress = out.progress()
     request = reorder_request(
@@ -111,7 +115,7 @@ def cat(
     if field is not None:
         _stream_field(out, request, progress, field, key)
     elif to_jsonl:
-        _stream_json(out, request, progress, base64)
+        _stream_json(out, request, progress, base64, limit)
     elif to_dir is not None:
         _unpack(out, request, progress, to_dir)
     else:
@@ -213,11 +217,11 @@ def _stream_field(out: Out, request: Request, progress: Progress, field: str, ke
     _tell_losses(out, picker)
 
 
-def _stream_json(out: Out, request: Request, progress: Progress, base64: bool) -> None:
+def _stream_json(out: Out, request: Request, progress: Progress, base64: bool, max_decoded: int) -> None:
     from wdscli.ops.unpack import json_lines
 
     picker = _picker(request, progress, writes_names=False)
-    _put(out, request, picker.set.addresses, json_lines(picker, base64=base64))
+    _put(out, request, picker.set.addresses, json_lines(picker, base64=base64, max_decoded=max_decoded))
     progress.finish()
     _tell_losses(out, picker)
 

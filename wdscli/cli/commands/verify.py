@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 
 from wdscli.cli.made import plural
-from wdscli.cli.options import CommonOptions, JsonOptions, OutputOptions, Shards, grouped
+from wdscli.cli.options import (
+    CommonOptions,
+    JsonOptions,
+    MaxDecoded,
+    OutputOptions,
+    Shards,
+    decoded_limit,
+    grouped,
+)
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 from wdscli.ops.verify import Finding, VerifyReport
@@ -72,8 +80,12 @@ def verify(
     common: CommonOptions,
     decode: Annotated[
         bool,
-        typer.Option("--decode", help="Decode json, cls, txt, npy, npz, msgpack, images, and .gz of these."),
+        typer.Option(
+            "--decode",
+            help="Decode json, cls, txt, npy, npz, msgpack, images and what else the loader decodes.",
+        ),
     ] = False,
+    max_decoded: MaxDecoded = None,
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Compare every byte with the checksums of the manifest.")
     ] = False,
@@ -112,6 +124,7 @@ def verify(
         wds verify shards/ --profile webdataset --profile hf --require jpg,cls
         wds verify broken.tar --repair -o repaired.tar
     """
+    limit = decoded_limit(max_decoded, None if decode else "--decode")
     fields = [field for text in require or () for field in text.split(",") if field]
     settings = _settings(repairing)
     out = Out(common, json=json.json)
@@ -119,6 +132,7 @@ def verify(
         "settings": settings,
         "require": fields,
         "decode": decode,
+        "max_decoded": limit,
         "max_findings": max_findings,
         "jobs": jobs,
     }
@@ -132,6 +146,7 @@ def verify(
         require=fields,
         profiles=profile or (),
         decode=decode,
+        max_decoded=limit,
         checksums=checksums,
         max_findings=max_findings,
         jobs=jobs,

@@ -127,7 +127,10 @@ KINDS: dict[str, Kind] = {
         "copy the shard again",
     ),
     "unchecked": Kind(
-        "warning", "--checksums was given and there is no checksum to compare with", "`wds index` writes them"
+        "warning",
+        "there is no checksum to compare with (--checksums), a payload is larger than --max-decoded, or what decodes "
+        "a field is not installed (--decode)",
+        "`wds index` writes checksums",
     ),
 }
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, NamedTuple
 
+from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_bytes, to_text
@@ -56,7 +57,7 @@ class SalvageTask(NamedTuple):
     """One input. ``output`` is None to plan only; ``dropped`` are digests of keys that an earlier input has, packed."""
 
     address: str
-    decode: bool = False
+    max_decoded: int | None = None
     limit: int = MAX_FINDINGS
     output: str | None = None
     settings: ShardSettings = ShardSettings()
@@ -80,6 +81,7 @@ def repair(
     settings: ShardSettings | None = None,
     require: Sequence[str] = (),
     decode: bool = False,
+    max_decoded: int = MAX_DECODED_BYTES,
     max_findings: int = MAX_FINDINGS,
     dry_run: bool = False,
     jobs: int | None = None,
@@ -89,11 +91,15 @@ def repair(
 
     Interleaved samples are joined; of a key that comes more than once the first sample is kept; one next to lost bytes
     is kept when it has the fields of ``require``, or without it those that most samples have; ``decode`` also leaves
-    samples out that cannot be decoded. Raises UsageError, InputError when nothing matches, OutputError.
+    samples out that cannot be decoded, to ``max_decoded`` bytes each. Raises UsageError, InputError when nothing
+    matches, OutputError.
     """
     addresses, target = check_repair(inputs, output, settings)
     required = tuple(map(to_bytes, require))
-    tasks = [SalvageTask(address, decode, max_findings, required=required) for address in addresses]
+    tasks = [
+        SalvageTask(address, max_decoded if decode else None, max_findings, required=required)
+        for address in addresses
+    ]
     with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
         plan = _plan(executor, tasks, progress)
         writes = [task for task, count in zip(plan.tasks, plan.counts) if count]
@@ -194,7 +200,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
     try:
         with open_source(task.address) as source, _Seekable(source) as seekable:
             if task.output is None:
-                plan = plan_shard(seekable, ledger, decode=task.decode, required=task.required)
+                plan = plan_shard(seekable, ledger, max_decoded=task.max_decoded, required=task.required)
                 return SalvageResult(ledger.findings, ledger.counts, plan.digests, None)
             return _write(task, seekable)
     except (DataError, StorageError) as error:
@@ -206,7 +212,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
 
 def _write(task: SalvageTask, source: _Seekable) -> SalvageResult:
     """Write what the plan saves; what it does not was told when the plan was made first."""
-    plan = plan_shard(source, Ledger(task.address, 0), decode=task.decode, required=task.required)
+    plan = plan_shard(source, Ledger(task.address, 0), max_decoded=task.max_decoded, required=task.required)
     dropped = set(memoryview(task.dropped).cast("Q"))
     digest = digester()
     assert task.output is not None
@@ -225,7 +231,9 @@ def tell_dropped(task: SalvageTask) -> SalvageResult:
     dropped = set(memoryview(task.dropped).cast("Q"))
     digest = digester()
     with open_source(task.address) as source, _Seekable(source) as seekable:
-        plan = plan_shard(seekable, Ledger(task.address, 0), decode=task.decode, required=task.required)
+        plan = plan_shard(
+            seekable, Ledger(task.address, 0), max_decoded=task.max_decoded, required=task.required
+        )
         for run in plan.samples():
             if digest(run.key) in dropped:
                 message = "sample left out: an earlier shard has its key"

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
 from wdscli.model import to_bytes, to_text
@@ -81,6 +82,7 @@ def verify(
     require: Sequence[str] = (),
     profiles: Sequence[str] = (),
     decode: bool = False,
+    max_decoded: int = MAX_DECODED_BYTES,
     checksums: bool = False,
     max_findings: int = MAX_FINDINGS,
     jobs: int | None = None,
@@ -89,8 +91,9 @@ def verify(
     """Check the shards that ``inputs`` name (addresses, patterns, manifests) and report everything that is wrong.
 
     ``require`` are fields that every sample must have, ``profiles`` the readers whose demands are checked too;
-    ``decode`` and ``checksums`` read the payloads. At most ``max_findings`` of each kind are told, the rest are
-    counted. Raises UsageError, InputError when nothing matches, DataError for a manifest that is none.
+    ``decode`` (of those that have and become at most ``max_decoded`` bytes) and ``checksums`` read the payloads. At
+    most ``max_findings`` of each kind are told, the rest are counted. Raises UsageError, InputError when nothing
+    matches, DataError for a manifest that is none.
     """
     shards = open_set(inputs)
     listings = find_listings(shards, max_findings)
@@ -99,7 +102,15 @@ def verify(
             "--checksums has nothing to compare with: no manifest with checksums was given or lies beside the shards",
             hint="`wds index SHARDS` writes one for shards that you trust",
         )
-    tasks = _tasks(shards, listings, require, parse_profiles(profiles), decode, checksums, max_findings)
+    tasks = _tasks(
+        shards,
+        listings,
+        require,
+        parse_profiles(profiles),
+        max_decoded if decode else None,
+        checksums,
+        max_findings,
+    )
     gathered = _Gathered(shards.addresses, max_findings)
     for ledger in listings.ledgers:
         gathered.add(ledger.findings, ledger.counts)
@@ -120,7 +131,7 @@ def _tasks(
     listings: Listings,
     require: Sequence[str],
     profiles: tuple[str, ...],
-    decode: bool,
+    max_decoded: int | None,
     checksums: bool,
     limit: int,
 ) -> list[ShardTask]:
@@ -133,7 +144,7 @@ def _tasks(
                 address,
                 required,
                 profiles,
-                decode,
+                max_decoded,
                 checksums,
                 listing.shard if listing else None,
                 listing.manifest if listing else None,

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 class ShardTask(NamedTuple):
     """What to check. ``required`` are fields that every sample must have, ``listed`` is what the manifest says of the
-    shard."""
+    shard, ``max_decoded`` what payloads may become when they are decoded, None where none is."""
 
     address: str
     required: Fields = ()
     profiles: tuple[str, ...] = ()
-    decode: bool = False
+    max_decoded: int | None = None
     checksums: bool = False
     listed: ShardInfo | None = None
     manifest: str | None = None
@@ -154,11 +154,11 @@ def _add_unreadable(error: StorageError, task: ShardTask, ledger: Ledger) -> Non
 
 
 def _decoder(task: ShardTask, ledger: Ledger) -> Decoder | None:
-    if not task.decode:
+    if task.max_decoded is None:
         return None
     from wdscli.ops.verify.decode import Decoder
 
-    return Decoder(ledger)
+    return Decoder(ledger, task.max_decoded)
 
 
 def _report_repeats(repeats: Repeats, check: HeaderPass, source: ByteSource, ledger: Ledger) -> None:
