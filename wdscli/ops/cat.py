@@ -77,6 +77,7 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
         on_error=request.on_error,
         form=request.settings.form,
         copies_streams=request.preserve,
+        trust_addresses=request.trust_addresses,
         progress=progress,
     )
     output = OutputSet(request.output, request.settings)

@@ -71,6 +71,7 @@ def ls(
     addresses: Sequence[str],
     *,
     selection: Selection = Selection(),  # noqa: B008  (immutable)
+    trust_addresses: bool = False,
     on_error: OnError = "stop",
     progress: Progress = QUIET,
 ) -> Listing:
@@ -88,7 +89,7 @@ def ls(
     """
     from wdscli.shards.inputs import open_set
 
-    shards = open_set(addresses).addresses
+    shards = open_set(addresses, trust_addresses=trust_addresses).addresses
     if selection.reads_stdin and "-" in shards:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     return Listing(shards, selection, on_error, progress)

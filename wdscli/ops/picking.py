@@ -67,10 +67,11 @@ class Picker:
         on_error: OnError = "stop",
         form: Form = CANONICAL,
         writes_names: bool = True,
+        trust_addresses: bool = False,
         copies_streams: bool = False,
         progress: Progress = QUIET,
     ) -> None:
-        self.set = open_set(inputs)
+        self.set = open_set(inputs, trust_addresses=trust_addresses)
         if selection.reads_stdin and "-" in self.set.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
         self.selection = selection

@@ -82,6 +82,8 @@ class Request(NamedTuple):
     """A shell command to run for each shard once it has its name; ``{}`` in it is the shard."""
     resume: bool = False
     """Keep the shards that an earlier run of the same plan has made."""
+    trust_addresses: bool = False
+    """Whether manifests and fetched lists may name any shard."""
     plan_file: str | None = None
     """Where the plan is to be stored instead of being run; then it can hold nothing that only this process has."""
 
@@ -191,7 +193,7 @@ def make_plan(
         return order.plan(request, scratch, progress=progress)
     if request.preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
-    shards, sets = open_sets(request.inputs)
+    shards, sets = open_sets(request.inputs, request.trust_addresses)
     if request.selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     outputs = Outputs(request.output, request.settings, may_exist=request.resume)
@@ -284,9 +286,9 @@ def make_plan(
     )
 
 
-def open_sets(inputs: Sequence[str]) -> tuple[ShardSet, list[int]]:
+def open_sets(inputs: Sequence[str], trust_addresses: bool = False) -> tuple[ShardSet, list[int]]:
     """The shards of all inputs, and for each shard the number of the input that named it."""
-    each = [open_set([text]) for text in inputs]
+    each = [open_set([text], trust_addresses=trust_addresses) for text in inputs]
     sets = [number for number, one in enumerate(each) for _ in one.addresses]
     if len(each) == 1:
         return each[0], sets

@@ -18,9 +18,8 @@ from wdscli.storage import (
     is_stream,
     list_folder,
     read_all,
-    scheme,
-    sibling,
 )
+from wdscli.storage.trust import shard_address
 
 if TYPE_CHECKING:
     from wdscli.shards.manifest import Manifest
@@ -36,19 +35,22 @@ class ShardSet(NamedTuple):
     manifest_address: str | None = None
 
 
-def open_set(inputs: Sequence[str]) -> ShardSet:
+def open_set(inputs: Sequence[str], *, trust_addresses: bool = False, pipes: bool = True) -> ShardSet:
     """The shards that ``inputs`` name: paths, folders, globs, braces, ``@lists``, streams, URLs and manifests.
 
-    Raises InputError for a name that matches nothing, DataError for a file that is no manifest.
+    Manifests, and lists that were fetched, may name shards beside and below themselves, with ``trust_addresses`` any;
+    commands are taken only from ``inputs`` and from local lists, without ``pipes`` from nowhere. Raises InputError for
+    a name that matches nothing and for what may not be named, UsageError for a command that is not taken, DataError for
+    a file that is no manifest.
     """
     addresses: list[str] = []
     manifest: Manifest | None = None
     manifest_address: str | None = None
     for text in inputs:
-        for address in expand(text):
+        for address in expand(text, trust_addresses=trust_addresses, pipes=pipes):
             if is_manifest_name(address):
                 manifest_address, manifest = address, read_manifest(address)
-                addresses.extend(shard_addresses(address, manifest))
+                addresses.extend(shard_addresses(address, manifest, trust_addresses=trust_addresses))
             else:
                 addresses.append(address)
     if manifest is not None and len(manifest.shards) == len(addresses):
@@ -69,14 +71,10 @@ def read_manifest(address: str) -> Manifest:
     return parse_manifest(read_all(address), address)
 
 
-def shard_addresses(manifest_address: str, manifest: Manifest) -> list[str]:
-    """The addresses of a manifest's shards: as they stand when they are full addresses, else beside the manifest."""
-    return [
-        shard.name
-        if scheme(shard.name) != "file" or shard.name.startswith(("/", "file:"))
-        else sibling(manifest_address, shard.name)
-        for shard in manifest.shards
-    ]
+def shard_addresses(manifest_address: str, manifest: Manifest, *, trust_addresses: bool = False) -> list[str]:
+    """The addresses of a manifest's shards: as they stand when they are full addresses, else beside the manifest.
+    Raises InputError for those that a manifest may not name, unless it is trusted."""
+    return [shard_address(manifest_address, shard.name, trusted=trust_addresses) for shard in manifest.shards]
 
 
 def manifest_beside(addresses: Sequence[str]) -> tuple[str, Manifest] | None:

@@ -17,6 +17,7 @@ from wdscli.cli.options import (
     SelectionOptions,
     Shards,
     StreamOptions,
+    TrustOptions,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -78,6 +79,7 @@ def cat(
     selection: SelectionOptions,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Write the selected samples as one tar, in input order.
@@ -96,7 +98,9 @@ def cat(
     _check(field, key, to_dir, to_jsonl, base64, output, duplicates, preserve)
     out = Out(common)
     progress = out.progress()
-    request = reorder_request(shards, output, CutOptions(), selection, duplicates, errors, preserve=preserve)
+    request = reorder_request(
+        shards, output, CutOptions(), selection, duplicates, errors, preserve=preserve, trust=trust
+    )
     if field is not None:
         _stream_field(out, request, progress, field, key)
     elif to_jsonl:
@@ -163,6 +167,7 @@ def _picker(request: Request, progress: Progress, *, writes_names: bool) -> Pick
         request.inputs,
         request.selection,
         on_error=request.on_error,
+        trust_addresses=request.trust_addresses,
         writes_names=writes_names,
         progress=progress,
     )

@@ -15,6 +15,7 @@ from wdscli.cli.options import (
     PlannedCutOptions,
     Preserve,
     SelectionOptions,
+    TrustOptions,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -104,6 +105,7 @@ def merge(
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
@@ -123,7 +125,7 @@ def merge(
     out = Out(common, json=json.json)
     check_report(dedup.report, dedup.dedup)
     request = reorder_request(
-        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
+        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve, trust=trust
     )
     how = join.parse()
     if how is not None:

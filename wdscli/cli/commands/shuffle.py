@@ -17,6 +17,7 @@ from wdscli.cli.options import (
     Preserve,
     SelectionOptions,
     Shards,
+    TrustOptions,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -61,6 +62,7 @@ def shuffle(
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Write all samples in an order that only the seed decides.
@@ -83,7 +85,7 @@ def shuffle(
     check_quality(quality, window, output)
     out = Out(common, json=json.json)
     request = reorder_request(
-        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
+        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve, trust=trust
     )
     if not quality:
         reorder(out, request, ShuffledOrder(seed), "shuffled", dry_run=output.dry_run)

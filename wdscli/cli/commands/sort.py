@@ -17,6 +17,7 @@ from wdscli.cli.options import (
     Preserve,
     SelectionOptions,
     Shards,
+    TrustOptions,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -73,6 +74,7 @@ def sort(
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Write all samples sorted by key, by a field or by a value in JSON.
@@ -92,7 +94,7 @@ def sort(
         raise UsageError("--natural and --numeric exclude each other", hint="--by WHAT:n --by WHAT:V")
     out = Out(common, json=json.json)
     request = reorder_request(
-        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
+        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve, trust=trust
     )
     order = sort_order(
         by or [],

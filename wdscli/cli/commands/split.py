@@ -17,6 +17,7 @@ from wdscli.cli.options import (
     Preserve,
     SelectionOptions,
     Shards,
+    TrustOptions,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -98,6 +99,7 @@ def split(
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Cut a set into other shards, or divide it into parts.
@@ -116,7 +118,7 @@ def split(
 
     out = Out(common, json=json.json)
     request = reorder_request(
-        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
+        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve, trust=trust
     )
     order = split_order(request, SplitOptions(ratio, group_by, stratify, seed, by, by_map, missing))
     reorder(out, request, order, "split", dry_run=output.dry_run)

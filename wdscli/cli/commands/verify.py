@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 import typer
 
 from wdscli.cli.made import plural
-from wdscli.cli.options import CommonOptions, JsonOptions, OutputOptions, Shards, grouped
+from wdscli.cli.options import CommonOptions, JsonOptions, OutputOptions, Shards, TrustOptions, grouped
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 from wdscli.ops.verify import Finding, VerifyReport
@@ -69,6 +69,7 @@ def verify(
     shards: Shards,
     json: JsonOptions,
     repairing: RepairOptions,
+    trust: TrustOptions,
     common: CommonOptions,
     decode: Annotated[
         bool,
@@ -123,6 +124,7 @@ def verify(
         profiles=profile or (),
         decode=decode,
         checksums=checksums,
+        trust_addresses=trust.trust_addresses,
         max_findings=max_findings,
         jobs=jobs,
         progress=out.progress(),
@@ -139,6 +141,7 @@ def verify(
             settings=settings,
             require=fields,
             decode=decode,
+            trust_addresses=trust.trust_addresses,
             max_findings=max_findings,
             dry_run=repairing.dry_run,
             jobs=jobs,

@@ -69,7 +69,7 @@ def read_table(
     last: Mapping[str, Any] = {}
     for number, row in enumerate(read_rows(options.address)):
         try:
-            _add(layout, number, row, rule, files, payloads, skipped)
+            _add(layout, number, row, rule, files, payloads, skipped, options.address)
         except UsageError:
             raise
         except WdsError as error:
@@ -172,6 +172,7 @@ def _add(
     files: Files,
     payloads: Payloads,
     skipped: Skipped,
+    where: str,
 ) -> None:
     raw = to_bytes(_key_text(layout, number, row))
     for field in layout.fields:
@@ -181,7 +182,7 @@ def _add(
             continue
         key = _checked(rule, raw, field.name)
         if field.is_address:
-            size, place = payloads.fetch(str(value))
+            size, place = payloads.fetch(str(value), where)
         else:
             payload = _payload(value)
             size, place = len(payload), payloads.keep(payload)

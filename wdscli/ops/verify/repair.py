@@ -79,6 +79,7 @@ def repair(
     settings: ShardSettings | None = None,
     require: Sequence[str] = (),
     decode: bool = False,
+    trust_addresses: bool = False,
     max_findings: int = MAX_FINDINGS,
     dry_run: bool = False,
     jobs: int | None = None,
@@ -90,7 +91,7 @@ def repair(
     is kept when it has the fields of ``require``, or without it those that most samples have; ``decode`` also leaves
     samples out that cannot be decoded. Raises UsageError, InputError when nothing matches, OutputError.
     """
-    shards = open_set(inputs)
+    shards = open_set(inputs, trust_addresses=trust_addresses)
     if "-" in shards.addresses:
         raise UsageError("--repair cannot read standard input: it reads a shard more than once")
     target = OutputSet(output, settings)

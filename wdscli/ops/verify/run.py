@@ -84,6 +84,7 @@ def verify(
     profiles: Sequence[str] = (),
     decode: bool = False,
     checksums: bool = False,
+    trust_addresses: bool = False,
     max_findings: int = MAX_FINDINGS,
     jobs: int | None = None,
     progress: Progress = QUIET,
@@ -94,7 +95,7 @@ def verify(
     ``decode`` and ``checksums`` read the payloads. At most ``max_findings`` of each kind a shard are told, the rest are
     counted. Raises UsageError, InputError when nothing matches, DataError for a manifest that is none.
     """
-    shards = open_set(inputs)
+    shards = open_set(inputs, trust_addresses=trust_addresses)
     listings = find_listings(shards, max_findings)
     if checksums and not any(listing.shard.checksum for listing in listings.of.values()):
         raise UsageError(
