@@ -2,10 +2,10 @@
 
 What it is: :func:`shard_address` for the shards of a manifest, :func:`listed_address` for the lines of a list and the
 cells of a table, :func:`check_pipe` for commands. How: text alone. What was fetched, manifest or list, may name
-what lies beside and below it, and URLs of its own scheme and host. Whatever else it names (a path of this machine, ``..``,
-standard input, another host) is refused unless the caller trusts it; a command is refused in any case. A manifest on
-this machine may also name shards by ``..`` and by URLs, as `wds index -o` writes them, but no absolute path, standard
-input or command. A list on this machine is as good as typed. It must not open anything.
+what lies beside and below it, and URLs of its own scheme and host. Whatever else it names (a path of this machine,
+``..``, standard input, another host) is refused unless the caller trusts it; a command is refused in any case. A
+manifest on this machine may also name shards by ``..`` and by URLs, as `wds index -o` writes them, but no absolute
+path, standard input or command. A list on this machine is as good as typed. It must not open anything.
 """
 
 from __future__ import annotations
