@@ -75,7 +75,7 @@ def bench(
         fields=fields,
         prefetch=prefetch,
         threads=threads,
-        trust_addresses=trust_addresses,
+        **({"trust_addresses": True} if trust_addresses else {}),
     )
     if decode is not None:
         data = data.decode(decode)
