@@ -29,6 +29,8 @@ from typing import Any, ClassVar
 
 from wdscli.shown import shown
 
+_SHOWN = ("message", "hint", "shard")
+
 
 class WdsError(Exception):
     """Base of all errors raised on purpose.
@@ -41,11 +43,15 @@ class WdsError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        self.message = shown(message)
-        self.hint = None if hint is None else shown(hint)
+        self.message = message
+        self.hint = hint
         super().__init__(self.message)
         if hint is not None:
             self.__notes__ = [f"hint: {self.hint}"]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Whenever it is said, what is said of an address has no secrets in it.
+        super().__setattr__(name, shown(value) if isinstance(value, str) and name in _SHOWN else value)
 
     def __str__(self) -> str:
         return self.message
@@ -89,7 +95,7 @@ class DataError(WdsError, ValueError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
-        self.shard = None if shard is None else shown(shard)
+        self.shard = shard
         self.offset = offset
         self.member = member
 

@@ -14,14 +14,18 @@ from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.cli.commands.create import SampleOptions, SourceOptions
-    from wdscli.cli.options import CutOptions, OutputOptions
+    from wdscli.cli.options import CutOptions, OutputOptions, TrustOptions
     from wdscli.cli.output import Out
 
 _SHOWN_RENAMES = 3
 
 
 def create_options(
-    sources: SourceOptions, samples: SampleOptions, cuts: CutOptions, output: OutputOptions
+    sources: SourceOptions,
+    samples: SampleOptions,
+    cuts: CutOptions,
+    output: OutputOptions,
+    trust: TrustOptions,
 ) -> CreateOptions:
     """The options as the operation takes them. Raises UsageError for some that do not go together."""
     return CreateOptions(
@@ -44,6 +48,7 @@ def create_options(
         fsync=output.fsync,
         jobs=output.jobs,
         post=output.post,
+        trust_addresses=trust.trust_addresses,
     )
 
 

@@ -68,6 +68,20 @@ class CommonOptions(NamedTuple):
     ] = False
 
 
+class TrustOptions(NamedTuple):
+    """What documents that others made may name."""
+
+    trust_addresses: Annotated[
+        bool,
+        typer.Option(
+            "--trust-addresses",
+            help="Let manifests, and lists and tables that are fetched, name any address, not only what is beside and "
+            "below them or on their own host. Never commands.",
+            rich_help_panel=_COMMON,
+        ),
+    ] = False
+
+
 class JsonOptions(NamedTuple):
     """For commands whose result is worth reading by a program."""
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         PlannedCutOptions,
         SelectionOptions,
         StreamOptions,
+        TrustOptions,
     )
 
 
@@ -57,6 +58,7 @@ def reorder_request(
     engine: EngineOptions | None = None,
     preserve: bool = False,
     allow_empty: bool = False,
+    trust: TrustOptions | None = None,
 ) -> Request:
     """What the reordering engine is asked for."""
     return Request(
@@ -73,5 +75,6 @@ def reorder_request(
         jobs=getattr(output, "jobs", 1),
         post=getattr(output, "post", None),
         selection_text=selection_text(selection),
+        trust_addresses=trust is not None and trust.trust_addresses,
         **({} if engine is None else engine._asdict()),
     )

@@ -111,6 +111,7 @@ class Catalog:
 
     ``counts`` has the samples of each shard, ``fingerprint`` tells this set from others. ``is_indexed`` is False when
     some shard can only be streamed; then there are no counts. With ``spelled`` fields keep their capitals.
+    ``trust_addresses`` and ``pipes`` are those of :func:`~wdscli.shards.inputs.open_set`.
     With ``salvage`` a shard that is damaged and has no index has the samples that are whole, and ``losses`` says so.
     """
 
@@ -118,11 +119,20 @@ class Catalog:
 
     _salvages = False
 
-    def __init__(self, urls: str | Sequence[str], *, salvage: bool = False) -> None:
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        salvage: bool = False,
+        trust_addresses: bool = False,
+        pipes: bool = True,
+    ) -> None:
         self._salvages = salvage
         self.losses: dict[str, WdsError] = {}
         """What is wrong with shards of which only a part, or nothing, can be had."""
-        found = open_set([urls] if isinstance(urls, str) else list(urls))
+        found = open_set(
+            [urls] if isinstance(urls, str) else list(urls), trust_addresses=trust_addresses, pipes=pipes
+        )
         self.addresses = found.addresses
         if not self.addresses:
             raise InputError("no shards", hint="name shards, a folder, a glob or a manifest")

@@ -79,6 +79,7 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
         copies_streams=request.preserve,
         allow_empty=request.allow_empty,
         counts_later=request.on_duplicate == "skip",
+        trust_addresses=request.trust_addresses,
         progress=progress,
     )
     output = OutputSet(request.output, request.settings)

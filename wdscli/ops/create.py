@@ -46,6 +46,7 @@ class CreateOptions:
     """How shards are made of files; each is the option of the same name of ``wds create``.
 
     ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.ops.post`).
+    ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.trust`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
     table where one is given, else ``path``. ``mtime`` None is SOURCE_DATE_EPOCH or 0. ``jobs`` None is one a
     processor; it never shows in the bytes.
@@ -70,6 +71,7 @@ class CreateOptions:
     fsync: bool = False
     jobs: int | None = None
     post: str | None = None
+    trust_addresses: bool = False
 
 
 class PlannedShard(NamedTuple):
@@ -162,7 +164,7 @@ def create(
     [(1, 2), (1, 1)]
     """
     options = options or CreateOptions()
-    with Payloads() as payloads:
+    with Payloads(options.trust_addresses) as payloads:
         plan = plan_create(sources, output, options, payloads, progress=progress)
         return plan.report if dry_run else run_create(plan, progress=progress)
 

@@ -81,6 +81,7 @@ def index(
     checksum: str = "xxh3_128",
     dialects: Sequence[str] = (),
     force: bool = False,
+    trust_addresses: bool = False,
     dry_run: bool = False,
     jobs: int | None = None,
     progress: Progress = QUIET,
@@ -92,7 +93,7 @@ def index(
     nothing. Raises DataError for a damaged shard, a key that comes twice in one, and a manifest that no longer tells
     the truth; OutputExistsError for a file that is there and says something else.
     """
-    shards = open_set(inputs)
+    shards = open_set(inputs, trust_addresses=trust_addresses)
     _check_inputs(shards.addresses)
     new_digest(checksum)
     plan = SetPlan(shards, manifest, with_manifest and not dialects)

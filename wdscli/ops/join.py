@@ -130,7 +130,7 @@ class _Planner:
         # A plan on disc is for this machine alone.
         self.room = scratch if request.engine is None else None
         self.progress = progress
-        self.shards, sets = open_sets(request.inputs, request.on_error, progress)
+        self.shards, sets = open_sets(request, progress)
         self.total_sets = len(request.inputs) + (how.table is not None)
         _check(how, request, self.total_sets)
         if request.selection.reads_stdin and "-" in self.shards.addresses:
@@ -265,7 +265,8 @@ class _Planner:
             )
         place = self.scratch.place(number)
         skip = self.request.on_duplicate == "skip"
-        made = table_shard(table, place, "skip" if skip else "error", self.progress)
+        trust = self.request.trust_addresses
+        made = table_shard(table, place, "skip" if skip else "error", self.progress, trust_addresses=trust)
         self.dropped = made.dropped
         self.table_bytes = made.size_bytes
         return Input(table.address, place, stamp=made.stamp)

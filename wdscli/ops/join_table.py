@@ -23,6 +23,7 @@ from wdscli.progress import Progress
 from wdscli.shards.shardfile import ShardFile
 from wdscli.storage import addresses_of, is_local, is_stream, open_source
 from wdscli.storage.addresses import local_path
+from wdscli.storage.trust import listed_address
 
 _SHOW_EVERY = 256
 _AT_ONCE = 512
@@ -71,6 +72,8 @@ def table_shard(
     address: str,
     on_duplicate: Literal["error", "skip"],
     progress: Progress,
+    *,
+    trust_addresses: bool = False,
 ) -> TableShard:
     """Write the rows of ``table`` as a shard at ``address``.
 
@@ -83,7 +86,7 @@ def table_shard(
     with ShardFile(address, with_index=False) as shard:
         progress.start("reading the table", None, "samples")
         for row in _without_repeats(_rows(table, reader, dropped, progress), on_duplicate, dropped):
-            _write(shard, row)
+            _write(shard, row, trust_addresses)
         progress.finish()
         info = shard.commit()
     return TableShard(
@@ -158,18 +161,18 @@ def _without_repeats(rows: Iterator[_Row], on_duplicate: str, dropped: dict[str,
     yield from first_ones()
 
 
-def _write(shard: ShardFile, row: _Row) -> None:
+def _write(shard: ShardFile, row: _Row, trust_addresses: bool) -> None:
     """One row as one sample."""
     if all(isinstance(value, bytes) for _, value in row.values):
         shard.write(row.key, [(field, value) for field, value in row.values if isinstance(value, bytes)])
         return
     try:
-        _write_with_files(shard, row)
+        _write_with_files(shard, row, row.file, trust_addresses)
     except (InputError, DataError) as error:
         raise _in_row(row.file, row.number, error) from None
 
 
-def _write_with_files(shard: ShardFile, row: _Row) -> None:
+def _write_with_files(shard: ShardFile, row: _Row, where: str, trust_addresses: bool) -> None:
     from contextlib import ExitStack
 
     with ExitStack() as stack:
@@ -180,6 +183,7 @@ def _write_with_files(shard: ShardFile, row: _Row) -> None:
                 continue
             if value == "-":
                 raise InputError("standard input cannot be a payload", hint="name a file")
+            value = listed_address(where, value, trusted=trust_addresses)
             source = stack.enter_context(open_source(value, decompress=False))
             if source.size is None or not source.seekable:
                 data = _all_of(source)

@@ -76,6 +76,7 @@ def ls(
     addresses: Sequence[str],
     *,
     selection: Selection = Selection(),  # noqa: B008  (immutable)
+    trust_addresses: bool = False,
     on_error: OnError = "stop",
     progress: Progress = QUIET,
 ) -> Listing:
@@ -93,7 +94,8 @@ def ls(
     """
     from wdscli.shards.inputs import known_samples, missing_shards, open_set, whole_set
 
-    shards = whole_set(addresses, on_error) if on_error == "skip" else open_set(addresses)
+    trust = {"trust_addresses": trust_addresses}
+    shards = whole_set(addresses, on_error, **trust) if on_error == "skip" else open_set(addresses, **trust)
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     listing = Listing(shards.addresses, selection, on_error, progress)

@@ -71,12 +71,13 @@ class Picker:
         on_error: OnError = "stop",
         form: Form = CANONICAL,
         writes_names: bool = True,
+        trust_addresses: bool = False,
         copies_streams: bool = False,
         allow_empty: bool = False,
         counts_later: bool = False,
         progress: Progress = QUIET,
     ) -> None:
-        self.set = whole_set(inputs, on_error)
+        self.set = whole_set(inputs, on_error, trust_addresses=trust_addresses)
         if self.set.missing:
             progress.warn(say_missing(self.set.missing))
         if selection.reads_stdin and "-" in self.set.addresses:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from wdscli import __version__
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_bytes
 from wdscli.ops.beside import JoinCounts, Joined
 from wdscli.ops.outputs import Outputs
@@ -32,6 +32,7 @@ from wdscli.shards.inputs import ShardSet
 from wdscli.shards.output import ShardSettings
 from wdscli.shown import shown, shown_command, shown_in
 from wdscli.storage import Source, is_local, is_stream, local_path, open_sink, open_source
+from wdscli.storage.trust import listed_address
 from wdscli.tar import Form
 
 if TYPE_CHECKING:
@@ -262,25 +263,25 @@ class PlanFile:
         if not self.source.seekable or size is None:
             raise UsageError(f"{self.address} cannot be read in pieces", hint="wds run FILE")
         if self.source.read_at(0, len(MAGIC)) != MAGIC:
-            raise self._broken("it does not begin like one")
+            raise self.broken("it does not begin like one")
         tail = self.source.read_at(max(0, size - TAIL.size), TAIL.size)
         if len(tail) != TAIL.size or tail[-len(MAGIC) :] != MAGIC:
-            raise self._broken("its end is missing")
+            raise self.broken("its end is missing")
         at, length, seal, _ = TAIL.unpack(tail)
         if at + length + TAIL.size != size:
-            raise self._broken("bytes are missing, or were added")
+            raise self.broken("bytes are missing, or were added")
         text = self.source.read_at(at, length)
         if xxh3_64_intdigest(text) != seal:
-            raise self._broken("its header was changed")
+            raise self.broken("its header was changed")
         try:
             header: Any = json.loads(text)
         except (ValueError, RecursionError):
-            raise self._broken("its header is no JSON") from None
+            raise self.broken("its header is no JSON") from None
         if not isinstance(header, dict) or header.get("version") != VERSION:
             version = header.get("version") if isinstance(header, dict) else None
-            raise self._broken(f"it has version {version}, this wdscli reads {VERSION}")
+            raise self.broken(f"it has version {version}, this wdscli reads {VERSION}")
         if wrong := _misfit(header, HEADER, ""):
-            raise self._broken(f"its header has something else where {wrong} belongs")
+            raise self.broken(f"its header has something else where {wrong} belongs")
         return header
 
     def _read_shards(self) -> list[tuple[Any, ...]]:
@@ -288,10 +289,10 @@ class PlanFile:
         record = struct.Struct(SHARD.format + "Q" * len(self.header["rows"]))
         data = self.source.read_at(at, count * record.size)
         if f"{xxh3_64_intdigest(data):016x}" != seal:
-            raise self._broken("its list of shards was changed")
+            raise self.broken("its list of shards was changed")
         return list(record.iter_unpack(data))
 
-    def _broken(self, why: str) -> DataError:
+    def broken(self, why: str) -> DataError:
         return DataError(
             f"{self.address} is no whole plan: {why}", code="bad-plan", hint="make it again with --plan FILE"
         )
@@ -301,13 +302,13 @@ class PlanFile:
         at = self.header["rows"][number]
         data = self.source.read_at(at + first * ROW_BYTES, (end - first) * ROW_BYTES)
         if len(data) != (end - first) * ROW_BYTES:
-            raise self._broken("rows are missing")
+            raise self.broken("rows are missing")
         return data
 
     def check(self, number: int, shard: int, data: bytes) -> None:
         """Raise DataError when these are not the rows that were planned for a shard."""
         if xxh3_64_intdigest(data) != self.shards[shard][6 + number]:
-            raise self._broken(f"the rows of task {shard} were changed")
+            raise self.broken(f"the rows of task {shard} were changed")
 
 
 def _misfit(value: Any, shape: Any, where: str) -> str:
@@ -377,6 +378,8 @@ class Settings(NamedTuple):
     jobs: int | None = None
     engine: str | None = None
     memory: int | None = None
+    trust_addresses: bool = False
+    """Whether a plan that was fetched may name any input and output, and a command."""
 
 
 def load_plan(address: str, settings: Settings | None = None) -> ReorderPlan:
@@ -394,7 +397,25 @@ def load_plan(address: str, settings: Settings | None = None) -> ReorderPlan:
         ) from None
 
 
+def _check_trust(file: PlanFile, trusted: bool) -> None:
+    """Raise DataError for what no plan of ours holds, InputError for what one that was fetched may not order."""
+    header = file.header
+    named = [*(address for address, *_ in header["inputs"]), header["output"]]
+    if any(map(is_stream, named)):
+        raise file.broken("it names a command or standard input")
+    if trusted or is_local(file.address):
+        return
+    for address in named:
+        listed_address(file.address, address)
+    if header["post"] is not None:
+        raise InputError(
+            f"{file.address} orders a command after each shard: {shown_command(header['post'])}",
+            hint="--trust-addresses, if you trust it; or fetch the plan first",
+        )
+
+
 def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
+    _check_trust(file, settings.trust_addresses)
     header = file.header
     counts = header["counts"]
     inputs = tuple(

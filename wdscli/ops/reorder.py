@@ -94,6 +94,8 @@ class Request(NamedTuple):
     """Keep the shards that an earlier run of the same plan has made."""
     allow_empty: bool = False
     """Names that no sample has, and an output without samples, are no errors."""
+    trust_addresses: bool = False
+    """Whether manifests and fetched lists may name any shard."""
     plan_file: str | None = None
     """Where the plan is to be stored instead of being run; then it can hold nothing that only this process has."""
 
@@ -203,7 +205,7 @@ def make_plan(
         return order.plan(request, scratch, progress=progress)
     if request.preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
-    shards, sets = open_sets(request.inputs, request.on_error, progress)
+    shards, sets = open_sets(request, progress)
     if request.selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     outputs = Outputs(request.output, request.settings, may_exist=request.resume)
@@ -319,12 +321,11 @@ def _check_names(
     check_named(request.selection.absences(state, named), allow=request.allow_empty, progress=progress)
 
 
-def open_sets(
-    inputs: Sequence[str], on_error: OnError = "stop", progress: Progress = QUIET
-) -> tuple[ShardSet, list[int]]:
+def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, list[int]]:
     """The shards of all inputs, and for each shard the number of the input that named it. Raises InputNotFoundError
     when some that a manifest lists are gone; with ``on_error="skip"`` says so, and ``missing`` has them."""
-    each = [whole_set([text], on_error) for text in inputs]
+    trusted = request.trust_addresses
+    each = [whole_set([text], request.on_error, trust_addresses=trusted) for text in request.inputs]
     missing = tuple(gone for one in each for gone in one.missing)
     if missing:
         progress.warn(say_missing(missing))

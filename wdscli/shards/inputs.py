@@ -20,8 +20,8 @@ from wdscli.storage import (
     list_folder,
     read_all,
     scheme,
-    sibling,
 )
+from wdscli.storage.trust import shard_address
 
 if TYPE_CHECKING:
     from wdscli.shards.manifest import Manifest
@@ -59,20 +59,23 @@ class ShardSet(NamedTuple):
     missing: tuple[Missing, ...] = ()
 
 
-def open_set(inputs: Sequence[str]) -> ShardSet:
+def open_set(inputs: Sequence[str], *, trust_addresses: bool = False, pipes: bool = True) -> ShardSet:
     """The shards that ``inputs`` name: paths, folders, globs, braces, ``@lists``, streams, URLs and manifests.
 
-    Raises InputError for a name that matches nothing, DataError for a file that is no manifest.
+    Manifests, and lists that were fetched, may name shards beside and below themselves, with ``trust_addresses`` any;
+    commands are taken only from ``inputs`` and from local lists, without ``pipes`` from nowhere. Raises InputError for
+    a name that matches nothing and for what may not be named, UsageError for a command that is not taken, DataError for
+    a file that is no manifest.
     """
     addresses: list[str] = []
     manifest: Manifest | None = None
     manifest_address: str | None = None
     given = Given()
     for text in inputs:
-        for address in expand(text, given):
+        for address in expand(text, given, trust_addresses=trust_addresses, pipes=pipes):
             if is_manifest_name(address):
                 manifest_address, manifest = address, read_manifest(address)
-                addresses.extend(shard_addresses(address, manifest))
+                addresses.extend(shard_addresses(address, manifest, trust_addresses=trust_addresses))
             else:
                 addresses.append(address)
     if manifest is not None and len(manifest.shards) == len(addresses):
@@ -93,14 +96,10 @@ def read_manifest(address: str) -> Manifest:
     return parse_manifest(read_all(address), address)
 
 
-def shard_addresses(manifest_address: str, manifest: Manifest) -> list[str]:
-    """The addresses of a manifest's shards: as they stand when they are full addresses, else beside the manifest."""
-    return [
-        shard.name
-        if scheme(shard.name) != "file" or shard.name.startswith(("/", "file:"))
-        else sibling(manifest_address, shard.name)
-        for shard in manifest.shards
-    ]
+def shard_addresses(manifest_address: str, manifest: Manifest, *, trust_addresses: bool = False) -> list[str]:
+    """The addresses of a manifest's shards: as they stand when they are full addresses, else beside the manifest.
+    Raises InputError for those that a manifest may not name, unless it is trusted."""
+    return [shard_address(manifest_address, shard.name, trusted=trust_addresses) for shard in manifest.shards]
 
 
 def manifest_beside(addresses: Sequence[str], given: Given | None = None) -> tuple[str, Manifest] | None:
@@ -149,11 +148,11 @@ def names_in(folder: str, given: Given | None) -> list[str]:
     return names
 
 
-def whole_set(inputs: Sequence[str], on_error: str = "stop") -> ShardSet:
+def whole_set(inputs: Sequence[str], on_error: str = "stop", *, trust_addresses: bool = False) -> ShardSet:
     """:func:`open_set` for who needs all of a set. Raises InputNotFoundError when a shard of it is gone, as
     :func:`missing_shards` tells; with ``on_error="skip"`` the set goes on without such shards, and names them.
     """
-    shards = open_set(inputs)
+    shards = open_set(inputs, trust_addresses=trust_addresses)
     gone = missing_shards(shards) or _missing_of(shards)
     if not gone:
         return shards

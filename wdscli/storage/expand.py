@@ -23,6 +23,7 @@ from wdscli.storage.addresses import (
     range_hint,
     scheme,
 )
+from wdscli.storage.trust import check_pipe, listed_address
 
 SIDE_FILES = (".wdx", ".idx", ".index", ".json", ".jsonl", ".yaml", ".md5", ".sha256", ".tmp", ".part")
 """What lies beside shards and is none."""
@@ -66,27 +67,41 @@ def _is_like(parts: Sequence[str], glob: Sequence[str]) -> bool:
     return (parts[0] == glob[0] or fnmatchcase(parts[0], glob[0])) and _is_like(parts[1:], glob[1:])
 
 
-def expand(address: str, words: Words | None = None) -> list[str]:
+def expand(
+    address: str, words: Words | None = None, *, trust_addresses: bool = False, pipes: bool = True
+) -> list[str]:
     """The shard addresses that ``address`` stands for, in order. ``words`` is told which folders and globs were met.
 
     A path, ``-`` or URL stands for itself. ``a.tar::b.tar`` are two; ``x-{000..041}.tar`` (or ``{a,b}``) are
     what the shell would make of it; a glob (also on an object store) and a folder (on one: with its last
     slash) give what they hold, ``img2`` before ``img10``, hidden files and side files left out; ``@list.txt``
     (``@-``: standard input) has one address a line, blank lines and ``#`` comments left out, relative ones
-    meant from the current folder as with ``tar -T``. In ``pipe:CMD`` only ``{000..041}`` is expanded, the
-    rest is the shell's. Raises InputError when nothing matches.
+    meant from the current folder as with ``tar -T``, or in a list that was fetched from its own. In ``pipe:CMD``
+    only ``{000..041}`` is expanded, the rest is the shell's. A list that was fetched may name what
+    :mod:`~wdscli.storage.trust` says, with ``trust_addresses`` more; without ``pipes`` no command is taken.
+    Raises InputError when nothing matches.
     """
+    return _expanded(address, words, trust_addresses, pipes)
+
+
+def _expanded(address: str, words: Words | None, trusted: bool, pipes: bool) -> list[str]:
     if not address:
         raise UsageError("an input needs a name", hint="a path, a folder, a glob, a URL, - or pipe:CMD")
     if address.startswith("@"):
-        return [shard for line in _listed(address) for shard in expand(line, words)]
+        check_pipe(address[1:], pipes=pipes)
+        return [
+            shard
+            for line in _listed(address, trusted)
+            for shard in _checked(address[1:], _expanded(line, words, trusted, pipes), trusted)
+        ]
     if address.startswith(PIPE):
+        check_pipe(address, pipes=pipes)
         return _sequences(address)
     if address == STREAM or _is_there(address):
         return _folder(address, words) if _is_folder(address) else [address]
     parts = _JOIN.split(address)
     if len(parts) > 1:
-        return [shard for part in parts if part for shard in expand(part, words)]
+        return [shard for part in parts if part for shard in _expanded(part, words, trusted, pipes)]
     if BRACES.search(address):
         return [shard for name in expand_braces(address, InputError) for shard in _pattern(name, words)]
     return _pattern(address, words)
@@ -117,8 +132,15 @@ def _is_folder(address: str) -> bool:
     return not is_stream(address) and os.path.isdir(local_path(address))
 
 
-def _listed(address: str) -> list[str]:
-    """The lines of an ``@list`` that say something."""
+def _checked(name: str, shards: list[str], trusted: bool) -> list[str]:
+    """What a line of a list has become, looked at once more: it may have held braces."""
+    for shard in shards:
+        listed_address(name, shard, trusted=trusted)
+    return shards
+
+
+def _listed(address: str, trusted: bool) -> list[str]:
+    """The addresses in the lines of an ``@list`` that say something."""
     from wdscli.storage.opening import read_all
 
     name = address[1:]
@@ -131,7 +153,7 @@ def _listed(address: str) -> list[str]:
             raise InputError(f"{name} names another list, {line}", hint="a list holds addresses, not lists")
     if not lines:
         raise InputError(f"no shard matches {address}: the list is empty")
-    return lines
+    return [listed_address(name, line, trusted=trusted) for line in lines]
 
 
 def _sequences(command: str) -> list[str]:

@@ -16,6 +16,7 @@ from wdscli.errors import InputError, OutputError, UsageError
 from wdscli.storage.addresses import STREAM, is_local, is_stream, local_path, scheme, split_folder
 from wdscli.storage.ends import Sink, Source
 from wdscli.storage.local import LocalSink, LocalSource, open_descriptor, reason, version_of
+from wdscli.storage.trust import check_pipe
 
 HEAD = 512
 """One block: enough to tell a compressed stream from a tar."""
@@ -75,6 +76,7 @@ def _open_command(address: str) -> Source:
 
 
 def _command(address: str) -> str:
+    check_pipe(address)
     command = address[len("pipe:") :].strip()
     if not command:
         raise UsageError("pipe: needs a command", hint="pipe:CMD, for example 'pipe:curl -sf URL'")

@@ -12,6 +12,7 @@ import re
 from wdscli.errors import InputError, UsageError
 from wdscli.storage.addresses import is_local, is_stream, local_path, natural, split_folder
 from wdscli.storage.expand import BRACES, expand_braces
+from wdscli.storage.trust import check_pipe
 
 _PERCENT = re.compile(r"%%|%0?[0-9]*d|%")
 _FIELD = re.compile(r"%0?[0-9]*d")
@@ -57,6 +58,7 @@ class OutputPattern:
         if not text:
             raise UsageError("an output needs a name", hint="out-%06d.tar, out.tar, - or pipe:CMD")
         if is_stream(text):
+            check_pipe(text)
             return _command_pattern(text)
         from wdscli.storage.opening import is_device, refuse_compressed
 

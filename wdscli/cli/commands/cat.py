@@ -19,6 +19,7 @@ from wdscli.cli.options import (
     SelectionOptions,
     Shards,
     StreamOptions,
+    TrustOptions,
     decoded_limit,
     grouped,
 )
@@ -83,6 +84,7 @@ def cat(
     allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Write the selected samples as one tar, in input order.
@@ -111,6 +113,7 @@ def cat(
         errors,
         preserve=preserve,
         allow_empty=allow_empty,
+        trust=trust,
     )
     if field is not None:
         _stream_field(out, request, progress, field, key)
@@ -180,6 +183,7 @@ def _picker(
         request.inputs,
         request.selection,
         on_error=request.on_error,
+        trust_addresses=request.trust_addresses,
         writes_names=writes_names,
         allow_empty=request.allow_empty,
         counts_later=counts_later,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from wdscli.cli.options import CommonOptions, CutOptions, JsonOptions, OutputOptions, grouped
+from wdscli.cli.options import CommonOptions, CutOptions, JsonOptions, OutputOptions, TrustOptions, grouped
 from wdscli.cli.output import Out
 
 _SOURCES = "Sources"
@@ -154,6 +154,7 @@ def create(
     cuts: CutOptions,
     output: OutputOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Make shards from folders, files, lists or tables.
@@ -174,6 +175,6 @@ def create(
     from wdscli.ops.create import create as make
 
     out = Out(common, json=json.json)
-    options = create_options(more, samples, cuts, output)
+    options = create_options(more, samples, cuts, output, trust)
     report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
     print_created(out, report)

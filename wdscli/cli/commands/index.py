@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from wdscli.cli.made import plural
-from wdscli.cli.options import CommonOptions, JsonOptions, Shards, grouped
+from wdscli.cli.options import CommonOptions, JsonOptions, Shards, TrustOptions, grouped
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 from wdscli.ops.index import IndexReport
@@ -80,6 +80,7 @@ def index(
         ),
     ] = None,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> int:
     """Write indexes and manifests for shards made elsewhere.
@@ -110,6 +111,7 @@ def index(
         checksum=checksum,
         dialects=dialect or (),
         force=force,
+        trust_addresses=trust.trust_addresses,
         dry_run=dry_run or check,
         jobs=jobs,
         progress=out.progress(),

@@ -16,6 +16,7 @@ from wdscli.cli.options import (
     PlannedCutOptions,
     Preserve,
     SelectionOptions,
+    TrustOptions,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -106,6 +107,7 @@ def merge(
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
@@ -134,6 +136,7 @@ def merge(
         engine=engine,
         preserve=preserve,
         allow_empty=allow_empty,
+        trust=trust,
     )
     how = join.parse()
     if how is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdscli.cli.options import CommonOptions, Engine, Jobs, JsonOptions, Memory, grouped
+from wdscli.cli.options import CommonOptions, Engine, Jobs, JsonOptions, Memory, TrustOptions, grouped
 from wdscli.cli.output import Out
 from wdscli.shown import shown
 
@@ -53,6 +53,7 @@ def run(
     engine: Engine = None,
     memory: Memory = None,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Do what a plan says: some of its shards, or all that is not done.
@@ -74,7 +75,7 @@ def run(
         raise UsageError("--task, --finish and --dry-run exclude each other")
     out = Out(common, json=json.json)
     progress = out.progress()
-    loaded = load_plan(plan, Settings(jobs, engine, memory))
+    loaded = load_plan(plan, Settings(jobs, engine, memory, trust.trust_addresses))
     if dry_run:
         _list(out, loaded)
     elif task is not None:

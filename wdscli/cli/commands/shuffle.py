@@ -18,6 +18,7 @@ from wdscli.cli.options import (
     Preserve,
     SelectionOptions,
     Shards,
+    TrustOptions,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -63,6 +64,7 @@ def shuffle(
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Write all samples in an order that only the seed decides.
@@ -94,6 +96,7 @@ def shuffle(
         engine=engine,
         preserve=preserve,
         allow_empty=allow_empty,
+        trust=trust,
     )
     if not quality:
         reorder(out, request, ShuffledOrder(seed), "shuffled", dry_run=output.dry_run)

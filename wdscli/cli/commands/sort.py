@@ -18,6 +18,7 @@ from wdscli.cli.options import (
     Preserve,
     SelectionOptions,
     Shards,
+    TrustOptions,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -75,6 +76,7 @@ def sort(
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Write all samples sorted by key, by a field or by a value in JSON.
@@ -103,6 +105,7 @@ def sort(
         engine=engine,
         preserve=preserve,
         allow_empty=allow_empty,
+        trust=trust,
     )
     order = sort_order(
         by or [],

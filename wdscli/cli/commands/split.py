@@ -18,6 +18,7 @@ from wdscli.cli.options import (
     Preserve,
     SelectionOptions,
     Shards,
+    TrustOptions,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -100,6 +101,7 @@ def split(
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Cut a set into other shards, or divide it into parts.
@@ -127,6 +129,7 @@ def split(
         engine=engine,
         preserve=preserve,
         allow_empty=allow_empty,
+        trust=trust,
     )
     order = split_order(
         request, SplitOptions(ratio, group_by, stratify, seed, by, tuple(by_map or ()), missing)

@@ -12,6 +12,7 @@ from wdscli.cli.options import (
     MaxDecoded,
     OutputOptions,
     Shards,
+    TrustOptions,
     decoded_limit,
     grouped,
 )
@@ -77,6 +78,7 @@ def verify(
     shards: Shards,
     json: JsonOptions,
     repairing: RepairOptions,
+    trust: TrustOptions,
     common: CommonOptions,
     decode: Annotated[
         bool,
@@ -133,11 +135,14 @@ def verify(
         "require": fields,
         "decode": decode,
         "max_decoded": limit,
+        "trust_addresses": trust.trust_addresses,
         "max_findings": max_findings,
         "jobs": jobs,
     }
     if settings is not None:
-        _, target = check_repair(shards, repairing.output or "", settings)
+        _, target = check_repair(
+            shards, repairing.output or "", settings, trust_addresses=trust.trust_addresses
+        )
         if target.pattern.count is not None:
             # Whether so many can be saved is known only to who has looked.
             repair(shards, repairing.output or "", **how, dry_run=True)
@@ -148,6 +153,7 @@ def verify(
         decode=decode,
         max_decoded=limit,
         checksums=checksums,
+        trust_addresses=trust.trust_addresses,
         max_findings=max_findings,
         jobs=jobs,
         progress=out.progress(),

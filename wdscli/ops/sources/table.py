@@ -73,7 +73,7 @@ def read_table(
         last: Mapping[str, Any] = {}
         for number, row in enumerate(read_rows(address)):
             try:
-                _add(layout, count, row, rule, files, payloads, skipped)
+                _add(layout, count, row, rule, files, payloads, skipped, address)
             except UsageError:
                 raise
             except WdsError as error:
@@ -182,6 +182,7 @@ def _add(
     files: Files,
     payloads: Payloads,
     skipped: Skipped,
+    where: str,
 ) -> None:
     raw = to_bytes(_key_text(layout, number, row))
     for field in layout.fields:
@@ -191,7 +192,7 @@ def _add(
             continue
         key = _checked(rule, raw, field.name)
         if field.is_address:
-            size, place = payloads.fetch(str(value))
+            size, place = payloads.fetch(str(value), where)
         else:
             payload = cell_payload(value, field.column, to_text(field.name))
             size, place = len(payload), payloads.keep(payload)

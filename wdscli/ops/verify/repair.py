@@ -82,6 +82,7 @@ def repair(
     require: Sequence[str] = (),
     decode: bool = False,
     max_decoded: int = MAX_DECODED_BYTES,
+    trust_addresses: bool = False,
     max_findings: int = MAX_FINDINGS,
     dry_run: bool = False,
     jobs: int | None = None,
@@ -94,7 +95,7 @@ def repair(
     samples out that cannot be decoded, to ``max_decoded`` bytes each. Raises UsageError, InputError when nothing
     matches, OutputError.
     """
-    addresses, target = check_repair(inputs, output, settings)
+    addresses, target = check_repair(inputs, output, settings, trust_addresses=trust_addresses)
     required = tuple(map(to_bytes, require))
     tasks = [
         SalvageTask(address, max_decoded if decode else None, max_findings, required=required)
@@ -118,11 +119,15 @@ def repair(
 
 
 def check_repair(
-    inputs: Sequence[str], output: str, settings: ShardSettings | None = None
+    inputs: Sequence[str],
+    output: str,
+    settings: ShardSettings | None = None,
+    *,
+    trust_addresses: bool = False,
 ) -> tuple[list[str], OutputSet]:
     """The shards to repair, and where to: what of a repair can be seen to be impossible before anything is read. Raises
     what :func:`repair` raises."""
-    addresses = open_set(inputs).addresses
+    addresses = open_set(inputs, trust_addresses=trust_addresses).addresses
     if "-" in addresses:
         raise UsageError("--repair cannot read standard input: it reads a shard more than once")
     target = OutputSet(output, settings)

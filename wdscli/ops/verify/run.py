@@ -84,6 +84,7 @@ def verify(
     decode: bool = False,
     max_decoded: int = MAX_DECODED_BYTES,
     checksums: bool = False,
+    trust_addresses: bool = False,
     max_findings: int = MAX_FINDINGS,
     jobs: int | None = None,
     progress: Progress = QUIET,
@@ -95,7 +96,7 @@ def verify(
     most ``max_findings`` of each kind are told, the rest are counted. Raises UsageError, InputError when nothing
     matches, DataError for a manifest that is none.
     """
-    shards = open_set(inputs)
+    shards = open_set(inputs, trust_addresses=trust_addresses)
     listings = find_listings(shards, max_findings)
     if checksums and not any(listing.shard.checksum for listing in listings.of.values()):
         raise UsageError(
