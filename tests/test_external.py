@@ -247,7 +247,7 @@ WORDS = {
     "merge without repeats in turn": [
         *["merge", "--dedup", "jpg", "--weights", WEIGHTS, "--stop", "repeat", "--on-duplicate", "skip"]
     ],
-    "merge without what nothing has": ["merge", "--dedup", "mp3", "--on-duplicate", "skip"],
+    "merge without what nothing has": ["merge", "--dedup", "mp3", "--on-duplicate", "skip", "--allow-empty"],
     "merge again and again": ["merge", "--weights", WEIGHTS, "--stop", "repeat", "--on-duplicate", "skip"],
     "merge again and again, repeats renamed": [
         *["merge", "--weights", WEIGHTS, "--stop", "repeat", "--on-duplicate", "rekey", "--shards", "3"]
