@@ -169,7 +169,8 @@ def made(folder: Path, names: list[str], *words: str) -> dict[str, bytes]:
     out = f"{folder}/{'{part}-' if has_parts else ''}out-%06d.tar"
     if "MAP" in words:
         words = tuple(key_map(folder.with_suffix(".map"), names) if word == "MAP" else word for word in words)
-    command = [words[0], *names, "-o", out, "-q", "-j", "1", *words[1:]]
+    jobs = [] if "-j" in words else ["-j", "1"]
+    command = [words[0], *names, "-o", out, "-q", *jobs, *words[1:]]
     assert main(command) == 0, command
     return content(folder)
 
