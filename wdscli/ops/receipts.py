@@ -17,6 +17,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_128, xxh3_128_hexdigest
 
 from wdscli.errors import WdsError
 from wdscli.model import ShardInfo, to_text
+from wdscli.ops.rows import stored_rows
 from wdscli.shards.find import is_shard
 from wdscli.shards.leftovers import receipt_address
 from wdscli.shards.manifest import parse_shard, plain_shard
@@ -61,7 +62,7 @@ def mark_of(plan: ReorderPlan) -> PlanMark:
     rows = xxh3_128()
     for ordered in plan.row_lists:
         for block in ordered.blocks():
-            rows.update(block.rows.tobytes())
+            rows.update(stored_rows(block.rows).tobytes())
     # Rounds after the first have the same inputs again.
     inputs = [
         [base_name(one.address), one.stamp.size_bytes, one.stamp.version]

@@ -118,7 +118,7 @@ def _finish(plan: ReorderPlan, mark: PlanMark, address: str, progress: Progress)
             else f"wds run {address} does all of them; wds run {address} -n lists them",
         )
     for task in every:
-        check_made(kept.shards[task], plan.planned[task])
+        check_made(plan, kept.shards[task], plan.planned[task])
     return finish_plan(plan, [kept.shards[task] for task in every], kept)
 
 
