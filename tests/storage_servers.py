@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -19,6 +21,13 @@ class Web(ThreadingHTTPServer):
         self.mode = mode
         self.files: dict[str, bytes] = {}
         self.status: dict[str, int] = {}
+        self.validators: tuple[str, ...] = ()
+        """What answers say of a version: of ``strong``, ``weak`` (an ETag of that kind), ``date`` (Last-Modified); and
+        ``ignores``, for a server that does not know If-Match."""
+        self.dates: dict[str, int] = {}
+        """When a file was changed last, for ``date``."""
+        self.on_get: Callable[[str], None] = lambda name: None
+        """Called with the name before each answer, in the server's thread."""
         self.ranges: list[str | None] = []
         """The Range header of each request, in order."""
 
@@ -37,6 +46,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.path.lstrip("/").partition("?")[0]
+        self.server.on_get(name)
+        self.name = name
         data = self.server.files.get(name)
         asked = self.headers.get("Range")
         self.server.ranges.append(asked)
@@ -44,12 +55,32 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(self.server.status[name], b"")
         elif data is None:
             self._answer(404, b"no such file")
+        elif self._is_refused(data):
+            self._answer(412, b"")
         elif self.server.mode in ("ranges", "unsized") and asked:
             self._range(data, asked)
         elif self.server.mode == "chunked":
             self._chunked(data)
         else:
             self._answer(200, data, short=self.server.mode == "short")
+
+    def _is_refused(self, data: bytes) -> bool:
+        asked = self.headers.get("If-Match")
+        return asked is not None and "ignores" not in self.server.validators and asked != self._etag(data)
+
+    def _etag(self, data: bytes) -> str:
+        return f'{"W/" if "weak" in self.server.validators else ""}"{zlib.crc32(data):08x}"'
+
+    def _validators(self) -> dict[str, str]:
+        found = {}
+        data = self.server.files.get(self.name)
+        if data is not None and {"strong", "weak"} & set(self.server.validators):
+            found["ETag"] = self._etag(data)
+        if "date" in self.server.validators:
+            found["Last-Modified"] = formatdate(
+                1_700_000_000 + self.server.dates.get(self.name, 0), usegmt=True
+            )
+        return found
 
     def _range(self, data: bytes, asked: str) -> None:
         match = re.fullmatch(r"bytes=([0-9]+)-([0-9]+)", asked)
@@ -65,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         self, status: int, body: bytes, headers: dict[str, str] | None = None, short: bool = False
     ) -> None:
         self.send_response(status)
-        for name, value in (headers or {}).items():
+        for name, value in {**self._validators(), **(headers or {})}.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

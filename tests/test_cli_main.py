@@ -206,6 +206,88 @@ def test_a_broken_pipe_elsewhere_is_an_error(stand_in: list[str]) -> None:
     assert (done.returncode, done.stderr) == (4, "error: broken pipe\n")
 
 
+def every_command() -> list[list[str]]:
+    """A line of each command that prints or writes to standard output."""
+    return [
+        ["--version"],
+        ["--help"],
+        ["ls", "--help"],
+        ["ls", "a.tar"],
+        ["ls", "a.tar", "--summary"],
+        ["ls", "a.tar", "--json"],
+        ["verify", "cut.tar"],
+        ["verify", "a.tar", "--json"],
+        ["index", "a.tar", "--dry-run"],
+        ["cat", "a.tar"],
+        ["cat", "a.tar", "--to-jsonl"],
+        ["create", "files", "-o", "-"],
+        ["split", "a.tar", "-o", "o-%d.tar", "--dry-run"],
+        ["merge", "a.tar", "-o", "-"],
+        ["shuffle", "a.tar", "-o", "-"],
+        ["sort", "a.tar", "-o", "-"],
+        ["run", "plan", "--dry-run"],
+        ["bench", "a.tar", "--seconds", "0.1"],
+    ]
+
+
+@pytest.fixture(scope="module")
+def set_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shard, one that is cut, files and a plan."""
+    from shard_cases import numbered, wds, write_shards
+
+    folder = tmp_path_factory.mktemp("one")
+    [shard] = write_shards(folder, [numbered(3)])
+    os.rename(shard, folder / "a.tar")
+    (folder / "cut.tar").write_bytes((folder / "a.tar").read_bytes()[:700])
+    (folder / "files").mkdir()
+    (folder / "files/a.txt").write_text("a")
+    assert wds("split", "a.tar", "-o", "p-%d.tar", "--plan", "plan", cwd=folder).code == 0
+    return folder
+
+
+def redirected(words: list[str], redirection: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """A command as a shell starts it, with some stream led elsewhere."""
+    line = f'exec "$0" -m wdscli "$@" {redirection}'
+    return subprocess.run(
+        ["sh", "-c", line, sys.executable, *words], capture_output=True, cwd=folder, timeout=60
+    )
+
+
+class TestStreamsThatCannotBeUsed:
+    """Issue 9: no traceback, whatever standard output and standard error are."""
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+    @pytest.mark.parametrize("words", every_command(), ids=" ".join)
+    def test_a_full_output(self, words: list[str], set_of_one: Path) -> None:
+        done = redirected(words, ">/dev/full", set_of_one)
+        assert done.returncode == 4
+        errors = [line for line in done.stderr.splitlines() if line.startswith(b"error: ")]
+        assert errors == done.stderr.splitlines()[-1:]
+        assert b"no space left on device" in errors[0]
+
+    @pytest.mark.parametrize("words", every_command(), ids=" ".join)
+    def test_a_closed_output(self, words: list[str], set_of_one: Path) -> None:
+        done = redirected(words, ">&-", set_of_one)
+        assert (done.returncode, done.stderr) == (4, b"error: standard output is closed\n")
+
+    @pytest.mark.parametrize(
+        "words",
+        [["--version"], ["ls", "a.tar"], ["verify", "cut.tar"], ["ls", "no.tar"], ["nope"], []],
+        ids=" ".join,
+    )
+    def test_nobody_to_tell(self, words: list[str], set_of_one: Path) -> None:
+        told = redirected(words, "", set_of_one)
+        for redirection in ("2>&-", "2>/dev/full"):
+            done = redirected(words, redirection, set_of_one)
+            assert (done.returncode, done.stdout, done.stderr) == (told.returncode, told.stdout, b"")
+
+    def test_closed_input_is_no_file_that_is_opened_next(self, set_of_one: Path) -> None:
+        for words in (["ls", "-"], ["ls", "a.tar", "-"], ["merge", "a.tar", "-", "-o", "-"]):
+            done = redirected(words, "<&-", set_of_one)
+            assert done.returncode == 4
+            assert b"cannot read -: bad file descriptor" in done.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_output_that_cannot_be_written_is_an_error(stand_in: list[str]) -> None:
     with open("/dev/full", "wb") as full:

@@ -199,7 +199,7 @@ class TestInTurn:
         names = write_shards(tmp_path / "in", [[], numbered(2, "b"), []])
         good(*names, "-o", tmp_path / "all.tar", "--interleave")
         (told,) = good(
-            *names, "-o", tmp_path / "first.tar", "--interleave", "--stop", "first", "--json"
+            *names, "-o", tmp_path / "first.tar", "--interleave", "--stop", "first", "--json", "--allow-empty"
         ).objects
         assert letters(tmp_path / "all.tar") == "bb"
         assert (told["samples"], told["dropped"]) == (0, {"set-ended": 2})
@@ -367,7 +367,7 @@ class TestDedup:
     def test_a_field_that_none_has_is_told(self, good: Command, tmp_path: Path, options: list[str]) -> None:
         """Issue 3: a name that was mistyped would leave all duplicates in, in silence."""
         names = twins(tmp_path / "in")
-        words = ["--dedup", "key,nope", "--on-duplicate", "rekey", *options]
+        words = ["--dedup", "key,nope", "--on-duplicate", "rekey", "--allow-empty", *options]
         ran = good(*names, "-o", tmp_path / "out.tar", *words)
         assert "warning: no sample has nope to tell duplicates by" in ran.err
         assert "to tell duplicates by" not in good(*names, "-o", tmp_path / "2.tar", "--dedup", "key").err
@@ -494,7 +494,7 @@ class TestDedup:
 
     def test_nothing_to_compare(self, good: Command, tmp_path: Path) -> None:
         names = twins(tmp_path / "in")
-        good(*names, "-o", tmp_path / "out.tar", "--dedup", "mp3", "--on-duplicate", "skip")
+        good(*names, "-o", tmp_path / "out.tar", "--dedup", "mp3", "--on-duplicate", "skip", "--allow-empty")
         assert len(keys_of(tmp_path / "out.tar")) == 6
         empty = write_shards(tmp_path / "empty", [[]])
         for by in ("key", "jpg"):

@@ -130,7 +130,7 @@ class TestTheSameBytes:
         assert content(tmp_path / "out") == content(tmp_path / "own")
 
     def test_of_nothing(self, good: Command, shards: list[str], tmp_path: Path) -> None:
-        how = [*shards, "--keys", "none"]
+        how = [*shards, "--keys", "none", "--allow-empty"]
         good("shuffle", *how, "-o", f"{tmp_path}/own/out-%d.tar")
         good("shuffle", *how, "-o", f"{tmp_path}/out/out-%d.tar", "--plan", tmp_path / "plan")
         good("run", tmp_path / "plan", "--finish")
@@ -467,6 +467,62 @@ class TestList:
             assert run("run", plan, *more).code == 2
 
 
+TAIL = struct.Struct("<QQQ8s")
+
+
+def header_of(plan: Path) -> Any:
+    """The header of a plan, as wdscli-plan(5) says how to find it."""
+    data = plan.read_bytes()
+    at, length, _, _ = TAIL.unpack(data[-TAIL.size :])
+    return json.loads(data[at : at + length])
+
+
+def write_header(plan: Path, header: Any) -> None:
+    """Another header, sealed as it should be."""
+    data = plan.read_bytes()
+    at, _, _, magic = TAIL.unpack(data[-TAIL.size :])
+    text = json.dumps(header).encode()
+    plan.write_bytes(data[:at] + text + TAIL.pack(at, len(text), xxh3_64_intdigest(text), magic))
+
+
+def walked(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of everything in a document."""
+    for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*place, name)
+        if isinstance(inner, (dict, list)):
+            yield from walked(inner, (*place, name))
+
+
+def put(document: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """The same document with another value in one place; ``"gone"`` takes it out."""
+    if not place:
+        return value
+    copy = document.copy()
+    if value == "gone" and len(place) == 1:
+        del copy[place[0]]
+    else:
+        copy[place[0]] = put(document[place[0]], place[1:], value)
+    return copy
+
+
+def fits_as_well(place: tuple[Any, ...], other: Any) -> bool:
+    """Whether a plan may say this too, as far as its types tell."""
+    name = ".".join(map(str, place))
+    may_be_none = ("seed", "fields", "rekey", "post", "fingerprint", "joined")
+    texts = ("format", "operation", "output", "rekey", "post", "fingerprint", "settings.checksum", "wdscli")
+    return (
+        place[:1] == ("options",)
+        or (other is True and (name == "preserve" or place[:1] == ("settings",)))
+        or (other is None and name in may_be_none)
+        or (isinstance(other, str) and (name in texts or place[:1] in (("plan",), ("inputs",), ("parts",))))
+        or (other in (-1, 1 << 70) and name == "seed")
+        or (other == "gone" and place[:1] in (("inputs",), ("parts",)))
+        or (other == {} and name in ("counts.dropped", "counts.ignored"))
+        or (other == {"x": 1} and name in ("counts.dropped", "counts.ignored"))
+        or (other in ([], ["x"]) and name in ("inputs", "parts"))
+    )
+
+
 class TestBroken:
     def test_cut_anywhere(self, plan: Path) -> None:
         data = plan.read_bytes()
@@ -482,6 +538,22 @@ class TestBroken:
             plan.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
             with pytest.raises(DataError):
                 load_plan(str(plan))
+
+    def test_a_sealed_header_of_other_types(self, plan: Path, run: Command, tmp_path: Path) -> None:
+        """Issue 9: a seal says that nothing was changed since, not that it was wdscli who wrote it."""
+        header = header_of(plan)
+        places = [*walked(header), ()]
+        assert len(places) > 60
+        for place in places:
+            for other in (None, -1, 1 << 70, 1.5, True, "x", [], {}, ["x"], {"x": 1}, [[1]], "gone"):
+                changed = put(header, place, other)
+                if fits_as_well(place, other) or changed == header:
+                    continue
+                write_header(plan, changed)
+                ran = run("run", plan, "-n")
+                assert ran.code == 3, (place, other, ran.err)
+                assert ran.err.startswith(f"error: {plan} is no ")
+        assert not (tmp_path / "out").exists()
 
     def test_any_byte_of_rows(self, plan: Path, tmp_path: Path) -> None:
         data = plan.read_bytes()

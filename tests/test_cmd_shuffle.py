@@ -97,7 +97,7 @@ class TestOrder:
         assert some == [key for key in keys_of(tmp_path / "all.tar") if key in some]
 
     def test_nothing_selected(self, good: Command, shards: list[str], tmp_path: Path) -> None:
-        ran = good(*shards, "-o", tmp_path / "out.tar", "--keys", "nothing", "--json")
+        ran = good(*shards, "-o", tmp_path / "out.tar", "--keys", "nothing", "--json", "--allow-empty")
         assert (tmp_path / "out.tar").read_bytes() == bytes(1024)
         assert ran.objects[0]["samples"] == 0
         assert ran.objects[0]["dropped"] == {"keys": 21}
@@ -339,7 +339,7 @@ class TestOptions:
         "options",
         [
             ["--limit", "5"],
-            ["--limit", "0"],
+            ["--limit", "0", "--allow-empty"],
             ["--slice", "3:9"],
             ["--where", "cls < 3"],
             ["--keys", "a*", "--limit", "3"],
@@ -354,11 +354,12 @@ class TestOptions:
         (told,) = good(*shards, "-o", tmp_path / "o.tar", "--json", *options, *more).objects
         assert told["samples_in"] == told["samples"] + sum(told["dropped"].values())
 
-    def test_limit_does_not_open_what_comes_after(
+    def test_a_slice_does_not_open_what_comes_after(
         self, good: Command, shards: list[str], tmp_path: Path
     ) -> None:
+        """A limit counts what comes out, and does (issue 9)."""
         Path(shards[2]).write_bytes(b"broken" * 1000)
-        good(*shards, "-o", tmp_path / "out.tar", "--limit", 12)
+        good(*shards, "-o", tmp_path / "out.tar", "--slice", ":12")
         assert sorted(keys_of(tmp_path / "out.tar")) == sorted(keys_of(shards[0]))
 
     def test_what_exists_is_refused(self, run: Command, shards: list[str], tmp_path: Path) -> None:

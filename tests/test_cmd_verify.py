@@ -229,6 +229,32 @@ def test_max_findings_tells_some_and_counts_all(wds: Any, tmp_path: Path) -> Non
     assert (ran.findings, ran.code, ran.summary["warnings"]) == ([], 1, 150)
 
 
+def test_max_findings_is_for_all_shards(wds: Any, tmp_path: Path) -> None:
+    """Issue 9: `--require jpg` of five shards printed 504 lines."""
+    make_set(tmp_path, count=1000, max_count=200, txt=b"x")
+    ran = wds(str(tmp_path), "--require", "jpg", json=False)
+    assert ran.code == 1
+    assert "missing-field: 1000 errors\n" in ran.text
+    assert "  ... and 900 more\n" in ran.text
+    assert len(ran.text.splitlines()) < 110
+    ran = wds(str(tmp_path), "--require", "jpg", "--max-findings", "3")
+    assert (len(ran.findings), ran.summary["untold"]) == (3, {"missing-field": 997})
+
+
+def test_nothing_says_to_index_a_shard_that_is_cut(wds: Any, tmp_path: Path) -> None:
+    """Issue 9: index and manifest are right, and making them anew would hide what is lost."""
+    [shard, *_] = make_set(tmp_path)
+    data = Path(shard).read_bytes()
+    Path(shard).write_bytes(data[:700])
+    ran = wds(str(tmp_path))
+    assert ran.codes == {"truncated", "stale-index", "manifest-mismatch"}
+    assert not any("wds index" in finding["hint"] for finding in ran.findings)
+    Path(shard).write_bytes(tar_bytes(*GOOD))
+    ran = wds(str(tmp_path))
+    assert ran.codes == {"stale-index", "manifest-mismatch", "mixed-fields"} - {"mixed-fields"}
+    assert all("wds index" in finding["hint"] for finding in ran.findings)
+
+
 def test_unreadable_shards_exit_4_and_do_not_hide_others(wds: Any, tmp_path: Path) -> None:
     bad = write(tmp_path, b"no tar")
     ran = wds(str(tmp_path / "missing.tar"), bad)
@@ -349,16 +375,18 @@ def test_postscript_is_not_run(wds: Any, tmp_path: Path) -> None:
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, "EPS")
     ran = wds(write(tmp_path, tar_bytes((b"a.jpg", picture.getvalue()))), "--decode")
-    assert [f["message"] for f in ran.findings] == ["cannot be decoded: cannot identify image file"]
+    assert [f["message"] for f in ran.findings] == [
+        "cannot be decoded: not an image in any format that is decoded"
+    ]
 
 
 def test_a_bomb_is_refused(wds: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("wdscli.verify.decode.MAX_INFLATED", 1 << 20)
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 100)
     picture = io.BytesIO()
     Image.new("RGB", (64, 64)).save(picture, "PNG")
     bomb = gzip.compress(bytes(2 << 20))
-    ran = wds(write(tmp_path, tar_bytes((b"a.txt.gz", bomb), (b"b.png", picture.getvalue()))), "--decode")
+    shard = write(tmp_path, tar_bytes((b"a.txt.gz", bomb), (b"b.png", picture.getvalue())))
+    ran = wds(shard, "--decode", "--max-decoded", "1MiB")
     assert [f["member"] for f in ran.findings if f["code"] == "undecodable"] == ["a.txt.gz", "b.png"]
 
 

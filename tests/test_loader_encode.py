@@ -14,9 +14,9 @@ import msgpack
 import numpy
 import pytest
 
+from wdscli.codecs.encode import ENCODERS, gzipped, make_encoder
 from wdscli.errors import UsageError
 from wdscli.loader.decoding import make_decoder
-from wdscli.loader.encode import ENCODERS, gzipped, make_encoder
 
 Image = pytest.importorskip("PIL.Image")
 RGB = (numpy.arange(20 * 30 * 3) % 251).astype(numpy.uint8).reshape(20, 30, 3)

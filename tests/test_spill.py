@@ -195,7 +195,22 @@ class TestSameBytes:
 
     def test_nothing_selected(self, awkward: list[str], tmp_path: Path) -> None:
         out = tmp_path / "out.tar"
-        assert main(["shuffle", *awkward, "-o", str(out), "--keys", "nothing", "--strategy", "spill"]) == 0
+        assert (
+            main(
+                [
+                    "shuffle",
+                    *awkward,
+                    "-o",
+                    str(out),
+                    "--keys",
+                    "nothing",
+                    "--allow-empty",
+                    "--strategy",
+                    "spill",
+                ]
+            )
+            == 0
+        )
         assert out.read_bytes() == bytes(1024)
 
     def test_inputs_that_can_be_read_only_once(self, tmp_path: Path, sized: Fix) -> None:

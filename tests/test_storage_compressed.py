@@ -221,3 +221,21 @@ def test_descriptors_are_closed(tmp_path: Path) -> None:
     with open_source(f"{tmp_path}/a") as source:
         source.read_at(0, 10)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_compress_is_named_as_what_it_is(tmp_path: Path) -> None:
+    """Issue 9: .tar.Z was "not a tar archive"; nothing here decodes it, and gzip does."""
+    path = tmp_path / "x.tar.Z"
+    path.write_bytes(b"\x1f\x9d\x90" + bytes(600))
+    with pytest.raises(InputError) as caught:
+        open_source(str(path))
+    assert "compress(1)" in caught.value.message
+    assert ".Z" in caught.value.message
+    assert "gzip -dc" in str(caught.value.hint)
+    # A tar may begin with any name.
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT, encoding="latin-1") as tar:
+        tar.addfile(tarfile.TarInfo("\x1f\x9d.txt"))
+    path.write_bytes(data.getvalue())
+    with open_source(str(path)) as source:
+        assert source.seekable

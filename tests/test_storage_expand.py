@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from storage_servers import s3_server, web_server
 
 from wdscli.errors import InputError, UsageError
-from wdscli.storage import base_name, expand, is_local, list_folder, same_file, sibling
+from wdscli.storage import base_name, expand, is_local, list_folder, open_source, same_file, sibling
 
 
 @pytest.fixture
@@ -119,6 +120,45 @@ class TestGlobs:
         with pytest.raises(InputError) as caught:
             expand("no/such/*.tar")
         assert caught.value.hint == "there is no folder no/such"
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            *(
+                "{00000.00004}",
+                "{0-4}",
+                "{00000...00004}",
+                "{00000..00004",
+                "00000..00004}",
+                "[00000..00004]",
+            ),
+            *("(0..4)", "{ 0 .. 4 }", "{0:4}", "{0\u20264}"),
+        ],
+    )
+    @pytest.mark.parametrize("before", ["train-", "memory://bucket/train-"])
+    def test_a_range_that_was_meant(self, here: Path, wrong: str, before: str) -> None:
+        """Issue 9: wrong braces get a hint, where nothing has that very name."""
+        name = f"{before}{wrong}.tar"
+        low, high = re.findall("[0-9]+", wrong)
+        with pytest.raises(InputError) as caught:
+            [open_source(one) for one in expand(name)]
+        assert caught.value.hint == f"did you mean '{before}{{{low}..{high}}}.tar'?"
+        if before == "train-" and "[" not in wrong:
+            touch(name)
+            assert expand(name) == [name]
+            open_source(name).close()
+
+    def test_a_range_with_one_end(self, here: Path) -> None:
+        for wrong in ("t-{0..}.tar", "t-{..4}.tar"):
+            with pytest.raises(InputError) as caught:
+                [open_source(one) for one in expand(wrong)]
+            assert caught.value.hint == "a range in braces has two ends: {00000..00041}"
+
+    def test_names_that_only_have_numbers_get_no_such_hint(self, here: Path) -> None:
+        for name in ("train-0-4.tar", "cc-2024-05(1)-0..4.tar", "a.1.2.tar", "x{part}.tar"):
+            with pytest.raises(InputError) as caught:
+                open_source(name)
+            assert caught.value.hint is None
 
     def test_file_url(self, here: Path) -> None:
         touch("a1.tar", "a2.tar")

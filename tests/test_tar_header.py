@@ -71,10 +71,19 @@ def test_what_is_no_number(field: bytes) -> None:
     assert caught.value.code == "bad-header"
 
 
-def test_digits_behind_a_nul_are_not_taken_for_zero() -> None:
-    # GNU tar reads them, Python's tarfile reads 0: nobody can know what was meant.
-    with pytest.raises(DataError):
-        parse_number(b"\x0000000000012", "size")
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        (b"\x000000001130\0", 0o1130),
+        (bytes(7) + b"1130\0", 0o1130),
+        (b"\0 0000660\0  ", 0o660),
+        (b" \x0000000003\0", 3),
+        (bytes(11) + b" ", 0),
+    ],
+)
+def test_digits_behind_leading_nuls_count(field: bytes, number: int) -> None:
+    """Issue 9: GNU tar and Go read them; so do we."""
+    assert parse_number(field, "size") == number
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 63, 1 << 80])
@@ -143,7 +152,7 @@ def test_only_posix_blocks_have_a_prefix() -> None:
     [
         (b"0", b"a", REGULAR, True),
         (b"\0", b"a", REGULAR, True),
-        (b"\0", b"a/", DIRECTORY, True),
+        (b"\0", b"a/", DIRECTORY, False),
         (b"7", b"a", REGULAR, True),
         (b"1", b"a", LINK, False),
         (b"2", b"a", LINK, False),
@@ -158,7 +167,15 @@ def test_only_posix_blocks_have_a_prefix() -> None:
 )
 def test_kinds(typeflag: bytes, name: bytes, kind: int, payload: bool) -> None:
     assert kind_of(typeflag, name) == kind
-    assert has_payload(typeflag) is payload
+    assert has_payload(typeflag, kind) is payload
+
+
+@pytest.mark.parametrize("zeros", [1, 5, 19, 30])
+def test_zeros_before_a_pax_number(zeros: int) -> None:
+    """Issue 9: tarfile, GNU tar and bsdtar take them, before a record's length and before a size."""
+    record = b"%s%d size=600\n" % (b"0" * zeros, 12 + zeros)
+    assert parse_pax(record) == {b"size": b"600"}
+    assert pax_size(b"0" * zeros + b"600") == 600
 
 
 @given(st.binary(min_size=1, max_size=20).filter(lambda k: b"=" not in k), st.binary(max_size=1100))

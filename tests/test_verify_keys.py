@@ -24,9 +24,7 @@ def test_many_shards_with_the_same_keys(tmp_path: Path) -> None:
     shards = [write(tmp_path, good_tar(), f"{number}.tar") for number in range(4)]
     report = verify(shards, max_findings=2)
     assert report.counts == {"duplicate-key": 9}
-    assert [(Path(f.shard).name, f.member) for f in report.findings] == [
-        (f"{number}.tar", key) for number in (1, 2, 3) for key in ("a", "b")
-    ]
+    assert [(Path(f.shard).name, f.member) for f in report.findings] == [("1.tar", "a"), ("1.tar", "b")]
     assert all(shards[0] in f.message for f in report.findings)
 
 

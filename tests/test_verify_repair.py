@@ -209,6 +209,31 @@ def test_outputs_must_fit(tmp_path: Path) -> None:
         repair([one], str(tmp_path / "out.tar"))
 
 
+@pytest.mark.parametrize(
+    ("output", "code"), [("out.tar", 2), ("out-{0..2}.tar", 2), ("a.tar", 2), ("nope.tar.gz", 2), ("", 2)]
+)
+def test_what_cannot_be_written_is_said_before_the_report(
+    tmp_path: Path, capfd: Any, output: str, code: int
+) -> None:
+    """Issue 9: the report was printed first."""
+    shards = [write(tmp_path, good_tar()[:800], name) for name in ("a.tar", "b.tar")]
+    assert main(["verify", *shards, "--repair", "--force", "-o", output and str(tmp_path / output)]) == code
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "nothing wrong" not in err
+
+
+def test_what_is_left_out_is_told_up_to_a_limit_over_all_inputs(tmp_path: Path) -> None:
+    shards = [
+        write(tmp_path, tar_bytes(*[(b"%s%d.jpg" % (key, number), b"x") for number in range(30)] * 2), name)
+        for name, key in (("1.tar", b"a"), ("2.tar", b"b"))
+    ]
+    report = repair(shards, str(tmp_path / "out-%d.tar"), max_findings=10)
+    assert report.counts == {"duplicate-key": 60}
+    assert len(report.left_out) == 10
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flips=st.lists(st.tuples(st.integers(0, len(good_tar()) - 1), st.integers(0, 7)), max_size=3),

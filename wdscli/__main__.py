@@ -21,8 +21,12 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         from wdscli import __version__
 
-        sys.stdout.write(f"wdscli {__version__}\n")
-        return
+        try:
+            sys.stdout.write(f"wdscli {__version__}\n")
+            sys.stdout.flush()
+            return
+        except (AttributeError, OSError):
+            pass  # closed, full, or nobody reads it: what every command says of that
     _leave(_run())
 
 
@@ -32,6 +36,7 @@ def _run() -> int:
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()
+    _occupy_closed()
     try:
         from wdscli.cli.main import main as run
     except KeyboardInterrupt:
@@ -40,6 +45,17 @@ def _run() -> int:
     gc.enable()
     _tidy_when_terminated()
     return run()
+
+
+def _occupy_closed() -> None:
+    """Open something on standard streams that are closed (``2>&-``), or the next file that is opened becomes one of
+    them. It cannot be used: to read standard input still fails, and so does to write the others."""
+    import os
+
+    for descriptor, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        if stream is None:
+            opened = os.open(os.devnull, os.O_RDONLY if descriptor else os.O_WRONLY)
+            os.set_inheritable(opened, True)
 
 
 def _tidy_when_terminated() -> None:

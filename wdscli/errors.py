@@ -2,37 +2,56 @@
 
     WdsError
     ├── UsageError           2   the call itself is wrong
-    ├── DataError            3   a shard's bytes are wrong: carries shard, byte offset, member and a finding code
-    ├── StorageError         4   bytes cannot be had or put
+    ├── DataError            3   a shard's bytes are wrong: carries shard, byte offset, member and a finding code;
+    │                            a ValueError too
+    ├── StorageError         4   bytes cannot be had or put; an OSError too, with its errno where the system gave one
     │   ├── InputError           an input cannot be read
+    │   │   ├── InputNotFoundError      a FileNotFoundError too
+    │   │   ├── InputPermissionError    a PermissionError too
+    │   │   └── InputIsFolderError      an IsADirectoryError too
     │   └── OutputError          an output cannot be written
-    │       └── OutputExistsError    ... because it is there already
+    │       ├── OutputPermissionError   a PermissionError too
+    │       ├── OutputIsFolderError     an IsADirectoryError too
+    │       └── OutputExistsError       because it is there already; a FileExistsError too
     └── EngineError          5   a task, or the engine that runs it, failed
 
 Library code raises these and nothing else for bad input; only ``wdscli.cli.main`` turns one into text and an exit
-code. They survive pickling, because tasks in other processes raise them too.
+code. Training code that knows nothing of wdscli catches OSError and ValueError, and so catches these; code in here that
+catches either around a call of ours lets a WdsError through first. They survive pickling, because tasks in other
+processes raise them too.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any, ClassVar
+
+from wdscli.shown import shown
+
+_SHOWN = ("message", "hint", "shard")
 
 
 class WdsError(Exception):
     """Base of all errors raised on purpose.
 
     ``message`` is one line that says what is wrong and where; ``hint`` (optional) names the command or option that
-    helps. ``str(error)`` is the message without the hint; a traceback ends in both, from Python 3.11 on.
+    helps. ``str(error)`` is the message without the hint; a traceback ends in both, from Python 3.11 on. Addresses
+    in both are shown without their secrets (:func:`wdscli.shown.shown`).
     """
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
         self.message = message
         self.hint = hint
+        super().__init__(self.message)
         if hint is not None:
-            self.__notes__ = [f"hint: {hint}"]
+            self.__notes__ = [f"hint: {self.hint}"]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Whenever it is said, what is said of an address has no secrets in it.
+        super().__setattr__(name, shown(value) if isinstance(value, str) and name in _SHOWN else value)
 
     def __str__(self) -> str:
         return self.message
@@ -44,7 +63,8 @@ class WdsError(Exception):
 def _rebuild(kind: type[WdsError], state: dict[str, Any]) -> WdsError:
     error = kind.__new__(kind)
     Exception.__init__(error, state.get("message", ""))
-    error.__dict__.update(state)
+    for name, value in state.items():
+        setattr(error, name, value)
     return error
 
 
@@ -54,11 +74,11 @@ class UsageError(WdsError):
     exit_code = 2
 
 
-class DataError(WdsError):
+class DataError(WdsError, ValueError):
     """Bytes that break a promise of the format.
 
-    ``code`` is a finding code of ``wds verify`` (``truncated``, ``bad-checksum``, ...), ``shard`` the address as the
-    user gave it, ``offset`` the byte at which the trouble starts, ``member`` the member's name when it is known.
+    ``code`` is a finding code of ``wds verify`` (``truncated``, ``bad-checksum``, ...), ``shard`` the address as it
+    is shown, ``offset`` the byte at which the trouble starts, ``member`` the member's name when it is known.
     """
 
     exit_code = 3
@@ -86,22 +106,88 @@ class DataError(WdsError):
         return f"{self.message}{member}{shard}{offset}"
 
 
-class StorageError(WdsError):
-    """Bytes that cannot be had or put: a missing file, a refused connection, a full disc."""
+class StorageError(WdsError, OSError):
+    """Bytes that cannot be had or put: a missing file, a refused connection, a full disc.
+
+    ``cause`` is what the system or a backend raised. What it was chooses the class of this error, as an errno does for
+    OSError (an InputError of a FileNotFoundError is an InputNotFoundError); ``errno``, ``strerror`` and ``filename``
+    are the cause's.
+    """
 
     exit_code = 4
+    _errno: ClassVar[int | None] = None
+
+    def __new__(
+        cls, message: str = "", *, hint: str | None = None, cause: BaseException | None = None
+    ) -> StorageError:
+        kinds = _KINDS.get(cls, {})
+        kind = next((kind for base, kind in kinds.items() if isinstance(cause, base)), cls)
+        return OSError.__new__(kind, message)
+
+    def __init__(self, message: str, *, hint: str | None = None, cause: BaseException | None = None) -> None:
+        super().__init__(message, hint=hint)
+        system = cause if isinstance(cause, OSError) else OSError()
+        self.errno = system.errno or self._errno
+        self.strerror = system.strerror or (os.strerror(self.errno) if self.errno else None)
+        self.filename = system.filename
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        system = {"errno": self.errno, "strerror": self.strerror, "filename": self.filename}
+        return _rebuild, (type(self), {**self.__dict__, **system})
 
 
 class InputError(StorageError):
     """An input that cannot be read."""
 
 
+class InputNotFoundError(InputError, FileNotFoundError):
+    """An input that is not there."""
+
+    _errno = errno.ENOENT
+
+
+class InputPermissionError(InputError, PermissionError):
+    """An input that may not be read."""
+
+    _errno = errno.EACCES
+
+
+class InputIsFolderError(InputError, IsADirectoryError):
+    """A folder where a file is read."""
+
+    _errno = errno.EISDIR
+
+
 class OutputError(StorageError):
     """An output that cannot be written."""
 
 
-class OutputExistsError(OutputError):
+class OutputPermissionError(OutputError, PermissionError):
+    """An output that may not be written."""
+
+    _errno = errno.EACCES
+
+
+class OutputIsFolderError(OutputError, IsADirectoryError):
+    """A folder where a file is written."""
+
+    _errno = errno.EISDIR
+
+
+class OutputExistsError(OutputError, FileExistsError):
     """An output that is there already and was not meant to be replaced."""
+
+    _errno = errno.EEXIST
+
+
+_KINDS: dict[type[StorageError], dict[type[OSError], type[StorageError]]] = {
+    InputError: {
+        FileNotFoundError: InputNotFoundError,
+        PermissionError: InputPermissionError,
+        IsADirectoryError: InputIsFolderError,
+    },
+    OutputError: {PermissionError: OutputPermissionError, IsADirectoryError: OutputIsFolderError},
+}
 
 
 class EngineError(WdsError):

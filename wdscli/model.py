@@ -76,6 +76,8 @@ class ShardInfo:
 
     ``name`` is the file's name (no folder), ``checksum`` is ``algorithm:hex`` or None, ``headers`` the hexadecimal
     XXH3-64 over all header blocks (see the index format), ``index`` says whether a ``.wdx`` was written beside it.
+    ``version`` tells the file that was written from another of the same name (:mod:`wdscli.storage.versions`); no
+    manifest has it.
     """
 
     name: str
@@ -86,3 +88,4 @@ class ShardInfo:
     checksum: str | None = None
     fields: Mapping[str, FieldTotals] = field(default_factory=dict)
     index: bool = False
+    version: str = field(default="", compare=False)

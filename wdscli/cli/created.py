@@ -9,22 +9,27 @@ from wdscli.create.table import TableOptions
 from wdscli.errors import UsageError
 from wdscli.ops.create import CreateOptions, CreateReport
 from wdscli.plan.cut import Cuts
+from wdscli.shown import shown
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.cli.commands.create import SampleOptions, SourceOptions
-    from wdscli.cli.options import CutOptions, OutputOptions
+    from wdscli.cli.options import CutOptions, OutputOptions, TrustOptions
     from wdscli.cli.output import Out
 
 _SHOWN_RENAMES = 3
 
 
 def create_options(
-    sources: SourceOptions, samples: SampleOptions, cuts: CutOptions, output: OutputOptions
+    sources: SourceOptions,
+    samples: SampleOptions,
+    cuts: CutOptions,
+    output: OutputOptions,
+    trust: TrustOptions,
 ) -> CreateOptions:
     """The options as the operation takes them. Raises UsageError for some that do not go together."""
     return CreateOptions(
-        from_list=sources.from_list,
+        from_list=tuple(sources.from_list or ()),
         table=_table(sources),
         key_rule=samples.key_rule,
         include=tuple(sources.include or ()),
@@ -43,13 +48,18 @@ def create_options(
         fsync=output.fsync,
         jobs=output.jobs,
         post=output.post,
+        trust_addresses=trust.trust_addresses,
     )
 
 
 def _table(sources: SourceOptions) -> TableOptions | None:
-    if sources.from_table is not None:
+    if sources.from_table:
         return TableOptions(
-            sources.from_table, sources.key, sources.rekey, tuple(sources.field or ()), sources.json_rest
+            tuple(sources.from_table),
+            sources.key,
+            sources.rekey,
+            tuple(sources.field or ()),
+            sources.json_rest,
         )
     given = {
         "--key": sources.key,
@@ -87,14 +97,15 @@ def _print_plan(out: Out, report: CreateReport) -> None:
         for shard in report.shards:
             out.object(
                 {
-                    "shard": shard.address,
+                    "shard": shown(shard.address),
                     "samples": shard.samples,
                     "members": shard.members,
                     "bytes": shard.size_bytes,
                 }
             )
         return
-    out.rows(("shard", "samples", "members", "bytes"), report.shards, right=(1, 2, 3))
+    rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
+    out.rows(("shard", "samples", "members", "bytes"), rows, right=(1, 2, 3))
 
 
 def _plain(report: CreateReport) -> dict[str, object]:
@@ -111,7 +122,9 @@ def _plain(report: CreateReport) -> dict[str, object]:
         "renamed": dict(report.renamed),
         "classes": None if report.classes is None else list(report.classes),
         "oversized": report.oversized,
-        "manifest": report.manifest_address if manifest is not None else None,
+        "manifest": shown(report.manifest_address)
+        if manifest is not None and report.manifest_address
+        else None,
         "fingerprint": manifest.fingerprint if manifest is not None else None,
     }
 

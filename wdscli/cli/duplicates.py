@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdscli.cli.output import json_line
 from wdscli.errors import UsageError
+from wdscli.shown import shown
 from wdscli.storage import open_sink
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ def as_object(one: Duplicate, by: tuple[str, ...]) -> dict[str, Any]:
     """One duplicate as JSON has it."""
     return {
         "duplicate": one.key,
-        "shard": one.shard,
+        "shard": shown(one.shard),
         "index": one.place,
         "bytes": one.size_bytes,
         "by": list(by),
-        "of": {"key": one.first_key, "shard": one.first_shard, "index": one.first_place},
+        "of": {"key": one.first_key, "shard": shown(one.first_shard), "index": one.first_place},
     }
 
 

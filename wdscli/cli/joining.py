@@ -32,11 +32,12 @@ class JoinOptions(NamedTuple):
         ),
     ] = None
     table: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--table",
             metavar="FILE",
-            help="Join a table, as the last set: CSV, TSV, JSON Lines, or Parquet with an extra.",
+            help="Join a table, as the last set: CSV, TSV, JSON Lines, or Parquet with an extra. Several are one, "
+            "row after row.",
             rich_help_panel=_JOIN,
         ),
     ] = None
@@ -69,11 +70,11 @@ class JoinOptions(NamedTuple):
     def parse(self) -> "Join | None":
         """How sets are joined; None when no join is asked for. Raises UsageError for options that mean nothing
         together."""
-        if self.table is None and (self.key is not None or self.field):
+        if not self.table and (self.key is not None or self.field):
             raise UsageError(
                 "--key and --field are of a table", hint="--table captions.csv --key id --field txt=caption"
             )
-        if self.join is None and self.table is None:
+        if self.join is None and not self.table:
             if self.on_conflict is not None:
                 raise UsageError("--on-conflict is of a join", hint="--join inner, left or outer")
             return None
@@ -81,13 +82,13 @@ class JoinOptions(NamedTuple):
         from wdscli.plan.join.join import Join
 
         table = None
-        if self.table is not None:
+        if self.table:
             if self.key is None or not self.field:
                 raise UsageError(
                     "a table needs --key and --field",
-                    hint=f"--table {self.table} --key id --field txt=caption",
+                    hint=f"--table {self.table[0]} --key id --field txt=caption",
                 )
-            table = Table(self.table, self.key, tuple(self.field))
+            table = Table(tuple(self.table), self.key, tuple(self.field))
         return Join(self.join or "left", self.on_conflict, table)
 
 

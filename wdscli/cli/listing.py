@@ -15,6 +15,8 @@ from wdscli.cli.output import Cell, Out
 from wdscli.look.listing import Listing, LsReport, MemberPage, Page
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import split_name
+from wdscli.selection.choice import OnError
+from wdscli.shown import shown
 from wdscli.tar import KIND_MASK, KIND_NAMES, REGULAR
 
 Row = tuple[bytes | int, ...]
@@ -43,7 +45,7 @@ def _sample_rows(page: Page) -> list[Row]:
 
 
 def _long_sample_rows(page: Page) -> list[Row]:
-    batch, shard = page.batch, to_bytes(page.shard)
+    batch, shard = page.batch, to_bytes(shown(page.shard))
     rows: list[Row] = []
     for row, (key, fields, total) in enumerate(_sample_rows(page)):
         first, end = batch.firsts[row], batch.firsts[row + 1]
@@ -61,7 +63,7 @@ def _sample_object(page: Page, row: int, long: bool) -> dict[str, Any]:
         "bytes": sum(batch.sizes[first:end]),
     }
     if long:
-        plain["shard"] = page.shard
+        plain["shard"] = shown(page.shard)
         plain["index"] = page.places[row]
         plain["offset"] = batch.starts[first]
         plain["sizes"] = batch.sizes[first:end]
@@ -73,7 +75,7 @@ def print_members(out: Out, found: Listing, *, long: bool) -> None:
     if out.json:
         for page in found.members():
             for row in _long_member_rows(page):
-                out.object(_member_object(page.shard, row, long))
+                out.object(_member_object(shown(page.shard), row, long))
     elif long:
         header = ("name", "bytes", "shard", "offset", "kind", "field")
         print_rows(out, header, map(_long_member_rows, found.members()), right=(1, 3))
@@ -113,7 +115,7 @@ def _member_rows(page: MemberPage) -> list[Row]:
 
 def _long_member_rows(page: MemberPage) -> list[Row]:
     names, _, offsets, sizes, flags = page.columns
-    shard = to_bytes(page.shard)
+    shard = to_bytes(shown(page.shard))
     kinds = [KIND_NAMES[flag & KIND_MASK].encode() for flag in flags]
     fields = [_field(name, flag & KIND_MASK) for name, flag in zip(names, flags, strict=True)]
     return list(zip(names, sizes, [shard] * len(names), offsets, kinds, fields, strict=True))
@@ -143,7 +145,7 @@ def print_shards(out: Out, found: Listing) -> None:
         for row in found.shards():
             out.object(
                 {
-                    "shard": row.shard,
+                    "shard": shown(row.shard),
                     "samples": row.samples,
                     "members": row.members,
                     "bytes": row.size_bytes,
@@ -154,7 +156,7 @@ def print_shards(out: Out, found: Listing) -> None:
         return
     header = ("shard", "samples", "members", "bytes", "payload", "mean sample")
     rows = (
-        [(to_bytes(shard), samples, members, size, payload, _mean(payload, samples))]
+        [(to_bytes(shown(shard)), samples, members, size, payload, _mean(payload, samples))]
         for shard, samples, members, size, payload in found.shards()
     )
     print_rows(out, header, rows, right=(1, 2, 3, 4, 5))
@@ -164,8 +166,9 @@ def _mean(total: int, count: int) -> int:
     return round(total / count) if count else 0
 
 
-def print_report(out: Out, report: LsReport) -> None:
-    """What the user should hear once the listing is over."""
+def print_report(out: Out, report: LsReport, on_error: OnError) -> None:
+    """What the user should hear once the listing is over. Raises InputNotFoundError when the set is not whole, and that
+    is not to be skipped."""
     for remark in report.remarks:
         out.warn(remark)
     odd = {kind: count for kind, count in report.ignored.items() if kind in KIND_NAMES[REGULAR + 2 :]}
@@ -175,6 +178,12 @@ def print_report(out: Out, report: LsReport) -> None:
         out.note(f"members of no sample: {counts(report.ignored)}")
     if report.dropped:
         out.note(f"samples left out: {counts(report.dropped)}")
+    if report.missing:
+        from wdscli.shards.inputs import missing_error, say_missing
+
+        if on_error != "skip":
+            raise missing_error(report.missing)
+        out.warn(say_missing(report.missing))
 
 
 def counts(found: dict[str, int]) -> str:

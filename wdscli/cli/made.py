@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wdscli.shown import shown
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def plural(count: int, word: str) -> str:
 
 def print_plan(out: Out, planned: ReorderPlan) -> None:
     """A line per shard that would be written (name, samples, bytes), and the totals."""
-    rows = [(shard.address, shard.samples, shard.size) for shard in planned.planned]
+    rows = [(shown(shard.address), shard.samples, shard.size) for shard in planned.planned]
     parts = _planned_parts(planned)
     counts = planned.joined.counts if planned.joined is not None else None
     if out.json:

@@ -22,6 +22,7 @@ from wdscli import __version__
 from wdscli.cli import output
 from wdscli.cli.help import Entry, WdsCommand, render
 from wdscli.errors import WdsError, printable
+from wdscli.shown import shown
 
 
 class Listing(NamedTuple):
@@ -89,11 +90,44 @@ class WdsUsage(typer.BadParameter):
         return self.message
 
 
+class OnceCommand(WdsCommand):
+    """A command that takes no option twice where only the last would count: :func:`check_once`."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_once(args: list[str]) -> Any:
+            words = list(args)
+            values, rest, order = parse(args)
+            if not ctx.resilient_parsing:
+                check_once(order, words, ctx)
+            return values, rest, order
+
+        parser.parse_args = parse_once  # type: ignore[method-assign]
+        return parser
+
+
+def check_once(order: Sequence[Any], words: Sequence[str], ctx: Any) -> None:
+    """Raise for an option that was given more than once, unless its values add up (``multiple``) or it is a flag that
+    says the same each time. ``order`` has the parameters as they came, ``words`` the command line."""
+    for option in order:
+        if option.param_type_name != "option" or option.multiple or order.count(option) == 1:
+            continue
+        if not option.is_flag:
+            name = max(option.opts, key=len)
+            hint = "it takes one value; an alias or a script may have given the other"
+            raise WdsUsage(f"{name} was given twice", hint, ctx)
+        both = [name for name in (*option.opts, *option.secondary_opts) if name in words]
+        if not set(both).isdisjoint(option.opts) and not set(both).isdisjoint(option.secondary_opts):
+            raise WdsUsage(f"{' and '.join(both)} exclude each other", "give one of them", ctx)
+
+
 def load(name: str) -> Any:
     """The command ``name``, imported and built."""
     function = getattr(import_module(f"wdscli.cli.commands.{name}"), name)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name, cls=WdsCommand, context_settings=_SETTINGS)(function)
+    app.command(name, cls=OnceCommand, context_settings=_SETTINGS)(function)
     return typer.main.get_command(app)
 
 
@@ -110,7 +144,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"wdscli {__version__}\n")
+        output.stdout().write(f"wdscli {__version__}\n".encode())
         raise typer.Exit
 
 
@@ -153,7 +187,7 @@ def _run(args: list[str]) -> int:
     if os.environ.get(f"_{name.upper()}_COMPLETE"):
         group.main(args, prog_name=name)
     if not args:
-        sys.stderr.write(group.get_help(group.context_class(group, info_name=name)) + "\n")
+        output.show(group.get_help(group.context_class(group, info_name=name)))
         return 2
     with group.make_context(name, args) as ctx:
         result = group.invoke(ctx)
@@ -184,7 +218,7 @@ def _explain(error: BaseException, *, debug: bool) -> int:
     if debug:
         import traceback
 
-        traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.write(shown("".join(traceback.format_exception(type(error), error, error.__traceback__))))
     message, hint, code = _tell(error)
     output.say(message, label="error")
     if hint:
@@ -196,6 +230,7 @@ def _explain(error: BaseException, *, debug: bool) -> int:
 def _flushed(code: int) -> int:
     """``code``, once help or version are out."""
     try:
+        output.stdout()
         output.flush()
     except (OSError, WdsError) as error:
         return _explain(error, debug=False)

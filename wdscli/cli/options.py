@@ -68,6 +68,20 @@ class CommonOptions(NamedTuple):
     ] = False
 
 
+class TrustOptions(NamedTuple):
+    """What documents that others made may name."""
+
+    trust_addresses: Annotated[
+        bool,
+        typer.Option(
+            "--trust-addresses",
+            help="Let manifests, and lists and tables that are fetched, name any address, not only what is beside and "
+            "below them or on their own host. Never commands.",
+            rich_help_panel=_COMMON,
+        ),
+    ] = False
+
+
 class JsonOptions(NamedTuple):
     """For commands whose result is worth reading by a program."""
 
@@ -114,20 +128,21 @@ class SelectionOptions(NamedTuple):
         ),
     ] = None
     keys_from: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--keys-from",
             metavar="FILE",
-            help="Samples whose key is a line of FILE.",
+            help="Samples whose key is a line of FILE. May be given more than once.",
             rich_help_panel=_SELECT,
         ),
     ] = None
     where: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--where",
             metavar="EXPR",
-            help="Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt.",
+            help="Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt. Given more than once, "
+            "all must hold.",
             rich_help_panel=_SELECT,
         ),
     ] = None
@@ -142,7 +157,13 @@ class SelectionOptions(NamedTuple):
     ] = None
     limit: Annotated[
         int | None,
-        typer.Option("--limit", metavar="N", min=0, help="At most N samples.", rich_help_panel=_SELECT),
+        typer.Option(
+            "--limit",
+            metavar="N",
+            min=0,
+            help="At most N samples come out: the first of the output's order.",
+            rich_help_panel=_SELECT,
+        ),
     ] = None
 
     def parse(self) -> "Selection":
@@ -150,6 +171,16 @@ class SelectionOptions(NamedTuple):
         from wdscli.selection import Selection
 
         return Selection.parse(**self._asdict())
+
+
+AllowEmpty = Annotated[
+    bool,
+    typer.Option(
+        "--allow-empty",
+        help="Write also when a name (a field, a key, a place in JSON) is found nowhere, or no sample is left.",
+        rich_help_panel=_SELECT,
+    ),
+]
 
 
 MaxCount = Annotated[
@@ -172,6 +203,30 @@ ShardCount = Annotated[
     int | None,
     typer.Option("--shards", metavar="N", min=1, help="N shards of about equal size.", rich_help_panel=_CUTS),
 ]
+
+MaxDecoded = Annotated[
+    int | None,
+    typer.Option(
+        "--max-decoded",
+        metavar="SIZE",
+        parser=parse_size,
+        help="The most that a payload may have and become when it is decoded. Default: 256MiB.",
+    ),
+]
+
+
+def decoded_limit(size: int | None, needed: str | None) -> int:
+    """What ``--max-decoded`` says; ``needed`` names the option without which it has no meaning, if that is missing."""
+    from wdscli.codecs.limits import MAX_DECODED_BYTES
+    from wdscli.errors import UsageError
+
+    if size is None:
+        return MAX_DECODED_BYTES
+    if needed is not None:
+        raise UsageError(f"--max-decoded needs {needed}")
+    if size < 1:
+        raise UsageError("--max-decoded must be at least 1 byte")
+    return size
 
 
 class CutOptions(NamedTuple):

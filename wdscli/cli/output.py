@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from wdscli.errors import OutputError, printable
+from wdscli.shown import shown
 
 if TYPE_CHECKING:
     from wdscli.cli.options import CommonOptions
@@ -37,7 +38,7 @@ class Out:
         self.talk = talk
         self.json = json
         self.terminal = bool(sys.stdout and sys.stdout.isatty())
-        self._stream = _stdout()
+        self._stream = stdout()
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._due = 0.0
@@ -131,6 +132,7 @@ class Out:
             self._aside(message)
 
     def _aside(self, message: str, label: str = "") -> None:
+        message = shown(message)
         for bar in _bars:
             if bar.print(message, label):
                 return
@@ -261,14 +263,16 @@ _bars: list[Bar] = []
 
 def say(message: str, *, label: str = "") -> None:
     """One line on standard error, with a label such as ``error``. Nothing happens when it cannot be written."""
+    text = printable(shown(message))
+    show(f"{_coloured(label)}: {text}" if label else text)
+
+
+def show(text: str) -> None:
+    """Lines of our own on standard error, as they are. Nothing happens when they cannot be written."""
     if sys.stderr is None:
         return
-    text = printable(message)
     try:
-        if label:
-            sys.stderr.write(f"{_coloured(label)}: {text}\n")
-        else:
-            sys.stderr.write(text + "\n")
+        sys.stderr.write(text + "\n")
         sys.stderr.flush()
     except OSError:
         pass
@@ -324,7 +328,8 @@ def abandon_if_broken() -> None:
         abandon()
 
 
-def _stdout() -> IO[bytes]:
+def stdout() -> IO[bytes]:
+    """Standard output, for bytes. Raises OutputError when it is closed."""
     if sys.stdout is None:
         raise OutputError("standard output is closed")
     return sys.stdout.buffer
@@ -404,7 +409,7 @@ def _bold(text: str) -> str:
 
 def _coloured(label: str) -> str:
     colour = {"error": "1;31", "warning": "1;33", "hint": "1;36"}.get(label)
-    return f"\x1b[{colour}m{label}\x1b[0m" if colour and _takes_colour(sys.stderr) else label
+    return f"\x1b[{colour}m{label}\x1b[0m" if colour and sys.stderr and _takes_colour(sys.stderr) else label
 
 
 def _takes_colour(stream: Any) -> bool:

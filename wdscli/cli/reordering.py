@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wdscli.cli.made import plural, print_plan, print_report
+from wdscli.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +77,9 @@ def store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
     write_plan(plan, address, force=plan.request.settings.force)
     tasks = len(plan.planned)
     if out.json:
-        out.object({"plan": address, "tasks": tasks, "samples": plan.samples, "bytes": plan.size_bytes})
+        out.object(
+            {"plan": shown(address), "tasks": tasks, "samples": plan.samples, "bytes": plan.size_bytes}
+        )
     shards = plural(tasks, "shard")
     total = f"{plural(plan.samples, 'sample')} in {shards}, {human_size(plan.size_bytes)}"
     out.summary(f"planned {total}: {address}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         PlannedCutOptions,
         SelectionOptions,
         StreamOptions,
+        TrustOptions,
     )
 
 
@@ -37,8 +38,13 @@ def shard_settings(output: OutputOptions | StreamOptions) -> ShardSettings:
 
 
 def selection_text(selection: SelectionOptions) -> dict[str, Any]:
-    """The selection as it was typed, without what was left at its default."""
-    return {name: value for name, value in selection._asdict().items() if value not in (None, [], ())}
+    """The selection as it was typed, without what was left at its default. An option that may be given more than once
+    and usually is not stands as its one value."""
+    given = {name: value for name, value in selection._asdict().items() if value not in (None, [], ())}
+    for name in ("keys_from", "where"):
+        if len(given.get(name, ())) == 1:
+            given[name] = given[name][0]
+    return given
 
 
 def reorder_request(
@@ -51,6 +57,8 @@ def reorder_request(
     *,
     engine: EngineOptions | None = None,
     preserve: bool = False,
+    allow_empty: bool = False,
+    trust: TrustOptions | None = None,
 ) -> Request:
     """What the reordering engine is asked for."""
     return Request(
@@ -63,8 +71,10 @@ def reorder_request(
         on_duplicate=duplicates.on_duplicate,
         rekey=duplicates.rekey,
         preserve=preserve,
+        allow_empty=allow_empty,
         jobs=getattr(output, "jobs", 1),
         post=getattr(output, "post", None),
         selection_text=selection_text(selection),
+        trust_addresses=trust is not None and trust.trust_addresses,
         **({} if engine is None else engine._asdict()),
     )

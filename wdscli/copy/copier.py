@@ -22,6 +22,7 @@ from wdscli.copy.walk import WORTH, Walker
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo
+from wdscli.plan.headers import are_those, hashes_of, headers_of, headers_of_batch
 from wdscli.plan.inputs import Inputs, edges_of, is_cold, totals_of
 from wdscli.plan.preserve import APART, kept_members
 from wdscli.plan.ranges import grouped_as_planned, members_of_run, pieces_of
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from wdscli.copy.joined import Joiner
     from wdscli.plan.join.parts import Beside
     from wdscli.plan.table import I64
+    from wdscli.shards.index import Packed
 
 ALONE = GLOBAL | APART
 BUFFER = 1 << 22
@@ -70,6 +72,7 @@ def gather(task: GatherTask) -> ShardInfo:
     open_spilled = None if task.spilled is None else task.spilled.open
     with Inputs(task.inputs, open_spilled) as inputs, task.settings.open(task.address) as shard:
         _work_of(task, inputs, shard).run()
+        inputs.confirm()
         return shard.commit()
 
 
@@ -245,12 +248,17 @@ class _Gatherer:
         rows = slice(self.rows.start, self.rows.stop)
         begins = self.totals[rows] - self.totals[rows.start]
         packed = self.walker.walk(view, begins, self.samples.keys[rows])
-        if packed is None:
+        if packed is None or not self._are_as_planned(packed):
             return False
         if self.walker.has_dirty_padding(view, packed):
             clear_padding(view, 0, packed.offsets.tolist(), packed.sizes.tolist())
         self.shard.write_packed(view, packed)
         return True
+
+    def _are_as_planned(self, packed: Packed) -> bool:
+        """Whether fields and sizes are those of the plan."""
+        found = headers_of(hashes_of(packed.fields)[packed.codes], packed.sizes.astype("u8"), packed.counts)
+        return bool(are_those(found, self.samples.headers[self.rows.start : self.rows.stop]).all())
 
     def _flush_exactly(self, view: memoryview, is_plain: bool) -> None:
         """Whatever lies in the buffer, sample by sample."""
@@ -287,11 +295,14 @@ class _Gatherer:
         return batch
 
     def _check_keys(self, batch: SampleBatch) -> None:
-        """The keys must be those that were planned; a renamed sample is known by its new key later on."""
+        """Keys, fields and sizes must be those that were planned; a renamed sample is known by its new key later on."""
         planned: list[int] = self.samples.keys[self.rows.start : self.rows.stop].tolist()
         for row, key, wanted in zip(self.rows, map(hash_key, batch.keys), planned, strict=True):
             if key != wanted and not self.marks[row] & RENAMED:
                 raise self._changed(row)
+        same = are_those(headers_of_batch(batch), self.samples.headers[self.rows.start : self.rows.stop])
+        if not same.all():
+            raise self._changed(self.rows[int(same.argmin())])
 
     def _rewrite(self, view: memoryview, base: int, batch: SampleBatch) -> None:
         """The samples in the buffer member by member, in the canonical form and with their new names."""
@@ -329,6 +340,8 @@ class _Gatherer:
             raise self._changed(row) from None
         batch = grouped_as_planned(columns, [start], source.name)
         if len(batch.keys) != 1:
+            raise self._changed(row)
+        if not are_those(headers_of_batch(batch), self.samples.headers[row : row + 1]).all():
             raise self._changed(row)
         key = batch.keys[0]
         if not self.marks[row] & RENAMED and hash_key(key) != self._planned_key(row):

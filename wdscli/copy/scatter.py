@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.copy.spilled import LARGE
-from wdscli.errors import DataError, InputError, OutputError
+from wdscli.errors import DataError, InputError, OutputError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.plan.inputs import Inputs
 from wdscli.plan.ranges import pieces_of
@@ -59,7 +59,7 @@ class ScatterTask(NamedTuple):
 
 def scatter(task: ScatterTask) -> int:
     """Write one chunk; returns its bytes. May run twice. Raises InputError, DataError, OutputError."""
-    with Inputs(task.inputs) as inputs:
+    with Inputs(task.inputs, later=True) as inputs:
         chunk = _Chunk(task, inputs)
         for part in task.destinations:
             rows = task.order[part.first : part.end]
@@ -68,6 +68,7 @@ def scatter(task: ScatterTask) -> int:
                     chunk.write(rows, _Object(sink))
             else:
                 _write_stretch(part, chunk, rows)
+        inputs.confirm()
     return int(task.samples.lengths.sum())
 
 
@@ -79,6 +80,8 @@ def _write_stretch(part: Destination, chunk: _Chunk, rows: I64) -> None:
             chunk.write(rows, _Stretch(descriptor))
         finally:
             os.close(descriptor)
+    except WdsError:
+        raise
     except OSError as error:
         raise OutputError(f"cannot write {part.address}: {reason(error)}", hint=HINT) from error
 

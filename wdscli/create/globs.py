@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 from wdscli.model import to_bytes
+from wdscli.selection.expressions import Expression
 
 
 def translate(pattern: str) -> str:
@@ -57,7 +58,11 @@ class Globs:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         whole = "|".join(f"(?:{translate(pattern)})" for pattern in patterns)
-        self._match = re.compile(whole.encode("latin-1"), re.DOTALL).fullmatch if patterns else None
+        self._match = (
+            Expression(whole.encode("latin-1"), "--include, --exclude", re.DOTALL).fullmatch
+            if patterns
+            else None
+        )
 
     def __bool__(self) -> bool:
         return self._match is not None

@@ -18,6 +18,7 @@ from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
 from wdscli.ordering import ranks
 from wdscli.plan.cut import END_BYTES, Cuts
+from wdscli.selection.named import Named, Sightings
 from wdscli.tar import Form, build_header
 
 
@@ -94,11 +95,21 @@ def require(
             lacking[sample] = ", ".join(missing)
     if lacking and incomplete == "error":
         raise _incomplete(samples, lacking)
+    if lacking:
+        _check_named(samples, fields)
     if not lacking or incomplete == "keep":
         return samples, len(lacking)
     for sample, names in lacking.items():
         skipped.add("incomplete", samples.key(sample) + b" (no " + to_bytes(names) + b")")
     return take(samples, [sample for sample in range(samples.total) if sample not in lacking]), len(lacking)
+
+
+def _check_named(samples: Samples, fields: Sequence[str]) -> None:
+    """Raise DataError for a required field that no sample has."""
+    sightings = Sightings()
+    sightings.fields.update(row.partition(SEPARATOR)[2] for row in samples.files.rows)
+    for absence in sightings.absent(Named(text, " for --require", tuple(text.split(";"))) for text in fields):
+        raise DataError(absence.message, code="missing-field", hint=absence.hint)
 
 
 def _incomplete(samples: Samples, lacking: Mapping[int, str]) -> DataError:

@@ -22,30 +22,49 @@ from wdscli.plan.scratch import HINT, Stamp
 from wdscli.progress import Progress
 from wdscli.samples.keyset import KeySet
 from wdscli.shards.shardfile import ShardFile
-from wdscli.storage import is_local, is_stream, open_source
+from wdscli.storage import addresses_of, is_local, is_stream, open_source
 from wdscli.storage.addresses import local_path
+from wdscli.storage.trust import listed_address
 
 _SHOW_EVERY = 256
 _AT_ONCE = 512
 
 
 class Table(NamedTuple):
-    """A table, its column of keys, and its fields: ``EXT=COLUMN``, or ``EXT=@COLUMN`` for a column that names files."""
+    """A table, its column of keys, and its fields: ``EXT=COLUMN``, or ``EXT=@COLUMN`` for a column that names files.
+    Several files are one table, row after row; each has all columns."""
 
-    address: str
+    files: str | tuple[str, ...]
     key: str
     fields: tuple[str, ...]
 
     def write_shard(
-        self, address: str, on_duplicate: Literal["error", "skip"], progress: Progress
+        self,
+        address: str,
+        on_duplicate: Literal["error", "skip"],
+        progress: Progress,
+        *,
+        trust_addresses: bool = False,
     ) -> TableShard:
         """See :func:`table_shard`."""
-        return table_shard(self, address, on_duplicate, progress)
+        return table_shard(self, address, on_duplicate, progress, trust_addresses=trust_addresses)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The files. Raises UsageError for standard input named twice."""
+        return addresses_of(self.files, "--table")
+
+    @property
+    def address(self) -> str:
+        """The files as one text."""
+        return "::".join(self.addresses)
 
 
 class _Row(NamedTuple):
-    """One row: its number (from 1), its key, and field and value of what it has; a value is bytes or an address."""
+    """One row: its file and number there (from 1), its key, and field and value of what it has; a value is bytes or an
+    address."""
 
+    file: str
     number: int
     key: bytes
     values: list[tuple[bytes, bytes | str]]
@@ -56,6 +75,8 @@ def table_shard(
     address: str,
     on_duplicate: Literal["error", "skip"],
     progress: Progress,
+    *,
+    trust_addresses: bool = False,
 ) -> TableShard:
     """Write the rows of ``table`` as a shard at ``address``.
 
@@ -67,21 +88,26 @@ def table_shard(
         _make_folder(os.path.dirname(local_path(address)))
     with ShardFile(address, with_index=False) as shard:
         progress.start("reading the table", None, "samples")
-        for row in _without_repeats(_rows(table, reader, dropped, progress), table, on_duplicate, dropped):
-            _write(shard, row, table)
+        for row in _without_repeats(_rows(table, reader, dropped, progress), on_duplicate, dropped):
+            _write(shard, row, trust_addresses)
         progress.finish()
         info = shard.commit()
     return TableShard(
-        dropped, _size_of(table.address, info.size_bytes), Stamp(info.size_bytes, info.checksum or "")
+        dropped, _size_of(table.addresses, info.size_bytes), Stamp(info.size_bytes, info.checksum or "")
     )
 
 
-def _size_of(address: str, otherwise: int) -> int:
+def _size_of(addresses: Sequence[str], otherwise: int) -> int:
     """The bytes of a table, where that can be told without reading it."""
-    if is_stream(address):
-        return otherwise
-    with open_source(address, decompress=False) as source:
-        return otherwise if source.size is None else source.size
+    total = 0
+    for address in addresses:
+        if is_stream(address):
+            return otherwise
+        with open_source(address, decompress=False) as source:
+            if source.size is None:
+                return otherwise
+            total += source.size
+    return total
 
 
 def _make_folder(folder: str) -> None:
@@ -94,27 +120,26 @@ def _make_folder(folder: str) -> None:
 
 def _rows(table: Table, reader: TableReader, dropped: dict[str, int], progress: Progress) -> Iterator[_Row]:
     """The rows that have a value. One without any is no sample."""
-    last: Mapping[str, Any] = {}
-    for number, row in enumerate(read_rows(table.address), 1):
-        try:
-            key, values = reader.values(number - 1, row)
-        except WdsError as error:
-            if not isinstance(error, UsageError):
-                raise _in_row(table, number, error) from None
-            raise
-        last = row
-        if number % _SHOW_EVERY == 0:
-            progress.advance(_SHOW_EVERY)
-        if values:
-            yield _Row(number, key, values)
-        else:
-            dropped["no-value"] = dropped.get("no-value", 0) + 1
-    reader.check_seen(last)
+    for file in table.addresses:
+        last: Mapping[str, Any] = {}
+        for number, row in enumerate(read_rows(file), 1):
+            try:
+                key, values = reader.values(number - 1, row)
+            except WdsError as error:
+                if not isinstance(error, UsageError):
+                    raise _in_row(file, number, error) from None
+                raise
+            last = row
+            if number % _SHOW_EVERY == 0:
+                progress.advance(_SHOW_EVERY)
+            if values:
+                yield _Row(file, number, key, values)
+            else:
+                dropped["no-value"] = dropped.get("no-value", 0) + 1
+        reader.check_seen(last)
 
 
-def _without_repeats(
-    rows: Iterator[_Row], table: Table, on_duplicate: str, dropped: dict[str, int]
-) -> Iterator[_Row]:
+def _without_repeats(rows: Iterator[_Row], on_duplicate: str, dropped: dict[str, int]) -> Iterator[_Row]:
     """The rows whose key no earlier row has."""
     keys, some = KeySet(), list[_Row]()
 
@@ -123,7 +148,7 @@ def _without_repeats(
         if repeated and on_duplicate == "error":
             row = some[min(repeated)]
             raise DataError(
-                f'{table.address}, row {row.number}: the key "{to_text(row.key)}" a second time',
+                f'{row.file}, row {row.number}: the key "{to_text(row.key)}" a second time',
                 code="duplicate-key",
                 hint="leave out the later ones with --on-duplicate skip",
             )
@@ -139,18 +164,18 @@ def _without_repeats(
     yield from first_ones()
 
 
-def _write(shard: ShardFile, row: _Row, table: Table) -> None:
+def _write(shard: ShardFile, row: _Row, trust_addresses: bool) -> None:
     """One row as one sample."""
     if all(isinstance(value, bytes) for _, value in row.values):
         shard.write(row.key, [(field, value) for field, value in row.values if isinstance(value, bytes)])
         return
     try:
-        _write_with_files(shard, row)
+        _write_with_files(shard, row, row.file, trust_addresses)
     except (InputError, DataError) as error:
-        raise _in_row(table, row.number, error) from None
+        raise _in_row(row.file, row.number, error) from None
 
 
-def _write_with_files(shard: ShardFile, row: _Row) -> None:
+def _write_with_files(shard: ShardFile, row: _Row, where: str, trust_addresses: bool) -> None:
     from contextlib import ExitStack
 
     with ExitStack() as stack:
@@ -161,6 +186,7 @@ def _write_with_files(shard: ShardFile, row: _Row) -> None:
                 continue
             if value == "-":
                 raise InputError("standard input cannot be a payload", hint="name a file")
+            value = listed_address(where, value, trusted=trust_addresses)
             source = stack.enter_context(open_source(value, decompress=False))
             if source.size is None or not source.seekable:
                 data = _all_of(source)
@@ -178,8 +204,8 @@ def _all_of(source: Any) -> bytes:
     return bytes(data)
 
 
-def _in_row(table: Table, number: int, error: WdsError) -> WdsError:
+def _in_row(file: str, number: int, error: WdsError) -> WdsError:
     if getattr(error, "code", "") == "unsafe-name":
         error.hint = "the column must have keys as the samples have them: n01/img7 for n01/img7.jpg"
-    error.message = f"{table.address}, row {number}: {error.message}"
+    error.message = f"{file}, row {number}: {error.message}"
     return error

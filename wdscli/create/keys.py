@@ -9,11 +9,10 @@ files.
 
 from __future__ import annotations
 
-import re
-
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import check_name, is_dunder
+from wdscli.selection.expressions import Expression
 
 FIRST_DOT = "first-dot"
 LAST_DOT = "last-dot"
@@ -75,13 +74,12 @@ class KeyRule:
         return new
 
 
-def _compile(text: str) -> re.Pattern[str]:
+def _compile(text: str) -> Expression[str]:
     try:
-        pattern = re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(
-            f'--key-rule "{text}" is neither first-dot nor last-dot nor a regular expression: {error}'
-        ) from None
+        pattern = Expression(text, "--key-rule")
+    except UsageError as error:
+        error.hint = "it is first-dot, last-dot or a regular expression with groups for key and field"
+        raise
     if not {"key", "field"} <= set(pattern.groupindex) and pattern.groups != 2:
         raise UsageError(
             f'--key-rule "{text}" has no groups for key and field',
@@ -90,7 +88,7 @@ def _compile(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def _by_pattern(pattern: re.Pattern[str], path: bytes) -> tuple[bytes, bytes] | str:
+def _by_pattern(pattern: Expression[str], path: bytes) -> tuple[bytes, bytes] | str:
     match = pattern.fullmatch(to_text(path))
     if match is None:
         return "no-match"

@@ -15,12 +15,12 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from wdscli.create.columns import SEPARATOR, Inline, Place, Remote, Stored, describe_place
-from wdscli.errors import DataError, InputError
+from wdscli.errors import DataError, InputError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_text
 from wdscli.run.post import run_post
 from wdscli.samples import SampleBatch
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.output import ShardSettings, after_hook
 from wdscli.shards.shardfile import ShardFile
 from wdscli.tar import padding
 from wdscli.tar.template import header_maker
@@ -54,6 +54,7 @@ def pack(task: PackTask, advance: Advance | None = None) -> ShardInfo:
     info = _packed(task, advance or tick_of_task())
     if task.post is not None:
         run_post(task.post, task.address)
+        return after_hook(info, task.address)
     return info
 
 
@@ -225,6 +226,8 @@ class _Pieces:
                 self._end = place.offset + size
             elif isinstance(place, bytes):
                 self._descriptor = os.open(place, _FLAGS)
+        except WdsError:
+            raise
         except OSError as error:
             raise _cannot_read(place, error) from None
 
@@ -284,5 +287,5 @@ def changed(place: Place, planned: int, found: int) -> DataError:
 def _cannot_read(place: Place, error: OSError) -> InputError:
     if isinstance(place, bytes):
         reason = (error.strerror or str(error)).lower()
-        return InputError(f"cannot read {to_text(place)}: {reason}")
-    return InputError(f"cannot read {describe_place(place)}: {error}")
+        return InputError(f"cannot read {to_text(place)}: {reason}", cause=error)
+    return InputError(f"cannot read {describe_place(place)}: {error}", cause=error)

@@ -22,7 +22,8 @@ _PIECE = 1 << 20
 class Payloads:
     """Use it as a context manager around planning and writing."""
 
-    def __init__(self) -> None:
+    def __init__(self, trust_addresses: bool = False) -> None:
+        self._trusts = trust_addresses
         self._in_memory = 0
         self._path = ""
         self._descriptor = -1
@@ -37,13 +38,15 @@ class Payloads:
         self._append(payload)
         return place
 
-    def fetch(self, address: str) -> tuple[int, Place]:
-        """Bytes and place of what lies at an address. A stream and a command's output are read here, once,
-        because only their end tells how long they are. Raises InputError."""
+    def fetch(self, address: str, where: str) -> tuple[int, Place]:
+        """Bytes and place of what lies at an address that a list or table, itself at ``where``, names. A stream and a
+        command's output are read here, once, because only their end tells how long they are. Raises InputError."""
         if address == "-":
             raise InputError("standard input cannot be a payload", hint="name a file, or pipe:CMD")
         from wdscli.storage import is_local, open_source
+        from wdscli.storage.trust import listed_address
 
+        address = listed_address(where, address, trusted=self._trusts)
         with open_source(address, decompress=False) as source:
             if source.size is not None and source.seekable:
                 place = os.fsencode(address.removeprefix("file://")) if is_local(address) else Remote(address)

@@ -19,7 +19,7 @@ from wdscli.create.payloads import Payloads
 from wdscli.errors import DataError, WdsError
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
-from wdscli.storage import Source, open_source
+from wdscli.storage import Source, is_local, open_source
 
 _BLANKS = re.compile(rb"[ \t]+")
 _CHUNK = 1 << 16
@@ -68,7 +68,7 @@ def read_recipe(
     with open_source(address) as source:
         for number, text in enumerate(_lines(source), 1):
             try:
-                _add(parse_line(number, text), rule, files, payloads)
+                _add(parse_line(number, text), rule, files, payloads, address)
             except WdsError as error:
                 error.message = f"{address}, line {number}: {error.message}"
                 raise
@@ -86,7 +86,7 @@ def _lines(source: Source) -> Iterator[bytes]:
         yield rest
 
 
-def _add(line: Line | None, rule: KeyRule, files: Files, payloads: Payloads) -> None:
+def _add(line: Line | None, rule: KeyRule, files: Files, payloads: Payloads, where: str) -> None:
     if line is None:
         return
     found = rule.split(line.name)
@@ -98,15 +98,17 @@ def _add(line: Line | None, rule: KeyRule, files: Files, payloads: Payloads) -> 
         )
     key, name = found
     check_written(key, name, "unsafe name")
-    size, place = locate(line.source, payloads)
+    size, place = locate(line.source, payloads, where)
     files.add(key, name, size, place)
 
 
-def locate(source: bytes, payloads: Payloads) -> tuple[int, Place]:
-    """Bytes and place of what a source names."""
+def locate(source: bytes, payloads: Payloads, where: str) -> tuple[int, Place]:
+    """Bytes and place of what a source in the list at ``where`` names."""
     if source.startswith(b"text:"):
         payload = source[5:]
         return len(payload), payloads.keep(payload)
     if source.startswith(b"file:") and not source.startswith(b"file://"):
         source = source[5:]
-    return payloads.fetch(os.fsdecode(source))
+        if not is_local(where):
+            source = b"file://" + source
+    return payloads.fetch(os.fsdecode(source), where)

@@ -2,7 +2,8 @@
 
 What it is: readers for CSV, TSV, JSON Lines and Parquet. How: the format is told by the address's suffix, or
 else by the first bytes; all but Parquet are read as streams, compressed or not, from any address. Text of CSV
-and TSV is UTF-8 with or without a byte order mark; an empty cell is None. It must not know what columns mean.
+and TSV is UTF-8 with or without a byte order mark; an empty cell is None. Parquet's lists of numbers keep their type.
+It must not know what columns mean.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from wdscli.codecs.cells import TypedList
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.storage import Source, base_name, is_local, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX
@@ -119,7 +121,25 @@ def _parquet(address: str) -> Iterator[dict[str, Any]]:
         )
     try:
         with ParquetFile(address.removeprefix("file://")) as table:
+            types = {column.name: _number_type(column.type, pyarrow) for column in table.schema_arrow}
             for batch in table.iter_batches(_PARQUET_ROWS):
-                yield from batch.to_pylist()
+                for row in batch.to_pylist():
+                    for name, dtype in types.items():
+                        if dtype and row[name] is not None:
+                            row[name] = TypedList(row[name], dtype)
+                    yield row
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"cannot read {address}: {error}") from None
+
+
+def _number_type(kind: Any, pyarrow: Any) -> str:
+    """numpy's name for the numbers of a column of lists; empty for columns that hold anything else."""
+    types, depth = pyarrow.types, 0
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    if not (depth and is_number):
+        return ""
+    import numpy
+
+    return str(numpy.dtype(kind.to_pandas_dtype()).name)

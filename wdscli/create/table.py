@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from string import Formatter
 from typing import Any, NamedTuple
 
+from wdscli.codecs.cells import cell_payload, json_bytes
 from wdscli.create.columns import Files, Skipped
 from wdscli.create.keys import KeyRule, check_written
 from wdscli.create.payloads import Payloads
@@ -20,16 +21,17 @@ from wdscli.create.rows import read_rows
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
+from wdscli.storage import addresses_of
 
 _SHOW_EVERY = 256
 
 
 class TableOptions(NamedTuple):
-    """``key`` is a column, or ``rekey`` a format over columns and ``index`` (the row's number, from 0);
-    ``fields`` are ``EXT=COLUMN`` and ``EXT=@COLUMN``; ``json_rest`` puts the columns that remain into the
-    field ``json``."""
+    """``address`` may be several, whose rows come one after the other, and each of which has all columns; ``key`` is a
+    column, or ``rekey`` a format over columns and ``index`` (the row's number, from 0, in all of them); ``fields`` are
+    ``EXT=COLUMN`` and ``EXT=@COLUMN``; ``json_rest`` puts the columns that remain into the field ``json``."""
 
-    address: str
+    address: str | Sequence[str]
     key: str | None = None
     rekey: str | None = None
     fields: Sequence[str] = ()
@@ -65,24 +67,27 @@ def read_table(
     """Add the samples of a table. Raises UsageError for a column that is not there, InputError, and DataError
     with the row's number for a row that cannot be used."""
     layout = _layout(options)
-    unseen = set(layout.used)
-    last: Mapping[str, Any] = {}
-    for number, row in enumerate(read_rows(options.address)):
-        try:
-            _add(layout, number, row, rule, files, payloads, skipped)
-        except UsageError:
-            raise
-        except WdsError as error:
-            error.message = f"{options.address}, row {number + 1}: {error.message}"
-            raise
-        if unseen:
-            unseen -= row.keys()
-        last = row
-        if number % _SHOW_EVERY == 0:
-            progress.advance(_SHOW_EVERY)
-    if unseen and last:
-        # A row of JSON Lines may leave a column out; none that has it is a mistake in the options.
-        raise _no_column(min(unseen), last)
+    count = 0
+    for address in addresses_of(options.address, "--from-table"):
+        unseen = set(layout.used)
+        last: Mapping[str, Any] = {}
+        for number, row in enumerate(read_rows(address)):
+            try:
+                _add(layout, count, row, rule, files, payloads, skipped, address)
+            except UsageError:
+                raise
+            except WdsError as error:
+                error.message = f"{address}, row {number + 1}: {error.message}"
+                raise
+            if unseen:
+                unseen -= row.keys()
+            last = row
+            count += 1
+            if number % _SHOW_EVERY == 0:
+                progress.advance(_SHOW_EVERY)
+        if unseen and last:
+            # A row of JSON Lines may leave a column out; none that has it is a mistake in the options.
+            raise _no_column(min(unseen), last)
 
 
 class TableReader:
@@ -105,13 +110,18 @@ class TableReader:
             if value is None:
                 continue
             _checked(self._rule, raw, field.name)
-            values.append((field.name, str(value) if field.is_address else _payload(value)))
+            if field.is_address:
+                values.append((field.name, str(value)))
+            else:
+                values.append((field.name, cell_payload(value, field.column, to_text(field.name))))
         return raw, values
 
     def check_seen(self, last: Mapping[str, Any]) -> None:
-        """Raise UsageError when no row had a column; ``last`` is one of the rows."""
+        """Raise UsageError when no row of a table had a column; ``last`` is one of the rows. What comes then is another
+        table."""
         if self._unseen and last:
             raise _no_column(min(self._unseen), last)
+        self._unseen = set(self._layout.used)
 
 
 def _no_column(name: str, row: Mapping[str, Any]) -> UsageError:
@@ -172,6 +182,7 @@ def _add(
     files: Files,
     payloads: Payloads,
     skipped: Skipped,
+    where: str,
 ) -> None:
     raw = to_bytes(_key_text(layout, number, row))
     for field in layout.fields:
@@ -181,13 +192,13 @@ def _add(
             continue
         key = _checked(rule, raw, field.name)
         if field.is_address:
-            size, place = payloads.fetch(str(value))
+            size, place = payloads.fetch(str(value), where)
         else:
-            payload = _payload(value)
+            payload = cell_payload(value, field.column, to_text(field.name))
             size, place = len(payload), payloads.keep(payload)
         files.add(key, field.name, size, place)
     if layout.json_rest:
-        payload = _json({name: value for name, value in row.items() if name not in layout.used})
+        payload = json_bytes({name: value for name, value in row.items() if name not in layout.used})
         files.add(_checked(rule, raw, b"json"), b"json", len(payload), payloads.keep(payload))
 
 
@@ -217,28 +228,3 @@ def _checked(rule: KeyRule, key: bytes, field: bytes) -> bytes:
         )
     check_written(key, field, "unsafe name")
     return key
-
-
-def _payload(value: Any) -> bytes:
-    """A value's bytes: text as UTF-8, bytes as they are, anything else as JSON."""
-    if isinstance(value, str):
-        return to_bytes(value)
-    return value if isinstance(value, bytes) else _json(value)
-
-
-def _json(value: Any) -> bytes:
-    import json
-
-    try:
-        return to_bytes(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"a value cannot be written as JSON: {error}", code="bad-table") from None
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no word for: times as ISO 8601, decimal numbers as text."""
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        raise TypeError("bytes need a --field of their own")
-    return str(value)

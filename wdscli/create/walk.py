@@ -15,7 +15,7 @@ from typing import NamedTuple
 from wdscli.create.columns import Files, Skipped
 from wdscli.create.globs import Globs
 from wdscli.create.keys import KeyRule, check_written
-from wdscli.errors import InputError, UsageError
+from wdscli.errors import InputError, UsageError, WdsError
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
 
@@ -86,6 +86,8 @@ def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: Skipped, pr
         before = len(files.rows)
         try:
             subfolders = read(folder, wanted, files, skipped)
+        except WdsError:
+            raise
         except OSError as error:
             raise _cannot_read(os.fsencode(error.filename or folder.path), error) from None
         pending += _enter(folder, subfolders, wanted, skipped)
@@ -183,7 +185,7 @@ def _take(
 
 def _cannot_read(path: bytes, error: OSError | ValueError) -> InputError:
     text = getattr(error, "strerror", None) or str(error)
-    return InputError(f"cannot read {to_text(path)}: {text[:1].lower() + text[1:]}")
+    return InputError(f"cannot read {to_text(path)}: {text[:1].lower() + text[1:]}", cause=error)
 
 
 def _not_a_file(path: bytes) -> InputError:

@@ -18,6 +18,7 @@ from wdscli import __version__
 from wdscli.errors import EngineError, UsageError, WdsError
 from wdscli.executors.local import default_jobs
 from wdscli.executors.tasks import task_failed
+from wdscli.shown import cause_of
 from wdscli.storage import relative_to
 
 GROUP = "wdscli.executors"
@@ -61,7 +62,7 @@ def open_engine(url: str) -> Executor:
     except WdsError:
         raise
     except Exception as error:
-        raise _unreachable(url, error) from error
+        raise _unreachable(url, error) from cause_of(error)
 
 
 class Engine(Executor):
@@ -83,7 +84,7 @@ class Engine(Executor):
         except WdsError:
             raise
         except Exception as error:
-            raise self.explain(error) from error
+            raise self.explain(error) from cause_of(error)
 
     def explain(self, error: Exception) -> EngineError:
         """The error of an engine that lost a task: what tasks raise themselves has been made ours before."""
@@ -117,7 +118,7 @@ def run_elsewhere(version: str, folder: str, function: Callable[..., Any], *args
     except WdsError:
         raise
     except Exception as error:
-        raise task_failed(error) from error
+        raise task_failed(error) from cause_of(error)
 
 
 def _unreachable(url: str, error: Exception) -> EngineError:

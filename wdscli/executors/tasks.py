@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wdscli.errors import EngineError, WdsError
 from wdscli.executors.local import SLOTS, counted, default_jobs
 from wdscli.executors.ticks import Tick, told
+from wdscli.shown import cause_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -135,7 +136,7 @@ def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result
         raise _lost_worker() from None
     except Exception as error:
         explain = getattr(executor, "explain", task_failed)
-        raise explain(error) from error
+        raise explain(error) from cause_of(error)
 
 
 def _listen(future: Future[Any], meter: _Meter) -> None:

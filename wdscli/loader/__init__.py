@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from wdscli.codecs.encode import numpy_dumps, torch_dumps
     from wdscli.loader.collate import default_collation
     from wdscli.loader.compat import (
         DataPipeline,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
         torch_audio,
         torch_video,
     )
-    from wdscli.loader.encode import numpy_dumps, torch_dumps
     from wdscli.loader.handlers import (
         ignore_and_continue,
         ignore_and_stop,
@@ -87,7 +87,7 @@ _HOMES = {
     "imagehandler": "decoding",
     "mix": "mixing",
     "non_empty": "splitters",
-    "numpy_dumps": "encode",
+    "numpy_dumps": "codecs.encode",
     "packed": "packing",
     "pipelinefilter": "compat",
     "pytorch_weights_only": "compat",
@@ -97,7 +97,7 @@ _HOMES = {
     "split_by_node": "splitters",
     "split_by_worker": "splitters",
     "torch_audio": "decoding",
-    "torch_dumps": "encode",
+    "torch_dumps": "codecs.encode",
     "torch_loads": "compat",
     "torch_video": "decoding",
     "transform_with": "compat",
@@ -196,7 +196,8 @@ _CURRIED = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(f"wdscli.loader.{_HOMES[name]}"), name)
+        home = _HOMES[name]
+        return getattr(import_module(f"wdscli.{home}" if "." in home else f"wdscli.loader.{home}"), name)
     if name in _CURRIED:
         return getattr(import_module("wdscli.loader.curried"), name)
     more = ""

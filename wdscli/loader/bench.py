@@ -64,11 +64,19 @@ def bench(
     fields: Sequence[str] | None = None,
     prefetch: str | int = PREFETCH,
     seconds: float = 10.0,
+    trust_addresses: bool = False,
 ) -> BenchReport:
     """Take batches of ``batch`` samples (0: single samples) for about ``seconds``. ``decode`` is what ``decode()``
     takes, None for raw bytes; ``workers`` are processes of torch's DataLoader, 0 for none. Raises UsageError, as for
     workers without torch, InputError and DataError."""
-    data = WebDataset(urls, shuffle=shuffle, fields=fields, prefetch=prefetch, threads=threads)
+    data = WebDataset(
+        urls,
+        shuffle=shuffle,
+        fields=fields,
+        prefetch=prefetch,
+        threads=threads,
+        trust_addresses=trust_addresses,
+    )
     if decode is not None:
         data = data.decode(decode)
     if batch:

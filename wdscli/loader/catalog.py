@@ -17,7 +17,7 @@ from warnings import warn
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
 from wdscli.shards.find import find_index, scan_index
-from wdscli.shards.inputs import manifest_beside, open_set
+from wdscli.shards.inputs import ShardSet, manifest_beside, missing_shards, open_set
 from wdscli.shards.manifest import Manifest, fingerprint
 from wdscli.storage import is_local, is_stream, local_path, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
@@ -47,8 +47,8 @@ class ShardTable:
         import numpy
 
         self.address = address
-        self.changed_ns: int | None = None
-        """When the local shard was changed last, as who opened it first saw it."""
+        self.version = index.seen
+        """The version of the shard when this was found to be true of it."""
         self.size = index.size
         self.samples = index.samples
         self.starts: I64 = index.starts.view(numpy.int64)
@@ -57,6 +57,8 @@ class ShardTable:
         self.offsets: I64 = index.member_offsets.view(numpy.int64)
         self.sizes: I64 = index.member_sizes.view(numpy.int64)
         self.field_ids = index.member_fields
+        self.suffixes = [b"." + field + b"\0" for field in index.fields]
+        """What a key is followed by in the name of a member, by the number of its field."""
         self.spellings = [to_text(field) for field in index.fields]
         self.fields = self.spellings if spelled else [name.lower() for name in self.spellings]
         self.same = len(set(self.fields)) < len(self.fields)
@@ -76,10 +78,26 @@ class ShardTable:
         in_order = int(self.member_ends[0]) == each and (self.member_ends[1:] > self.member_ends[:-1]).all()
         return each if in_order and (ids == ids[0]).all() else 0
 
+    @cached_property
+    def heads(self) -> I64:
+        """For each member, where what stands in front of its payload begins: behind the member before it, or where its
+        sample does."""
+        import numpy
+
+        heads: I64 = numpy.empty_like(self.offsets)
+        heads[1:] = self.offsets[:-1] + (self.sizes[:-1] + 511 & -512)
+        heads[numpy.append(0, self.member_ends[:-1])] = self.starts
+        return heads
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether one block stands in front of every payload."""
+        return bool((self.offsets - self.heads == 512).all())
+
     @property
     def bytes(self) -> int:
         """About what it takes in memory."""
-        return 40 * self.samples + 24 * len(self.offsets) + len(self.keys)
+        return 40 * self.samples + 32 * len(self.offsets) + len(self.keys)
 
     def key(self, sample: int) -> str:
         """The key of one sample."""
@@ -93,6 +111,7 @@ class Catalog:
 
     ``counts`` has the samples of each shard, ``fingerprint`` tells this set from others. ``is_indexed`` is False when
     some shard can only be streamed; then there are no counts. With ``spelled`` fields keep their capitals.
+    ``trust_addresses`` and ``pipes`` are those of :func:`~wdscli.shards.inputs.open_set`.
     With ``salvage`` a shard that is damaged and has no index has the samples that are whole, and ``losses`` says so.
     """
 
@@ -100,11 +119,20 @@ class Catalog:
 
     _salvages = False
 
-    def __init__(self, urls: str | Sequence[str], *, salvage: bool = False) -> None:
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        salvage: bool = False,
+        trust_addresses: bool = False,
+        pipes: bool = True,
+    ) -> None:
         self._salvages = salvage
         self.losses: dict[str, WdsError] = {}
         """What is wrong with shards of which only a part, or nothing, can be had."""
-        found = open_set([urls] if isinstance(urls, str) else list(urls))
+        found = open_set(
+            [urls] if isinstance(urls, str) else list(urls), trust_addresses=trust_addresses, pipes=pipes
+        )
         self.addresses = found.addresses
         if not self.addresses:
             raise InputError("no shards", hint="name shards, a folder, a glob or a manifest")
@@ -120,10 +148,9 @@ class Catalog:
         """Samples by shard that a filter left out because it could not decode them."""
         self.fingerprint = ""
         if self.is_indexed:
-            self._count()
+            self._count(found)
         if self.manifest is None:
-            for url in [urls] if isinstance(urls, str) else urls:
-                _note_missing(url, self.addresses)
+            _note_missing(found)
 
     @property
     def fields(self) -> list[str] | None:
@@ -138,10 +165,10 @@ class Catalog:
         """Samples of all shards, None when that is not known."""
         return None if self.counts is None else int(self.counts.sum())
 
-    def _count(self) -> None:
+    def _count(self, found: ShardSet) -> None:
         import numpy
 
-        manifest = self.manifest = self.manifest or _beside(self.addresses)
+        manifest = self.manifest = self.manifest or _beside(found)
         if any(map(only_streams, self.addresses)) if manifest is None else not self._is_seekable():
             self.is_indexed = False
             return
@@ -182,6 +209,7 @@ class Catalog:
                 index = find_index(address, source)
                 if index is None and source.seekable:
                     index = self._scanned[number] = _scan(address, source)
+                    index.seen = source.version
                 return index
         except (DataError, StorageError) as error:
             if not self._salvages:
@@ -304,34 +332,27 @@ def only_streams(address: str) -> bool:
     return is_local(address) and is_device(local_path(address))
 
 
-def _beside(addresses: Sequence[str]) -> Manifest | None:
+def _beside(shards: ShardSet) -> Manifest | None:
     """The manifest beside shards that names exactly them, in this order."""
     from wdscli.storage import base_name
 
-    found = manifest_beside(addresses)
-    if found is None or [shard.name for shard in found[1].shards] != [base_name(one) for one in addresses]:
-        return None
-    return found[1]
+    found = manifest_beside(shards.addresses, shards.given)
+    names = [base_name(one) for one in shards.addresses]
+    return None if found is None or [shard.name for shard in found[1].shards] != names else found[1]
 
 
-def _note_missing(folder: str, addresses: Sequence[str]) -> None:
-    """Warn where a folder that was named has not all the shards of a manifest in it."""
-    import os
+def _note_missing(found: ShardSet) -> None:
+    """Warn where a folder or a glob that was named has not all the shards of a manifest in it."""
+    from wdscli.storage import base_name, folder_of
 
-    from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
-    from wdscli.storage import base_name, list_folder
-
-    if not (is_local(folder) and os.path.isdir(local_path(folder))):
-        return
-    there = set(map(base_name, addresses))
-    for name in list_folder(folder):
-        if name.endswith(MANIFEST_SUFFIX):
-            with suppress(WdsError):
-                names = [shard.name for shard in read_manifest(os.path.join(folder, name)).shards]
-                gone = [one for one in names if one not in there]
-                if 0 < len(gone) < len(names):
-                    more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-                    warn(f"{gone[0]}{more} of {name} {'are' if more else 'is'} not in {folder}", stacklevel=2)
+    gone = missing_shards(found)
+    for where in dict.fromkeys(shard.manifest for shard in gone):
+        names = [base_name(shard.address) for shard in gone if shard.manifest == where]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        folder = folder_of(where).rstrip("/")
+        warn(
+            f"{names[0]}{more} of {base_name(where)} {'are' if more else 'is'} not in {folder}", stacklevel=2
+        )
 
 
 def _scan(address: str, source: Source) -> Index:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial, update_wrapper
 from typing import Any, NoReturn
 
+from wdscli.codecs.decode_values import decode_torch as torch_loads
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.decode_values import decode_torch as torch_loads
 from wdscli.loader.fields import getfirst
 from wdscli.loader.fluent import Fluent
 from wdscli.loader.pipeline import Pipeline

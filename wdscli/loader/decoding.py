@@ -1,7 +1,7 @@
 """From payloads to values: what ``decode(...)`` of a dataset does to one sample.
 
 What it is: :class:`Decoder`, webdataset's by signature. How: a field is offered to handlers in turn, first those that
-take off a compression, then those that were named, then the defaults (:mod:`~wdscli.loader.decode_values`); which of
+take off a compression, then those that were named, then the defaults (:mod:`~wdscli.codecs.decode_values`); which of
 them decodes a name is found out once for each name. A field that none of them knows stays bytes. Names are compared by
 their last extension, in lower case: ``seg.png`` is a png.
 
@@ -14,15 +14,15 @@ It must not know how samples are read, or what is done about errors.
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from wdscli.codecs.decode_images import SPECS, Images, imagehandler
+from wdscli.codecs.decode_media import MEDIA, torch_audio, torch_video
+from wdscli.codecs.decode_values import Pickles, basichandlers
+from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
+from wdscli.codecs.parts import ByExtension, Continue, Decode, Handler, extension, handle_extension
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.decode_images import SPECS, Images, imagehandler
-from wdscli.loader.decode_media import MEDIA, torch_audio, torch_video
-from wdscli.loader.decode_parts import ByExtension, Continue, Decode, Handler, extension, handle_extension
-from wdscli.loader.decode_values import Pickles, basichandlers
 from wdscli.loader.fields import Label
 
 __all__ = [
@@ -42,7 +42,7 @@ Payload = (bytes, bytearray, memoryview)
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
     """Takes gzip off a field whose name ends in ``.gz``."""
-    return Continue(key[:-3], gzip.decompress(data)) if key.lower().endswith(".gz") else None
+    return Continue(key[:-3], inflate(data)) if key.lower().endswith(".gz") else None
 
 
 class _Plan(NamedTuple):
@@ -56,11 +56,12 @@ class Decoder:
     """A function of a sample that decodes its fields; picklable when its handlers are.
 
     ``handlers`` are names of image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...: see
-    :mod:`~wdscli.loader.decode_images`), ``"audio"``, ``"video"``, ``"torch_audio"``, ``"torch_video"``, ``"pickle"``,
+    :mod:`~wdscli.codecs.decode_images`), ``"audio"``, ``"video"``, ``"torch_audio"``, ``"torch_video"``, ``"pickle"``,
     and functions of (name of the field with a dot in front, payload) that give a value, or None for what is not
     theirs. ``pre`` and ``post`` stand for the handlers before and behind them, gzip and the defaults. ``only`` has the
     names of the fields to decode, others stay as they are. With ``partial`` what is not bytes stays as it is, else it
-    is an error. Fields ``__like_this__`` are never touched.
+    is an error. ``max_decoded`` bytes is the most that gzip, npz, pictures, sound and film become, each; own handlers
+    keep limits of their own. Fields ``__like_this__`` are never touched.
 
     Called with a sample it gives a new one. Raises DataError for what cannot be decoded, and UsageError, whatever the
     sample, for a package that is missing and for a pickle that nobody asked for.
@@ -77,7 +78,11 @@ class Decoder:
         post: Sequence[Handler] | None = None,
         only: str | Iterable[str] | None = None,
         partial: bool = False,
+        max_decoded: int = MAX_DECODED_BYTES,
     ) -> None:
+        if not isinstance(max_decoded, int) or max_decoded < 1:
+            raise UsageError(f"max_decoded is a number of bytes, not {max_decoded!r}")
+        self._max_decoded = max_decoded
         named = [_named(one) if isinstance(one, str) else one for one in handlers]
         before = [gzfilter] if pre is None else list(pre)
         after = [basichandlers] if post is None else list(post)
@@ -126,6 +131,8 @@ class Decoder:
             data = bytes(data)
         plan = self._plans.get((key, first)) or self._planned(key, first)
         for place, handler in plan.asked:
+            if handler is gzfilter:
+                return self._value(key[:-3], inflate(data, self._max_decoded), place + 1)
             result = handler(key, data)
             if _goes_on(result):
                 return self._value(result.key, result.data, place + 1)
@@ -142,7 +149,7 @@ class Decoder:
                 if handler is not gzfilter or key.lower().endswith(".gz"):
                     asked.append((place, handler))
                 continue
-            last = handler.find(extension(key))
+            last = handler.find(extension(key), self._max_decoded)
             if last is not None:
                 break
         plan = self._plans[key, first] = _Plan(tuple(asked), last)

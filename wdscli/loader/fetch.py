@@ -1,9 +1,9 @@
 """Samples by place: which shard and which sample in it, in any order, into dictionaries of payloads.
 
 What it is: :class:`Fetcher`. How: the requests of one call are sorted by shard and place, ranges that lie close
-together are read at once, large payloads one by one straight into their own bytes, and where a sample's first header is
-read it is compared with the key that the index names, so that a stale index is noticed. It must not know orders, ranks
-or stages.
+together are read at once, large payloads one by one straight into their own bytes. The header in front of every payload
+is read with it and compared with what the index says, so that a stale index is never believed. It must not know orders,
+ranks or stages.
 """
 
 from __future__ import annotations
@@ -215,12 +215,10 @@ def _most_open() -> int:
 def _check_unchanged(catalog: Catalog, shard: int, source: Source) -> None:
     """Raise DataError when the shard is another one than what is known of it says."""
     table = catalog.table(shard)
-    if source.fd is not None:
-        changed_ns = os.fstat(source.fd).st_mtime_ns
-        if table.changed_ns not in (None, changed_ns):
-            catalog.forget(shard)
-            table = catalog.table(shard)
-        table.changed_ns = changed_ns
+    if table.version not in ("", source.version):
+        catalog.forget(shard)
+        table = catalog.table(shard)
+    table.version = source.version
     if source.size is not None and source.size != table.size:
         raise changed(table, 0)
 
@@ -229,7 +227,7 @@ def _together(source: Source, rows: Rows) -> list[bytes]:
     """Payloads by reads of whole samples and of what little lies between them."""
     runs = rows.runs(GAP if source.fd is not None else REMOTE_GAP, READ)
     found = _read_all(source, runs.bases, runs.lengths)
-    rows.check(runs, found)
+    rows.check(source, found, runs.members, runs.inside, runs.begins)
     each = chain.from_iterable(map(repeat, found, runs.members))
     return [data[begin:end] for data, begin, end in zip(each, runs.begins, runs.ends)]
 
@@ -255,13 +253,9 @@ def _apart(source: Source, rows: Rows) -> list[bytes]:
     into its own bytes."""
     pieces = rows.pieces(gap=GAP, most=READ, large=LARGE if source.fd is not None else 1 << 62)
     found = _read_all(source, pieces.bases, pieces.lengths)
-    each = list(chain.from_iterable(map(repeat, found, pieces.counts)))
-    for data, head, sample in zip(each, pieces.heads, pieces.samples):
-        if sample >= 0:
-            rows.check_one(data, head, sample)
-    payloads: list[Any] = [None] * len(rows.offsets)
-    for member, data, begin, end in zip(pieces.members, each, pieces.begins, pieces.ends):
-        payloads[member] = data[begin:end]
+    rows.check(source, found, pieces.members, pieces.inside, pieces.begins)
+    each = chain.from_iterable(map(repeat, found, pieces.members))
+    payloads = [data[begin:end] for data, begin, end in zip(each, pieces.begins, pieces.ends)]
     offsets, sizes = rows.offsets, rows.sizes
     large = pieces.large
     alone = _read_all(source, [offsets[member] for member in large], [sizes[member] for member in large])

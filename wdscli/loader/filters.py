@@ -26,7 +26,7 @@ from warnings import warn
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.catalog import Catalog, ShardTable, each_shard
 from wdscli.loader.fetch import Fetcher, Raw
-from wdscli.loader.wording import in_code, texts
+from wdscli.loader.wording import argument, in_code, texts
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.find import index_batches
@@ -211,12 +211,13 @@ class FilteredCatalog(Catalog):
                 rows = within.also_kept(shard, rows)
             if "undecodable" in state.dropped:
                 self.undecodable[self.addresses[shard]] = state.dropped["undecodable"]
-            seen.found |= state.found
+            seen.merge_names(state)
             counts.append(len(rows))
             self._bits.append(_packed(rows, self.held(shard)))
         self.counts = numpy.array(counts, dtype=numpy.int64)
         self.fingerprint = mark(self._base.fingerprint, self._bits)
-        for remark in chosen.selection.remarks(seen):
+        absences = [argument(one.text) for one in chosen.selection.absences(seen)]
+        for remark in [*chosen.selection.remarks(seen), *absences]:
             warn(remark, stacklevel=2)
 
     def also_kept(self, shard: int, rows: I64) -> I64:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader import stages
 from wdscli.loader.checks import want_whole
@@ -122,12 +123,14 @@ class PerSample:
         only: Any = None,
         partial: bool = False,
         handler: Handler | None = None,
+        max_decoded: int = MAX_DECODED_BYTES,
     ) -> Self:
         """Payloads decoded by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers. Without ``handler``
-        a sample that cannot be decoded is an error, or left out where the dataset has another ``on_error``."""
+        a sample that cannot be decoded is an error, or left out where the dataset has another ``on_error``. What
+        would become more than ``max_decoded`` bytes cannot be decoded."""
         from wdscli.loader.decoding import Decoder
 
-        decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial)
+        decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial, max_decoded=max_decoded)
         if handler is None:
             handler = reraise_exception if self._policy is None else self._policy.undecodable
         return self._then(stages.Apply(decoder, self._guard("decode", handler)))

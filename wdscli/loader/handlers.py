@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from wdscli.errors import DataError, UsageError, WdsError, printable
 from wdscli.loader.stats import Counts
+from wdscli.shown import shown
 
 Handler: TypeAlias = Callable[[Exception], bool]
 
@@ -93,7 +94,7 @@ class Guard:
     def _name(self, error: Exception, item: Any) -> None:
         """A traceback, from Python 3.11 on, ends in the sample."""
         if isinstance(item, dict) and "__key__" in item:
-            said = printable(f'in {self.stage}() of sample "{item["__key__"]}" of {shard_of(item)}')
+            said = printable(f'in {self.stage}() of sample "{item["__key__"]}" of {shown(shard_of(item))}')
             with suppress(AttributeError):
                 error.__notes__ = [*getattr(error, "__notes__", ()), said]  # type: ignore[attr-defined]
 

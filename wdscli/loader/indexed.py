@@ -30,6 +30,7 @@ from wdscli.loader.pipeline import Pipeline
 from wdscli.loader.pool import Pool
 from wdscli.loader.stats import Counts
 from wdscli.loader.urls import Urls, addresses_of
+from wdscli.storage.trust import check_pipe
 
 if TYPE_CHECKING:
     import numpy
@@ -56,7 +57,8 @@ class IndexedDataset(PerSample):
     ``to_tuple``. ``on_error`` says what becomes of a sample that cannot be read: ``"raise"``, ``"skip"`` (left out of
     iteration and of :meth:`__getitems__`; asked for alone it is an error) or ``"substitute"`` (one behind it in this
     table is given); :meth:`stats` counts them. ``threads`` read the samples of one call, by default one for local
-    shards and 16 for remote ones.
+    shards and 16 for remote ones. ``trust_addresses`` and ``pipes`` as in
+    :class:`~wdscli.loader.webdataset.WebDataset`.
 
     Raises UsageError for shards that can only be streamed.
 
@@ -87,11 +89,16 @@ class IndexedDataset(PerSample):
         transform: Callable[[Any], Any] | None = None,
         on_error: OnError = "raise",
         threads: int | None = None,
+        trust_addresses: bool = False,
+        pipes: bool = True,
     ) -> None:
         self._counts = Counts()
         self._policy = Policy(on_error, self._counts)
         self.pipeline = Pipeline()
-        catalog = Catalog(addresses_of(urls), salvage=on_error != "raise")
+        check_pipe(keys_from or "", pipes=pipes)
+        catalog = Catalog(
+            addresses_of(urls), salvage=on_error != "raise", trust_addresses=trust_addresses, pipes=pipes
+        )
         if not catalog.is_indexed:
             raise UsageError(
                 "an IndexedDataset needs shards that can be read at any place, not streams or compressed ones",

@@ -2,7 +2,7 @@
 
 What it is: :func:`pick`. How: the columns of a shard's table as memory views, whose single numbers cost a third of an
 array's; a small sample is read by one call and cut, the large members of others are read each into its own bytes. The
-sample's first header is compared with the key that the index names. It must not know which samples come next.
+header in front of each payload is compared with what the index says. It must not know which samples come next.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from wdscli.errors import DataError, InputError
 from wdscli.loader.catalog import ShardTable
 from wdscli.loader.fetch import GAP, LARGE, Raw
-from wdscli.loader.pieces import NAME
+from wdscli.loader.headers import BLOCK
 from wdscli.loader.rows import changed
+from wdscli.samples.expected import FRONT_BYTES, are_harmless, is_there, says
 
 if TYPE_CHECKING:
     from wdscli.storage import Source
@@ -25,15 +26,16 @@ class Columns:
 
     __slots__ = (
         "ends",
+        "heads",
         "ids",
         "key_ends",
         "keys",
-        "marks",
         "member_ends",
         "names",
         "offsets",
         "sizes",
         "starts",
+        "suffixes",
         "url",
     )
 
@@ -42,11 +44,12 @@ class Columns:
         self.ends = memoryview(table.ends)
         self.member_ends = memoryview(table.member_ends)
         self.key_ends = memoryview(table.key_ends)
-        self.marks = memoryview(table.marks)
+        self.heads = memoryview(table.heads)
         self.offsets = memoryview(table.offsets)
         self.sizes = memoryview(table.sizes)
         self.ids = memoryview(table.field_ids)
         self.names, self.keys, self.url = table.fields, table.keys, table.address
+        self.suffixes = table.suffixes
 
 
 def pick(table: ShardTable, source: Source, place: int, fields: frozenset[str] | None) -> Raw:
@@ -62,30 +65,41 @@ def pick(table: ShardTable, source: Source, place: int, fields: frozenset[str] |
     members = range(first, member_ends[place])
     raw: Raw = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": columns.url}
     names, ids, offsets, sizes = columns.names, columns.ids, columns.offsets, columns.sizes
+    heads, suffixes = columns.heads, columns.suffixes
     if stop - start > (LARGE if fields is None else GAP):
         stop = _head_end(columns, start, members)
     data = _read(source, start, stop - start)
-    if not data.startswith(key) and len(key) < NAME and not columns.marks[place]:
-        raise changed(table, place)
     for at in members:
-        name = names[ids[at]]
+        number = ids[at]
+        name = names[number]
         if fields is None or name in fields:
-            offset, size = offsets[at], sizes[at]
-            inside = offset + size <= stop
-            raw[name] = (
-                data[offset - start : offset - start + size] if inside else _read(source, offset, size)
-            )
+            head, offset, size = heads[at], offsets[at], sizes[at]
+            near, begin = data, offset - start
+            if offset > stop:
+                # What is large is read into its own bytes, and what leads to it by itself.
+                begin = min(offset - head, FRONT_BYTES)
+                near = _read(source, offset - begin, begin + (size if size < LARGE else 0))
+            if begin + size <= len(near):
+                raw[name] = near[begin : begin + size]
+            else:
+                raw[name] = _read(source, offset, size)
+            whole, lead = key + suffixes[number], offset - head - BLOCK
+            is_told = says(near, begin - BLOCK, whole, size)
+            if lead and is_told:
+                is_told = are_harmless(near[max(0, begin - BLOCK - lead) : begin - BLOCK])
+            if not is_told and not is_there(source, head, offset, whole[:-1], size):
+                raise changed(table, place)
     return raw
 
 
 def _head_end(columns: Columns, start: int, members: range) -> int:
-    """How far a large sample is read at once: the first header, and small members that come first."""
-    end = start + NAME
+    """How far a large sample is read at once: small members that come first, and the header of the one behind them."""
+    end = start + BLOCK
     for at in members:
-        stop = columns.offsets[at] + columns.sizes[at]
-        if stop - start > GAP:
+        end = min(columns.offsets[at], start + GAP)
+        if columns.offsets[at] + columns.sizes[at] - start > GAP:
             break
-        end = stop
+        end = columns.offsets[at] + columns.sizes[at]
     return end
 
 

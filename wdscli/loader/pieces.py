@@ -1,7 +1,7 @@
 """Which reads fetch the wanted members of some samples, where not all of their bytes are wanted at once.
 
-What it is: :func:`pieces_of`. How: large members are read one by one, small ones with their neighbours, and the first
-header of a sample with its first member, all planned on arrays. It must not know how bytes are had.
+What it is: :func:`pieces_of`. How: large payloads are read one by one, small ones with their neighbours, and so are the
+headers in front of all of them, all planned on arrays. It must not know how bytes are had.
 """
 
 from __future__ import annotations
@@ -14,58 +14,41 @@ if TYPE_CHECKING:
 
     I64: TypeAlias = NDArray[numpy.int64]
 
-NAME = 100
-"""Bytes of a header's first field, which are read of the header of a large member."""
-
 
 class Pieces(NamedTuple):
-    """``bases`` and ``lengths`` are reads of small things, each with ``counts`` of them: in ``begins`` to ``ends`` of
-    what was read lies the payload of member ``members``, and from ``heads`` on the first header of sample ``samples``
-    (-1 for none). ``large`` members are read by themselves; their entries among the small ones are headers alone."""
+    """``bases`` and ``lengths`` are reads of whole blocks, each of so many ``members``: of what was read, the payload
+    of a member lies from ``inside`` (and ``begins``, the same) to ``ends``, and what leads to it in front of that. Of
+    the ``large`` members only what leads to them is there; their payloads are read by themselves."""
 
     bases: list[int]
     lengths: list[int]
-    counts: list[int]
     members: list[int]
+    inside: I64
     begins: list[int]
     ends: list[int]
-    heads: list[int]
-    samples: list[int]
     large: list[int]
 
 
-def pieces_of(
-    starts: I64, counts: I64, offsets: I64, sizes: I64, *, gap: int, most: int, large: int
-) -> Pieces:
-    """Samples that begin at ``starts`` have ``counts`` wanted members with payloads of ``sizes`` at ``offsets``. No
-    more than ``gap`` bytes are read for nothing between two members, about ``most`` at once; members of ``large``
-    bytes and more are read alone."""
+def pieces_of(heads: I64, offsets: I64, sizes: I64, *, gap: int, most: int, large: int) -> Pieces:
+    """The wanted members have payloads of ``sizes`` at ``offsets``; what leads to each begins at ``heads``. No more
+    than ``gap`` bytes are read for nothing between two members, about ``most`` at once; payloads of ``large`` bytes and
+    more are read alone."""
     import numpy
 
-    firsts = (numpy.cumsum(counts) - counts)[counts > 0]
-    samples = numpy.flatnonzero(counts > 0)
-    near = offsets[firsts] - starts[samples] <= gap
-    begins, head_of = offsets.copy(), numpy.full(len(offsets), -1)
-    begins[firsts[near]] = starts[samples[near]]
-    head_of[firsts[near]] = samples[near]
     is_large = sizes >= large
-    stops = numpy.where(is_large, begins + NAME, offsets + sizes)
-    kept = numpy.flatnonzero(~is_large | (head_of >= 0))
-    runs = _runs(begins[kept], stops[kept], gap, most)
-    bases = begins[kept][runs]
-    of_run: I64 = numpy.diff(numpy.append(runs, len(kept)))
-    base_of = bases.repeat(of_run)
-    lasts = runs + of_run - 1
-    inside = offsets[kept] - base_of
+    # Whole blocks, so that all headers lie at the beginning of one.
+    stops = numpy.where(is_large, offsets, offsets + (sizes + 511 & -512))
+    runs = _runs(heads, stops, gap, most)
+    bases = heads[runs]
+    of_run: I64 = numpy.diff(numpy.append(runs, len(heads)))
+    inside = offsets - bases.repeat(of_run)
     return Pieces(
         bases.tolist(),
-        (stops[kept][lasts] - bases).tolist(),
+        (stops[runs + of_run - 1] - bases).tolist(),
         of_run.tolist(),
-        kept.tolist(),
+        inside,
         inside.tolist(),
-        (inside + sizes[kept]).tolist(),
-        (begins[kept] - base_of).tolist(),
-        head_of[kept].tolist(),
+        (inside + sizes).tolist(),
         numpy.flatnonzero(is_large).tolist(),
     )
 

@@ -13,24 +13,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError
 from wdscli.loader.catalog import ShardTable
-from wdscli.loader.pieces import NAME, Pieces, pieces_of
+from wdscli.loader.headers import BLOCK, Names, all_harmless, all_say, blocks_of
+from wdscli.loader.pieces import Pieces, pieces_of
+from wdscli.samples.expected import FRONT_BYTES, are_harmless, is_there, says
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
+    from wdscli.storage import Source
+
     I64: TypeAlias = NDArray[numpy.int64]
 
 
 class Runs(NamedTuple):
-    """Reads of several samples: ``bases`` and ``lengths`` of each, and how many ``samples`` and ``members`` it has;
-    ``starts`` of samples, ``begins`` and ``ends`` of payloads in what is read."""
+    """Reads of several samples: ``bases`` and ``lengths`` of each, how many ``members`` it has, and where in what is
+    read payloads begin (``inside``, ``begins``) and end."""
 
     bases: list[int]
     lengths: list[int]
-    samples: list[int]
-    starts: list[int]
     members: list[int]
+    inside: I64
     begins: list[int]
     ends: list[int]
 
@@ -54,15 +57,13 @@ class Rows:
             wanted = numpy.array([name in fields for name in table.fields], dtype=bool)[ids]
             of_sample = numpy.repeat(numpy.arange(len(places)), counts)[wanted]
             counts = numpy.bincount(of_sample, minlength=len(places))
-            ids, offsets, sizes = ids[wanted], offsets[wanted], sizes[wanted]
+            ids, offsets, sizes, rows = ids[wanted], offsets[wanted], sizes[wanted], rows[wanted]
             self._same = _same_fields(ids, counts)
         self.all_wanted = fields is None
         self.widest = int(sizes.max()) if len(sizes) else 0
-        self._starts: I64 = table.starts[places]
         self._ids, self._offsets, self._sizes, self._counts = ids, offsets, sizes, counts
-        self.keys = _keys(table, places)
-        marks = table.marks[places]
-        self._marks: list[int] | None = marks.tolist() if marks.any() else None
+        self._heads: I64 = offsets - BLOCK if table.is_plain else table.heads[rows]
+        self.keys, self._width = _keys(table, places)
 
     @property
     def size_bytes(self) -> int:
@@ -96,7 +97,7 @@ class Rows:
         at the most."""
         import numpy
 
-        starts, ends = self._starts, self.table.ends[self._places]
+        starts, ends = self.table.starts[self._places], self.table.ends[self._places]
         apart = starts[1:] - ends[:-1] > gap
         if int(ends[-1] - starts[0]) > most:
             blocks = (starts - starts[0]) // most
@@ -115,36 +116,68 @@ class Rows:
         return Runs(
             bases.tolist(),
             (ends[lasts] - bases).tolist(),
-            samples.tolist(),
-            (starts - bases.repeat(samples)).tolist(),
             members.tolist(),
+            begins,
             begins.tolist(),
             (begins + self._sizes).tolist(),
         )
 
-    def check(self, runs: Runs, found: list[bytes]) -> None:
-        """Raise DataError unless all samples begin with a header of their key, in what was read of ``runs``."""
-        each = chain.from_iterable(map(repeat, found, runs.samples))
-        if not all(map(bytes.startswith, each, self.keys, runs.starts)):
-            each = chain.from_iterable(map(repeat, found, runs.samples))
-            for at, (data, start) in enumerate(zip(each, runs.starts)):
-                self.check_one(data, start, at)
-
-    def check_one(self, data: bytes, start: int, at: int) -> None:
-        """Raise DataError unless sample ``at`` begins with a header of its key at ``start`` of ``data``."""
-        if not data.startswith(self.keys[at], start) and self._is_told(at):
-            raise changed(self.table, int(self._places[at]))
-
     def pieces(self, *, gap: int, most: int, large: int) -> Pieces:
         """How members are read, see :func:`~wdscli.loader.pieces.pieces_of`."""
-        return pieces_of(
-            self._starts, self._counts, self._offsets, self._sizes, gap=gap, most=most, large=large
-        )
+        import numpy
 
-    def _is_told(self, at: int) -> bool:
-        """Whether the first header of a sample must begin with its key."""
-        # A longer key is told elsewhere.
-        return len(self.keys[at]) < NAME and not (self._marks and self._marks[at])
+        # What lies far in front of a header is a member of no sample; it is looked at where the header says too little.
+        heads = numpy.maximum(self._heads, self._offsets - FRONT_BYTES)
+        return pieces_of(heads, self._offsets, self._sizes, gap=gap, most=most, large=large)
+
+    def check(
+        self, source: Source, found: list[bytes], members: list[int], inside: I64, begins: list[int]
+    ) -> None:
+        """Raise DataError unless the header in front of every payload says what the table says. ``found`` is what was
+        read, with so many ``members`` each, whose payloads begin at ``inside`` (and ``begins``, the same)."""
+        if not begins:
+            return
+        blocks = blocks_of(found, members, inside, begins)
+        if not (
+            all_say(blocks, self._names_of_members, self._sizes) and self._are_led_in(found, members, begins)
+        ):
+            self._check_each(source, found, members, begins)
+
+    @cached_property
+    def _names_of_members(self) -> Names:
+        suffixes, count = self.table.suffixes, self._same
+        if count:
+            return Names(
+                self.keys, self._width, [suffixes[number] for number in self._ids[:count].tolist()], None
+            )
+        return Names(self.keys, 0, list(map(suffixes.__getitem__, self._ids.tolist())), self._counts)
+
+    def _are_led_in(self, found: list[bytes], members: list[int], begins: list[int]) -> bool:
+        """Whether nothing in front of the headers says otherwise, as far as a quick look tells."""
+        return self.table.is_plain or all_harmless(self._fronts(found, members, begins))
+
+    def _fronts(self, found: list[bytes], members: list[int], begins: list[int]) -> list[bytes]:
+        """What was read in front of each header."""
+        lengths = (self._offsets - self._heads - BLOCK).tolist()
+        each = chain.from_iterable(map(repeat, found, members))
+        return [
+            data[max(0, begin - BLOCK - length) : begin - BLOCK]
+            for data, begin, length in zip(each, begins, lengths)
+        ]
+
+    def _check_each(self, source: Source, found: list[bytes], members: list[int], begins: list[int]) -> None:
+        """:meth:`check`, one by one, and exactly."""
+        fronts = self._fronts(found, members, begins)
+        each = chain.from_iterable(map(repeat, found, members))
+        samples = chain.from_iterable(map(repeat, range(len(self)), self._counts.tolist()))
+        suffixes = map(self.table.suffixes.__getitem__, self._ids.tolist())
+        facts = zip(samples, suffixes, self._heads.tolist(), self.offsets, self.sizes)
+        for data, begin, front, (at, suffix, head, offset, size) in zip(each, begins, fronts, facts):
+            name = self.keys[at] + suffix
+            if says(data, begin - BLOCK, name, size) and are_harmless(front):
+                continue
+            if not is_there(source, head, offset, name[:-1], size):
+                raise changed(self.table, int(self._places[at]))
 
     def samples(self, payloads: list[bytes]) -> list[dict[str, Any]]:
         """The samples with their payloads."""
@@ -189,15 +222,18 @@ def _members(table: ShardTable, places: I64) -> tuple[I64, I64]:
     return counts, numpy.repeat(firsts - begins, counts) + numpy.arange(int(counts.sum()))
 
 
-def _keys(table: ShardTable, places: I64) -> list[bytes]:
-    ends = table.key_ends[places].tolist()
-    begins = table.key_ends[places - 1].tolist()
+def _keys(table: ShardTable, places: I64) -> tuple[list[bytes], int]:
+    """(the keys of some samples, how long each is: 0 when they are not of one length)."""
+    ends = table.key_ends[places]
+    begins = table.key_ends[places - 1]
     at = 0
     while at < len(begins) and places[at] == 0:
         begins[at] = 0
         at += 1
+    lengths = ends - begins
+    width = int(lengths[0]) if (lengths == lengths[0]).all() else 0
     keys = table.keys
-    return [keys[begin:end] for begin, end in zip(begins, ends)]
+    return [keys[begin:end] for begin, end in zip(begins.tolist(), ends.tolist())], width
 
 
 def _same_fields(ids: I64, counts: I64) -> int:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import Any
 
+from wdscli.shown import shown
+
 
 class Counts:
     """Numbers of samples by (shard, reason).
@@ -26,7 +28,8 @@ class Counts:
         self._lock = Lock()
 
     def add(self, shard: str, reason: str, number: int = 1) -> None:
-        """``number`` more of ``shard``, empty when it is not known, for ``reason``."""
+        """``number`` more of ``shard`` (its address, as it is shown), empty when it is not known, for ``reason``."""
+        shard = shown(shard)
         with self._lock:
             self._numbers[shard, reason] = self._numbers.get((shard, reason), 0) + number
 

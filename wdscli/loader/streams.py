@@ -36,6 +36,7 @@ from wdscli.loader.share import Batches, Tail
 from wdscli.loader.source import EpochReader
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
+from wdscli.shown import shown
 from wdscli.storage import open_source
 
 if TYPE_CHECKING:
@@ -294,6 +295,6 @@ def _note_mixed(addresses: Sequence[str]) -> None:
     streams = [address for address in addresses if only_streams(address)]
     if 0 < len(streams) < len(addresses):
         warnings.warn(
-            f"{streams[0]} can only be streamed, and so the whole set of {len(addresses)} shards is streamed",
+            f"{shown(streams[0])} can only be streamed, and so the whole set of {len(addresses)} shards is streamed",
             stacklevel=2,
         )

@@ -26,6 +26,7 @@ from wdscli.loader.share import Tail
 from wdscli.loader.source import IndexedSource, PositionSource
 from wdscli.loader.splitters import check_splitter, single_node_only, split_by_worker
 from wdscli.loader.urls import Urls, addresses_of
+from wdscli.storage.trust import check_pipe
 
 Self = TypeVar("Self", bound="WebDataset")
 Splitter: TypeAlias = Callable[..., Any]
@@ -47,7 +48,8 @@ class WebDataset(PositionDataset):
     ``batch_size`` is for who does without :meth:`batched`: as in ``DataLoader(data, batch_size=64)``, whose batches are
     then the same for any number of workers; else every sample comes once, in batches that depend on it.
     ``select_files`` and ``rename_files`` are functions of members' names. ``empty_check`` makes a set without samples
-    an error when it is iterated.
+    an error when it is iterated. Manifests, and lists that are fetched, may name what lies beside and below them and on
+    their own host; with ``trust_addresses`` anything but commands. ``pipes=False`` refuses ``pipe:`` everywhere.
 
     When some shard can only be streamed (``pipe:``, ``-``, compressed, a web server without ranges, a named pipe), all
     are, see :mod:`wdscli.loader.streams`: ranks and workers share shards, ``shuffle`` is a buffer, and a state is of as
@@ -95,6 +97,8 @@ class WebDataset(PositionDataset):
         select_files: Callable[[str], bool] | None = None,
         rename_files: Callable[[str], str] | None = None,
         empty_check: bool = True,
+        trust_addresses: bool = False,
+        pipes: bool = True,
         cache_dir: str | None = None,
         cache_size: int = -1,
         url_to_name: Callable[[str], str] | None = None,
@@ -104,7 +108,13 @@ class WebDataset(PositionDataset):
         _refuse_cache(cache_dir)
         check_splitter("nodesplitter", nodesplitter)
         check_splitter("workersplitter", workersplitter)
-        catalog = Catalog(addresses_of(urls), salvage=on_error != "raise" or handler is not reraise_exception)
+        check_pipe(keys_from or "", pipes=pipes)
+        catalog = Catalog(
+            addresses_of(urls),
+            salvage=on_error != "raise" or handler is not reraise_exception,
+            trust_addresses=trust_addresses,
+            pipes=pipes,
+        )
         catalog.spelled = select_files is not None or rename_files is not None
         if where is not None or keys is not None or keys_from is not None:
             from wdscli.loader.filters import filtered

@@ -30,7 +30,7 @@ from wdscli.loader.writing_tar import (
 )
 from wdscli.model import ShardInfo
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.shards.output import OutputSet, ShardSettings, after_hook
 from wdscli.tar import END_OF_ARCHIVE
 
 __all__ = ["ShardWriter", "TarWriter"]
@@ -112,7 +112,7 @@ class ShardWriter:
             raise UsageError(f"no such option: {', '.join(chosen)}", hint="those of TarWriter") from None
         if self._whole:
             with says_how_to_replace():
-                output.begin()
+                output.claim()
         return output
 
     def write(self, obj: Mapping[str, Any]) -> None:
@@ -146,7 +146,8 @@ class ShardWriter:
         target: Any = self.fname
         if self.opener is not None:
             target = self._stream = self.opener(self.fname)
-        self._writer = TarWriter(target, encoder=False, **self._options)
+        ticket = None if self._output is None else self._output.settings.ticket
+        self._writer = TarWriter(target, encoder=False, ticket=ticket, **self._options)
         self.shard += 1
         self.count = self.size = 0
 
@@ -163,12 +164,15 @@ class ShardWriter:
         if self._writer is None:
             return
         writer, self._writer = self._writer, None
-        writer.close()
-        if writer.info is not None:
-            self._done.append(writer.info)
+        with writer:
+            if self._output is not None:
+                self._output.check_claim(self.fname or "")
+        info = writer.info
         self._close_stream()
         if self.post is not None:
             self.post(self.fname or "")
+        if info is not None:
+            self._done.append(info if self.post is None else after_hook(info, self.fname or ""))
 
     def _close_stream(self) -> None:
         if self._stream is not None:
@@ -186,7 +190,10 @@ class ShardWriter:
         self._closed = True
         if self._output is not None and self._whole:
             limits = {"max_count": self.maxcount, "max_size": self.maxsize}
-            self.manifest = self._output.finish(self._done, operation="write", options=limits)
+            try:
+                self.manifest = self._output.finish(self._done, operation="write", options=limits)
+            finally:
+                self._output.release()
 
     def discard(self) -> None:
         """Drop the shard that is open; those that are whole stay, without a manifest."""
@@ -195,6 +202,8 @@ class ShardWriter:
             self._writer.discard()
             self._writer = None
         self._close_stream()
+        if self._output is not None:
+            self._output.release()
 
     def __enter__(self) -> ShardWriter:
         return self

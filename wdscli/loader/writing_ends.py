@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from wdscli.codecs.encode import GZIP_HEADER
 from wdscli.errors import OutputError, UsageError
-from wdscli.loader.encode import GZIP_HEADER
 from wdscli.shards.shardfile import Payload
 from wdscli.storage import is_stream, open_sink
 from wdscli.tar import Form

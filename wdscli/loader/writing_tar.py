@@ -1,7 +1,7 @@
 """webdataset's writer of one archive, of samples that are dicts.
 
 What it is: :class:`TarWriter`, with webdataset's arguments and defaults. How: a sample is encoded
-(:mod:`~wdscli.loader.encode`), its fields sorted by name, its names checked, and written in the canonical form by
+(:mod:`~wdscli.codecs.encode`), its fields sorted by name, its names checked, and written in the canonical form by
 :class:`~wdscli.shards.shardfile.ShardFile`, which hashes and indexes on the way. It must not know of sets.
 """
 
@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Any
 
+from wdscli.codecs.encode import Encode, make_encoder
 from wdscli.errors import DataError, OutputExistsError, UsageError
-from wdscli.loader.encode import Encode, make_encoder
 from wdscli.loader.writing_ends import StreamEnd, packing
 from wdscli.model import ShardInfo, to_bytes
 from wdscli.samples import check_name
+from wdscli.shards.claims import Ticket
 from wdscli.shards.forms import make_form
 from wdscli.shards.output import ShardSettings
 from wdscli.shards.shardfile import Payload, ShardFile
@@ -132,7 +133,7 @@ class TarWriter:
     ``"xz"``, False; None goes by the address (``.tar.gz``). ``mtime`` is in seconds; None is SOURCE_DATE_EPOCH, else 0.
     ``keep_meta`` writes fields ``_like_this`` too. ``user``, ``group``, ``mode`` and ``format`` are taken and not
     written. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli; only plain archives under an
-    address have an index.
+    address have an index. ``ticket`` is given by :class:`~wdscli.loader.writing.ShardWriter`.
 
     Use it as a context manager, or call :meth:`close`. Raises UsageError for samples that cannot be written (the writer
     can go on), DataError for a key that was there, OutputError, OutputExistsError.
@@ -160,6 +161,7 @@ class TarWriter:
         checksum: str = "xxh3_128",
         force: bool = False,
         fsync: bool = False,
+        ticket: Ticket | None = None,
     ) -> None:
         tell_ignored(user=user, group=group, mode=mode, format=format)
         self._encoder = SampleEncoder(encoder, keep_meta)
@@ -171,7 +173,7 @@ class TarWriter:
         self._end: ShardFile | StreamEnd
         with says_how_to_replace():
             if isinstance(target, str) and kind is None:
-                settings = ShardSettings(form, checksum, index, force, fsync)
+                settings = ShardSettings(form, checksum, index, force, fsync, ticket=ticket)
                 self._end = settings.open(target)
             else:
                 self._end = StreamEnd(target, kind, form, force=force, fsync=fsync)

@@ -13,15 +13,19 @@ It must not know how rows are laid out or printed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from wdscli.errors import DataError, UsageError
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError
+from wdscli.selection.reading import Payloads
 from wdscli.storage import Source, is_local, open_source
 from wdscli.tar import Columns, Window, padded, scan
+
+if TYPE_CHECKING:
+    from wdscli.shards.inputs import Missing
 
 _Item = TypeVar("_Item")
 
@@ -57,7 +61,7 @@ class LsReport(NamedTuple):
     """What was read: ``samples`` were selected and ``dropped`` left out, by reason (these two stay empty
     where members were listed without a selection); ``ignored`` are members that are part of no sample, by
     reason; ``broken`` the errors that were skipped, ``remarks`` what the user should hear of the
-    selection."""
+    selection, ``missing`` the shards that are not there although a manifest beside the others lists them."""
 
     shards: int
     samples: int
@@ -65,19 +69,21 @@ class LsReport(NamedTuple):
     ignored: dict[str, int]
     broken: list[DataError]
     remarks: list[str]
+    missing: tuple[Missing, ...] = ()
 
 
 def ls(
     addresses: Sequence[str],
     *,
     selection: Selection = Selection(),  # noqa: B008  (immutable)
+    trust_addresses: bool = False,
     on_error: OnError = "stop",
     progress: Progress = QUIET,
 ) -> Listing:
     """The listing of the shards at ``addresses`` (as :func:`wdscli.shards.open_set` takes them); nothing is
     read before it is iterated. With ``on_error="skip"`` what can be told to be whole in a broken shard is
     listed, and samples beside damage are counted as ``damaged``; else the DataError comes after what is
-    before it. Raises UsageError, InputError, DataError.
+    before it. Shards that are missing are in the report. Raises UsageError, InputError, DataError.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -86,12 +92,17 @@ def ls(
     >>> [page.batch.keys for page in ls([str(folder)]).samples()]
     [[b'cat1']]
     """
-    from wdscli.shards.inputs import open_set
+    from wdscli.shards.inputs import known_samples, missing_shards, open_set, whole_set
 
-    shards = open_set(addresses).addresses
-    if selection.reads_stdin and "-" in shards:
+    trust = {"trust_addresses": trust_addresses}
+    shards = whole_set(addresses, on_error, **trust) if on_error == "skip" else open_set(addresses, **trust)
+    if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-    return Listing(shards, selection, on_error, progress)
+    listing = Listing(shards.addresses, selection, on_error, progress)
+    listing.missing = shards.missing or tuple(missing_shards(shards))
+    if on_error == "skip":
+        listing.known = known_samples(shards)
+    return listing
 
 
 class Listing:
@@ -103,6 +114,9 @@ class Listing:
     ) -> None:
         self.addresses = addresses
         self.selection = selection
+        self.missing: tuple[Missing, ...] = ()
+        self.known: dict[str, int] = {}
+        """The samples of shards, as manifests tell them."""
         self._on_error = on_error
         self._progress = progress
         self._state = selection.new_state(on_error)
@@ -146,13 +160,17 @@ class Listing:
     def report(self) -> LsReport:
         """What came of it."""
         state = self._state
+        from wdscli.shards.inputs import missing_samples
+
+        lost = missing_samples(self.missing) if self._on_error == "skip" else {}
         return LsReport(
             self._read,
             state.kept,
-            dict(sorted({**state.dropped, **self._damaged}.items())),
+            dict(sorted({**state.dropped, **self._damaged, **lost}.items())),
             dict(self._ignored.counts),
             self._broken,
-            self.selection.remarks(state),
+            [*self.selection.remarks(state), *(one.text for one in self.selection.absences(state))],
+            self.missing,
         )
 
     def _sources(self) -> Iterator[Source]:
@@ -168,13 +186,17 @@ class Listing:
         self._progress.finish()
 
     def _pages(self, source: Source) -> Iterator[Page]:
+        salvages = self._salvages(source)
+        batches = self._sound(source) if salvages else self._indexed(source)
+        by_index = batches is not None and not salvages
         found = iter_selected(
             source,
             self.selection,
             self._state,
             lenient=True,
             ignored=self._ignored,
-            batches=self._sound(source) if self._salvages(source) else self._indexed(source),
+            batches=batches,
+            payloads=Payloads(source, self.selection.payload_fields, by_index=by_index),
         )
         for batch, rows in self._guarded(found):
             yield _project(source.name, batch, rows, self.selection)
@@ -186,7 +208,8 @@ class Listing:
     def _sound(self, source: Source) -> Iterable[SampleBatch]:
         from wdscli.samples.salvage import salvaged_batches
 
-        return salvaged_batches(source, self._tell, self._damaged, ignored=self._ignored)
+        known = self.known.get(source.name, -1)
+        return salvaged_batches(source, self._tell, self._damaged, ignored=self._ignored, known=known)
 
     def _windows(self, source: Source) -> Iterable[Window]:
         if self._on_error == "stop":

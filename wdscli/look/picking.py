@@ -13,18 +13,20 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
-from wdscli.errors import DataError, OutputError, UsageError
+from wdscli.errors import DataError, OutputError, UsageError, WdsError
 from wdscli.model import to_text
+from wdscli.plan.absent import check_empty, check_named
 from wdscli.plan.ranges import PIECE, pieces_of
 from wdscli.plan.scratch import Input, Scratch, spool
-from wdscli.plan.unsafe import check_keys, keep_safe
+from wdscli.plan.unsafe import check_names, keep_safe
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Grouper, Ignored, SampleBatch
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState, iter_selected
 from wdscli.selection.choice import OnError
+from wdscli.selection.named import Absence
 from wdscli.selection.reading import MAX_LOOKED_INTO
-from wdscli.shards.inputs import open_set
+from wdscli.shards.inputs import known_samples, missing_samples, say_missing, whole_set
 from wdscli.storage import Source, open_source
 from wdscli.storage.local import write_all
 from wdscli.tar import CANONICAL, Form, Window, padded, scan
@@ -56,7 +58,9 @@ class Picker:
 
     ``dropped`` counts samples left out, by reason; ``ignored`` members of no sample; ``troubles`` are the errors that
     ``on_error="skip"`` passed over. With ``writes_names`` an unsafe name is an error. With ``copies_streams`` an input
-    that can be read only once is copied to a scratch folder first, so that every page's source is seekable.
+    that can be read only once is copied to a scratch folder first, so that every page's source is seekable. With
+    ``counts_later`` the caller leaves samples out, and counts what is left against ``limit``: it calls :meth:`stop`
+    when that is reached.
     """
 
     def __init__(
@@ -67,23 +71,34 @@ class Picker:
         on_error: OnError = "stop",
         form: Form = CANONICAL,
         writes_names: bool = True,
+        trust_addresses: bool = False,
         copies_streams: bool = False,
+        allow_empty: bool = False,
+        counts_later: bool = False,
         progress: Progress = QUIET,
     ) -> None:
-        self.set = open_set(inputs)
+        self.set = whole_set(inputs, on_error, trust_addresses=trust_addresses)
+        if self.set.missing:
+            progress.warn(say_missing(self.set.missing))
         if selection.reads_stdin and "-" in self.set.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-        self.selection = selection
-        self.state: SelectionState = selection.new_state(on_error)
+        self.limit = selection.limit if counts_later else None
+        self.selection = selection._replace(limit=None) if counts_later else selection
+        self.state: SelectionState = self.selection.new_state(on_error)
+        self._asked = selection
+        if self.limit == 0:
+            self.stop()
         self.troubles: list[DataError] = []
         self.bytes_in = 0
         self._on_error = on_error
         self._writes_names = writes_names
         self._copies_streams = copies_streams
+        self.allow_empty = allow_empty
         self._form = form
         self._progress = progress
         self._ignored = Ignored()
-        self._damaged: dict[str, int] = {}
+        self._damaged: dict[str, int] = missing_samples(self.set.missing)
+        self._known = known_samples(self.set) if on_error == "skip" else {}
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -94,25 +109,45 @@ class Picker:
         return dict(sorted(total.items()))
 
     @property
+    def skips(self) -> bool:
+        """Whether samples that are no good are left out and counted."""
+        return self._on_error == "skip"
+
+    @property
     def ignored(self) -> dict[str, int]:
         """Members of no sample, by reason."""
         return dict(sorted(self._ignored.counts.items()))
+
+    def stop(self) -> None:
+        """Read no more: the limit is reached."""
+        self.state.done = True
 
     def drop(self, reason: str, count: int = 1) -> None:
         """Count samples that the caller leaves out."""
         self._damaged[reason] = self._damaged.get(reason, 0) + count
 
     def pages(self) -> Iterator[Page]:
-        """The selected samples of all inputs, in order. Raises InputError, DataError."""
+        """The selected samples of all inputs, in order. Raises InputError, DataError; at the end also for names that no
+        sample has."""
         for address in self.set.addresses:
             if self.state.done:
                 break
             with open_source(address) as source:
                 yield from self._pages(source)
+                source.confirm()
                 self.bytes_in += source.size or 0
             self._progress.advance(1)
         for remark in self.selection.remarks(self.state):
             self._progress.warn(remark)
+        self.check_names(self.selection.absences(self.state))
+
+    def check_names(self, absences: Sequence[Absence]) -> None:
+        """Raise DataError for names that no sample has."""
+        check_named(absences, allow=self.allow_empty, progress=self._progress)
+
+    def check_empty(self, samples: int) -> None:
+        """Raise DataError when none of the samples that were read is left."""
+        check_empty(samples, self._asked, self._on_error, self.dropped, allow=self.allow_empty)
 
     def _pages(self, source: Source) -> Iterator[Page]:
         if source.seekable:
@@ -130,7 +165,12 @@ class Picker:
         batches = None
         if self._on_error == "skip":
             sound = salvaged_batches(
-                source, self._trouble, self._damaged, form=self._form, ignored=self._ignored
+                source,
+                self._trouble,
+                self._damaged,
+                form=self._form,
+                ignored=self._ignored,
+                known=self._known.get(source.name, -1),
             )
             batches = self._safe(sound)
         found = iter_selected(
@@ -142,7 +182,7 @@ class Picker:
 
     def _check(self, batch: SampleBatch, source: Source) -> None:
         if self._writes_names:
-            check_keys(batch, source.name)
+            check_names(batch, source.name)
 
     def _safe(self, batches: Iterator[SampleBatch]) -> Iterator[SampleBatch]:
         return keep_safe(batches, self._damaged) if self._writes_names else batches
@@ -173,6 +213,7 @@ class Picker:
                 form=self._form,
                 ignored=self._ignored,
                 see=held.see,
+                known=self._known.get(source.name, -1),
             )
             yield from self._safe(sound)
             return
@@ -247,6 +288,8 @@ class _Held:
             for piece in pieces:
                 write_all(self._file.fileno(), piece)
                 self._end += len(piece)
+        except WdsError:
+            raise
         except OSError as error:
             raise OutputError(
                 f"cannot write a scratch file: {error.strerror}", hint="set TMPDIR to a folder with room"

@@ -21,6 +21,7 @@ from wdscli.plan.orders import Arranged, ShuffledOrder
 from wdscli.plan.survey import PayloadOf
 from wdscli.plan.values import Pool
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Named
 
 if TYPE_CHECKING:
     import numpy
@@ -69,6 +70,10 @@ class ClassOf(NamedTuple):
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset([self.field])
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return ()
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf

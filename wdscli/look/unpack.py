@@ -12,14 +12,17 @@ from __future__ import annotations
 import errno
 import os
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from wdscli.errors import DataError, OutputError, OutputExistsError
+from wdscli.codecs.limits import MAX_DECODED_BYTES
+from wdscli.codecs.parts import extension
+from wdscli.errors import DataError, OutputError, OutputExistsError, WdsError
 from wdscli.look.picking import Page, Picker
 from wdscli.model import to_bytes, to_text
 from wdscli.samples.keyset import KeySet
+from wdscli.selection.named import Named, Sightings, listed
 
 TEXT_FIELDS = frozenset(
     {
@@ -86,26 +89,42 @@ def _way_to(page: Page, member: int) -> Callable[[], Iterator[bytes]]:
 
 
 def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[bytes]:
-    """The payloads of one field, one after the other with nothing between. Samples without it are counted in the
-    picker's ``dropped`` as ``no-such-field``. With ``key``, that sample's alone; DataError when no sample has it."""
+    """The payloads of one field, one after the other with nothing between, as many as the picker's limit. Samples
+    without it are counted in the picker's ``dropped`` as ``no-such-field``; DataError when no sample has it. With
+    ``key``, that sample's alone; DataError when there is none."""
     wanted = None if key is None else to_bytes(key)
     name = to_bytes(field)
-    found = False
+    sightings, given = Sightings(), 0
     for sample in picked(picker):
-        if wanted is not None and sample.key != wanted:
+        if given == picker.limit:
             continue
-        found = True
+        if wanted is not None and sample.key != wanted:
+            sightings.see_keys([sample.key], [wanted])
+            continue
         parts = [part for part in sample.parts if part.field == name]
         if not parts:
             if wanted is not None:
                 raise _no_such_field(sample, field)
             picker.drop("no-such-field")
+            sightings.fields.update(part.field for part in sample.parts)
         for part in parts:
+            given += 1
             yield from part.pieces()
+        if given == picker.limit:
+            picker.stop()
         if wanted is not None:
             return
-    if wanted is not None and not found:
-        raise DataError(f'no sample has the key "{key}"', code="no-such-key", hint="`wds ls` lists the keys")
+    if wanted is not None:
+        raise _no_such_key(key or "", sightings.near_keys(wanted))
+    if not given and sightings.fields:
+        named = Named(field, " for --field", (field,), needed=not picker.state.done)
+        picker.check_names(sightings.absent([named]))
+    picker.check_empty(given)
+
+
+def _no_such_key(key: str, close: Sequence[str]) -> DataError:
+    hint = f"did you mean {listed(close, ' or ')}?" if close else "`wds ls` lists the keys"
+    return DataError(f'no sample has the key "{key}"', code="no-such-key", hint=hint)
 
 
 def _no_such_field(sample: Picked, field: str) -> DataError:
@@ -119,28 +138,63 @@ def _no_such_field(sample: Picked, field: str) -> DataError:
     )
 
 
-def json_lines(picker: Picker, *, base64: bool = False) -> Iterator[bytes]:
+def json_lines(
+    picker: Picker, *, base64: bool = False, max_decoded: int = MAX_DECODED_BYTES
+) -> Iterator[bytes]:
     """One JSON object a sample: ``key``, ``shard``, ``index`` and ``fields``. A ``json`` field stands as it is, text as
     text, anything else as ``{"bytes": N}`` or, with ``base64``, ``{"base64": "..."}``. Text that is not UTF-8 and JSON
-    that does not parse are treated as anything else."""
+    that does not parse are treated as anything else.
+
+    A line is made in memory: raises DataError ``undecodable`` for a sample whose payloads in it have more than
+    ``max_decoded`` bytes together.
+    """
     from json import dumps
 
+    lines = 0
     for sample in picked(picker):
+        error = _too_large(sample, base64, max_decoded)
+        if error is not None:
+            if not picker.skips:
+                raise error
+            picker.drop("undecodable")
+            continue
+        lines += 1
         head = dumps({"key": to_text(sample.key), "shard": sample.shard, "index": sample.place})
         fields = ", ".join(
             f"{dumps(to_text(part.field))}: {_json_value(part, base64)}" for part in sample.parts
         )
         yield f'{head[:-1]}, "fields": {{{fields}}}}}\n'.encode()
+    picker.check_empty(lines)
+
+
+def _too_large(sample: Picked, base64: bool, max_decoded: int) -> DataError | None:
+    """The error of a sample of which more would be held at a time, before any of it is read."""
+    total = 0
+    for part in sample.parts:
+        last = extension(to_text(part.field))
+        if base64 or last == "json" or last in TEXT_FIELDS:
+            total += part.size
+            if total > max_decoded:
+                return DataError(
+                    f"a line of JSON with {total} bytes of payloads, more than {max_decoded}",
+                    code="undecodable",
+                    shard=sample.shard,
+                    offset=sample.start,
+                    member=to_text(sample.key + b"." + part.field),
+                    hint="--max-decoded SIZE allows more; --drop FIELD leaves the field out",
+                )
+    return None
 
 
 def _json_value(part: Part, base64: bool) -> str:
     from json import dumps, loads
 
-    last = to_text(part.field).rpartition(".")[2].lower()
+    last = extension(to_text(part.field))
     if last != "json" and last not in TEXT_FIELDS:
         return _opaque(part, base64)
+    payload = part.whole()
     try:
-        text = part.whole().decode("utf-8")
+        text = payload.decode("utf-8")
         if last != "json":
             return dumps(text, ensure_ascii=False)
         loads(text, parse_constant=_refuse)
@@ -179,7 +233,8 @@ def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
     seen = KeySet()
     samples = files = size = 0
     for sample in picked(picker):
-        if seen.add([sample.key]):
+        # Two keys can name one file: a//b and a/./b are a/b.
+        if seen.add([os.path.normpath(sample.key)]):
             raise DataError(
                 f'key "{to_text(sample.key)}" a second time: its files would replace each other',
                 code="duplicate-key",
@@ -192,6 +247,7 @@ def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
             writer.write(sample.key + b"." + part.field, part)
             files += 1
             size += part.size
+    picker.check_empty(samples)
     return Unpacked(samples, files, size)
 
 
@@ -212,6 +268,8 @@ class _Folder:
             if parent not in self._made:
                 self._prepare(parent)
             self._write(path, part)
+        except WdsError:
+            raise
         except OSError as error:
             raise self._error(path, error) from error
 

@@ -78,6 +78,9 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
         on_error=request.on_error,
         form=request.settings.form,
         copies_streams=request.preserve,
+        allow_empty=request.allow_empty,
+        counts_later=request.on_duplicate == "skip",
+        trust_addresses=request.trust_addresses,
         progress=progress,
     )
     output = OutputSet(request.output, request.settings)
@@ -88,26 +91,45 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     keys = _Keys(request.on_duplicate, request.rekey, picker)
     if dry_run:
         return _measure(picker, keys, request)
-    output.begin(picker.set.addresses)
-    with request.settings.open(output.address(0)) as shard:
-        copier = _Copier(request, shard)
-        for page in picker.pages():
-            copier.copy(page, keys.resolve(page))
-        info = shard.commit()
-    progress.finish()
-    manifest = output.finish(
-        [info], operation="cat", options=shaping_options(request), inputs=[fingerprint_of(picker.set)]
-    )
+    with output.claimed(picker.set.addresses):
+        with output.settings.open(output.address(0)) as shard:
+            copier, written = _Copier(request, shard), 0
+            for page, chosen in _chosen(picker, keys):
+                copier.copy(page, chosen)
+                written += len(chosen)
+            picker.check_empty(written)
+            info = shard.commit()
+        progress.finish()
+        manifest = output.finish(
+            [info], operation="cat", options=shaping_options(request), inputs=[fingerprint_of(picker.set)]
+        )
     return CatReport(
         info.samples, info.members, picker.bytes_in, info.size_bytes, picker.dropped, picker.ignored, manifest
     )
 
 
+def _chosen(picker: Picker, keys: _Keys) -> Iterator[tuple[Page, list[tuple[int, bytes]]]]:
+    """The samples to write, up to the limit: the rows of each page and their keys."""
+    left = picker.limit
+    for page in picker.pages():
+        if left is None:
+            yield page, keys.resolve(page)
+            continue
+        rows = page.rows
+        while rows and left:
+            some = page._replace(rows=rows[:left])
+            chosen = keys.resolve(some)
+            rows, left = rows[len(some.rows) :], left - len(chosen)
+            yield some, chosen
+        if not left:
+            picker.stop()
+
+
 def _measure(picker: Picker, keys: _Keys, request: Request) -> CatReport:
     """What a dry run would write. Headers alone decide, but where ``--where`` looks into payloads."""
     samples = members = size = 0
-    for page in picker.pages():
-        for row, key in keys.resolve(page):
+    for page, chosen in _chosen(picker, keys):
+        for row, key in chosen:
             sizes = out_sizes(page.batch, row, picker.selection, page.source.name, key)
             samples += 1
             members += len(sizes)
@@ -115,6 +137,7 @@ def _measure(picker: Picker, keys: _Keys, request: Request) -> CatReport:
                 size += kept_length(_kept(page, row, request.selection, {}))
             else:
                 size += out_length(sizes, request.settings.form)
+    picker.check_empty(samples)
     return CatReport(
         samples, members, picker.bytes_in, size + END_BYTES, picker.dropped, picker.ignored, None
     )

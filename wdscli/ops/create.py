@@ -34,7 +34,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.shards.forms import make_form
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet, ShardSettings
-from wdscli.storage import is_local
+from wdscli.storage import addresses_of, is_local
 
 _WORTH_BYTES = 400_000_000
 _MEMBER_BYTES = 13_000
@@ -46,12 +46,13 @@ class CreateOptions:
     """How shards are made of files; each is the option of the same name of ``wds create``.
 
     ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post`).
+    ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.trust`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
     table where one is given, else ``path``. ``mtime`` None is SOURCE_DATE_EPOCH or 0. ``jobs`` None is one a
     processor; it never shows in the bytes.
     """
 
-    from_list: str | None = None
+    from_list: str | Sequence[str] | None = None
     table: TableOptions | None = None
     key_rule: str = "first-dot"
     include: Sequence[str] = ()
@@ -70,6 +71,7 @@ class CreateOptions:
     fsync: bool = False
     jobs: int | None = None
     post: str | None = None
+    trust_addresses: bool = False
 
 
 class PlannedShard(NamedTuple):
@@ -162,7 +164,7 @@ def create(
     [(1, 2), (1, 1)]
     """
     options = options or CreateOptions()
-    with Payloads() as payloads:
+    with Payloads(options.trust_addresses) as payloads:
         plan = plan_create(sources, output, options, payloads, progress=progress)
         return plan.report if dry_run else run_create(plan, progress=progress)
 
@@ -222,7 +224,8 @@ def _find(
     progress: Progress,
 ) -> tuple[Files, dict[bytes, int] | None]:
     """All files, and where a list or table gives an order, the first row of each key."""
-    if not sources and options.from_list is None and options.table is None:
+    lists = addresses_of(options.from_list, "--from-list")
+    if not sources and not lists and options.table is None:
         raise UsageError(
             "nothing to make shards of", hint="name folders or files, or use --from-list or --from-table"
         )
@@ -231,12 +234,12 @@ def _find(
     progress.start("finding files", None, "files")
     for source in sources:
         walk(source, wanted, files, skipped, progress)
-    if options.from_list is None and options.table is None:
+    if not lists and options.table is None:
         progress.finish()
         return files, None
     grouping.group(files)
-    if options.from_list is not None:
-        read_recipe(options.from_list, rule, files, payloads, progress)
+    for address in lists:
+        read_recipe(address, rule, files, payloads, progress)
     if options.table is not None:
         read_table(options.table, rule, files, payloads, skipped, progress)
     progress.finish()
@@ -316,17 +319,17 @@ def _tell(report: CreateReport, cuts: Cuts, progress: Progress) -> None:
 def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
     """Write the shards of a plan, then their manifest. May be called once."""
     options, report = plan.options, plan.report
-    plan.output.begin()
-    progress.start("writing shards", report.size_bytes, "bytes")
-    infos = list(_run(plan, progress))
-    progress.finish()
-    manifest = plan.output.finish(
-        infos,
-        operation="create",
-        options=_shaping(options),
-        seed=options.seed if options.order == "shuffle" else None,
-        classes=report.classes,
-    )
+    with plan.output.claimed():
+        progress.start("writing shards", report.size_bytes, "bytes")
+        infos = list(_run(plan, progress))
+        progress.finish()
+        manifest = plan.output.finish(
+            infos,
+            operation="create",
+            options=_shaping(options),
+            seed=options.seed if options.order == "shuffle" else None,
+            classes=report.classes,
+        )
     return CreateReport(
         shards=report.shards,
         skipped=report.skipped,

@@ -1,8 +1,8 @@
 """Indexes and a manifest for shards that others made; or the indexes of other programs.
 
-What it is: :func:`index`. How: one task a shard (find the index and keep it when it can be believed, else scan the
-headers; hash the payloads for the manifest), in parallel; then the manifest, last as ever (``set_manifest``). Dialects
-are made from the indexes, in one pass. It must not print.
+What it is: :func:`index`. How: one task a shard (find the index and keep it when it says what all headers say, else
+make it of them; hash the payloads for the manifest), in parallel; then the manifest, last as ever (``set_manifest``).
+Dialects are made from the indexes, in one pass. It must not print.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.run.set_manifest import SetPlan, Side, write_manifest
 from wdscli.shards.checksum import new_digest, written
+from wdscli.shards.claims import Claim
 from wdscli.shards.dialects import Dialect, ShardPlace, SideFile, make_dialect
-from wdscli.shards.find import find_index, scan_index
+from wdscli.shards.find import etag_of, find_index, scan_index
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import open_set
 from wdscli.shards.manifest import Manifest
@@ -31,6 +32,8 @@ from wdscli.storage.addresses import local_path
 
 _PIECE = 1 << 20
 _WORTH_PROCESSES = 1 << 27
+_SHARED = "index"
+"""Several runs may make the indexes of one set: they make the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ def index(
     checksum: str = "xxh3_128",
     dialects: Sequence[str] = (),
     force: bool = False,
+    trust_addresses: bool = False,
     dry_run: bool = False,
     jobs: int | None = None,
     progress: Progress = QUIET,
@@ -89,7 +93,7 @@ def index(
     nothing. Raises DataError for a damaged shard, a key that comes twice in one, and a manifest that no longer tells
     the truth; OutputExistsError for a file that is there and says something else.
     """
-    shards = open_set(inputs)
+    shards = open_set(inputs, trust_addresses=trust_addresses)
     _check_inputs(shards.addresses)
     new_digest(checksum)
     plan = SetPlan(shards, manifest, with_manifest and not dialects)
@@ -107,20 +111,22 @@ def index(
         )
         for address in shards.addresses
     ]
-    found = list(_run(tasks, makers, plan, force, dry_run, jobs, progress))
-    infos = tuple(
-        replace(one.info, name=plan.name(one.side.of or ""), index=with_index or one.info.index)
-        for one, _ in found
-    )
-    sides = [
-        side for one, others in found for side in ([one.side] if with_index and not dialects else others)
-    ]
-    for maker in makers:
-        sides += [_put(file, force, dry_run) for file in maker.finish()]
-    result = None
-    if plan.manifest:
-        result, side = write_manifest(plan, infos, force, dry_run)
-        sides.append(side)
+    # Who writes these shards just now will write their manifest too.
+    with Claim.take(None if dry_run else plan.manifest, _SHARED):
+        found = list(_run(tasks, makers, plan, force, dry_run, jobs, progress))
+        infos = tuple(
+            replace(one.info, name=plan.name(one.side.of or ""), index=with_index or one.info.index)
+            for one, _ in found
+        )
+        sides = [
+            side for one, others in found for side in ([one.side] if with_index and not dialects else others)
+        ]
+        for maker in makers:
+            sides += [_put(file, force, dry_run) for file in maker.finish()]
+        result = None
+        if plan.manifest:
+            result, side = write_manifest(plan, infos, force, dry_run)
+            sides.append(side)
     progress.finish()
     return IndexReport(infos, tuple(sides), result)
 
@@ -186,12 +192,18 @@ def index_shard(task: IndexTask) -> Indexed:
             raise _not_seekable(task.address)
         place = index_address(task.address)
         reasons: list[str] = []
-        old = None if task.force else find_index(task.address, source, reasons.append)
+        old = None if task.force else find_index(task.address, source, reasons.append, whole=True)
         if old is not None:
             return Indexed(Side(place, "kept", of=task.address), _facts(task, old, source), None)
         builder, ignored = scan_index(source)
         _refuse_repeats(builder, task.address)
-        data = builder.to_bytes(shard=base_name(task.address), size=source.size, ignored=ignored)
+        source.confirm()
+        data = builder.to_bytes(
+            shard=base_name(task.address),
+            size=source.size,
+            ignored=ignored,
+            etag=etag_of(task.address, source),
+        )
         if task.write:
             _write_index(place, data)
         reason = "forced" if task.force else "it was stale" if reasons else "there was none"
@@ -247,6 +259,7 @@ def _checksum(task: IndexTask, info: ShardInfo, source: Source) -> str | None:
     while data := source.read_some(offset, _PIECE):
         digest.update(data)
         offset += len(data)
+    source.confirm()
     return written(task.checksum, digest)
 
 

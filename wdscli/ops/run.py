@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from wdscli.errors import EngineError, UsageError
 from wdscli.plan.planfile import mark_of
-from wdscli.plan.request import ReorderPlan
+from wdscli.plan.request import PlanMark, ReorderPlan
 from wdscli.progress import QUIET, Progress
 from wdscli.run.resuming import complete_parts, find_kept, look
-from wdscli.run.run import ReorderReport, check_made, finish_plan, run_plan, run_some
+from wdscli.run.run import ReorderReport, check_made, claimed, finish_plan, run_plan, run_some
 
 _NAMED_AT_MOST = 12
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -76,9 +76,10 @@ def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress 
     Raises what :func:`~wdscli.run.run.run_plan` raises.
     """
     mark = mark_of(plan)
-    kept = find_kept(plan, mark, tasks, progress)
-    missing = [task for task in tasks if task not in kept.shards]
-    made = run_some(plan, mark, missing, kept, progress)
+    with claimed(plan, mark):
+        kept = find_kept(plan, mark, tasks, progress)
+        missing = [task for task in tasks if task not in kept.shards]
+        made = run_some(plan, mark, missing, kept, progress)
     whole = [*made, *kept.shards.values()]
     return TasksReport(
         len(made),
@@ -98,10 +99,16 @@ def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> Re
 
     Shards are believed by receipt and size; :func:`run_all` reads them again.
     """
+    mark = mark_of(plan)
+    with claimed(plan, mark):
+        return _finish(plan, mark, address, progress)
+
+
+def _finish(plan: ReorderPlan, mark: PlanMark, address: str, progress: Progress) -> ReorderReport:
     every = range(len(plan.planned))
     for part in plan.parts:
         part.output.check(plan.shards.addresses, may_exist=True)
-    kept = find_kept(plan, mark_of(plan), every, progress, reading=False)
+    kept = find_kept(plan, mark, every, progress, reading=False)
     missing = [task for task in every if task not in kept.shards]
     if missing:
         raise EngineError(
@@ -111,7 +118,7 @@ def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> Re
             else f"wds run {address} does all of them; wds run {address} -n lists them",
         )
     for task in every:
-        check_made(kept.shards[task], plan.planned[task])
+        check_made(plan, kept.shards[task], plan.planned[task])
     return finish_plan(plan, [kept.shards[task] for task in every], kept)
 
 

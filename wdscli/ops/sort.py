@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from wdscli.errors import DataError
 from wdscli.plan.orders import VALUED_BYTES, Arranged
 from wdscli.plan.request import Request
-from wdscli.plan.sort_keys import KEY, How, Missing, SortKey, SortValues, sort_key
+from wdscli.plan.sort_keys import KEY, TO_SORT_BY, How, Missing, SortKey, SortValues, lack_hint, sort_key
 from wdscli.plan.values import Pool
 from wdscli.progress import QUIET, Progress
 from wdscli.run.run import ReorderReport, reorder
@@ -45,10 +45,7 @@ class SortOrder(NamedTuple):
         absent = self.extract.never_seen(values) if self.missing is None else []
         if absent:
             text = " or ".join(key.text for key in absent)
-            hint = "`wds ls --members` shows the fields; --missing last sorts all the same"
-            if "," in text:
-                hint = "several sort keys are several options: --by cls --by key"
-            raise DataError(f"no sample has {text} to sort by", code="missing-value", hint=hint)
+            raise DataError(f"no sample has {text}{TO_SORT_BY}", code="missing-value", hint=lack_hint(text))
 
 
 def sort_order(
@@ -65,7 +62,7 @@ def sort_order(
     Raises UsageError.
     """
     keys = [sort_key(one, how, reverse) if isinstance(one, str) else one for one in by or (KEY,)]
-    return SortOrder(SortValues(tuple(keys), missing or "last", lenient), missing)
+    return SortOrder(SortValues(tuple(keys), missing or "last", lenient, missing is not None), missing)
 
 
 def sort(

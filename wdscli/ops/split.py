@@ -20,6 +20,7 @@ from wdscli.plan.split_orders import FamilyOrder, MapOrder, RatioOrder, SplitOpt
 from wdscli.plan.split_values import Asked, FamilyNames, GroupDigests
 from wdscli.progress import QUIET, Progress
 from wdscli.run.run import ReorderReport, reorder
+from wdscli.storage import addresses_of
 
 __all__ = ["SplitOptions", "split", "split_order"]
 
@@ -48,7 +49,7 @@ def split(request: Request, options: SplitOptions = PLAIN, *, progress: Progress
 def split_order(request: Request, options: SplitOptions = PLAIN) -> Order:
     """The order that does what ``options`` ask. Raises UsageError, also when the output's name does not fit, and
     OutputExistsError when a part that is known already is there."""
-    ways = [name for name in ("ratio", "by", "by_map") if getattr(options, name) is not None]
+    ways = [name for name in ("ratio", "by", "by_map") if getattr(options, name) not in (None, ())]
     if len(ways) > 1:
         raise UsageError(
             f"{_option(ways[0])} and {_option(ways[1])} exclude each other", hint="give one of them"
@@ -60,7 +61,7 @@ def split_order(request: Request, options: SplitOptions = PLAIN) -> Order:
         return _ratio_order(request, options)
     if options.by is not None:
         return _family_order(request, options, options.by)
-    return _map_order(request, options, options.by_map or "")
+    return _map_order(request, options, addresses_of(options.by_map, "--by-map"))
 
 
 def _check_fit(request: Request, options: SplitOptions, ways: Sequence[str]) -> None:
@@ -117,11 +118,11 @@ def _family_order(request: Request, options: SplitOptions, by: str) -> FamilyOrd
     return FamilyOrder(options, FamilyNames(asked, fallback))
 
 
-def _map_order(request: Request, options: SplitOptions, address: str) -> MapOrder:
+def _map_order(request: Request, options: SplitOptions, files: Sequence[str]) -> MapOrder:
     _fallback(options)
-    if address == "-" and "-" in request.inputs:
+    if "-" in files and "-" in request.inputs:
         raise UsageError("standard input cannot hold both the map and a shard", hint="--by-map FILE")
-    return MapOrder(options, read_key_map(address))
+    return MapOrder(options, read_key_map(files))
 
 
 def _fallback(options: SplitOptions) -> str | None:

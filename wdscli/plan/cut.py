@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from wdscli.errors import UsageError
 from wdscli.ordering import rank_places
 from wdscli.plan.table import ROWS_PER_BLOCK, Ordered, PlanTable
+from wdscli.storage.expand import MAX_NAMES
 from wdscli.tar import END_OF_ARCHIVE
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class Cuts(NamedTuple):
                 "a number of shards and a limit for each exclude each other",
                 hint="give --shards (or braces in the output), or --max-count and --max-size",
             )
+        for count, name in ((wanted, "--shards"), (self.divisible_by, "--divisible-by")):
+            if count is not None and count > MAX_NAMES:
+                raise UsageError(f"{name} {count} is more than {MAX_NAMES} shards")
         for value, name in (
             (wanted, "--shards"),
             (self.max_count, "--max-count"),

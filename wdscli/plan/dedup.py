@@ -9,7 +9,7 @@ hashed and compared in pieces. It must not know what becomes of the samples that
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_128, xxh3_128_digest
@@ -26,6 +26,7 @@ from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable
 from wdscli.plan.values import Pool
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Named
 
 if TYPE_CHECKING:
     from wdscli.plan.table import I64, Mask
@@ -73,10 +74,18 @@ class Dedup(NamedTuple):
         return None
 
     def sift(
-        self, pool: Pool, inputs: Sequence[Input], template: SurveyTask, progress: Progress
+        self,
+        pool: Pool,
+        there: Set[bytes],
+        inputs: Sequence[Input],
+        template: SurveyTask,
+        progress: Progress,
     ) -> tuple[Pool, Duplicates]:
-        """The samples that repeat none, and the others. Raises InputError, DataError."""
-        if self.fields and pool.samples.total and pool.values is not None and not pool.values.lengths.any():
+        """The samples that repeat none, and the others. ``there`` are the fields that any sample has. Raises
+        InputError, DataError."""
+        # A field that is nowhere was reported before.
+        is_elsewhere = bool(self.fields) and there >= set(self.fields)
+        if is_elsewhere and pool.samples.total and pool.values is not None and not pool.values.lengths.any():
             progress.warn(f"no sample has {' and '.join(map(to_text, self.fields))} to tell duplicates by")
         if pool.values is None:
             pairs = repeated_rows(pool.samples, inputs, template)
@@ -91,6 +100,7 @@ class Dedup(NamedTuple):
 def without_duplicates(
     dedup: Dedup | None,
     pool: Pool,
+    there: Set[bytes],
     inputs: Sequence[Input],
     template: SurveyTask,
     dropped: dict[str, int],
@@ -99,7 +109,7 @@ def without_duplicates(
     """The samples without duplicates, where that is asked for; these are counted in ``dropped``."""
     if dedup is None:
         return pool, None
-    pool, found = dedup.sift(pool, inputs, template, progress)
+    pool, found = dedup.sift(pool, there, inputs, template, progress)
     if found.total:
         dropped[REASON] = found.total
     return pool, found
@@ -114,6 +124,11 @@ class Digests(NamedTuple):
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset(self.fields)
+
+    @property
+    def named(self) -> Sequence[Named]:
+        names = map(to_text, self.fields)
+        return [Named(name, " to tell duplicates by", (name,)) for name in names]
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf

@@ -15,6 +15,8 @@ from wdscli.model import to_bytes, to_text
 from wdscli.plan.json_paths import Absent, Path, at_path, field_and_path, is_path
 from wdscli.plan.survey import PayloadOf
 from wdscli.samples import SampleBatch
+from wdscli.selection.expressions import Expression
+from wdscli.selection.named import Named
 
 _PLAIN = re.compile(r"[\w-]+(\.[\w-]+)*")
 """What can only be a field's name, and no pattern that anybody would write."""
@@ -40,6 +42,10 @@ class FieldValue(NamedTuple):
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset([self.field])
+
+    def named(self, purpose: str) -> list[Named]:
+        """What some sample must have."""
+        return [Named(self.text, purpose, (to_text(self.field),), self.path)]
 
     def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
         """The value of one sample. Raises DataError ``undecodable``."""
@@ -67,19 +73,19 @@ class KeyValue(NamedTuple):
     """What a pattern finds in the key: its first group, or all of the match where it has no group."""
 
     text: str
-    pattern: re.Pattern[str]
+    pattern: Expression[str]
 
     @classmethod
     def parse(cls, text: str, option: str) -> KeyValue:
         """A regular expression. Raises UsageError."""
-        try:
-            return cls(text, re.compile(text))
-        except re.error as error:
-            raise UsageError(f'{option}: not a regular expression: "{text}": {error}') from None
+        return cls(text, Expression(text, option))
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset()
+
+    def named(self, purpose: str) -> list[Named]:
+        return []
 
     def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
         """The value of one sample."""
@@ -98,6 +104,9 @@ class WholeKey(NamedTuple):
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset()
+
+    def named(self, purpose: str) -> list[Named]:
+        return []
 
     def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
         """The value of one sample."""

@@ -11,8 +11,10 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from wdscli.plan.headers import hashes_of, headers_of
 from wdscli.plan.table import row_type
 from wdscli.plan.values import Packed
+from wdscli.samples import may_be_unsafe
 
 if TYPE_CHECKING:
     from wdscli.plan.survey import SurveyTask
@@ -35,6 +37,8 @@ def plain_rows(task: SurveyTask, index: Index, hash_key: Callable[[bytes], int])
     rows["length"] = rows["out"] = index.lengths
     rows["place"] = numpy.arange(index.samples)
     rows["members"] = numpy.diff(index.member_ends, prepend=numpy.uint64(0))
+    names = hashes_of(index.fields)[index.member_fields]
+    rows["headers"] = headers_of(names, index.member_sizes, rows["members"].astype(numpy.int64))
     at = 0
     for first in range(0, index.samples, AT_ONCE):
         keys = []
@@ -54,12 +58,12 @@ def packed_keys(index: Index) -> Packed:
 
 
 def _may_be_unsafe(index: Index) -> bool:
-    """Whether a key may be one that would make an unsafe name, or none at all, by a quick look at all of them."""
+    """Whether a name may be an unsafe one, by a quick look at all keys together and at all fields."""
     import numpy
 
     keys = index.keys
     ends: I64 = index.key_ends.astype(numpy.int64)
     begins: I64 = numpy.append(0, ends)[:-1]
-    if b".." in keys or (begins == ends).any():
+    if b".." in keys or b"\0" in keys or (begins == ends).any() or may_be_unsafe(index.fields):
         return True
     return bool((numpy.frombuffer(keys, dtype=numpy.uint8)[begins] == ord("/")).any())

@@ -24,10 +24,17 @@ OPEN_SOURCES = 64
 
 class Inputs:
     """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. ``open_other`` opens what has a number that
-    none of ``inputs`` has."""
+    none of ``inputs`` has. With ``later`` somebody else confirms local files."""
 
-    def __init__(self, inputs: dict[int, Input], open_other: Callable[[int], Source] | None = None) -> None:
+    def __init__(
+        self,
+        inputs: dict[int, Input],
+        open_other: Callable[[int], Source] | None = None,
+        *,
+        later: bool = False,
+    ) -> None:
         self._inputs = inputs
+        self._later = later
         self._open_other = open_other
         self._open: dict[int, Source] = {}
         self.descriptors: dict[int, int] = {}
@@ -40,7 +47,8 @@ class Inputs:
             if len(self._open) >= OPEN_SOURCES:
                 first = next(iter(self._open))
                 self.descriptors.pop(first, None)
-                self._open.pop(first).close()
+                with self._open.pop(first) as done:
+                    self._confirm(first, done)
             if self._open_other is not None and number not in self._inputs:
                 source = self._open[number] = self._open_other(number)
             else:
@@ -58,6 +66,17 @@ class Inputs:
 
     def __enter__(self) -> Inputs:
         return self
+
+    def confirm(self) -> None:
+        """To be called when all is read: raise InputError for an input that was changed meanwhile."""
+        for number, source in self._open.items():
+            self._confirm(number, source)
+
+    def _confirm(self, number: int, source: Source) -> None:
+        # What a first pass has written is ours, and given back to the system while it is read. Its second pass looks at
+        # headers, which tell better what is different in a local file.
+        if number in self._inputs and not (self._later and source.fd is not None):
+            source.confirm()
 
     def __exit__(self, *_: object) -> None:
         for source in self._open.values():

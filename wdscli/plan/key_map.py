@@ -1,4 +1,4 @@
-"""``--by-map``: which part each key belongs to, read from a file.
+"""``--by-map``: which part each key belongs to, read from files.
 
 What it is: :func:`read_key_map`. How: a JSON object, JSON Lines or lines of text, told apart by their content; keys are
 kept as bytes, parts as numbers. The forms of AIStore dSort's external key map are among these, and its names of shards
@@ -8,13 +8,13 @@ kept as bytes, parts as numbers. The forms of AIStore dSort's external key map a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.outputs import checked_part
-from wdscli.storage import base_name, read_all
+from wdscli.storage import addresses_of, base_name, read_all
 from wdscli.storage.addresses import natural
 
 _NUMBER = re.compile(r"[-_.]?(%0?[0-9]*d|\{[0-9]+\.\.[0-9]+\}).*", re.DOTALL)
@@ -23,7 +23,7 @@ _HINT = 'lines of KEY<TAB>PART, {"KEY": "PART"}, {"PART": ["KEY", ...]}, or JSON
 
 class KeyMap(NamedTuple):
     """``parts`` in natural order; ``part_of`` has the number of each key's part. ``name`` is the file's, ``digest`` the
-    XXH3-128 of its bytes."""
+    XXH3-128 of its bytes, and of several files that of all, one after the other."""
 
     name: str
     digest: str
@@ -31,22 +31,30 @@ class KeyMap(NamedTuple):
     part_of: dict[bytes, int]
 
 
-def read_key_map(address: str) -> KeyMap:
-    """Raises UsageError for a file that is no key map, InputError for one that cannot be read."""
-    from xxhash import xxh3_128_hexdigest
+def read_key_map(files: str | Sequence[str]) -> KeyMap:
+    """One file or several, which add up. Raises UsageError for a file that is no key map, InputError for one that
+    cannot be read."""
+    from xxhash import xxh3_128
 
-    data, name = read_all(address), base_name(address)
+    digest, names = xxh3_128(), []
     numbers: dict[str, int] = {}
     found: dict[bytes, int] = {}
-    for where, key, text in _pairs(data, name):
-        number = numbers.get(text)
-        if number is None:
-            number = numbers[text] = len(numbers)
-        if found.setdefault(key, number) != number:
-            raise UsageError(f'{name}{where}: a second part for "{to_text(key)}"', hint="a key has one part")
-    parts, places = _named(numbers, name)
+    for address in addresses_of(files, "--by-map"):
+        data, name = read_all(address), base_name(address)
+        digest.update(data)
+        names.append(name)
+        for where, key, text in _pairs(data, name):
+            number = numbers.get(text)
+            if number is None:
+                number = numbers[text] = len(numbers)
+            if found.setdefault(key, number) != number:
+                raise UsageError(
+                    f'{name}{where}: a second part for "{to_text(key)}"', hint="a key has one part"
+                )
+    together = " and ".join(names)
+    parts, places = _named(numbers, together)
     part_of = {key: places[number] for key, number in found.items()}
-    return KeyMap(name, xxh3_128_hexdigest(data), parts, part_of)
+    return KeyMap(together, digest.hexdigest(), parts, part_of)
 
 
 def _named(numbers: dict[str, int], name: str) -> tuple[tuple[str, ...], list[int]]:

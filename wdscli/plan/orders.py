@@ -76,6 +76,18 @@ class Order(Protocol):
 
 
 @runtime_checkable
+class Parting(Protocol):
+    """An order that divides samples into parts, in each of which they stay in input order."""
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether some samples may come into no part."""
+
+    def is_left_out(self, value: bytes) -> bool:
+        """Whether a sample of this value, which ``extract`` took, comes into no part."""
+
+
+@runtime_checkable
 class Planner(Protocol):
     """What stands in for an order and makes the plan itself: a join, whose samples have parts in several inputs."""
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdscli.errors import UsageError
+from wdscli.plan.absent import check_empty, check_named
 from wdscli.plan.cut import Cuts, cut, measure, oversized
 from wdscli.plan.dedup import without_duplicates
+from wdscli.plan.limiting import REASON as LIMIT
+from wdscli.plan.limiting import first_of_order, first_of_pool, reading_selection
 from wdscli.plan.memory import check_fits, limits_for
 from wdscli.plan.orders import Order, Part, Planner
 from wdscli.plan.outputs import FIELD, Outputs
@@ -25,15 +28,20 @@ from wdscli.plan.repeats import renamed, repeated_error, repeated_rows
 from wdscli.plan.request import OnDuplicate, PlannedPart, PlannedShard, ReorderPlan, Request
 from wdscli.plan.scratch import Input, Scratch, Stamp, folder_of_scratch
 from wdscli.plan.strategy import Choice, choose
-from wdscli.plan.survey import Collected, SurveyTask
+from wdscli.plan.survey import Collected, Survey, SurveyTask
 from wdscli.plan.surveying import survey_tasks, surveys_of
 from wdscli.plan.table import Ordered
 from wdscli.plan.values import Pool
 from wdscli.progress import QUIET, Progress
-from wdscli.shards.inputs import ShardSet, fingerprint_of, open_set
-
-if TYPE_CHECKING:
-    pass
+from wdscli.selection import SelectionState
+from wdscli.shards.inputs import (
+    ShardSet,
+    fingerprint_of,
+    known_samples,
+    missing_samples,
+    say_missing,
+    whole_set,
+)
 
 
 def make_plan(
@@ -48,7 +56,7 @@ def make_plan(
         return order.plan(request, scratch, progress=progress)
     if request.preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
-    shards, sets = open_sets(request.inputs)
+    shards, sets = open_sets(request, progress)
     if request.selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     outputs = Outputs(request.output, request.settings, may_exist=request.resume)
@@ -56,11 +64,13 @@ def make_plan(
     outputs.check(None, shards.addresses)
     cuts = outputs.cuts(request.cuts)
     rekey = Rekey.parse(request.rekey) if request.rekey is not None else None
-    state = request.selection.new_state(request.on_error)
+    selection = reading_selection(request, order)
+    limit = request.selection.limit if selection.limit is None else None
+    state = selection.new_state(request.on_error)
     template = SurveyTask(
         Input(""),
         request.settings.form,
-        request.selection,
+        selection,
         rekey if request.on_duplicate != "rekey" else None,
         request.use_index,
         request.on_error,
@@ -72,6 +82,8 @@ def make_plan(
         progress.warn(limits.warning)
     near = None if away(request) else scratch
     tasks = survey_tasks(shards.addresses, template, near, limits)
+    if request.on_error == "skip":
+        tasks = counted(tasks, shards)
     collected = Collected(folder_of_scratch(scratch), has_values=order.extract is not None)
     surveys = surveys_of(tasks, state, request.jobs, request.engine, limits.jobs, progress, collected.take)
     inputs = tuple(
@@ -83,17 +95,24 @@ def make_plan(
         *request.selection.remarks(state),
     ]:
         progress.warn(message)
-    dropped = sum_counts([state.dropped, *(found.dropped for found in surveys)])
+    _check_names(request, order, state, surveys, progress)
+    lost = missing_samples(shards.missing)
+    dropped = sum_counts([lost, state.dropped, *(found.dropped for found in surveys)])
     total = sum(collected.totals)
     samples_in = total + sum(dropped.values())
     check_fits(total, order.bytes_per_sample, limits)
     pool = Pool(collected.table(), collected.values(), sets)
-    pool, duplicates = without_duplicates(order.dedup, pool, inputs, template, dropped, progress)
+    there = set[bytes]().union(*(found.sightings.fields for found in surveys))
+    pool, duplicates = without_duplicates(order.dedup, pool, there, inputs, template, dropped, progress)
     pool, rekey = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
-    arranged = order.arrange(pool)
+    pool, cut_off = first_of_pool(order, pool, limit)
+    arranged, behind = first_of_order(order.arrange(pool), pool.samples.total, limit)
     ordered = Ordered(pool.samples, arranged.order)
+    if cut_off + behind:
+        dropped[LIMIT] = cut_off + behind
     for reason, count in arranged.dropped.items():
         dropped[reason] = dropped.get(reason, 0) + count
+    check_empty(ordered.total, request.selection, request.on_error, dropped, allow=request.allow_empty)
     parts, planned = planned_shards(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
     choice = choose(request.strategy, inputs[: len(shards.addresses)], ordered, request.tmp)
     if away(request):
@@ -123,13 +142,34 @@ def make_plan(
     )
 
 
-def open_sets(inputs: Sequence[str]) -> tuple[ShardSet, list[int]]:
-    """The shards of all inputs, and for each shard the number of the input that named it."""
-    each = [open_set([text]) for text in inputs]
+def _check_names(
+    request: Request, order: Order, state: SelectionState, surveys: Sequence[Survey], progress: Progress
+) -> None:
+    """Raise DataError for what was named and no sample has."""
+    for found in surveys:
+        state.sightings.merge(found.sightings)
+    named = () if order.extract is None else order.extract.named
+    check_named(request.selection.absences(state, named), allow=request.allow_empty, progress=progress)
+
+
+def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, list[int]]:
+    """The shards of all inputs, and for each shard the number of the input that named it. Raises InputNotFoundError
+    when some that a manifest lists are gone; with ``on_error="skip"`` says so, and ``missing`` has them."""
+    trusted = request.trust_addresses
+    each = [whole_set([text], request.on_error, trust_addresses=trusted) for text in request.inputs]
+    missing = tuple(gone for one in each for gone in one.missing)
+    if missing:
+        progress.warn(say_missing(missing))
     sets = [number for number, one in enumerate(each) for _ in one.addresses]
     if len(each) == 1:
         return each[0], sets
-    return ShardSet([address for one in each for address in one.addresses], None), sets
+    return ShardSet([address for one in each for address in one.addresses], None, missing=missing), sets
+
+
+def counted(tasks: Sequence[SurveyTask], shards: ShardSet) -> list[SurveyTask]:
+    """The tasks, each with how many samples its shard should have, as far as manifests tell."""
+    known = known_samples(shards)
+    return [task._replace(known=known.get(task.address, -1)) for task in tasks]
 
 
 def planned_shards(

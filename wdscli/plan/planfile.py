@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
 from wdscli import __version__
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.join.parts import JoinCounts, Joined
 from wdscli.plan.outputs import Outputs
@@ -29,7 +29,9 @@ from wdscli.selection import Selection
 from wdscli.selection.fields import FieldRule, Rename
 from wdscli.shards.inputs import ShardSet
 from wdscli.shards.output import ShardSettings
+from wdscli.shown import shown, shown_command, shown_in
 from wdscli.storage import Source, base_name, is_local, is_stream, local_path, open_sink, open_source
+from wdscli.storage.trust import listed_address
 from wdscli.tar import Form
 
 if TYPE_CHECKING:
@@ -37,14 +39,76 @@ if TYPE_CHECKING:
     from wdscli.storage import Sink
 
 MAGIC = b"WDSPLAN\x01"
-VERSION = 1
+VERSION = 2
 TAIL = struct.Struct("<QQQ8s")
 """Where the header begins, its bytes, its seal, and the magic again."""
 SHARD = struct.Struct("<QQQQII")
 """First sample, end, bytes, members, part, number in the part; a seal for each list of rows follows."""
 SEAL = struct.Struct("<Q")
-ROW_BYTES = 45
+ROW_BYTES = 49
 BLOCK = 1 << 16
+
+
+class Each(NamedTuple):
+    """Any number of what ``shape`` is: items of a list, or values of an object."""
+
+    kind: type
+    shape: Any
+
+
+class OrNone(NamedTuple):
+    """``shape``, or null."""
+
+    shape: Any
+
+
+HEADER: dict[str, Any] = {
+    "format": str,
+    "version": int,
+    "wdscli": str,
+    "operation": str,
+    "seed": OrNone(int),
+    "options": dict,
+    "plan": dict.fromkeys(PlanMark._fields, str),
+    "output": str,
+    "parts": Each(list, str),
+    "settings": {
+        "form": [int, str],
+        "checksum": str,
+        "with_index": bool,
+        "force": bool,
+        "fsync": bool,
+        "witness": type(None),
+    },
+    "fields": OrNone(
+        {
+            "keep": OrNone(Each(list, str)),
+            "drop": Each(list, str),
+            "rename": Each(list, [str, Each(list, str)]),
+        }
+    ),
+    "rekey": OrNone(str),
+    "preserve": bool,
+    "post": OrNone(str),
+    "inputs": Each(list, [str, int, int, str]),
+    "fingerprint": OrNone(str),
+    "joined": OrNone(
+        {
+            "sets": Each(list, int),
+            "policies": Each(list, str),
+            "counts": {**dict.fromkeys(JoinCounts._fields, int), "unmatched": Each(list, int)},
+        }
+    ),
+    "counts": {
+        **dict.fromkeys(("samples", "samples_in", "members_in", "payload_bytes_in", "bytes_in"), int),
+        **dict.fromkeys(("oversized", "repeated"), int),
+        **dict.fromkeys(("dropped", "ignored"), Each(dict, int)),
+    },
+    "rows": Each(list, int),
+    "shards": [int, int, str],
+}
+"""What a header has to be for a plan to be made of it; numbers are never below 0, but for a seed. A seal tells that it
+is what someone wrote, not that it was wdscli."""
 
 
 def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
@@ -75,12 +139,29 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
             f"{plan.request.output} is a stream, and the tasks of a plan write shards of their own",
             hint="-o out-%06d.tar",
         )
+    _refuse_secrets(plan)
     for one in plan.inputs:
         if one.copy:
             raise UsageError(
                 f"{one.address} can be read only once, and the tasks of a plan read it again",
                 hint="store it first: wds cat SHARD -o plain.tar",
             )
+
+
+def _refuse_secrets(plan: ReorderPlan) -> None:
+    """Raise UsageError for what would stand in the plan and is not for everybody who may read it."""
+    output, post = plan.request.output, plan.request.post
+    for text in (*(one.address for one in plan.inputs if not one.copy), output):
+        if shown(text) != text:
+            raise UsageError(
+                f"the plan would hold a password, token or signature: {text}",
+                hint="name it without, and have the tasks find credentials where they run: environment or profile",
+            )
+    if post is not None and shown_command(post) != post:
+        raise UsageError(
+            f"the plan would hold a password, token or signature: --post {shown_command(post)}",
+            hint="have the command take it from the environment where the tasks run",
+        )
 
 
 def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int]:
@@ -107,7 +188,7 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "wdscli": __version__,
         "operation": plan.operation,
         "seed": plan.seed,
-        "options": dict(plan.options),
+        "options": shown_in(dict(plan.options)),
         "plan": mark_of(plan)._asdict(),
         "output": absolute_output(request.output),
         "parts": [part.name for part in plan.parts],
@@ -180,19 +261,25 @@ class PlanFile:
         if not self.source.seekable or size is None:
             raise UsageError(f"{self.address} cannot be read in pieces", hint="wds run FILE")
         if self.source.read_at(0, len(MAGIC)) != MAGIC:
-            raise self._broken("it does not begin like one")
+            raise self.broken("it does not begin like one")
         tail = self.source.read_at(max(0, size - TAIL.size), TAIL.size)
         if len(tail) != TAIL.size or tail[-len(MAGIC) :] != MAGIC:
-            raise self._broken("its end is missing")
+            raise self.broken("its end is missing")
         at, length, seal, _ = TAIL.unpack(tail)
         if at + length + TAIL.size != size:
-            raise self._broken("bytes are missing, or were added")
+            raise self.broken("bytes are missing, or were added")
         text = self.source.read_at(at, length)
         if xxh3_64_intdigest(text) != seal:
-            raise self._broken("its header was changed")
-        header: dict[str, Any] = json.loads(text)
-        if header.get("version") != VERSION:
-            raise self._broken(f"it has version {header.get('version')}, this wdscli reads {VERSION}")
+            raise self.broken("its header was changed")
+        try:
+            header: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            raise self.broken("its header is no JSON") from None
+        if not isinstance(header, dict) or header.get("version") != VERSION:
+            version = header.get("version") if isinstance(header, dict) else None
+            raise self.broken(f"it has version {version}, this wdscli reads {VERSION}")
+        if wrong := _misfit(header, HEADER, ""):
+            raise self.broken(f"its header has something else where {wrong} belongs")
         return header
 
     def _read_shards(self) -> list[tuple[Any, ...]]:
@@ -200,10 +287,10 @@ class PlanFile:
         record = struct.Struct(SHARD.format + "Q" * len(self.header["rows"]))
         data = self.source.read_at(at, count * record.size)
         if f"{xxh3_64_intdigest(data):016x}" != seal:
-            raise self._broken("its list of shards was changed")
+            raise self.broken("its list of shards was changed")
         return list(record.iter_unpack(data))
 
-    def _broken(self, why: str) -> DataError:
+    def broken(self, why: str) -> DataError:
         return DataError(
             f"{self.address} is no whole plan: {why}", code="bad-plan", hint="make it again with --plan FILE"
         )
@@ -213,13 +300,37 @@ class PlanFile:
         at = self.header["rows"][number]
         data = self.source.read_at(at + first * ROW_BYTES, (end - first) * ROW_BYTES)
         if len(data) != (end - first) * ROW_BYTES:
-            raise self._broken("rows are missing")
+            raise self.broken("rows are missing")
         return data
 
     def check(self, number: int, shard: int, data: bytes) -> None:
         """Raise DataError when these are not the rows that were planned for a shard."""
         if xxh3_64_intdigest(data) != self.shards[shard][6 + number]:
-            raise self._broken(f"the rows of task {shard} were changed")
+            raise self.broken(f"the rows of task {shard} were changed")
+
+
+def _misfit(value: Any, shape: Any, where: str) -> str:
+    """The place of the first thing in ``value`` that is not what ``shape`` says; empty when all is."""
+    if isinstance(shape, OrNone):
+        return "" if value is None else _misfit(value, shape.shape, where)
+    if isinstance(shape, type):
+        # To Python True is a number.
+        is_out = isinstance(value, int) and not 0 <= value < 1 << 63 and where != ".seed"
+        return where[1:] if is_out or type(value) is not shape else ""
+    kind: Any = shape.kind if isinstance(shape, Each) else type(shape)
+    if type(value) is not kind or (isinstance(shape, list) and len(value) != len(shape)):
+        return where[1:] or "an object"
+    items: list[tuple[Any, Any]] = list(value.items() if isinstance(value, dict) else enumerate(value))
+    if isinstance(shape, dict):
+        gone = [name for name in shape if name not in value]
+        if gone:
+            return f"{where}.{gone[0]}"[1:]
+        items = [(name, inner) for name, inner in items if name in shape]
+    for name, inner in items:
+        wrong = _misfit(inner, shape.shape if isinstance(shape, Each) else shape[name], f"{where}.{name}")
+        if wrong:
+            return wrong
+    return ""
 
 
 class PlanRows(Ordered):
@@ -263,6 +374,8 @@ class Settings(NamedTuple):
     jobs: int | None = None
     engine: str | None = None
     memory: int | None = None
+    trust_addresses: bool = False
+    """Whether a plan that was fetched may name any input and output, and a command."""
 
 
 def load_plan(address: str, settings: Settings | None = None) -> ReorderPlan:
@@ -270,15 +383,35 @@ def load_plan(address: str, settings: Settings | None = None) -> ReorderPlan:
     file = PlanFile(address)
     try:
         return _plan(file, settings or Settings())
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, struct.error) as error:
+    except DataError:
+        raise
+    except (UsageError, KeyError, TypeError, ValueError, IndexError, struct.error) as error:
         raise DataError(
-            f"{address} is no plan of this version: {type(error).__name__}: {error}",
+            f"{address} is no plan of this version: {error}",
             code="bad-plan",
             hint="make it again with --plan FILE",
         ) from None
 
 
+def _check_trust(file: PlanFile, trusted: bool) -> None:
+    """Raise DataError for what no plan of ours holds, InputError for what one that was fetched may not order."""
+    header = file.header
+    named = [*(address for address, *_ in header["inputs"]), header["output"]]
+    if any(map(is_stream, named)):
+        raise file.broken("it names a command or standard input")
+    if trusted or is_local(file.address):
+        return
+    for address in named:
+        listed_address(file.address, address)
+    if header["post"] is not None:
+        raise InputError(
+            f"{file.address} orders a command after each shard: {shown_command(header['post'])}",
+            hint="--trust-addresses, if you trust it; or fetch the plan first",
+        )
+
+
 def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
+    _check_trust(file, settings.trust_addresses)
     header = file.header
     counts = header["counts"]
     inputs = tuple(
@@ -315,7 +448,10 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
 
 
 def _request(header: Mapping[str, Any], inputs: list[str], settings: Settings) -> Request:
-    shard_settings = ShardSettings(**{**header["settings"], "form": Form(*header["settings"]["form"])})
+    mtime, long_names = header["settings"]["form"]
+    if long_names not in ("pax", "gnu"):
+        raise ValueError(f'long names cannot be written as "{long_names}"')
+    shard_settings = ShardSettings(**{**header["settings"], "form": Form(mtime, long_names)})
     return Request(
         inputs=inputs,
         output=header["output"],

@@ -7,6 +7,7 @@ has no dot. This module knows nothing of shards' bytes.
 
 from __future__ import annotations
 
+import re
 from string import Formatter
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ from wdscli.samples import check_name
 from wdscli.storage import base_name
 
 NAMES = ("index", "key", "shard")
+MAX_WIDTH = 4096
+"""Characters to which a format may fill a value up."""
+_NUMBER = re.compile("[0-9]+")
 DEFAULT = "{key}-{shard}-{index:09d}"
 """What ``--on-duplicate rekey`` uses when no ``--rekey`` is given."""
 
@@ -29,10 +33,13 @@ class Rekey(NamedTuple):
     def parse(cls, text: str) -> Rekey:
         """Raises UsageError for a format that cannot be filled in."""
         try:
-            names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+            pieces = list(Formatter().parse(text))
+            names = {name for _, name, _, _ in pieces if name is not None}
             unknown = sorted(name for name in names if name.partition(".")[0].partition("[")[0] not in NAMES)
             if unknown or any("." in name or "[" in name for name in names):
                 raise ValueError(f"there is no {{{unknown[0]}}}" if unknown else "names stand alone")
+            for _, _, spec, _ in pieces:
+                _check_width(spec or "")
             sample = text.format(key="key", shard="shard", index=0)
         except (ValueError, IndexError, KeyError) as error:
             raise UsageError(
@@ -51,6 +58,14 @@ class Rekey(NamedTuple):
         new = to_bytes(self.format.format(key=to_text(old), shard=stem, index=index))
         check_name(new, b"x")
         return new
+
+
+def _check_width(spec: str) -> None:
+    """Raise ValueError for what would make any amount of text, before any is made."""
+    if "{" in spec:
+        raise ValueError("a width is a number")
+    if any(len(number.lstrip("0")) > 4 or int(number) > MAX_WIDTH for number in _NUMBER.findall(spec)):
+        raise ValueError(f"it is wider than {MAX_WIDTH}")
 
 
 def shard_stem(address: str) -> str:

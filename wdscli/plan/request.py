@@ -34,6 +34,11 @@ class PlanMark(NamedTuple):
     samples: str
     shards: str
 
+    @property
+    def text(self) -> str:
+        """All four, as one word."""
+        return "-".join(self)
+
     def difference(self, other: PlanMark) -> str:
         """In which way another plan is not this one."""
         if self.options != other.options:
@@ -74,6 +79,10 @@ class Request(NamedTuple):
     """A shell command to run for each shard once it has its name; ``{}`` in it is the shard."""
     resume: bool = False
     """Keep the shards that an earlier run of the same plan has made."""
+    allow_empty: bool = False
+    """Names that no sample has, and an output without samples, are no errors."""
+    trust_addresses: bool = False
+    """Whether manifests and fetched lists may name any shard."""
     plan_file: str | None = None
     """Where the plan is to be stored instead of being run; then it can hold nothing that only this process has."""
 

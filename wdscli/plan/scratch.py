@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
@@ -28,6 +28,9 @@ from wdscli.storage import (
     scheme,
 )
 from wdscli.storage.opening import is_device
+from wdscli.tar import Scanner
+from wdscli.tar.header import BLOCK
+from wdscli.tar.scan import MAX_ZEROS_BYTES, endless
 
 PIECE = 1 << 20
 HINT = "name a folder with room: --tmp DIR, or TMPDIR"
@@ -46,9 +49,9 @@ class Input(NamedTuple):
     address: str
     copy: str = ""
     stamp: Stamp | None = None
-    """What it was when the plan was made."""
+    """What it was when the plan was made; bytes of any other stamp are refused, at the latest when all are read."""
     is_held: bool = False
-    """Whether bytes of any other stamp are refused."""
+    """Whether they are refused before any is read."""
 
     @property
     def is_near(self) -> bool:
@@ -59,18 +62,29 @@ class Input(NamedTuple):
         """The bytes, under the name that the user gave. Raises InputError, DataError when they are others now."""
         if not self.copy:
             source = open_source(self.address)
-            if self.is_held and self.stamp != (source.size, source.version):
+            if self.stamp is None or self.stamp == (source.size, source.version):
+                return source
+            if source.fd is not None and not self.is_held:
+                # The headers of a local file tell better what is different; confirm() tells it of payloads.
+                source.version = self.stamp.version
+            else:
                 source.close()
                 raise DataError(
                     "the input was changed after the plan was made",
                     code="changed",
                     shard=self.address,
-                    hint="make the plan again",
+                    hint="make the plan again, when nobody writes there",
                 )
             return source
         source = open_source(self.copy, decompress=False)
         source.name = self.address
         return source
+
+    def confirm(self) -> None:
+        """Raise InputError for a local file that is another one now than when the plan was made."""
+        if self.stamp is not None and not self.copy and is_local(self.address):
+            with self.open() as source:
+                source.confirm()
 
 
 class Scattered(NamedTuple):
@@ -198,9 +212,7 @@ def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None 
     reported there and what came before it is kept. Raises InputError, DataError, OutputError."""
     if not is_local(path):
         with open_sink(path) as sink:
-            offset = 0
-            while data := _next(source, offset, cut):
-                offset += len(data)
+            for data in pieces_to_end(source, cut):
                 sink.write(data)
         return
     try:
@@ -208,25 +220,38 @@ def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None 
             os.mkdir(os.path.dirname(path), 0o700)
         _check_room(source, path)
         with open(path, "xb", buffering=0) as file:
-            offset = 0
-            while data := _next(source, offset, cut):
-                offset += len(data)
-                while data:
-                    data = data[file.write(data) :]
+            for data in pieces_to_end(source, cut):
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+    except (WdsError, BrokenPipeError):
+        raise
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
         raise OutputError(f"cannot copy {source.name} to {path}: {error.strerror}", hint=HINT) from error
 
 
-def _next(source: Source, offset: int, cut: Callable[[DataError], None] | None) -> bytes:
-    try:
-        return source.read_some(offset, PIECE)
-    except DataError as error:
-        if cut is None:
-            raise
-        cut(error)
-        return b""
+def pieces_to_end(source: Source, cut: Callable[[DataError], None] | None) -> Iterator[bytes]:
+    """All bytes of a shard that is read once, with ``cut`` as :func:`spool` has it. What has no end must not fill a
+    disc: a stream of nothing but zeros raises InputError, one that is no tar DataError (not with ``cut``, which may
+    find members behind damage)."""
+    offset, blank = 0, True
+    while True:
+        try:
+            data = source.read_some(offset, PIECE)
+        except DataError as error:
+            if cut is None:
+                raise
+            cut(error)
+            return
+        if not data:
+            return
+        blank = blank and data.count(0) == len(data)
+        if blank and offset > MAX_ZEROS_BYTES and source.size is None:
+            raise endless(source.name)
+        if cut is None and not offset and not blank and len(data) >= BLOCK:
+            Scanner(source.name).feed(data[:BLOCK], 0)
+        offset += len(data)
+        yield data
 
 
 def _check_room(source: Source, path: str) -> None:

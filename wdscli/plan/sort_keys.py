@@ -23,6 +23,7 @@ from wdscli.plan.json_paths import Absent, Path, at_path, field_and_path
 from wdscli.plan.sort_codes import Number, json_code, natural_code, number_code, reversed_code, text_code
 from wdscli.plan.survey import PayloadOf
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Named
 
 if TYPE_CHECKING:
     from json import JSONDecoder
@@ -40,6 +41,16 @@ KEY = "key"
 _LETTERS = {"n": "numeric", "V": "natural", "r": "reverse"}
 _MODIFIERS = ("numeric", "natural", "reverse", "plain")
 _HINT = "by `key`, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]), each with :n :V :r as needed"
+
+
+TO_SORT_BY = " to sort by"
+
+
+def lack_hint(text: str) -> str:
+    """What helps where no sample has what a sort key names."""
+    if "," in text:
+        return "several sort keys are several options: --by cls --by key"
+    return "`wds ls --members` shows the fields; --missing last sorts all the same"
 
 
 class SortKey(NamedTuple):
@@ -97,15 +108,28 @@ class SortValues(NamedTuple):
     """The values of samples by some sort keys: an order's ``extract``.
 
     ``lenient`` takes what cannot be decoded or compared for missing; else it is a DataError ``undecodable``.
+    ``may_lack`` says that what no sample has to sort by is no mistake.
     """
 
     keys: tuple[SortKey, ...]
     missing: Missing = "last"
     lenient: bool = False
+    may_lack: bool = False
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset(key.field for key in self.keys if key.field is not None)
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return [
+            Named(key.text, TO_SORT_BY, (to_text(key.field),), key.path, not self.may_lack, self._hint(key))
+            for key in self.keys
+            if key.field is not None
+        ]
+
+    def _hint(self, key: SortKey) -> str:
+        return "" if self.may_lack else lack_hint(key.text)
 
     @property
     def _is_simple(self) -> bool:

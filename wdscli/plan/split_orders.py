@@ -47,7 +47,7 @@ class SplitOptions(NamedTuple):
     stratify: str | None = None
     seed: int = 0
     by: str | None = None
-    by_map: str | None = None
+    by_map: str | Sequence[str] | None = None
     missing: str = "error"
 
 
@@ -98,6 +98,13 @@ class RatioOrder(NamedTuple):
     @property
     def seed(self) -> int:
         return self.asked.seed
+
+    @property
+    def may_leave_out(self) -> bool:
+        return self.extract is not None
+
+    def is_left_out(self, value: bytes) -> bool:
+        return value in _LEFT_OUT
 
     def options(self) -> dict[str, Any]:
         return {"ratio": ratio_text(self.shares), **_given(self.asked, "group_by", "stratify", "missing")}
@@ -176,6 +183,10 @@ class FamilyOrder(NamedTuple):
     seed: int | None = None
     dedup: None = None
     bytes_per_sample: int = PLAIN_BYTES
+    may_leave_out: bool = True
+
+    def is_left_out(self, value: bytes) -> bool:
+        return value in _LEFT_OUT
 
     def options(self) -> dict[str, Any]:
         return _given(self.asked, "by", "missing")
@@ -211,6 +222,13 @@ class MapOrder(NamedTuple):
     dedup: None = None
     bytes_per_sample: int = PLAIN_BYTES
 
+    @property
+    def may_leave_out(self) -> bool:
+        return self.asked.missing == "drop"
+
+    def is_left_out(self, value: bytes) -> bool:
+        return self.may_leave_out and value not in self.key_map.part_of
+
     def options(self) -> dict[str, Any]:
         return {"by_map": f"xxh3_128:{self.key_map.digest}", **_given(self.asked, "missing")}
 
@@ -227,10 +245,24 @@ class MapOrder(NamedTuple):
         fallback = [] if missing in ("error", "drop") else [missing]
         names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
         places = {name: place for place, name in enumerate(names)}
+        self._check_any(keys.blocks())
         # A key that is not there has the number -1, and so the last place.
         rest = places[missing] if fallback else len(names)
         new = [*(places[part] for part in self.key_map.parts), rest]
         return Routes(names, lambda keys: _mapped(keys, part_of, new), keeps_empty=False)
+
+    def _check_any(self, values: Iterable[Sequence[bytes]]) -> None:
+        """A map of which no sample has a key is one of another set."""
+        keys: Sequence[bytes] = ()
+        for keys in values:
+            if not self.key_map.part_of.keys().isdisjoint(keys):
+                return
+        if keys:
+            raise DataError(
+                f"no sample has a key of {self.key_map.name} for --by-map",
+                code="not-found",
+                hint=f"keys are {', '.join(map(to_text, keys[:3]))}",
+            )
 
     def _check_all(self, values: Iterable[Sequence[bytes]]) -> None:
         first, count = b"", 0

@@ -18,6 +18,7 @@ from wdscli.plan.indexed import packed_keys
 from wdscli.plan.outputs import checked_part
 from wdscli.plan.survey import PayloadOf
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Named
 
 if TYPE_CHECKING:
     from wdscli.plan.values import Packed
@@ -40,6 +41,11 @@ class Asked(NamedTuple):
     option: str
     missing: str = "error"
     lenient: bool = False
+
+    @property
+    def named(self) -> list[Named]:
+        """What some sample must have."""
+        return self.value.named(f" for {self.option}")
 
     def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes:
         """The value of one sample, MISSING or UNDECODABLE. Raises DataError."""
@@ -71,6 +77,10 @@ class FamilyNames(NamedTuple):
     @property
     def payload_fields(self) -> frozenset[bytes]:
         return self.asked.value.payload_fields
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return self.asked.named
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
@@ -108,6 +118,10 @@ class Keys(NamedTuple):
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset()
 
+    @property
+    def named(self) -> Sequence[Named]:
+        return ()
+
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
     ) -> list[bytes]:
@@ -130,6 +144,10 @@ class GroupDigests(NamedTuple):
     def payload_fields(self) -> frozenset[bytes]:
         fields = self.group.value.payload_fields
         return fields if self.stratify is None else fields | self.stratify.value.payload_fields
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return self.group.named if self.stratify is None else [*self.group.named, *self.stratify.named]
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf

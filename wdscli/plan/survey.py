@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
+from wdscli.plan.headers import headers_of_batch
 from wdscli.plan.indexed import plain_rows
 from wdscli.plan.overflow import Overflow, StoredRows
 from wdscli.plan.preserve import kept_length, kept_mark, kept_members
@@ -23,12 +24,13 @@ from wdscli.plan.ranges import Globals
 from wdscli.plan.rekey import Rekey, shard_stem
 from wdscli.plan.scratch import Input, refused, spool
 from wdscli.plan.table import GrowingTable, PlanTable, row_type
-from wdscli.plan.unsafe import check_keys, keep_safe
+from wdscli.plan.unsafe import check_names, keep_safe
 from wdscli.plan.values import GrowingValues, Packed, Values
 from wdscli.samples import Ignored, SampleBatch, iter_batches
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
+from wdscli.selection.named import Named, Sightings
 from wdscli.selection.reading import Payloads, iter_selected
 from wdscli.shards.find import batches, index_batches, index_for
 from wdscli.storage import Source
@@ -63,6 +65,10 @@ class Extract(Protocol):
     def payload_fields(self) -> frozenset[bytes]:
         """The fields (as the inputs name them) whose payloads :meth:`values` may ask for."""
 
+    @property
+    def named(self) -> Sequence[Named]:
+        """What a user named by it, which some sample must have."""
+
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
     ) -> list[bytes]:
@@ -94,6 +100,8 @@ class SurveyTask(NamedTuple):
     extract: Extract | None = None
     overflow: str | None = None
     """A path of this machine for rows that are too many to be held; None to hold all."""
+    known: int = -1
+    """How many samples a manifest says that the shard has; -1 when none does, or nobody needs to know."""
 
     @property
     def address(self) -> str:
@@ -104,9 +112,10 @@ class SurveyTask(NamedTuple):
 class Survey:
     """What one input shard holds. ``rows`` are its ``total`` selected samples (:func:`~wdscli.plan.table.row_type`;
     ``shard`` is not set), ``values`` what an :class:`Extract` took of each, None without one; they may be ``stored``
-    instead. ``copy`` is the path of the shard's copy, if it had to be copied. ``dropped`` counts samples, ``ignored``
-    members, by reason. ``version`` is that of the input, empty for one that was copied. ``members`` and
-    ``payload_bytes`` are those of all samples that were read, the dropped ones too, if these were whole."""
+    instead. ``sightings`` is what was seen of the names that the extract has. ``copy`` is the path of the shard's copy,
+    if it had to be copied. ``dropped`` counts samples, ``ignored`` members, by reason. ``version`` is that of the
+    input, empty for one that was copied. ``members`` and ``payload_bytes`` are those of all samples that were read, the
+    dropped ones too, if these were whole."""
 
     __slots__ = (
         "copy",
@@ -115,6 +124,7 @@ class Survey:
         "members",
         "payload_bytes",
         "rows",
+        "sightings",
         "size_bytes",
         "stored",
         "total",
@@ -128,6 +138,7 @@ class Survey:
 
         self.rows: Rows = numpy.empty(0, dtype=row_type())
         self.values: Packed | None = None
+        self.sightings = Sightings()
         self.stored: StoredRows | None = None
         self.total = 0
         self.size_bytes = 0
@@ -191,6 +202,7 @@ class _Columns:
         self.members = array("I")
         self.marks = bytearray()
         self.keys = array("Q")
+        self.headers = array("I")
 
     def add(self, batch: SampleBatch, row: int, length: int, members: int, mark: int, key: int) -> None:
         """One sample of a batch: the bytes and members it will have, its mark and the hash of its (new) key."""
@@ -210,6 +222,7 @@ class _Columns:
         rows["place"], rows["start"], rows["length"] = self.places, self.starts, self.lengths
         rows["out"], rows["members"], rows["key"] = self.out_lengths, self.members, self.keys
         rows["mark"] = numpy.frombuffer(self.marks, dtype=numpy.uint8)
+        rows["headers"] = self.headers
         return rows
 
 
@@ -226,6 +239,7 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
         found.version = "" if task.input.copy else source.version
         payloads = _payloads(task, source)
         index = _index_for(task, source, payloads, found)
+        payloads.by_index = index is not None
         if index is not None and _is_plain(task, index, found, overflow):
             return found
         for batch, rows in _selected(task, source, state, ignored, found, payloads, index):
@@ -234,10 +248,13 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
                 payloads.batch = batch
                 chosen = range(len(batch.keys)) if rows is None else rows
                 values += extract.values(batch, chosen, task.address, payloads)
+                if extract.named:
+                    found.sightings.look(extract.named, batch, chosen, payloads)
             if overflow.is_due(len(columns.places)):
                 overflow.write(columns.rows(), _packed(values))
                 columns, values = _Columns(), []
         _hold(found, overflow, columns.rows(), _packed(values))
+        source.confirm()
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
     found.ignored = ignored.counts
     found.copy = task.input.copy
@@ -316,7 +333,9 @@ def _selected(
     """Batches with the rows that are selected, None for all. ``payloads`` knows those of the batch."""
     form, selection = task.form, task.selection
     if task.on_error == "skip":
-        sound = salvaged_batches(source, _warner(found.warnings), found.dropped, form=form, ignored=ignored)
+        sound = salvaged_batches(
+            source, _warner(found.warnings), found.dropped, form=form, ignored=ignored, known=task.known
+        )
         safe = keep_safe(sound, found.dropped)
         yield from iter_selected(source, selection, state, form=form, batches=safe, payloads=payloads)
         return
@@ -342,8 +361,11 @@ def _selected(
 
 def _add(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence[int] | None) -> None:
     """Add one batch."""
-    check_keys(batch, task.address)
+    check_names(batch, task.address)
     everything = rows is None or len(rows) == len(batch.keys)
+    if len(batch.keys):
+        headers = headers_of_batch(batch)
+        columns.headers.frombytes((headers if everything else headers[list(rows or ())]).tobytes())
     if everything and task.rekey is None and not task.selection.changes_members and not any(batch.marks):
         _add_plain(columns, batch)
         return

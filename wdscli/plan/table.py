@@ -35,12 +35,14 @@ SENT_ROWS = 1 << 10
 
 
 def row_type() -> numpy.dtype[numpy.void]:
-    """How one sample of a plan is packed, in memory, in scratch files and in plan files: 45 little-endian bytes.
+    """How one sample of a plan is packed, in memory, in scratch files and in plan files: 49 little-endian
+    bytes.
 
     ``key`` is the XXH3-64 of its (new) key; ``start`` and ``length`` are the run's place in its input shard in bytes,
     ``out`` the bytes it takes in the output; ``shard`` and ``place`` say where it comes from (both from 0, the place
     counted before selection); ``members`` how many it will have, and ``mark`` what keeps it from being copied as it
-    stands (0: nothing).
+    stands (0: nothing). ``headers`` is what :func:`~wdscli.plan.headers.headers_of` says of it as it lies in its input,
+    0 where nobody knows.
     """
     import numpy
 
@@ -54,6 +56,7 @@ def row_type() -> numpy.dtype[numpy.void]:
             ("place", "<u4"),
             ("members", "<u4"),
             ("mark", "u1"),
+            ("headers", "<u4"),
         ]
     )
 
@@ -189,6 +192,10 @@ class PlanTable:
     def keys(self) -> U64:
         return self.rows["key"]
 
+    @property
+    def headers(self) -> U32:
+        return self.rows["headers"]
+
     def take(self, rows: I64 | list[int]) -> PlanTable:
         """Some samples, in the order of ``rows``; a copy, in memory."""
         return PlanTable(self.rows[rows])
@@ -209,6 +216,10 @@ class PlanTable:
         """All samples but the rows ``gone``, which rise. The others move up in the same space: this table is of no use
         any more."""
         return PlanTable(moved_up(self.rows, gone), self.origin)
+
+    def first(self, count: int) -> PlanTable:
+        """The first so many, or all; a view."""
+        return self.part(0, min(count, self.total))
 
     def parts(self, size: int = 1 << 14) -> Iterator[PlanTable]:
         """All samples, some at a time."""
@@ -270,6 +281,12 @@ class Ordered:
         if self.order is None:
             return self.samples.part(first, end)
         return self.samples.take(self.order[first:end])
+
+    def first(self, count: int) -> Ordered:
+        """The first so many, or all."""
+        if self.order is None:
+            return Ordered(self.samples.first(count))
+        return Ordered(self.samples, self.order[:count])
 
     def column(self, name: str, first: int, end: int) -> U64:
         """One column (see :func:`row_type`) of samples ``first`` to ``end``."""

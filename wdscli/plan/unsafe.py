@@ -1,7 +1,7 @@
-"""Keys that would make unsafe names: refused, or left out and counted.
+"""Names that are read and may not be written: refused, or left out and counted.
 
-A name is unsafe when it would lead out of the folder that it is unpacked in. This module knows batches of samples, and
-nothing of what they are read for.
+What such a name is, :func:`wdscli.samples.why_unsafe` says. This module knows batches of samples, and nothing of what
+they are read for.
 """
 
 from __future__ import annotations
@@ -10,43 +10,48 @@ from collections.abc import Iterator
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
-from wdscli.samples import SampleBatch
+from wdscli.samples import SampleBatch, may_be_unsafe, why_unsafe
 
 
-def check_keys(batch: SampleBatch, shard: str) -> None:
-    """Raise DataError for a key that would make an unsafe name."""
-    if _may_be_unsafe(batch):
-        for row, key in enumerate(batch.keys):
-            if is_unsafe(key):
+def check_names(batch: SampleBatch, shard: str) -> None:
+    """Raise DataError ``unsafe-name`` for a sample that has an unsafe name."""
+    if _is_suspect(batch):
+        for row in range(len(batch.keys)):
+            found = _unsafe(batch, row)
+            if found is not None:
+                at, reason = found
                 raise DataError(
-                    "unsafe name",
+                    f"unsafe name: {reason}",
                     code="unsafe-name",
                     shard=shard,
-                    offset=batch.start(row),
-                    member=to_text(key + b"." + batch.fields[batch.firsts[row]]),
+                    offset=batch.starts[at],
+                    member=to_text(batch.keys[row] + b"." + batch.fields[at])[:200],
                     hint="leave such samples out with --on-error skip, or see them all with `wds verify`",
                 )
 
 
-def _may_be_unsafe(batch: SampleBatch) -> bool:
-    """A quick look at all keys together."""
-    together = b"\n".join(batch.keys)
-    return b".." in together or b"\n/" in together or together.startswith(b"/")
+def _is_suspect(batch: SampleBatch) -> bool:
+    """A quick look at all names together. Fields repeat, and few batches have many different ones."""
+    return may_be_unsafe(batch.keys) or may_be_unsafe(list(set(batch.fields)))
 
 
-def is_unsafe(key: bytes) -> bool:
-    """Whether names of this key would lead out of the folder they are unpacked in."""
-    return key.startswith(b"/") or b".." in key.split(b"/")
+def _unsafe(batch: SampleBatch, row: int) -> tuple[int, str] | None:
+    """The first member of a sample whose name is unsafe, and why."""
+    for at in range(batch.firsts[row], batch.firsts[row + 1]):
+        reason = why_unsafe(batch.keys[row] + b"." + batch.fields[at])
+        if reason is not None:
+            return at, reason
+    return None
 
 
 def keep_safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterator[SampleBatch]:
     """The samples with safe names; the others are counted in ``dropped``."""
     for batch in batches:
-        if not _may_be_unsafe(batch):
+        if not _is_suspect(batch):
             yield batch
             continue
-        for row, key in enumerate(batch.keys):
-            if is_unsafe(key):
+        for row in range(len(batch.keys)):
+            if _unsafe(batch, row) is not None:
                 dropped["unsafe-name"] = dropped.get("unsafe-name", 0) + 1
             else:
                 yield batch.part(row, row + 1)

@@ -103,6 +103,10 @@ class Values:
         for first in range(0, self.total, VALUES_PER_BLOCK):
             yield self.part(first, first + VALUES_PER_BLOCK)
 
+    def first(self, count: int) -> Values:
+        """The first so many, or all."""
+        return Values(self.starts[:count], self.lengths[:count], self._data)
+
     def without(self, gone: Sequence[int] | I64) -> Values:
         """All values but those of the rows ``gone``, which rise; these values are of no use any more."""
         return Values(moved_up(self.starts, gone), moved_up(self.lengths, gone), self._data)
@@ -272,6 +276,11 @@ class Pool(NamedTuple):
         numpy.add.at(counts, list(self.sets), of_shard)
         found: list[int] = counts.tolist()
         return found
+
+    def first(self, count: int) -> Pool:
+        """The first so many, or all."""
+        values = None if self.values is None else self.values.first(count)
+        return self._replace(samples=self.samples.first(count), values=values)
 
     def without(self, gone: Sequence[int] | I64) -> Pool:
         """All samples but these rows, which rise; this pool is of no use any more."""

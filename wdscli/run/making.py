@@ -14,6 +14,7 @@ from wdscli.errors import OutputExistsError
 from wdscli.model import ShardInfo
 from wdscli.run.post import run_post
 from wdscli.run.receipts import CheckTask, Witness, check_shard, read_receipt
+from wdscli.shards.output import after_hook
 
 
 class Making(NamedTuple):
@@ -48,6 +49,7 @@ def _made(making: Making, task: Any) -> ShardInfo:
     info = making.work(task)
     if making.post is not None:
         run_post(making.post, task.address)
+        return after_hook(info, task.address)
     return info
 
 

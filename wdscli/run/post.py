@@ -12,6 +12,7 @@ import os
 from typing import IO
 
 from wdscli.errors import EngineError, printable
+from wdscli.shown import shown_command
 from wdscli.storage import is_local, local_path
 
 STANDS_FOR_SHARD = "{}"
@@ -55,7 +56,7 @@ def run_post(command: str, address: str) -> None:
         if status:
             how = f"failed with status {status}" if status > 0 else f"was ended by signal {-status}"
             raise EngineError(
-                f"the command after {printable(address)} {how}: {printable(line)}{_last_words(said)}",
+                f"the command after {printable(address)} {how}: {printable(shown_command(line))}{_last_words(said)}",
                 hint="the shards that are whole stay, without a manifest",
             )
 

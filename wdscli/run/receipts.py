@@ -18,19 +18,17 @@ from xxhash import xxh3_64_hexdigest
 from wdscli.errors import WdsError
 from wdscli.model import ShardInfo
 from wdscli.plan.request import PlanMark
-from wdscli.shards.checksum import new_digest, written
-from wdscli.shards.find import scan_index
+from wdscli.shards.find import is_shard
 from wdscli.shards.leftovers import receipt_address
 from wdscli.shards.manifest import parse_shard, plain_shard
 from wdscli.shards.shardfile import index_address
-from wdscli.storage import exists, open_sink, open_source, read_all
+from wdscli.storage import exists, open_sink, read_all
 from wdscli.tar import CANONICAL, Form
 
 if TYPE_CHECKING:
     pass
 
 VERSION = 1
-PIECE = 1 << 20
 
 
 class Receipt(NamedTuple):
@@ -107,7 +105,7 @@ class CheckTask(NamedTuple):
 
 def check_shard(task: CheckTask) -> str:
     """``whole``, ``unindexed`` (whole, but its index is not), or ``other``. Raises InputError."""
-    if not exists(task.address) or not _is_it(task):
+    if not exists(task.address) or not is_shard(task.address, task.shard, task.form):
         return "other"
     if task.index_seal is None or not task.shard.index:
         return "whole"
@@ -116,22 +114,3 @@ def check_shard(task: CheckTask) -> str:
     except WdsError:
         found = ""
     return "whole" if found == task.index_seal else "unindexed"
-
-
-def _is_it(task: CheckTask) -> bool:
-    """Whether the bytes are those that were written: by checksum, without one by size and headers."""
-    with open_source(task.address, decompress=False) as source:
-        if source.size != task.shard.size_bytes:
-            return False
-        algorithm = (task.shard.checksum or "none").partition(":")[0]
-        digest = new_digest(algorithm)
-        if digest is None:
-            try:
-                return scan_index(source, task.form)[0].digest() == task.shard.headers
-            except WdsError:
-                return False
-        offset = 0
-        while data := source.read_some(offset, PIECE):
-            digest.update(data)
-            offset += len(data)
-        return written(algorithm, digest) == task.shard.checksum

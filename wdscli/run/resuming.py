@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from wdscli.errors import DataError, OutputExistsError, UsageError, WdsError
@@ -23,6 +24,7 @@ from wdscli.shards.inputs import read_manifest
 from wdscli.shards.leftovers import RECEIPT, names_in, remove_receipts, remove_temporaries
 from wdscli.shards.manifest import INDEX_FOLDER, Manifest
 from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
+from wdscli.storage.versions import versions_at
 
 if TYPE_CHECKING:
     from wdscli.plan.request import PlannedShard, ReorderPlan
@@ -106,15 +108,23 @@ def find_kept(
     checks += [
         (Found(task, shard, True, None), check) for task, shard, check in _listed(plan, tasks, manifests)
     ]
-    for (found, check), state in zip(checks, _states(plan, [one for _, one in checks], reading, progress)):
+    # Before they are read: what is replaced after that is noticed at the end.
+    versions = [_version_of(check.address) for _, check in checks]
+    states = _states(plan, [one for _, one in checks], reading, progress)
+    for (found, check), state, version in zip(checks, states, versions):
         posted = found.receipt is None or found.receipt.posted
         if state == "other":
             _refuse_other(plan, found)
         elif state == "unindexed" or not posted:
             again.add(found.task)
         else:
-            shards[found.task] = check.shard
+            shards[found.task] = replace(check.shard, version=version)
     return Kept(shards, frozenset(again), manifests)
+
+
+def _version_of(address: str) -> str:
+    """Of a file of this machine, where asking costs nothing."""
+    return next(iter(versions_at([address]))) if is_local(address) else ""
 
 
 def look(plan: ReorderPlan, tasks: Sequence[int]) -> list[Found]:

@@ -9,13 +9,14 @@ only then the manifests are written. It must not know why samples are reordered.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import Layout, spill
-from wdscli.errors import EngineError
+from wdscli.errors import DataError, EngineError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
 from wdscli.plan.jobs import useful_jobs
@@ -32,7 +33,10 @@ from wdscli.run.making import Making, make
 from wdscli.run.receipts import Witness
 from wdscli.run.resuming import NOTHING, Kept, begin, tidy
 from wdscli.selection import Selection
+from wdscli.shards.claims import Claim, Ticket, claim_address
+from wdscli.shards.find import find_index
 from wdscli.shards.manifest import Manifest
+from wdscli.storage import is_stream
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -83,8 +87,19 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
     """Make the shards, then the manifests. Raises what a task raises; shards that are whole stay, without a
     manifest."""
     mark = mark_of(plan)
-    kept = begin(plan, mark, progress)
-    return finish_plan(plan, _run_tasks(plan, mark, kept, progress), kept)
+    with claimed(plan, mark):
+        kept = begin(plan, mark, progress)
+        return finish_plan(plan, _run_tasks(plan, mark, kept, progress), kept)
+
+
+@contextmanager
+def claimed(plan: ReorderPlan, mark: PlanMark) -> Iterator[None]:
+    """Until the block ends nobody else writes this output; but who runs a stored plan may do so several times at once.
+    Raises OutputError when another run is writing it."""
+    with Claim.take(claim_address(plan.request.output), mark.text if plan.is_stored else "") as claim:
+        for part in plan.parts:
+            part.output.hold(claim)
+        yield
 
 
 def _run_tasks(plan: ReorderPlan, mark: PlanMark, kept: Kept, progress: Progress) -> list[ShardInfo]:
@@ -117,17 +132,22 @@ def run_some(
             spilled = spill(plan, planned, executor, scratch, limits, progress)
         tasks_of_shards = gather_tasks(plan, planned, spilled)
         progress.start("writing", size, "bytes")
-        makings = map(partial(_making, mark, kept, plan.request.post), numbers, tasks_of_shards)
+        makings = map(
+            partial(_making, mark, kept, plan.request.post, _ticket(plan)), numbers, tasks_of_shards
+        )
         results = run_tasks(
             executor, make, makings, advance=progress.advance, amount=lambda info: info.size_bytes
         )
         for info, shard in zip(results, planned, strict=True):
-            check_made(info, shard)
+            check_made(plan, info, shard)
             written.append(info)
             if spilled is not None:
                 spilled.release(shard)
             progress.note(f"{shard.address}: {info.samples} samples, {info.size_bytes} bytes")
         progress.finish()
+        if spilled is not None:
+            for one in plan.inputs:
+                one.confirm()
     return written
 
 
@@ -136,11 +156,18 @@ def _executor(plan: ReorderPlan, is_stream: bool, jobs: int) -> Executor:
     return make_executor(1 if is_stream or any(ours) else jobs, plan.request.engine)
 
 
-def _making(mark: PlanMark, kept: Kept, post: str | None, number: int, task: GatherTask) -> Making:
+def _ticket(plan: ReorderPlan) -> Ticket | None:
+    """That of the claim, for tasks on this machine: others may know the folder by other numbers."""
+    return plan.parts[0].output.settings.ticket if plan.parts and plan.request.engine is None else None
+
+
+def _making(
+    mark: PlanMark, kept: Kept, post: str | None, ticket: Ticket | None, number: int, task: GatherTask
+) -> Making:
     """A task with its witness. Only a shard of ours is replaced unasked."""
     witness = Witness(mark, number, posted=post is None)
     force = task.settings.force or number in kept.again
-    settings = task.settings._replace(witness=witness.leave, force=force)
+    settings = task.settings._replace(witness=witness.leave, force=force, ticket=ticket)
     return Making(gather, task._replace(settings=settings), witness, post)
 
 
@@ -220,17 +247,35 @@ def check_whole(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
         pairs.append(("payload bytes", plan.payload_bytes_in, sum(map(payload_bytes_of, written))))
     for what, wanted, found in pairs:
         if found != wanted:
+            refuse_stale(plan)
             raise EngineError(
                 f"{found} {what} were written or counted, {wanted} were read",
                 hint="this is a mistake in wdscli; please report it",
             )
 
 
-def check_made(info: ShardInfo, shard: PlannedShard) -> None:
+def refuse_stale(plan: ReorderPlan) -> None:
+    """Raise DataError where an index that a plan may have gone by does not say what its shard's headers say."""
+    for one in plan.inputs:
+        if not one.copy and not is_stream(one.address):
+            with one.open() as source:
+                complaints: list[str] = []
+                find_index(one.address, source, complaints.append, whole=True)
+            if complaints:
+                raise DataError(
+                    "its index is stale: it does not say what the headers say",
+                    code="stale-index",
+                    shard=one.address,
+                    hint="make the index again with `wds index`",
+                )
+
+
+def check_made(plan: ReorderPlan, info: ShardInfo, shard: PlannedShard) -> None:
     """What was written must be what was planned: samples, members and bytes."""
     found = (info.samples, info.members, info.size_bytes)
     wanted = (shard.samples, shard.members, shard.size)
     if found != wanted:
+        refuse_stale(plan)
         raise EngineError(
             f"{info.name} has {found[0]} samples, {found[1]} members, {found[2]} bytes; "
             f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}",

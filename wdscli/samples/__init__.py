@@ -5,12 +5,21 @@ It must not know where bytes come from, nor what a shard set is.
 
 from wdscli.samples.batch import RAGGED, Ignored, SampleBatch, new_batch
 from wdscli.samples.grouping import Grouper, duplicate_field, group_columns, iter_batches
-from wdscli.samples.keys import check_name, is_dunder, split_name, why_ignored
+from wdscli.samples.keys import (
+    MAX_NAME_BYTES,
+    check_name,
+    is_dunder,
+    may_be_unsafe,
+    split_name,
+    why_ignored,
+    why_unsafe,
+)
 from wdscli.samples.reading import iter_samples
 
 __all__ = [
     "Grouper",
     "Ignored",
+    "MAX_NAME_BYTES",
     "RAGGED",
     "SampleBatch",
     "check_name",
@@ -19,7 +28,9 @@ __all__ = [
     "is_dunder",
     "iter_batches",
     "iter_samples",
+    "may_be_unsafe",
     "new_batch",
     "split_name",
     "why_ignored",
+    "why_unsafe",
 ]

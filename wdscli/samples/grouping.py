@@ -102,7 +102,7 @@ class Grouper:
         name, kind = columns.names[row], columns.flags[row] & KIND_MASK
         parts = split_name(name) if kind == REGULAR else None
         if parts is None:
-            self.ignore(name, kind, columns.starts[row])
+            self.ignore(name, kind, columns.starts[row], columns.sizes[row])
             return
         key, field = parts
         flag = columns.flags[row]
@@ -119,9 +119,11 @@ class Grouper:
         batch.sizes.append(columns.sizes[row])
         batch.flags.append(flag)
 
-    def ignore(self, name: bytes, kind: int, start: int) -> None:
+    def ignore(self, name: bytes, kind: int, start: int, size: int) -> None:
         """Count a member that is part of no sample, or raise when samples may not have such members."""
         self._junk_since = True
+        if kind == REGULAR and size and name.endswith(b"/") and not self.lenient:
+            raise hidden(self.shard, start, name, size)
         if kind in (REGULAR, DIRECTORY):
             self.ignored.add(why_ignored(name, kind))
         elif self.lenient:
@@ -260,6 +262,19 @@ def _is_behind(error: DataError, key: bytes) -> bool:
         return True
     parts = None if error.member is None else split_name(to_bytes(error.member))
     return parts is not None and parts[0] != key
+
+
+def hidden(shard: str, offset: int, name: bytes, size: int) -> DataError:
+    """The error of a regular file whose name ends like a folder's: bsdtar takes it for a folder and sees members in
+    what is a payload to tarfile, webdataset and GNU tar."""
+    return DataError(
+        f"a file whose name ends with a slash has {size} bytes, and some readers see members in them",
+        code="bad-size",
+        shard=shard,
+        offset=offset,
+        member=to_text(name),
+        hint="make the archive again, or pass over it with --on-error skip",
+    )
 
 
 def duplicate_field(shard: str, offset: int, name: bytes) -> DataError:

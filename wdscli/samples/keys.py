@@ -2,14 +2,24 @@
 
 The rule is webdataset's (``base_plus_ext``): the key is the folder and the file name up to its first dot, the field is
 what follows that dot. Not part of any sample: folders, names without a dot, AppleDouble ``._x``, and what is named
-``__x__`` or lies in a folder of such a name. This module looks at names alone.
+``__x__`` or lies in a folder of such a name.
+
+And the rule of names that may be written (section 5 of the design), in one place for all that write: relative, no
+``..``, no NUL, no leading slash. :func:`why_unsafe` says it of one name, :func:`may_be_unsafe` looks at many at once.
+
+This module looks at names alone.
 """
 
 from __future__ import annotations
 
-from wdscli.errors import UsageError
+from collections.abc import Sequence
+
+from wdscli.errors import UsageError, printable
 from wdscli.model import to_text
 from wdscli.tar import DIRECTORY
+
+MAX_NAME_BYTES = 1 << 16
+"""Of names that we make. No file system has longer ones, and a header with the name in it is read whole."""
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
@@ -35,14 +45,46 @@ def is_dunder(name: bytes) -> bool:
     return len(head) >= 4 and head.startswith(b"__") and head.endswith(b"__")
 
 
-def check_name(key: bytes, field: bytes) -> None:
-    """Raise UsageError unless ``key.field`` is a name that is safe and reads back as this key and this field.
+def why_unsafe(name: bytes) -> str | None:
+    """Why a member of this name could be unpacked elsewhere or be lost, or None.
 
-    Names are relative, have no ``..``, no NUL and no leading slash (section 5 of the design).
+    >>> why_unsafe(b"a/b.jpg"), why_unsafe(b"a/../b.jpg"), why_unsafe(b"a\\0b.jpg")
+    (None, 'the name has a ".." in it', 'the name has a NUL in it')
     """
+    if not name:
+        return "the name is empty"
+    if name.startswith(b"/"):
+        return "the name is absolute"
+    if b".." in name and b".." in name.split(b"/"):
+        return 'the name has a ".." in it'
+    # A NUL ends a name in a header: readers would find another one there.
+    return "the name has a NUL in it" if b"\0" in name else None
+
+
+def may_be_unsafe(names: Sequence[bytes]) -> bool:
+    """A quick look at many names, or keys and fields: False when all of them are safe."""
+    joined = b"\n".join(names)
+    return (
+        b".." in joined
+        or b"\n/" in joined
+        or b"\n\n" in joined
+        or b"\0" in joined
+        or joined.startswith((b"/", b"\n"))
+        or (bool(names) and not names[-1])
+    )
+
+
+def check_name(key: bytes, field: bytes) -> None:
+    """Raise UsageError unless ``key.field`` is a name that is safe and reads back as this key and this field."""
     name = key + b"." + field
-    if b"\0" in name or name.startswith(b"/") or b".." in name.split(b"/"):
-        raise UsageError(f'unsafe name "{to_text(name)}": names are relative, without ".." and NUL')
+    if len(name) > MAX_NAME_BYTES:
+        raise UsageError(f"a name of {len(name)} bytes: at most {MAX_NAME_BYTES} are written")
+    reason = why_unsafe(name)
+    if reason is not None:
+        raise UsageError(
+            f'unsafe name "{printable(to_text(name))}": {reason}',
+            hint='names are relative, without ".." and NUL',
+        )
     if split_name(name) != (key, field):
         raise UsageError(
             f'key "{to_text(key)}" and field "{to_text(field)}" do not read back as such',

@@ -75,7 +75,7 @@ class _Reading:
             except (KeyError, IndexError):
                 parts = split_name(name) if not flags[row] & KIND_MASK else None
                 if parts is None:
-                    self._grouper.ignore(name, flags[row] & KIND_MASK, starts[row])
+                    self._grouper.ignore(name, flags[row] & KIND_MASK, starts[row], size)
                     continue
                 field = self._learn(parts[1])
                 if parts[0] != self.key or self.index < 0:

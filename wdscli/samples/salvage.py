@@ -26,11 +26,14 @@ def salvaged_batches(
     form: Form = CANONICAL,
     ignored: Ignored | None = None,
     see: Callable[[Window], None] | None = None,
+    known: int = -1,
 ) -> Iterator[SampleBatch]:
     """Every sample of which it can be told that it is whole. Each trouble goes to ``report``; samples that are left out
     are counted in ``dropped``: ``damaged`` (beside damage), ``duplicate-field``. ``see`` is shown every window before
-    its samples come out, for a stream whose payloads must be taken then; a payload that it finds cut ends the shard."""
-    return _Salvager(source, report, dropped, form, ignored, see).batches()
+    its samples come out, for a stream whose payloads must be taken then; a payload that it finds cut ends the shard.
+    ``known`` is how many samples the shard should have: those of a damaged one that nobody can see any more are counted
+    as ``lost``."""
+    return _Salvager(source, report, dropped, form, ignored, see).batches(known)
 
 
 class _Salvager:
@@ -48,13 +51,19 @@ class _Salvager:
         self._report = report
         self._dropped = dropped
         self._form = form
-        self._hurt = False
+        self._hurt = self._was_hurt = False
+        self._seen = 0
         self._usual: frozenset[bytes] | None = None
         self._grouper = Grouper(source.name, lenient=True)
         if ignored is not None:
             self._grouper.ignored = ignored
 
-    def batches(self) -> Iterator[SampleBatch]:
+    def batches(self, known: int) -> Iterator[SampleBatch]:
+        yield from self._batches()
+        if self._was_hurt and known > self._seen:
+            self._dropped["lost"] = self._dropped.get("lost", 0) + known - self._seen
+
+    def _batches(self) -> Iterator[SampleBatch]:
         after_damage = False
         for window in self._windows():
             if self._hurt and window.columns.names:
@@ -81,12 +90,13 @@ class _Salvager:
             yield window
 
     def _damage(self, error: DataError) -> None:
-        self._hurt = True
+        self._hurt = self._was_hurt = True
         self._report(error)
 
     def _sound(self, batch: SampleBatch, first_hurt: bool, last_hurt: bool) -> Iterator[SampleBatch]:
         """``batch`` without the samples that are not whole. Its first or last sample may lie beside damage."""
         rows = []
+        self._seen += len(batch.keys)
         last = len(batch.keys) - 1
         for row in range(len(batch.keys)):
             fields = batch.fields[batch.firsts[row] : batch.firsts[row + 1]]

@@ -2,8 +2,9 @@
 
 The order in which the options take hold is fixed, whatever their order on the command line: ``--keys`` and
 ``--keys-from``, then ``--where``, then the fields (a sample left with none is dropped), then ``--slice`` over
-what remains, then ``--limit``. The same option given twice widens (``--keys A --keys B`` is either),
-different options narrow each other.
+what remains, then ``--limit``, which a command that brings samples into another order, or leaves some out later,
+counts itself. The same option given twice widens (``--keys A --keys B`` is either), but
+``--where`` narrows; different options narrow each other.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Absence, Named, Sightings
 
 if TYPE_CHECKING:
     from wdscli.selection.fields import FieldRule, MemberPlan
@@ -34,7 +36,8 @@ class SelectionState:
     ``seen`` samples were looked at; of these ``kept`` were selected and the others are in ``dropped``, by
     reason: ``keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``, ``slice``.
     ``done`` says that no further sample can be selected, so that reading may stop. ``members`` and ``payload_bytes``
-    are those of the samples seen.
+    are those of the samples seen. ``found`` has the keys and globs that samples have, ``sightings`` what was seen of
+    other names.
     """
 
     __slots__ = (
@@ -47,6 +50,7 @@ class SelectionState:
         "on_error",
         "payload_bytes",
         "seen",
+        "sightings",
     )
 
     def __init__(self, on_error: OnError = "stop") -> None:
@@ -59,9 +63,15 @@ class SelectionState:
         self.done = False
         self.dropped: dict[str, int] = {}
         self.found: set[bytes] = set()
+        self.sightings = Sightings()
 
     def drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    def merge_names(self, other: SelectionState) -> None:
+        """Add what another part of the same samples was seen to have."""
+        self.found |= other.found
+        self.sightings.merge(other.sightings)
 
     def count(self, batch: SampleBatch, samples: int) -> None:
         """Add the members of the first ``samples`` of a batch."""
@@ -104,8 +114,8 @@ class Selection(NamedTuple):
         drop: str | Sequence[str] | None = None,
         rename: Sequence[str] | None = (),
         keys: Sequence[str] | None = (),
-        keys_from: str | None = None,
-        where: str | None = None,
+        keys_from: str | Sequence[str] | None = None,
+        where: str | Sequence[str] | None = None,
         slice: str | None = None,
         limit: int | None = None,
     ) -> Selection:
@@ -146,7 +156,7 @@ class Selection(NamedTuple):
     @property
     def reads_stdin(self) -> bool:
         """Whether standard input was spent on ``--keys-from -``, so that no shard can come from there."""
-        return self.key_rule is not None and self.key_rule.source == "-"
+        return self.key_rule is not None and "-" in self.key_rule.sources
 
     def new_state(self, on_error: OnError = "stop") -> SelectionState:
         """Fresh counts. With ``on_error="skip"`` a sample that ``--where`` cannot decode is dropped, not an
@@ -171,6 +181,10 @@ class Selection(NamedTuple):
             state.kept += len(batch.keys)
             state.count(batch, len(batch.keys))
             return list(range(len(batch.keys)))
+        if self.field_rule is not None or self.where is not None:
+            state.sightings.fields.update(batch.fields)
+        if self.key_rule is not None:
+            self.key_rule.look(batch.keys, state.found, state.sightings)
         rows, before = [], state.seen
         for row in range(len(batch.keys)):
             state.seen += 1
@@ -195,8 +209,11 @@ class Selection(NamedTuple):
         if self.key_rule is not None and not self.key_rule.matches(batch.keys[row], state.found):
             return "keys"
         try:
-            if self.where is not None and not self.where.holds(batch, row, shard, payload_of):
-                return "where"
+            if self.where is not None:
+                holds = self.where.holds(batch, row, shard, payload_of)
+                self.where.look(state.sightings)
+                if not holds:
+                    return "where"
         except DataError as error:
             if state.on_error == "stop" or error.code != "undecodable":
                 raise
@@ -240,18 +257,41 @@ class Selection(NamedTuple):
                 hint=error.hint,
             ) from None
 
+    @property
+    def named(self) -> list[Named]:
+        """The fields and places in JSON that samples must have somewhere."""
+        named = [] if self.field_rule is None else self.field_rule.named
+        return named if self.where is None else [*named, *self.where.named]
+
+    def absences(self, state: SelectionState, named: Sequence[Named] = ()) -> list[Absence]:
+        """What was named, here and in ``named``, and no sample has; to be asked once everything was read.
+
+        None when there was no sample to look at. Where reading ended early, because no further sample could be
+        selected, a field may come yet: it is told and not needed; of keys nothing is said.
+        """
+        absences = []
+        if state.sightings.fields:
+            absences = state.sightings.absent([*self.named, *named])
+        if state.done:
+            text = f" among the {state.seen} that were read"
+            return [one._replace(message=one.message + text, needed=False) for one in absences]
+        if self.key_rule is not None and state.sightings.keys:
+            absences += self.key_rule.absences(state.found, state.sightings)
+        return absences
+
     def remarks(self, state: SelectionState) -> list[str]:
         """What the user should hear once everything was read: keys that ``--keys-from`` names and no shard
-        holds."""
+        holds, where there are others."""
         if self.key_rule is None or state.done:
             return []
         unseen = self.key_rule.unseen(state.found)
-        if not unseen:
+        if not unseen or len(unseen) == len(self.key_rule.listed or ()):
             return []
         named = ", ".join(to_text(key) for key in unseen[:_NAMED_AT_MOST])
         more = f" and {len(unseen) - _NAMED_AT_MOST} more" if len(unseen) > _NAMED_AT_MOST else ""
         noun = "key" if len(unseen) == 1 else "keys"
-        return [f"{len(unseen)} {noun} of {self.key_rule.source} not found: {named}{more}"]
+        files = " and ".join(self.key_rule.sources)
+        return [f"{len(unseen)} {noun} of {files} not found: {named}{more}"]
 
 
 _TRIVIAL = Selection()
@@ -280,7 +320,8 @@ def _field_rule(
     return FieldRule.parse(fields, drop or (), rename)
 
 
-def _key_rule(keys: Sequence[str], keys_from: str | None) -> KeyRule | None:
+def _key_rule(keys: Sequence[str], keys_from: str | Sequence[str] | None) -> KeyRule | None:
+    keys_from = keys_from or None
     if not keys and keys_from is None:
         return None
     from wdscli.selection.keys import KeyRule
@@ -288,12 +329,16 @@ def _key_rule(keys: Sequence[str], keys_from: str | None) -> KeyRule | None:
     return KeyRule.parse([keys] if isinstance(keys, str) else keys, keys_from)
 
 
-def _where(text: str | None) -> Where | None:
-    if text is None:
+def _where(given: str | Sequence[str] | None) -> Where | None:
+    """One expression; of several, that all of them hold."""
+    texts = [given] if isinstance(given, str) else list(given or ())
+    if not texts:
         return None
     from wdscli.selection.where import Where
 
-    return Where(text)
+    found = [Where(text) for text in texts]
+    # Each was read by itself, so that no bracket of one closes one of another. A comment ends with its line.
+    return found[0] if len(found) == 1 else Where(" and ".join(f"({text}\n)" for text in texts))
 
 
 def _checked_limit(limit: int | None) -> int | None:

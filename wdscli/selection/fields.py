@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import check_name
+from wdscli.selection.named import Named
 
 MemberPlan = tuple[tuple[int, bytes], ...]
 _CACHE_LIMIT = 1 << 12
@@ -57,6 +58,26 @@ class FieldRule:
                     hint="alternatives go into one option: --rename 'image=jpg;png'",
                 )
         return cls(keep, drop, parsed)
+
+    @property
+    def named(self) -> list[Named]:
+        """What samples must have somewhere."""
+        words = [(word, " for --fields") for word in self.keep or ()]
+        words += [(word, " for --drop") for word in self.drop]
+        named = [Named(word, purpose, (word, *self._olds_of(word))) for word, purpose in words]
+        for rename in self.renames:
+            olds = tuple(map(to_text, rename.olds))
+            named.append(Named(";".join(olds), " for --rename", olds))
+        return named
+
+    def _olds_of(self, word: str) -> list[str]:
+        """The fields that a word means by their new names."""
+        return [
+            to_text(old)
+            for rename in self.renames
+            if fnmatchcase(to_text(rename.new), word)
+            for old in rename.olds
+        ]
 
     def plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
         """See :meth:`wdscli.selection.Selection.member_plan`."""

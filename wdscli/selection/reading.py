@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.samples import Grouper, Ignored, SampleBatch, iter_batches, split_name
+from wdscli.samples.expected import check_member, payload_at
 from wdscli.selection.choice import Selection, SelectionState
-from wdscli.tar import CANONICAL, ByteSource, Form, Window, scan
+from wdscli.tar import CANONICAL, ByteSource, Form, Window, padded, scan
 
 MAX_LOOKED_INTO = 1 << 26
 """A payload above this many bytes is not decoded: memory is bounded by options, never by what a shard
@@ -82,9 +83,11 @@ def _looked_into(
 
 
 class Payloads:
-    """The payloads of the current batch, of some ``fields``."""
+    """The payloads of the current batch, of some ``fields``. With ``by_index`` the batches come from an index: the
+    header in front of each payload is compared with it, and another one is a DataError ``stale-index``."""
 
-    def __init__(self, source: ByteSource, fields: frozenset[bytes]) -> None:
+    def __init__(self, source: ByteSource, fields: frozenset[bytes], *, by_index: bool = False) -> None:
+        self.by_index = by_index
         self.batch: SampleBatch | None = None
         self._source = source
         self.fields = fields
@@ -123,6 +126,8 @@ class Payloads:
         assert self.batch is not None
         offset = self.batch.offsets[at]
         end = offset + self.batch.sizes[at]
+        if self.by_index:
+            check_member(self._source, self._head(row, at), offset, self._name(row, at), end - offset)
         while offset < end:
             data = self._source.read_at(offset, min(PIECE, end - offset))
             if not data:
@@ -151,13 +156,29 @@ class Payloads:
             return self._kept[offset]
         if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
             return window.buffer[offset - window.base : offset - window.base + size]
-        data = self._source.read_at(offset, size)
+        if self.by_index:
+            data = payload_at(self._source, self._head(row, at), offset, self._name(row, at), size)
+        else:
+            data = self._source.read_at(offset, size)
         if len(data) < size:
             raise self._error(row, at, f"archive ends after {len(data)} of {size} payload bytes", "truncated")
         return data
 
+    def _head(self, row: int, at: int) -> int:
+        """Where what leads to a member begins: behind the member before it, or where the sample does."""
+        batch = self.batch
+        assert batch is not None
+        if at == batch.firsts[row]:
+            return batch.starts[at]
+        return batch.offsets[at - 1] + padded(batch.sizes[at - 1])
+
+    def _name(self, row: int, at: int) -> bytes:
+        batch = self.batch
+        assert batch is not None
+        return batch.keys[row] + b"." + batch.fields[at]
+
     def _error(self, row: int, at: int, message: str, code: str) -> DataError:
         batch = self.batch
         assert batch is not None
-        name = to_text(batch.keys[row] + b"." + batch.fields[at])
+        name = to_text(self._name(row, at))
         return DataError(message, code=code, shard=self._source.name, offset=batch.starts[at], member=name)

@@ -4,7 +4,7 @@ What it is: an expression over ``key``, ``shard``, ``index`` (the sample's place
 (bytes by field), ``fields``, and ``json``, ``cls``, ``txt``, which are decoded only when named and reached.
 All names are those that the shard has, whatever ``--rename`` says. How: parsed and checked once, so that a
 mistake is told before anything is read, then handed to simpleeval for each sample with a scope that works its
-values out when they are asked for.
+values out when they are asked for. What an expression can make is bounded, and so is the time of ``search``.
 
 An attribute of a mapping is one of its keys (``json.width``, ``size.jpg``; ``size["seg.png"]`` where a name
 has dots) and nothing else; the methods that may be called are those of text listed here. What a sample does
@@ -20,9 +20,11 @@ from typing import Any, NoReturn
 
 from simpleeval import DEFAULT_OPERATORS, InvalidExpression, SimpleEval
 
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch
+from wdscli.selection.named import Place, Sightings
+from wdscli.selection.where_names import names_in
 
 PAYLOADS = ("json", "cls", "txt")
 NAMES = ("key", "shard", "index", "size", "fields", *PAYLOADS)
@@ -93,12 +95,9 @@ def _rounded(number: Any, digits: int | None = None) -> Any:
 
 
 def _search(pattern: str, text: str) -> bool:
-    import re
+    from wdscli.selection.expressions import expression
 
-    try:
-        return re.search(pattern, text) is not None
-    except re.error as error:
-        raise UsageError(f'--where: not a regular expression: "{pattern}": {error}') from None
+    return expression(pattern, "--where").search(text) is not None
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -134,19 +133,29 @@ def _modulo(left: Any, right: Any) -> Any:
     return left % right
 
 
-_OPERATORS = {**DEFAULT_OPERATORS, ast.Pow: _power, ast.Mod: _modulo}
+def _product(left: Any, right: Any) -> Any:
+    """Never a list many times over: lists of lists of such make any amount of text."""
+    product = DEFAULT_OPERATORS[ast.Mult](left, right)
+    if isinstance(product, list):
+        raise TypeError("unsupported operand type(s) for *: 'list'")
+    return product
+
+
+_OPERATORS = {**DEFAULT_OPERATORS, ast.Mult: _product, ast.Pow: _power, ast.Mod: _modulo}
 
 
 class Where:
     """One expression, parsed and checked. Raises UsageError for one that cannot mean anything."""
 
-    __slots__ = ("_evaluator", "_scope", "_tree", "payload_fields", "text")
+    __slots__ = ("_evaluator", "_scope", "_tree", "named", "payload_fields", "places", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._tree = parse(text)
         named = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
         self.payload_fields = frozenset(name.encode() for name in named.intersection(PAYLOADS))
+        self.named = names_in(self._tree)
+        self.places = [Place(b"json", name.path) for name in self.named if name.path is not None]
         self._scope = _Scope()
         self._evaluator = _Evaluator(self._scope)
 
@@ -165,6 +174,8 @@ class Where:
         scope.enter(batch, row, shard, payload_of)
         try:
             return bool(self._evaluator.eval(self.text, self._tree))
+        except WdsError:
+            raise
         except (_Missing, ZeroDivisionError):
             return False
         except InvalidExpression as error:
@@ -175,6 +186,13 @@ class Where:
             self._raise_unfit(error)
         except RecursionError:
             raise UsageError("--where: the expression is nested too deeply") from None
+
+    def look(self, sightings: Sightings) -> None:
+        """Look for the expression's places in the JSON of the sample that was asked about last, if it was decoded."""
+        known = self._scope.known
+        for place in self.places if "json" in known else ():
+            if place not in sightings.places:
+                sightings.see_document(place, known["json"])
 
     def _raise_unfit(self, error: Exception) -> NoReturn:
         scope = self._scope
@@ -200,12 +218,12 @@ class _Scope:
         self, batch: SampleBatch, row: int, shard: str, payload_of: Callable[[int, bytes], bytes] | None
     ) -> None:
         self.batch, self.row, self.shard, self.payload_of = batch, row, shard, payload_of
-        self._known: dict[str, Any] = {}
+        self.known: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._known:
-            self._known[name] = _VALUES[name](self)
-        return self._known[name]
+        if name not in self.known:
+            self.known[name] = _VALUES[name](self)
+        return self.known[name]
 
     def fields(self) -> list[str]:
         return list(

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.shards.waiting import Column, Waiting
@@ -255,18 +256,40 @@ class IndexBuilder:
         return _digest(self._columns())
 
     def to_bytes(
-        self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None
+        self,
+        *,
+        shard: str,
+        size: int,
+        form: Form = CANONICAL,
+        ignored: dict[str, int] | None = None,
+        etag: str = "",
     ) -> bytes:
-        """The whole index file. ``size`` is the shard's size in bytes, ``shard`` its file name."""
-        return b"".join(self.pieces(shard=shard, size=size, form=form, ignored=ignored))
+        """The whole index file. ``size`` is the shard's size in bytes, ``shard`` its file name, ``etag`` its version
+        where the store tells one."""
+        return b"".join(self.pieces(shard=shard, size=size, form=form, ignored=ignored, etag=etag))
 
     def pieces(
-        self, *, shard: str, size: int, form: Form = CANONICAL, ignored: dict[str, int] | None = None
+        self,
+        *,
+        shard: str,
+        size: int,
+        form: Form = CANONICAL,
+        ignored: dict[str, int] | None = None,
+        etag: str = "",
     ) -> Iterator[Buffer]:
         """:meth:`to_bytes` piece by piece: an index is large where samples are small, and is not held twice."""
         import msgpack
         from xxhash import xxh3_64
 
+        for field in self._field_ids:
+            if b"\0" in field:
+                raise DataError(
+                    "no index can hold a field with a NUL in its name",
+                    code="unsafe-name",
+                    shard=shard,
+                    member=to_text(field),
+                    hint="save the other samples with `wds verify --repair -o OUT`",
+                )
         columns = self._columns()
         whole = {
             "format": FORMAT,
@@ -278,6 +301,7 @@ class IndexBuilder:
             "mtime": form.mtime,
             "long_names": form.long_names,
             "ignored": dict(sorted((ignored or {}).items())),
+            **({"etag": etag} if etag else {}),
             "digest": _digest(columns),
             **columns,
         }

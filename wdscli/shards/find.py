@@ -1,9 +1,10 @@
 """The index of a shard, found and checked; or made by a scan.
 
 What it is: the only way to an index for those who use one. How: an index is believed when the shard has the size it
-names, when neither file is newer than it should be, and when the headers of its first, middle and last sample say what
-it says. An index older than its local shard is compared with a scan. One that fails is never used; the caller hears
-why. It must not know what the index is wanted for.
+names, and, where the store tells versions, the version; when the headers of its first, middle and last sample say what
+it says; and when what lies between its samples belongs to none. An index older than its local shard is compared with a
+scan. One that fails is never used; the caller hears why. What else has changed is noticed where a payload is read: the
+header in front of it is compared (:mod:`wdscli.samples.expected`). It must not know what the index is wanted for.
 """
 
 from __future__ import annotations
@@ -11,20 +12,33 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from wdscli.errors import DataError, InputError
+from wdscli.errors import DataError, InputError, WdsError
+from wdscli.model import ShardInfo
 from wdscli.samples import Ignored, SampleBatch, iter_batches
+from wdscli.samples.expected import holds_no_sample, is_there
+from wdscli.shards.checksum import new_digest, written
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.shardfile import index_address
-from wdscli.storage import Source, is_local, is_stream, read_all
+from wdscli.storage import Source, is_local, is_stream, open_source, read_all, scheme
 from wdscli.storage.addresses import local_path
-from wdscli.tar import CANONICAL, ByteSource, Form, Scanner
+from wdscli.tar import CANONICAL, ByteSource, Form
+
+GAPS = 1 << 10
+"""Stretches between samples of a local shard that are looked at before its index is believed."""
+REMOTE_GAPS = 4
+"""The same of others, where each look is a request."""
+
+_PIECE_BYTES = 1 << 20
 
 
-def find_index(address: str, source: Source, warn: Callable[[str], None] | None = None) -> Index | None:
+def find_index(
+    address: str, source: Source, warn: Callable[[str], None] | None = None, *, whole: bool = False
+) -> Index | None:
     """The index of the shard at ``address``, open as ``source``; None when there is none that can be believed.
 
-    ``warn`` is told of an index that is there but stale. Nothing is asked of the storage for streams and for
-    compressed shards, whose bytes an index cannot reach.
+    ``warn`` is told of an index that is there but stale. With ``whole`` it is compared with all headers of the shard;
+    DataError then for one that is damaged. Nothing is asked of the storage for streams and for compressed shards, whose
+    bytes an index cannot reach.
     """
     if is_stream(address) or not source.seekable:
         return None
@@ -39,40 +53,97 @@ def find_index(address: str, source: Source, warn: Callable[[str], None] | None 
         reason: str | None = error.message
     else:
         reason = why_stale(index, address, place, source)
+        if reason is None and whole:
+            reason = _why_untrue(index, source)
     if reason is None:
+        index.seen = source.version
         return index
     if warn is not None:
         warn(f"{place} is not used: {reason} (make it again with `wds index`)")
     return None
 
 
+def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
+    """Whether the bytes at ``address`` are those of ``shard``: by checksum, without one by size and headers. Raises
+    InputError."""
+    with open_source(address, decompress=False) as source:
+        if source.size != shard.size_bytes:
+            return False
+        algorithm = (shard.checksum or "none").partition(":")[0]
+        digest = new_digest(algorithm)
+        if digest is None:
+            try:
+                return scan_index(source, form)[0].digest() == shard.headers
+            except WdsError:
+                return False
+        offset = 0
+        while data := source.read_some(offset, _PIECE_BYTES):
+            digest.update(data)
+            offset += len(data)
+        return written(algorithm, digest) == shard.checksum
+
+
 def why_stale(index: Index, address: str, place: str, source: Source) -> str | None:
     """Why ``index`` must not be believed, or None. ``place`` is the index's own address."""
     if source.size is not None and source.size != index.size:
         return f"the shard has {source.size} bytes, the index was made for {index.size}"
+    etag = etag_of(address, source)
+    if is_other_version(index.etag, etag):
+        return "the store has another version of the shard than the index was made for"
+    if etag and etag == index.etag:
+        return None
     for row in {0, index.samples // 2, index.samples - 1} if index.samples else ():
         if not _says_the_same(index, row, source):
             return f"sample {row} of the shard is not where the index says"
+    if not _leaves_none_out(index, source):
+        return "a sample of the shard is not in the index"
     if _is_older(place, address) and scan_index(source, index.form)[0].digest() != index.digest:
         return "the shard was changed after the index was made"
     return None
 
 
+def etag_of(address: str, source: Source) -> str:
+    """What an index keeps of a shard's version: the kind of store and its ETag. Empty where there is none, and for a
+    time of change, which says more of a copy than of its bytes."""
+    version = source.version
+    if is_local(address) or not version.startswith(("etag:", '"')):
+        return ""
+    return f"{scheme(address)} {version.removeprefix('etag:')}"
+
+
+def is_other_version(known: str, found: str) -> bool:
+    """Whether two of these are of one kind of store and not the same: a set may be copied from store to store."""
+    return bool(known and found) and known != found and known.partition(" ")[0] == found.partition(" ")[0]
+
+
 def _says_the_same(index: Index, row: int, source: ByteSource) -> bool:
     """Whether a scan of one sample's first header gives the name, the payload's place and the size of the index."""
-    start = int(index.starts[row])
     member = int(index.member_ends[row - 1]) if row else 0
-    offset, size = int(index.member_offsets[member]), int(index.member_sizes[member])
-    if offset - start > 1 << 21:
-        return False
-    scanner = Scanner(first=start, form=index.form)
-    try:
-        scanner.feed(source.read_at(start, offset - start), start)
-        columns = scanner.take()
-    except DataError:
-        return False
     name = index.key(row) + b"." + index.fields[int(index.member_fields[member])]
-    return columns.names[:1] == [name] and columns.offsets[:1] == [offset] and columns.sizes[:1] == [size]
+    offset, size = int(index.member_offsets[member]), int(index.member_sizes[member])
+    return is_there(source, int(index.starts[row]), offset, name, size)
+
+
+def _leaves_none_out(index: Index, source: Source) -> bool:
+    """Whether what lies between the samples of an index, before them and behind them belongs to none, as far as a look
+    at some of it tells."""
+    begins, ends = index.gaps()
+    most = GAPS if source.fd is not None else REMOTE_GAPS
+    count = len(begins)
+    if count > most and not index.ignored:
+        return False
+    # Evenly spread, the first and the last among them.
+    chosen = range(count) if count <= most else sorted({at * (count - 1) // (most - 1) for at in range(most)})
+    return all(holds_no_sample(source, int(begins[at]), int(ends[at])) for at in chosen)
+
+
+def _why_untrue(index: Index, source: ByteSource) -> str | None:
+    """What all headers of a shard say against its index, or None."""
+    builder, ignored = scan_index(source, index.form)
+    marks = bytes(builder.columns()["marks"])
+    if (builder.digest(), marks, ignored) == (index.digest, index.marks.tobytes(), index.ignored):
+        return None
+    return "the headers of the shard are not those that the index was made from"
 
 
 def _is_older(place: str, address: str) -> bool:

@@ -4,8 +4,9 @@ What it is: one msgpack map whose values are plain numbers, strings and packed l
 ``frombuffer``, not parsing. The layout is documented in wdscli-index(5). How it stays true: ``digest`` is an XXH3-64
 over the packed columns, which say what the headers say (names, places, sizes): a scan of the shard gives the same
 digest or the index is stale. The last value, ``seal``, is an XXH3-64 over every byte of the file before it, so that a
-file that is cut or changed anywhere is refused. At every use, :func:`find_index` compares the shard's size, its age
-where both are local files, and three headers; what a command then copies is checked as it is copied.
+file that is cut or changed anywhere is refused. At every use, :func:`find_index` compares the shard's size, its version
+where the store tells one, its age where both are local files, and some headers; the header in front of every payload is
+compared when that is read.
 
 It must not know how shards are written or which command asks.
 """
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
-from wdscli.samples import SampleBatch
+from wdscli.samples import RAGGED, SampleBatch
 from wdscli.shards.building import (
     COLUMNS,
     FOLDER,
@@ -29,7 +30,7 @@ from wdscli.shards.building import (
     Packed,
     digest_of,
 )
-from wdscli.tar import Form
+from wdscli.tar import END_OF_ARCHIVE, Form
 
 if TYPE_CHECKING:
     import numpy
@@ -69,6 +70,10 @@ class Index:
             str(reason): _natural(count) for reason, count in raw["ignored"].items()
         }
         self.digest: str = raw["digest"]
+        self.etag = _text(raw.get("etag", ""))
+        """The version of the shard that it was made from, where a store told it."""
+        self.seen = ""
+        """The version that the shard had when the index was found."""
         self.fields: list[bytes] = raw["fields"].split(b"\0") if self.members else []
         self.keys: bytes = raw["keys"]
         self._columns: dict[str, NDArray[numpy.uint64]] = {
@@ -110,6 +115,17 @@ class Index:
             marks,
         )
 
+    def gaps(self) -> tuple[NDArray[numpy.uint64], NDArray[numpy.uint64]]:
+        """(begins, ends) of what belongs to no sample: what lies before the first, between two, and behind the last but
+        for the end of the archive, unless there is nothing but that."""
+        import numpy
+
+        begins: NDArray[numpy.uint64] = numpy.append(numpy.uint64(0), self.starts + self.lengths)
+        ends: NDArray[numpy.uint64] = numpy.append(self.starts, numpy.uint64(self.size))
+        some = ends > begins
+        some[-1] = self.size - int(begins[-1]) > len(END_OF_ARCHIVE)
+        return begins[some], ends[some]
+
     def totals(self) -> dict[str, FieldTotals]:
         """Count and bytes of every field."""
         import numpy
@@ -126,6 +142,12 @@ def _form(mtime: Any, long_names: Any) -> Form:
     if _natural(mtime) >= 8**11 or long_names not in ("pax", "gnu"):
         raise ValueError(f"an impossible form, {mtime!r} {long_names!r}")
     return Form(mtime, long_names)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} where a text belongs")
+    return value
 
 
 def _natural(number: Any) -> int:
@@ -193,6 +215,20 @@ def _check_columns(index: Index) -> None:
         raise ValueError("its samples overlap or lie outside the shard")
     if (offsets < starts.repeat(counts) + 512).any() or (offsets + sizes > sample_ends.repeat(counts)).any():
         raise ValueError("a member lies outside its sample")
+    if ((offsets | starts.repeat(counts) | lengths.repeat(counts)) & 511).any():
+        raise ValueError("a place in it is not that of a block")
+    _check_gaps(index, starts, sample_ends)
+
+
+def _check_gaps(index: Index, starts: NDArray[numpy.int64], ends: NDArray[numpy.int64]) -> None:
+    """Raise ValueError unless every gap can be that of a member that was counted as ignored. A pax global header makes
+    one too, but then what follows it is not canonical."""
+    import numpy
+
+    apart = starts != numpy.append(0, ends[:-1])
+    gaps = int((apart & (index.marks == 0)).sum()) + int((index.marks & RAGGED != 0).sum())
+    if gaps > sum(index.ignored.values()):
+        raise ValueError("its samples do not adjoin, and it counts too few members between them")
 
 
 _PER_MEMBER = ("member_fields", "member_offsets", "member_sizes")

@@ -1,59 +1,86 @@
 """From what a user names to the shards of a set, in order.
 
 What it is: :func:`open_set`, which expands addresses (``wdscli.storage`` knows how) and manifests (this room does).
-How: a manifest is a JSON file; its shards lie beside it unless it gives full addresses. It must not open shards.
+How: a manifest is a JSON file; its shards lie beside it unless it gives full addresses. :func:`whole_set` also compares
+what folders and globs gave with the manifests beside it, on any store that can be listed. It must not open shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.errors import DataError, InputError, WdsError
+from wdscli.errors import DataError, InputNotFoundError, WdsError
 from wdscli.storage import (
+    Words,
     base_name,
     expand,
     folder_of,
-    is_local,
     is_stream,
     list_folder,
     read_all,
     scheme,
-    sibling,
 )
+from wdscli.storage.trust import shard_address
 
 if TYPE_CHECKING:
     from wdscli.shards.manifest import Manifest
 
 MANIFEST_SUFFIX = "manifest.json"
+_NAMED_AT_MOST = 5
+
+
+class Given(Words):
+    """What was given, and what lies beside the shards that it led to: each folder is listed, and each manifest read, at
+    most once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manifests: dict[str, Manifest | None] = {}
+        """By address; None for a file that is none, whatever its name."""
+
+
+class Missing(NamedTuple):
+    """A shard that a manifest lists and that is not there; ``samples`` are those it should have, -1 when not told."""
+
+    address: str
+    samples: int
+    manifest: str
 
 
 class ShardSet(NamedTuple):
-    """Shards in order. ``manifest`` is the one that was given, when it alone was given."""
+    """Shards in order. ``manifest`` is the one that was given, when it alone was given. ``given`` are the folders
+    and globs among what was given, ``missing`` the shards that :func:`whole_set` goes on without."""
 
     addresses: list[str]
     manifest: Manifest | None
     manifest_address: str | None = None
+    given: Given | None = None
+    missing: tuple[Missing, ...] = ()
 
 
-def open_set(inputs: Sequence[str]) -> ShardSet:
+def open_set(inputs: Sequence[str], *, trust_addresses: bool = False, pipes: bool = True) -> ShardSet:
     """The shards that ``inputs`` name: paths, folders, globs, braces, ``@lists``, streams, URLs and manifests.
 
-    Raises InputError for a name that matches nothing, DataError for a file that is no manifest.
+    Manifests, and lists that were fetched, may name shards beside and below themselves, with ``trust_addresses`` any;
+    commands are taken only from ``inputs`` and from local lists, without ``pipes`` from nowhere. Raises InputError for
+    a name that matches nothing and for what may not be named, UsageError for a command that is not taken, DataError for
+    a file that is no manifest.
     """
     addresses: list[str] = []
     manifest: Manifest | None = None
     manifest_address: str | None = None
+    given = Given()
     for text in inputs:
-        for address in expand(text):
+        for address in expand(text, given, trust_addresses=trust_addresses, pipes=pipes):
             if is_manifest_name(address):
                 manifest_address, manifest = address, read_manifest(address)
-                addresses.extend(shard_addresses(address, manifest))
+                addresses.extend(shard_addresses(address, manifest, trust_addresses=trust_addresses))
             else:
                 addresses.append(address)
     if manifest is not None and len(manifest.shards) == len(addresses):
-        return ShardSet(addresses, manifest, manifest_address)
-    return ShardSet(addresses, None)
+        return ShardSet(addresses, manifest, manifest_address, given)
+    return ShardSet(addresses, None, None, given)
 
 
 def is_manifest_name(address: str) -> bool:
@@ -69,41 +96,149 @@ def read_manifest(address: str) -> Manifest:
     return parse_manifest(read_all(address), address)
 
 
-def shard_addresses(manifest_address: str, manifest: Manifest) -> list[str]:
-    """The addresses of a manifest's shards: as they stand when they are full addresses, else beside the manifest."""
-    return [
-        shard.name
-        if scheme(shard.name) != "file" or shard.name.startswith(("/", "file:"))
-        else sibling(manifest_address, shard.name)
-        for shard in manifest.shards
-    ]
+def shard_addresses(manifest_address: str, manifest: Manifest, *, trust_addresses: bool = False) -> list[str]:
+    """The addresses of a manifest's shards: as they stand when they are full addresses, else beside the manifest.
+    Raises InputError for those that a manifest may not name, unless it is trusted."""
+    return [shard_address(manifest_address, shard.name, trusted=trust_addresses) for shard in manifest.shards]
 
 
-def manifest_beside(addresses: Sequence[str]) -> tuple[str, Manifest] | None:
-    """Address and content of the manifest that lies beside local shards and lists exactly them, in any order, if any.
-
-    Only local folders are looked through: on an object store this would cost a listing that nobody asked for.
-    """
+def manifest_beside(addresses: Sequence[str], given: Given | None = None) -> tuple[str, Manifest] | None:
+    """Address and content of the manifest that lies beside shards and lists exactly them, in any order, if any. Where
+    the folder is an object store's and not among ``given``, this costs a listing."""
     folders = {folder_of(address) for address in addresses}
-    if len(folders) != 1 or not all(is_local(address) for address in addresses):
+    if len(folders) != 1 or any(map(is_stream, addresses)):
         return None
-    folder = folders.pop()
     names = sorted(base_name(address) for address in addresses)
-    for name in _manifest_names(folder):
-        try:
-            manifest = read_manifest(folder + name)
-        except WdsError:
-            continue
-        if sorted(shard.name for shard in manifest.shards) == names:
-            return folder + name, manifest
+    for found in _manifests_in(folders.pop(), given):
+        if sorted(shard.name for shard in found[1].shards) == names:
+            return found
     return None
 
 
-def _manifest_names(folder: str) -> list[str]:
-    try:
-        return [name for name in list_folder(folder) if name.endswith(MANIFEST_SUFFIX)]
-    except InputError:
+def _manifests_in(folder: str, given: Given | None) -> Iterator[tuple[str, Manifest]]:
+    """The manifests in a folder, each with its address. Other files of such a name are passed over."""
+    for name in names_in(folder, given):
+        if not name.endswith(MANIFEST_SUFFIX):
+            continue
+        address = folder + name
+        known = {} if given is None else given.manifests
+        if address not in known:
+            try:
+                known[address] = read_manifest(address)
+            except WdsError:
+                known[address] = None
+        manifest = known[address]
+        if manifest is not None:
+            yield address, manifest
+
+
+def names_in(folder: str, given: Given | None) -> list[str]:
+    """The names of what lies in a folder, listed once for all who share ``given``; none when that cannot be told, as on
+    a web server."""
+    if given is not None and folder in given.names:
+        return given.names[folder]
+    if scheme(folder) in ("http", "https"):
         return []
+    try:
+        names = list_folder(folder)
+    except WdsError:
+        return []
+    if given is not None:
+        given.names[folder] = names
+    return names
+
+
+def whole_set(inputs: Sequence[str], on_error: str = "stop", *, trust_addresses: bool = False) -> ShardSet:
+    """:func:`open_set` for who needs all of a set. Raises InputNotFoundError when a shard of it is gone, as
+    :func:`missing_shards` tells; with ``on_error="skip"`` the set goes on without such shards, and names them.
+    """
+    shards = open_set(inputs, trust_addresses=trust_addresses)
+    gone = missing_shards(shards) or _missing_of(shards)
+    if not gone:
+        return shards
+    without = {shard.address for shard in gone}
+    left = [address for address in shards.addresses if address not in without]
+    if on_error != "skip" or not left:
+        raise missing_error(gone)
+    manifest = shards.manifest if len(left) == len(shards.addresses) else None
+    return shards._replace(addresses=left, manifest=manifest, missing=tuple(gone))
+
+
+def missing_shards(shards: ShardSet) -> list[Missing]:
+    """Shards that are gone: they are not there, a manifest beside others of the set lists them, and a folder or a glob
+    that was given stands for them too. Shards that were named one by one are all that was meant, and of a manifest that
+    lists none of these the set is another."""
+    given = shards.given
+    if given is None:
+        return []
+    there = set(shards.addresses)
+    gone: dict[str, Missing] = {}
+    for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if given.cover(address)):
+        for where, manifest in _manifests_in(folder, given):
+            listed = _beside(folder, manifest)
+            if any(address in there for address in listed):
+                gone.update(
+                    (address, Missing(address, samples, where))
+                    for address, samples in listed.items()
+                    if address not in there and given.cover(address)
+                )
+    return list(gone.values())
+
+
+def _missing_of(shards: ShardSet) -> list[Missing]:
+    """The shards of a manifest that was given that are not there, as far as a listing of its folder tells."""
+    if shards.manifest is None or shards.manifest_address is None:
+        return []
+    folder = folder_of(shards.manifest_address)
+    names = set(names_in(folder, shards.given))
+    return [
+        Missing(address, samples, shards.manifest_address)
+        for address, samples in _beside(folder, shards.manifest).items()
+        if names and base_name(address) not in names
+    ]
+
+
+def _beside(folder: str, manifest: Manifest) -> dict[str, int]:
+    """The addresses of the shards that a manifest lists and that lie beside it, and their samples."""
+    return {
+        folder + shard.name: shard.samples
+        for shard in manifest.shards
+        if "/" not in shard.name and scheme(shard.name) == "file"
+    }
+
+
+def missing_error(gone: Sequence[Missing]) -> InputNotFoundError:
+    """The error of a set that is not whole."""
+    return InputNotFoundError(
+        say_missing(gone),
+        hint="copy the set again; or --on-error skip, or names or a pattern of the shards that are there",
+    )
+
+
+def say_missing(gone: Sequence[Missing]) -> str:
+    """In words which shards of which manifests are not there."""
+    names = ", ".join(base_name(shard.address) for shard in gone[:_NAMED_AT_MOST])
+    more = f" and {len(gone) - _NAMED_AT_MOST} more" if len(gone) > _NAMED_AT_MOST else ""
+    manifests = list(dict.fromkeys(shard.manifest for shard in gone))
+    verb = "lists" if len(manifests) == 1 else "list"
+    what = "a shard that {} is not there" if len(gone) == 1 else f"{len(gone)} shards that {{}} are not there"
+    return f"{what.format(' and '.join(manifests) + ' ' + verb)}: {names}{more}"
+
+
+def missing_samples(gone: Sequence[Missing]) -> dict[str, int]:
+    """How many samples missing shards had, under the reason that they are counted by."""
+    return {"missing-shard": sum(max(0, shard.samples) for shard in gone)} if gone else {}
+
+
+def known_samples(shards: ShardSet) -> dict[str, int]:
+    """The samples of each shard as manifests tell them: the one that was given, else those beside the shards."""
+    if shards.manifest is not None:
+        return {address: shard.samples for address, shard in zip(shards.addresses, shards.manifest.shards)}
+    known: dict[str, int] = {}
+    for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if not is_stream(address)):
+        for _, manifest in _manifests_in(folder, shards.given):
+            known.update(_beside(folder, manifest))
+    return known
 
 
 def fingerprint_of(shards: ShardSet) -> str | None:
@@ -114,7 +249,7 @@ def fingerprint_of(shards: ShardSet) -> str | None:
     if shards.manifest is not None:
         return shards.manifest.fingerprint
     try:
-        found = manifest_beside(shards.addresses)
+        found = manifest_beside(shards.addresses, shards.given)
     except DataError:
         return None
     if found is None or [shard.name for shard in found[1].shards] != [base_name(a) for a in shards.addresses]:

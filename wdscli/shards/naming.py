@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from wdscli.errors import UsageError
+from wdscli.shown import shown
 from wdscli.storage import base_name, folder_of, is_local, is_stream, scheme
 from wdscli.storage.addresses import local_path
 
@@ -65,7 +66,7 @@ def _shared(texts: Collection[str]) -> str:
 
 def name_from(folder: str, address: str) -> str:
     """The path of the shard at ``address`` from ``folder``, both as addresses; the address itself where there is no
-    path from one to the other. Never an absolute path of this machine.
+    path from one to the other. Never an absolute path of this machine, nor an address with a password in it.
 
     >>> name_from("data/", "data/train-0.tar"), name_from("s3://b/", "s3://b/x/0.tar"), name_from("", "s3://b/0.tar")
     ('train-0.tar', 'x/0.tar', 's3://b/0.tar')
@@ -73,7 +74,13 @@ def name_from(folder: str, address: str) -> str:
     '../train-0.tar'
     """
     if not is_local(address):
-        return address[len(folder) :] if folder and address.startswith(folder) else address
+        name = address[len(folder) :] if folder and address.startswith(folder) else address
+        if shown(name) != name:
+            raise UsageError(
+                f"the manifest would hold a password, token or signature: {address}",
+                hint="name the shards without, and set credentials in the environment",
+            )
+        return name
     path = local_path(address)
     if is_stream(folder) or not is_local(folder):
         raise UsageError(

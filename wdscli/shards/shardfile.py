@@ -11,12 +11,14 @@ It must not know of sets, cuts or commands.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 
-from wdscli.errors import DataError
+from wdscli.errors import DataError, OutputError
 from wdscli.model import ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.shards.checksum import Digest, new_digest, written
+from wdscli.shards.claims import Ticket
 from wdscli.shards.index import FOLDER, SUFFIX, IndexBuilder, Packed
 from wdscli.storage import Sink, base_name, is_local, is_stream, open_sink, remove, sibling
 from wdscli.storage.addresses import local_path
@@ -61,7 +63,7 @@ class ShardFile:
     when the block is left before that.
 
     ``with_index`` writes the ``.wdx`` beside it (never for ``-``, ``pipe:`` and devices; ``witness`` is not called
-    there either). Raises OutputError, OutputExistsError.
+    there either). ``ticket`` names the folder that must still be the same. Raises OutputError, OutputExistsError.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardFile(str(folder / "a.tar")) as shard:
@@ -81,8 +83,11 @@ class ShardFile:
         force: bool = False,
         fsync: bool = False,
         witness: Witness | None = None,
+        ticket: Ticket | None = None,
     ) -> None:
         self.address = address
+        self._ticket = ticket
+        self._check_folder()
         self.form = form
         self._checksum = checksum
         self._force = force
@@ -195,18 +200,31 @@ class ShardFile:
         """Nothing that was handed in is referred to any longer after this; needed before a buffer is used again."""
         self._tar.flush()
 
+    def _check_folder(self) -> None:
+        """Nothing is written into a folder that has come in the place of the one that the run began with."""
+        if self._ticket is not None:
+            self._ticket.check(self.address)
+
     def commit(self) -> ShardInfo:
         """End the archive, give the shard its name, then the index its own."""
+        try:
+            return self._commit()
+        except OutputError:
+            self._check_folder()  # which says better why there is no such file
+            raise
+
+    def _commit(self) -> ShardInfo:
         self._tar.close()
+        self._check_folder()
         size = self._tar.position
         info = self._info(size)
         if not self._with_index:
             self._take_name(info, "")
-            return info
+            return replace(info, version=self._sink.version)
         # The index of a shard that was deleted by hand may be there; the shard itself is checked.
         with open_sink(index_address(self.address), force=True, fsync=self._fsync) as sink:
             self._take_name(info, self._write_index(sink, size))
-        return info
+        return replace(info, version=self._sink.version)
 
     def _take_name(self, info: ShardInfo, index_seal: str) -> None:
         """Give the shard its name, once the witness knows of it."""

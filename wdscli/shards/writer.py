@@ -64,7 +64,7 @@ class ShardWriter:
         self._keys: set[bytes] = set()
         self._fields: dict[str, bytes] = {}
         self._closed = False
-        self._output.begin()
+        self._output.claim()
 
     def write(
         self, sample: Sample | str, fields: Mapping[str, bytes | bytearray | memoryview] | None = None
@@ -131,7 +131,9 @@ class ShardWriter:
     def _end_shard(self) -> None:
         if self._shard is not None:
             shard, self._shard = self._shard, None
-            self._done.append(shard.commit())
+            with shard:
+                self._output.check_claim(shard.address)
+                self._done.append(shard.commit())
             self._keys.clear()
 
     def close(self) -> Manifest:
@@ -145,7 +147,10 @@ class ShardWriter:
             self._end_shard()
             self._closed = True
             options = {"max_count": self._max_count, "max_size": self._max_size}
-            self.manifest = self._output.finish(self._done, operation="write", options=options)
+            try:
+                self.manifest = self._output.finish(self._done, operation="write", options=options)
+            finally:
+                self._output.release()
         if "manifest" not in self.__dict__:
             raise UsageError(f"{self._output.pattern.text} was discarded: it has no manifest")
         return self.manifest
@@ -156,6 +161,7 @@ class ShardWriter:
         if self._shard is not None:
             self._shard.discard()
             self._shard = None
+        self._output.release()
 
     def __enter__(self) -> ShardWriter:
         return self

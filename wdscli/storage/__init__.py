@@ -6,6 +6,7 @@ when an address needs them.
 """
 
 from wdscli.storage.addresses import (
+    addresses_of,
     base_name,
     is_local,
     is_stream,
@@ -16,8 +17,9 @@ from wdscli.storage.addresses import (
     sibling,
 )
 from wdscli.storage.ends import Sink, Source
-from wdscli.storage.expand import expand
+from wdscli.storage.expand import Words, expand
 from wdscli.storage.opening import (
+    check_place,
     exists,
     folder_of,
     list_folder,
@@ -32,7 +34,10 @@ __all__ = [
     "OutputPattern",
     "Sink",
     "Source",
+    "Words",
+    "addresses_of",
     "base_name",
+    "check_place",
     "exists",
     "expand",
     "folder_of",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -19,6 +19,9 @@ STREAM = "-"
 PIPE = "pipe:"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _DIGITS = re.compile(r"([0-9]+)")
+# Two numbers, something between them, and a bracket on one side at least.
+_RANGE = re.compile(r"(?:([{(\[])\s*)?([0-9]+)\s*(?:\.{1,3}|-|:|,|\u2026|to)\s*([0-9]+)(?:\s*([)}\]]))?")
+_HALF_RANGE = re.compile(r"\{(?:[0-9]+\.\.|\.\.[0-9]+)\}")
 
 
 def scheme(address: str) -> str:
@@ -107,6 +110,14 @@ def natural(name: str) -> tuple[list[str | int], str]:
     return parts, name
 
 
+def addresses_of(given: str | Sequence[str] | None, option: str) -> tuple[str, ...]:
+    """One address or several that an option names, which add up. Raises UsageError for standard input named twice."""
+    found = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    if found.count(STREAM) > 1:
+        raise UsageError(f"{option} names standard input twice", hint=f"{option} FILE")
+    return found
+
+
 def same_file(one: str, other: str) -> bool:
     """Whether two addresses lead to the same existing file; text alone for what is not local."""
     if is_local(one) and is_local(other):
@@ -115,3 +126,12 @@ def same_file(one: str, other: str) -> bool:
         except OSError:
             return os.path.abspath(local_path(one)) == os.path.abspath(local_path(other))
     return one == other and not is_stream(one)
+
+
+def range_hint(address: str) -> str | None:
+    """What helps with an address that leads nowhere and looks as if a range of numbers was meant: ``{0.4}``, ``{0-4}``,
+    ``{0..4``."""
+    if _HALF_RANGE.search(address):
+        return "a range in braces has two ends: {00000..00041}"
+    meant = _RANGE.sub(lambda m: f"{{{m[2]}..{m[3]}}}" if m[1] or m[4] else m[0], address)
+    return f"did you mean '{meant}'?" if meant != address else None

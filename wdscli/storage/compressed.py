@@ -28,6 +28,8 @@ _MAGICS = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
+_COMPRESS = b"\x1f\x9d"
+"""What compress(1) writes, .Z: known by name only, since no library at hand decodes it."""
 _SKIPPABLE_TAIL = b"\x2a\x4d\x18"
 """zstd (and lz4) frames of 0x184D2A50 to 0x184D2A5F hold notes for others; pzstd begins with one."""
 _PADDED = ("gzip", "xz")
@@ -51,6 +53,11 @@ def decompressed(source: Source, head: bytes) -> Source:
 
     Raises InputError with the install command when the decoder is not there.
     """
+    if head.startswith(_COMPRESS) and head[257:262] != b"ustar":
+        raise InputError(
+            f"cannot read {source.name}: it is compressed with compress(1), as .Z",
+            hint="gzip decodes it: gzip -dc X.tar.Z | wds ... -, or write it anew: gzip -dc X.tar.Z > X.tar",
+        )
     kind = identify(head)
     if kind is None:
         return source

@@ -11,12 +11,21 @@ from __future__ import annotations
 import contextlib
 from types import TracebackType
 
-from wdscli.errors import OutputError
+from wdscli.errors import InputError, OutputError
 
 GATHER = 1 << 16
 """Small writes are gathered until they make this many bytes."""
 
 Data = bytes | bytearray | memoryview
+
+
+def replaced(name: str, offset: int | None = None) -> InputError:
+    """The error for bytes that are others now than when reading began."""
+    where = "" if offset is None else f", from byte {offset}"
+    return InputError(
+        f"cannot read {name}{where}: it was replaced or changed while it was read",
+        hint="read it again when nobody writes there",
+    )
 
 
 class Source:
@@ -26,7 +35,8 @@ class Source:
     not ended. ``seekable`` says whether offsets may jump and go back; where it is False they only rise and
     what lies between is passed over. ``fd`` is a plain local file's descriptor, for ``os.preadv`` and
     ``os.copy_file_range``, else None. ``version`` is a text that changes when other bytes come under the same address
-    (a time of change, an ETag), empty where nobody knows.
+    (a time of change, an ETag), empty where nobody knows. All bytes that one source gives are of one version: where
+    the store can be held to it with each read it is, else :meth:`confirm` tells.
     """
 
     __slots__ = ("fd", "name", "seekable", "size", "version")
@@ -50,6 +60,11 @@ class Source:
         """At most ``length`` bytes from ``offset``, what is there soon; none only at the end."""
         return self.read_at(offset, length)
 
+    def confirm(self) -> None:
+        """To be called when all that was wanted has been read: raise InputError when the bytes under the address were
+        replaced or rewritten meanwhile, as far as that can be told then. What is read once, and what is checked with
+        each read, has nothing to add."""
+
     def close(self) -> None:
         """Let go of descriptors and processes. May be called twice; a stream left early is no error."""
 
@@ -69,6 +84,7 @@ class Sink:
     included. After either, or after a failed write, only ``discard`` may be called, and does nothing the
     second time. ``written`` counts the bytes taken so far. ``fd`` is a plain local file's descriptor for
     ``os.copy_file_range``, else None; whoever writes to it calls :meth:`flush` first and :meth:`wrote` after.
+    ``version`` tells, once committed, these bytes from others under the same name (:mod:`~wdscli.storage.versions`).
     """
 
     fd: int | None = None
@@ -76,6 +92,7 @@ class Sink:
     def __init__(self, name: str) -> None:
         self.name = name
         self.written = 0
+        self.version = ""
         self._small: list[bytes] = []
         self._gathered = 0
         self._open = True

@@ -4,18 +4,22 @@ What it is: a source that reads a plain file with ``pread`` (no position, no buf
 writes beside its final name and takes that name only when it is whole. How: the temporary file
 ``.NAME.<random>.tmp`` lies in the same folder, so that the last step is one rename; without ``force`` the
 step is a hard link, which the kernel refuses when the name is taken, so that of two writers one fails and
-neither's bytes are lost. It must not know shards, nor addresses that are not paths.
+neither's bytes are lost. The temporary file is locked as long as it is written: what a killed run has left is not
+(:func:`remove_abandoned`). It must not know shards, nor addresses that are not paths.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 
-from wdscli.errors import InputError, OutputError, OutputExistsError
-from wdscli.storage.ends import Data, Sink, Source
+from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputExistsError, OutputIsFolderError
+from wdscli.storage.addresses import range_hint
+from wdscli.storage.ends import Data, Sink, Source, replaced
+from wdscli.storage.versions import local_version
 
 _WHOLE_READ = 1 << 24
 """Above this many bytes a read is first cut to what the file holds: a damaged header may ask for anything."""
@@ -44,7 +48,7 @@ class LocalSource(Source):
         try:
             return os.pread(self._fd, length, offset)
         except OSError as error:
-            raise InputError(f"cannot read {self.name}: {reason(error)}") from error
+            raise InputError(f"cannot read {self.name}: {reason(error)}", cause=error) from error
 
     def _rest(self, data: bytes, offset: int, length: int) -> bytes:
         """The kernel gives at most 2 GiB at once, and the end is only known by a read of nothing."""
@@ -55,10 +59,22 @@ class LocalSource(Source):
             have += len(data)
         return b"".join(parts)
 
+    def confirm(self) -> None:
+        # A file that was replaced is still the old one here; one that was written over has another time or size.
+        if self._fd >= 0 and self.version:
+            now = os.fstat(self._fd)
+            if (version_of(now), now.st_size) != (self.version, self.size):
+                raise replaced(self.name)
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self.fd = -1, None
+
+
+def version_of(status: os.stat_result) -> str:
+    """The ``version`` of a local file."""
+    return f"mtime:{status.st_mtime_ns}"
 
 
 def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
@@ -66,20 +82,23 @@ def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise InputError(f"cannot read {name}: no such file", hint=_near(path)) from error
+        raise InputError(f"cannot read {name}: no such file", hint=_near(path), cause=error) from error
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {name}: {reason(error)}") from error
+        raise InputError(f"cannot read {name}: {reason(error)}", cause=error) from error
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
         os.close(descriptor)
-        raise InputError(f"cannot read {name}: it is a folder")
+        raise InputIsFolderError(f"cannot read {name}: it is a folder")
     return descriptor, status
 
 
 def _near(path: str) -> str | None:
-    """A hint for a file that is not there: the names in its folder that look like it."""
+    """A hint for a file that is not there: a range that was meant, or the names in its folder that look like it."""
     import difflib
 
+    meant = range_hint(path)
+    if meant:
+        return meant
     folder, name = os.path.split(path)
     try:
         there = os.listdir(folder or ".")
@@ -100,7 +119,7 @@ class LocalSink(Sink):
         if not force and os.path.lexists(path):
             raise _exists(name)
         if os.path.isdir(self._path):
-            raise OutputError(f"cannot write {name}: it is a folder")
+            raise OutputIsFolderError(f"cannot write {name}: it is a folder")
         self._folder, base = os.path.split(self._path)
         try:
             if self._folder:
@@ -108,6 +127,10 @@ class LocalSink(Sink):
             # The name first: an interrupt may come before the descriptor is ours, and the file must go then too.
             self._temporary = _temporary_path(self._folder, base)
             self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            while not _is_ours(self.fd, self._temporary):
+                # Somebody who removes what killed runs have left was between these two steps.
+                os.close(self.fd)
+                self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except (OSError, ValueError) as error:
             raise _failed(name, error) from error
 
@@ -137,6 +160,7 @@ class LocalSink(Sink):
             try:
                 if self._fsync:
                     os.fsync(descriptor)
+                self.version = local_version(os.fstat(descriptor))
             finally:
                 os.close(descriptor)
 
@@ -169,6 +193,42 @@ def _temporary_path(folder: str, name: str) -> str:
     return os.path.join(folder, f".{short}.{os.urandom(6).hex()}.tmp")
 
 
+def _is_ours(descriptor: int, path: str) -> bool:
+    """Lock a temporary file that was just made; whether it is still there. Where nothing can be locked, it is."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        return True
+    return is_same_file(descriptor, path)
+
+
+def is_same_file(descriptor: int, path: str) -> bool:
+    """Whether what is open is what stands at ``path``."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), found)
+
+
+def remove_abandoned(path: str) -> bool | None:
+    """Remove a temporary file that nobody writes any more. Whether it was one; None where that cannot be told."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def write_all(descriptor: int, data: Data) -> None:
     """All of ``data``, however little of it the kernel takes at a time."""
     done = os.write(descriptor, data)
@@ -191,7 +251,7 @@ def _exists(name: str) -> OutputExistsError:
 
 
 def _failed(name: str, error: OSError | ValueError) -> OutputError:
-    return OutputError(f"cannot write {name}: {reason(error)}")
+    return OutputError(f"cannot write {name}: {reason(error)}", cause=error)
 
 
 def reason(error: OSError | ValueError) -> str:

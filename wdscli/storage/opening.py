@@ -15,14 +15,17 @@ import stat
 from wdscli.errors import InputError, OutputError, UsageError
 from wdscli.storage.addresses import STREAM, is_local, is_stream, local_path, scheme, split_folder
 from wdscli.storage.ends import Sink, Source
-from wdscli.storage.local import LocalSink, LocalSource, open_descriptor, reason
+from wdscli.storage.local import LocalSink, LocalSource, open_descriptor, reason, version_of
+from wdscli.storage.trust import check_pipe
 
 HEAD = 512
 """One block: enough to tell a compressed stream from a tar."""
 COMPRESSED_SUFFIX = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$")
 _COMPRESSED_TAR = re.compile(r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$")
 _TOOLS = {"bz2": "bzip2", "xz": "xz", "zst": "zstd", "lz4": "lz4"}
-_FIRST_TWO = (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5", b"\x04\x22")
+MAX_READ_WHOLE_BYTES = 1 << 30
+"""Of a stream, which may have no end."""
+_FIRST_TWO = (b"\x1f\x8b", b"\x1f\x9d", b"BZ", b"\xfd7", b"\x28\xb5", b"\x04\x22")
 _SKIPPABLE = b"\x2a\x4d\x18"
 _DESCRIPTOR_PATHS = ("/dev/stdout", "/dev/fd/", "/proc/self/fd/")
 
@@ -52,7 +55,7 @@ def _open_local(address: str) -> Source:
     descriptor, status = open_descriptor(address, local_path(address))
     if stat.S_ISREG(status.st_mode):
         source = LocalSource(address, descriptor, status.st_size)
-        source.version = f"mtime:{status.st_mtime_ns}"
+        source.version = version_of(status)
         return source
     from wdscli.storage.streams import DescriptorReader, StreamSource
 
@@ -73,6 +76,7 @@ def _open_command(address: str) -> Source:
 
 
 def _command(address: str) -> str:
+    check_pipe(address)
     command = address[len("pipe:") :].strip()
     if not command:
         raise UsageError("pipe: needs a command", hint="pipe:CMD, for example 'pipe:curl -sf URL'")
@@ -164,7 +168,7 @@ def _open_device(address: str, path: str) -> Sink:
         own = _own_descriptor(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if own is None else os.dup(own)
     except OSError as error:
-        raise OutputError(f"cannot write {address}: {reason(error)}") from error
+        raise OutputError(f"cannot write {address}: {reason(error)}", cause=error) from error
     try:
         refuse_terminal_output(address, descriptor)
     except UsageError:
@@ -190,6 +194,15 @@ def is_device(path: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
+def check_place(address: str) -> None:
+    """Raise OutputError for an address at which nothing can be written because its bucket is not there. Says nothing of
+    other obstacles, which the first write meets."""
+    if not (is_stream(address) or is_local(address)):
+        from wdscli.storage import uploads
+
+        uploads.check_place(address)
+
+
 def exists(address: str) -> bool:
     """Whether something is at ``address``. Raises InputError when that cannot be told."""
     if is_stream(address):
@@ -211,7 +224,7 @@ def remove(address: str) -> None:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise OutputError(f"cannot remove {address}: {reason(error)}") from error
+            raise OutputError(f"cannot remove {address}: {reason(error)}", cause=error) from error
         return
     from wdscli.storage.remote import remove_remote
 
@@ -227,6 +240,11 @@ def read_all(address: str) -> bytes:
         while data := source.read_some(offset, 1 << 20):
             parts.append(data)
             offset += len(data)
+            if offset > MAX_READ_WHOLE_BYTES:
+                raise InputError(
+                    f"cannot read {address} whole: it has more than {MAX_READ_WHOLE_BYTES >> 20} MiB",
+                    hint="a list, a manifest or a table of that size is read from a file",
+                )
         return b"".join(parts)
 
 
@@ -244,7 +262,7 @@ def list_folder(address: str) -> list[str]:
     try:
         return sorted(os.listdir(local_path(address) or "."), key=os.fsencode)
     except OSError as error:
-        raise InputError(f"cannot list {address}: {reason(error)}") from error
+        raise InputError(f"cannot list {address}: {reason(error)}", cause=error) from error
 
 
 def folder_of(address: str) -> str:

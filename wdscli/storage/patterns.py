@@ -12,11 +12,14 @@ import re
 from wdscli.errors import InputError, UsageError
 from wdscli.storage.addresses import is_local, is_stream, local_path, natural, split_folder
 from wdscli.storage.expand import BRACES, expand_braces
+from wdscli.storage.trust import check_pipe
 
 _PERCENT = re.compile(r"%%|%0?[0-9]*d|%")
 _FIELD = re.compile(r"%0?[0-9]*d")
 _TAR_SUFFIX = re.compile(r"\.tar(\.[A-Za-z0-9]+)?$|\.t[a-z0-9]z2?$")
 _JOINTS = "-_."
+MAX_DIGITS = 200
+"""Of a shard's number. No file system has longer names."""
 
 
 class OutputPattern:
@@ -36,6 +39,11 @@ class OutputPattern:
     def __init__(
         self, text: str, parts: tuple[str, str], field: str | None, names: list[str] | None, is_stream: bool
     ) -> None:
+        if field is not None and (len(field) > 8 or int(field.strip("%d") or 0) > MAX_DIGITS):
+            raise UsageError(
+                f"a shard's number of more than {MAX_DIGITS} digits: {text[:80]}",
+                hint="%06d is the usual one",
+            )
         self.text = text
         self._parts = parts
         self._field = field
@@ -50,6 +58,7 @@ class OutputPattern:
         if not text:
             raise UsageError("an output needs a name", hint="out-%06d.tar, out.tar, - or pipe:CMD")
         if is_stream(text):
+            check_pipe(text)
             return _command_pattern(text)
         from wdscli.storage.opening import is_device, refuse_compressed
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wdscli.errors import InputError, OutputError
-from wdscli.storage.addresses import scheme
-from wdscli.storage.ends import Source
+from wdscli.errors import InputError, InputIsFolderError, OutputError
+from wdscli.shown import cause_of
+from wdscli.storage.addresses import range_hint, scheme
+from wdscli.storage.ends import Source, replaced
 from wdscli.storage.streams import StreamSource
 
 if TYPE_CHECKING:
@@ -31,16 +33,27 @@ _PACKAGES = {
 }  # fmt: skip
 
 
-class RemoteSource(Source):
-    """An object of known size, read by ranges. ``read_range(start, end)`` makes one request."""
+class Replaced(Exception):
+    """Raised by who reads ranges: the object is another one than the first answer was of."""
 
-    __slots__ = ("_head", "_length", "_read_range")
+
+class RemoteSource(Source):
+    """An object of known size, read by ranges. ``read_range(start, end)`` makes one request and raises
+    :class:`Replaced` where it can tell; where it cannot, ``version_now()`` asks for the version there is now."""
+
+    __slots__ = ("_head", "_length", "_read_range", "_version_now")
 
     def __init__(
-        self, name: str, size: int, read_range: Callable[[int, int], bytes], head: bytes = b""
+        self,
+        name: str,
+        size: int,
+        read_range: Callable[[int, int], bytes],
+        head: bytes = b"",
+        version_now: Callable[[], str] | None = None,
     ) -> None:
         super().__init__(name, size=size, seekable=True)
         self._read_range = read_range
+        self._version_now = version_now
         self._head = head
         self._length = size
 
@@ -58,12 +71,26 @@ class RemoteSource(Source):
         """Every range request of every remote address goes through here. All of the range, or InputError."""
         try:
             data = self._read_range(start, end)
+        except Replaced:
+            raise replaced(self.name, start) from None
         except Exception as error:
-            raise input_error(self.name, error) from error
+            raise input_error(self.name, error) from cause_of(error)
         if len(data) != end - start:
             came = f"{len(data)} bytes came where {end - start} were asked for"
             raise InputError(f"cannot read {self.name}: {came}, from byte {start}")
         return data
+
+    def confirm(self) -> None:
+        if self._version_now is None or not self.version:
+            return
+        try:
+            now = self._version_now()
+        except FileNotFoundError:
+            raise replaced(self.name) from None
+        except Exception as error:
+            raise input_error(self.name, error) from cause_of(error)
+        if now != self.version:
+            raise replaced(self.name)
 
 
 class _FileReader:
@@ -76,7 +103,7 @@ class _FileReader:
         try:
             return bytes(self._file.read(length))
         except Exception as error:
-            raise input_error(self._name, error) from error
+            raise input_error(self._name, error) from cause_of(error)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -101,7 +128,7 @@ def open_remote(address: str) -> Source:
             return open_web(address, fs, path)
         about = fs.info(path)
         if about.get("type") == "directory":
-            raise InputError(
+            raise InputIsFolderError(
                 f"cannot read {address}: it is a folder", hint=f"{address.rstrip('/')}/ stands for its shards"
             )
         if about.get("size") is None:
@@ -109,10 +136,20 @@ def open_remote(address: str) -> Source:
     except InputError:
         raise
     except Exception as error:
-        raise input_error(address, error) from error
-    source = RemoteSource(address, int(about["size"]), _range_reader(fs, path))
-    source.version = _version(about)
+        raise input_error(address, error) from cause_of(error)
+    size, version = int(about["size"]), _version(about)
+    if hasattr(fs, "_call_s3"):
+        from wdscli.storage.s3 import open_s3
+
+        return open_s3(address, fs, path, size, version)
+    source = RemoteSource(address, size, _range_reader(fs, path), version_now=partial(_version_now, fs, path))
+    source.version = version
     return source
+
+
+def _version_now(fs: Any, path: str) -> str:
+    fs.invalidate_cache()
+    return _version(fs.info(path))
 
 
 _VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
@@ -153,7 +190,7 @@ def remote_exists(address: str) -> bool:
             return False
         raise
     except Exception as error:
-        raise input_error(address, error) from error
+        raise input_error(address, error) from cause_of(error)
     return True
 
 
@@ -165,7 +202,7 @@ def remove_remote(address: str) -> None:
     except FileNotFoundError:
         pass
     except Exception as error:
-        raise output_error(address, error, "remove") from error
+        raise output_error(address, error, "remove") from cause_of(error)
 
 
 def list_remote(address: str) -> list[str]:
@@ -175,7 +212,7 @@ def list_remote(address: str) -> list[str]:
         fs.invalidate_cache()
         found = fs.ls(path, detail=False)
     except Exception as error:
-        raise input_error(address, error, "list") from error
+        raise input_error(address, error, "list") from cause_of(error)
     # A folder's own marker (an empty object whose name ends with a slash) is listed with what it holds.
     own = path.rstrip("/")
     names = {name.rstrip("/").rpartition("/")[2] for name in found if name.rstrip("/") != own}
@@ -191,7 +228,7 @@ def glob_remote(address: str) -> list[str]:
     except FileNotFoundError:
         return []
     except Exception as error:
-        raise input_error(address, error, "list") from error
+        raise input_error(address, error, "list") from cause_of(error)
     # What fsspec took off the address to get its own name for it is put back.
     prefix = address[: -len(path)] if address.endswith(path) else f"{scheme(address)}://"
     return [prefix + name for name, about in found.items() if about.get("type") != "directory"]
@@ -200,20 +237,22 @@ def glob_remote(address: str) -> list[str]:
 def input_error(address: str, error: Exception, verb: str = "read") -> InputError:
     """What a backend raised, in the words of ours."""
     reason, hint = explain(address, error)
-    return InputError(f"cannot {verb} {address}: {reason}", hint=hint)
+    return InputError(f"cannot {verb} {address}: {reason}", hint=hint, cause=error)
 
 
 def output_error(address: str, error: Exception, verb: str = "write") -> OutputError:
     """What a backend raised, in the words of ours."""
     reason, hint = explain(address, error)
-    return OutputError(f"cannot {verb} {address}: {reason}", hint=hint)
+    return OutputError(f"cannot {verb} {address}: {reason}", hint=hint, cause=error)
 
 
 def explain(address: str, error: Exception) -> tuple[str, str | None]:
     """(why, what helps)."""
     kind = type(error).__name__
+    if is_bucket_missing(error):
+        return no_bucket(address), NO_BUCKET_HINT
     if isinstance(error, FileNotFoundError):
-        return "no such object", None
+        return "no such object", range_hint(address)
     if isinstance(error, ImportError):
         package = _PACKAGES.get(scheme(address))
         return f"its backend is not installed ({_line(error)})", package and f"pip install {package}"
@@ -226,6 +265,30 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
     if isinstance(error, NotImplementedError):
         return f"{scheme(address)}:// does not support this", None
     return _line(error), None
+
+
+NO_BUCKET_HINT = "check its name, and the account, region or endpoint that it is of"
+
+
+def no_bucket(address: str) -> str:
+    """Why there is nothing at an address, and can be nothing."""
+    return f'there is no bucket "{bucket_of(address)}"'
+
+
+def bucket_of(address: str) -> str:
+    """What stands behind the scheme: ``s3://bucket/a.tar``."""
+    return address.partition("://")[2].partition("/")[0].rpartition("@")[2]
+
+
+def is_bucket_missing(error: BaseException) -> bool:
+    """Whether it is not the object alone that is not there. Stores say so in a code, or only in words."""
+    behind = error.__cause__ or error.__context__
+    response = getattr(behind, "response", None)
+    code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
+    words = str(error).lower()
+    return isinstance(error, FileNotFoundError) and (
+        code == "NoSuchBucket" or "bucket does not exist" in words or "nosuchbucket" in words
+    )
 
 
 def _no_credentials(address: str) -> str:

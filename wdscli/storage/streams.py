@@ -120,7 +120,7 @@ class DescriptorReader:
         try:
             return os.read(self._fd, length)
         except OSError as error:
-            raise InputError(f"cannot read {self._name}: {reason(error)}") from error
+            raise InputError(f"cannot read {self._name}: {reason(error)}", cause=error) from error
 
     def close(self) -> None:
         if self._owned and self._fd >= 0:
@@ -139,7 +139,7 @@ class CommandReader:
         try:
             self._process = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, bufsize=0)
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot run {name}: {error}") from error
+            raise InputError(f"cannot run {name}: {error}", cause=error) from error
         assert self._process.stdout is not None
         self._fd = self._process.stdout.fileno()
         widen_pipe(self._fd)
@@ -151,7 +151,7 @@ class CommandReader:
         try:
             data = os.read(self._fd, length)
         except OSError as error:
-            raise InputError(f"cannot read {self._name}: {reason(error)}") from error
+            raise InputError(f"cannot read {self._name}: {reason(error)}", cause=error) from error
         if not data:
             self._process = None
             _close_pipes(process)
@@ -184,7 +184,7 @@ class DescriptorSink(Sink):
             self.discard()
             if isinstance(error, BrokenPipeError) and not self._owned:
                 raise
-            raise OutputError(f"cannot write {self.name}: {reason(error)}") from error
+            raise OutputError(f"cannot write {self.name}: {reason(error)}", cause=error) from error
 
     def _commit(self) -> None:
         self._discard()
@@ -208,7 +208,7 @@ class CommandSink(Sink):
         try:
             self._process = subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, bufsize=0)
         except (OSError, ValueError) as error:
-            raise OutputError(f"cannot run {name}: {error}") from error
+            raise OutputError(f"cannot run {name}: {error}", cause=error) from error
         assert self._process.stdin is not None
         self._descriptor = self._process.stdin.fileno()
         widen_pipe(self._descriptor)
@@ -220,9 +220,9 @@ class CommandSink(Sink):
             _close_pipes(self._process)
             code = self._process.wait()
             self.discard()
-            raise OutputError(f"{self.name} stopped reading: {outcome(code)}") from error
+            raise OutputError(f"{self.name} stopped reading: {outcome(code)}", cause=error) from error
         except OSError as error:
-            raise OutputError(f"cannot write {self.name}: {reason(error)}") from error
+            raise OutputError(f"cannot write {self.name}: {reason(error)}", cause=error) from error
 
     def _commit(self) -> None:
         _close_pipes(self._process)

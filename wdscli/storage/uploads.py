@@ -13,11 +13,21 @@ import contextlib
 import os
 import sys
 from typing import Any
+from weakref import ref
 
-from wdscli.errors import OutputError, OutputExistsError
+from wdscli.errors import OutputError, OutputExistsError, OutputIsFolderError
+from wdscli.shown import cause_of
 from wdscli.storage.addresses import scheme
 from wdscli.storage.ends import Data, Sink
-from wdscli.storage.remote import filesystem, output_error
+from wdscli.storage.remote import (
+    NO_BUCKET_HINT,
+    bucket_of,
+    filesystem,
+    is_bucket_missing,
+    no_bucket,
+    output_error,
+)
+from wdscli.storage.versions import etag_version
 
 PART_BYTES = 16 << 20
 """One part of an upload, held in memory; S3 takes 10,000 parts, so an object may have 160 GB."""
@@ -38,19 +48,46 @@ def open_remote_sink(address: str, *, force: bool) -> Sink:
     except OutputError:
         raise
     except Exception as error:
-        raise output_error(address, error) from error
+        raise output_error(address, error) from cause_of(error)
 
 
 def _check(fs: Any, path: str, address: str, force: bool) -> None:
     fs.invalidate_cache()
     try:
         about = fs.info(path)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if is_bucket_missing(error):
+            raise
+        check_place(address)
         return
     if about.get("type") == "directory":
-        raise OutputError(f"cannot write {address}: it is a folder")
+        raise OutputIsFolderError(f"cannot write {address}: it is a folder")
     if not force:
         raise _exists(address)
+
+
+def check_place(address: str) -> None:
+    """Raise OutputError when the bucket that an object would lie in is not there: one small request, once a process and
+    bucket. What cannot be told so is left to the first write."""
+    if scheme(address) not in _BUCKETS:
+        return
+    bucket = f"{scheme(address)}://{bucket_of(address)}"
+    if bucket in _found:
+        return
+    try:
+        fs, path = filesystem(bucket)
+        fs.invalidate_cache()
+        fs.info(path)
+    except FileNotFoundError as error:
+        why = no_bucket(address)
+        raise OutputError(f"cannot write {address}: {why}", hint=NO_BUCKET_HINT) from cause_of(error)
+    except Exception:
+        return
+    _found.add(bucket)
+
+
+_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "oss"))
+_found: set[str] = set()
 
 
 class UploadSink(Sink):
@@ -63,22 +100,24 @@ class UploadSink(Sink):
     def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
         super().__init__(name)
         self._file = _open_upload(fs, path, force)
+        self._etags = _heard_etags(self._file)
 
     def _put(self, data: Data) -> None:
         try:
             self._file.write(data)
         except Exception as error:
             self.discard()
-            raise output_error(self.name, error) from error
+            raise output_error(self.name, error) from cause_of(error)
 
     def _commit(self) -> None:
         try:
             self._complete()
+            self.version = etag_version(self._etags[-1] if self._etags else "")
         except Exception as error:
             self.discard()
             if _is_taken(error):
-                raise _exists(self.name) from error
-            raise output_error(self.name, error) from error
+                raise _exists(self.name) from cause_of(error)
+            raise output_error(self.name, error) from cause_of(error)
 
     def _complete(self) -> None:
         try:
@@ -98,6 +137,23 @@ class UploadSink(Sink):
         if not sys.is_finalizing():
             with contextlib.suppress(Exception):
                 self._file.discard()
+
+
+def _heard_etags(file: Any) -> list[str]:
+    """A list to which each answer of the store adds the ETag that it names, the whole object's last; s3fs keeps that to
+    itself. It stays empty with other file systems."""
+    found: list[str] = []
+    if hasattr(file, "_call_s3"):
+        kind, its = type(file), ref(file)  # no cycle: a file that is forgotten must go at once
+
+        def heard(*args: Any, **options: Any) -> Any:
+            answer = kind._call_s3(its(), *args, **options)
+            if isinstance(answer, dict):
+                found.append(answer.get("ETag") or "")
+            return answer
+
+        file._call_s3 = heard
+    return found
 
 
 def _open_upload(fs: Any, path: str, force: bool) -> Any:
@@ -138,7 +194,7 @@ class RenameSink(Sink):
             self._file.write(data)
         except Exception as error:
             self.discard()
-            raise output_error(self.name, error) from error
+            raise output_error(self.name, error) from cause_of(error)
 
     def _commit(self) -> None:
         try:
@@ -152,7 +208,7 @@ class RenameSink(Sink):
         except OutputError:
             raise
         except Exception as error:
-            raise output_error(self.name, error) from error
+            raise output_error(self.name, error) from cause_of(error)
 
     def _discard(self) -> None:
         with contextlib.suppress(Exception):

@@ -9,14 +9,18 @@ connection that fsspec keeps and must not know more of fsspec than that.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from wdscli.shown import cause_of
 from wdscli.storage.ends import Source
-from wdscli.storage.remote import HEAD_BYTES, RemoteSource, input_error
+from wdscli.storage.remote import HEAD_BYTES, RemoteSource, Replaced, input_error
 from wdscli.storage.streams import StreamSource
 
 _CONNECT_SECONDS = 30.0
 _SILENCE_SECONDS = 60.0
+NO_CONDITION: Mapping[str, str] = MappingProxyType({})
 
 
 def open_web(address: str, fs: Any, url: str) -> Source:
@@ -35,9 +39,35 @@ def open_web(address: str, fs: Any, url: str) -> Source:
         _close(fs, answer)
         raise
     _close(fs, answer)
-    source = RemoteSource(address, total, lambda start, end: _sync(fs, _range, fs, url, start, end), head)
-    source.version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+    pinned = _Pinned(answer.headers.get("ETag") or "", answer.headers.get("Last-Modified") or "", total)
+    source = RemoteSource(
+        address, total, lambda start, end: _sync(fs, _range, fs, url, start, end, pinned), head
+    )
+    source.version = pinned.etag or pinned.changed
     return source
+
+
+class _Pinned(NamedTuple):
+    """What the first answer said of the file, which every further answer must say too."""
+
+    etag: str
+    changed: str
+    total: int
+
+    @property
+    def condition(self) -> dict[str, str]:
+        """Headers by which a server refuses to send parts of another file (RFC 9110, 13.1.1: only strong tags)."""
+        return {"If-Match": self.etag} if self.etag.startswith('"') else {}
+
+    def check(self, answer: Any) -> None:
+        """Raise Replaced for an answer that is of another file."""
+        etag, changed = answer.headers.get("ETag"), answer.headers.get("Last-Modified")
+        if self.etag and etag:
+            # Servers of one file may tell another time; the tag is what they agree on.
+            if etag != self.etag:
+                raise Replaced
+        elif self.changed and changed and changed != self.changed:
+            raise Replaced
 
 
 class _AnswerReader:
@@ -50,7 +80,7 @@ class _AnswerReader:
         try:
             return bytes(_sync(self._fs, _some, self._answer, length))
         except Exception as error:
-            raise input_error(self._name, error) from error
+            raise input_error(self._name, error) from cause_of(error)
 
     def close(self) -> None:
         _close(self._fs, self._answer)
@@ -69,13 +99,15 @@ def _close(fs: Any, answer: Any) -> None:
         fs.loop.call_soon_threadsafe(answer.close)
 
 
-async def _get(fs: Any, url: str, part: tuple[int, int] | None) -> Any:
-    """An answer, its headers read: all of a file, or ``part`` of it (then 416 is an answer too)."""
+async def _get(
+    fs: Any, url: str, part: tuple[int, int] | None, condition: Mapping[str, str] = NO_CONDITION
+) -> Any:
+    """An answer, its headers read: all of a file, or ``part`` of it (then 412 and 416 are answers too)."""
     import aiohttp
 
     session = await fs.set_session()
     options = dict(fs.kwargs)
-    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity", **condition}
     if part:
         headers["Range"] = f"bytes={part[0]}-{part[1] - 1}"
     # The client's own limit is five minutes for the whole answer; a shard on a slow line takes longer.
@@ -87,7 +119,7 @@ async def _get(fs: Any, url: str, part: tuple[int, int] | None) -> Any:
     if answer.status in (404, 410):
         answer.close()
         raise FileNotFoundError(url)
-    if answer.status != 416 or not part:
+    if answer.status not in (412, 416) or not part:
         try:
             answer.raise_for_status()
         except BaseException:
@@ -96,14 +128,32 @@ async def _get(fs: Any, url: str, part: tuple[int, int] | None) -> Any:
     return answer
 
 
-async def _range(fs: Any, url: str, start: int, end: int) -> bytes:
-    answer = await _get(fs, url, (start, end))
+async def _range(fs: Any, url: str, start: int, end: int, pinned: _Pinned) -> bytes:
+    answer = await _get(fs, url, (start, end), pinned.condition)
     try:
+        if answer.status == 412:
+            raise Replaced
+        pinned.check(answer)
+        total = _total(answer)
+        if answer.status == 416 and total not in (None, pinned.total):
+            raise Replaced
         if answer.status != 206:
             raise OSError(f"the server no longer serves ranges (status {answer.status})")
+        check_range(answer.headers.get("Content-Range", ""), start, end, pinned.total)
         return bytes(await answer.read())
     finally:
         answer.close()
+
+
+def check_range(text: str, start: int, end: int, total: int) -> None:
+    """Raise Replaced when an answer is a part of a whole of another size, OSError when it is another part than was
+    asked for. ``text`` is its Content-Range; an empty one says nothing."""
+    # RFC 9110, 14.4: bytes 0-65535/1000000, or bytes 0-65535/*
+    part, _, whole = text.removeprefix("bytes").strip().partition("/")
+    if whole.isascii() and whole.isdigit() and int(whole) != total:
+        raise Replaced
+    if part and part != f"{start}-{end - 1}":
+        raise OSError(f"the server sent bytes {part} where {start}-{end - 1} were asked for")
 
 
 async def _body(answer: Any) -> bytes:

@@ -24,6 +24,8 @@ END_OF_ARCHIVE = bytes(2 * BLOCK)
 MAX_EXTENDED_SIZE = 1 << 20
 MAX_EXTENDED_CHAIN = 16
 MAX_SIZE = (1 << 63) - 1
+MAX_DIGITS = 64
+"""Digits of a decimal number in a pax header, zeros before it included."""
 
 REGULAR, DIRECTORY, LINK, SPECIAL, SPARSE = range(5)
 KIND_MASK = 0b111
@@ -110,11 +112,15 @@ def split_long_name(name: bytes) -> tuple[bytes, bytes] | None:
 def build_header(name: bytes, size: int, form: Form = CANONICAL) -> bytes:
     """The canonical header blocks of a regular member: one block, or an extended header, its data and one block.
 
-    The caller has made sure that the name is safe (relative, no ``..``); any bytes without NUL are accepted.
+    The caller has made sure that the name is safe (relative, no ``..``); any bytes without NUL are accepted. Raises
+    DataError ``unsafe-name`` for one with a NUL, where a reader would find another name than was written: what writes
+    looks at names before, this is the last place.
 
     >>> len(build_header(b"a.txt", 5)), len(build_header(b"n" * 101, 5))
     (512, 1536)
     """
+    if 0 in name:
+        raise DataError(f"no tar can hold the name {name[:200]!r}", code="unsafe-name")
     fits = size < 1 << 33
     if len(name) <= 100 and fits:
         return build_block(name, size, CANONICAL_MIDDLE, form.mtime_field, CANONICAL_TAIL)
@@ -174,20 +180,22 @@ def pax_record(keyword: bytes, value: bytes) -> bytes:
     return b"%d %b=%b\n" % (length, keyword, value)
 
 
-_OCTAL = re.compile(rb" *([0-7]*) *\Z")
+_OCTAL = re.compile(rb"([0-7]*) *\Z")
 
 
 def parse_number(field: bytes, what: str) -> int:
-    """A numeric field: octal digits with leading and trailing spaces, ended by NUL, space or the field's end; or, when
-    the first byte is 0x80 or 0xFF, a big-endian two's complement number in the other bytes (GNU's base 256)."""
+    """A numeric field: octal digits behind any spaces and NULs, ended by NUL, space or the field's end; or, when the
+    first byte is 0x80 or 0xFF, a big-endian two's complement number in the other bytes (GNU's base 256).
+
+    Some old tars wrote a NUL where a digit had no place; GNU tar and Go read what follows it. (Python's tarfile reads
+    0 there: were it right, the next block would be no header.)
+    """
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     if field[0] == 0xFF:
         return int.from_bytes(field[1:], "big") - (1 << 8 * (len(field) - 1))
-    digits, _, rest = field.partition(b"\0")
-    match = _OCTAL.match(digits)
-    # GNU tar reads digits behind a leading NUL, others read 0: it is neither.
-    if match is None or (not digits and rest.strip(b"\0 ")):
+    match = _OCTAL.match(field.lstrip(b"\0 ").partition(b"\0")[0])
+    if match is None:
         code = "bad-size" if what == "size" else "bad-header"
         raise DataError(f"{what} field {field!r} is not an octal number", code=code)
     return int(match[1] or b"0", 8)
@@ -261,10 +269,11 @@ def kind_of(typeflag: bytes, name: bytes) -> int:
     return SPARSE if typeflag == b"S" else SPECIAL
 
 
-def has_payload(typeflag: bytes) -> bool:
+def has_payload(typeflag: bytes, kind: int) -> bool:
     """Whether the size field speaks of blocks that follow. POSIX: links, devices, fifos and directories have none,
-    whatever their size field says."""
-    return typeflag not in b"123456"
+    whatever their size field says. So do the folders from before POSIX, in which some tars left the folder's own size:
+    tarfile (and so webdataset) and bsdtar see the members behind one, GNU tar passes over as many bytes."""
+    return kind != DIRECTORY and typeflag not in b"123456"
 
 
 def parse_pax(data: bytes) -> dict[bytes, bytes]:
@@ -278,14 +287,15 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
     records: dict[bytes, bytes] = {}
     at = 0
     while at < len(data):
-        space = data.find(b" ", at, at + 21)
+        # Some writers put zeros before a length; one of a few records' length has no more digits than this.
+        space = data.find(b" ", at, at + MAX_DIGITS + 1)
         digits = data[at:space] if space > at else b""
-        if not digits.isdigit() or digits.startswith(b"0"):
+        if not digits.isdigit():
             if not data[at:].strip(b"\0"):
                 break
             raise DataError("pax record has no length", code="bad-extended-header")
         end = at + int(digits)
-        record = data[space + 1 : end]
+        record = data[space + 1 : max(end, space + 1)]
         keyword, equals, value = record.partition(b"=")
         if end > len(data) or not record.endswith(b"\n") or not equals or not keyword:
             raise DataError(
@@ -297,7 +307,7 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
 
 
 def pax_size(value: bytes) -> int:
-    """The pax ``size`` record: decimal digits."""
-    if not value.isdigit() or len(value) > 19:
+    """The pax ``size`` record: decimal digits, perhaps with zeros before them."""
+    if not value.isdigit() or len(value) > MAX_DIGITS or len(value.lstrip(b"0")) > 19:
         raise DataError(f"pax size {value[:40]!r} is impossible", code="bad-size")
     return check_size(int(value))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from wdscli.errors import DataError
+from wdscli.errors import DataError, InputError
 from wdscli.model import to_text
 from wdscli.tar.header import BLOCK, CANONICAL, Form, checksum_is_right, parse_block, parse_number
 from wdscli.tar.reader import CHUNK, ByteSource, Window, new_scanner, walk
@@ -25,6 +25,8 @@ from wdscli.tar.scan import Scanner
 #: A checksum as any tar writes it: digits, perhaps blanks before them, ended by NUL, blank or both.
 _CHECKSUM = re.compile(rb" {0,5}[0-7]{1,7}[\0 ]")
 _CHECKSUM_END = re.compile(rb"[\0 ]")
+MAX_SEARCHED_BYTES = 1 << 32
+"""Of a stream, which may have no end, for the next header behind damage."""
 _EXTENDED = (b"x", b"X", b"L", b"K")
 _EXTENDED_NAMES = (b"PaxHeader", b"././@LongLink")
 _LAST_CODES = frozenset(("truncated", "no-end-of-archive"))
@@ -46,8 +48,13 @@ def next_header(source: ByteSource, offset: int, *, first: int = 0) -> int | Non
 
 def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int, bytes]:
     """:func:`next_header`, and the place and bytes of what was read last."""
-    base = first + (offset - first + BLOCK - 1) // BLOCK * BLOCK
+    base = begin = first + (offset - first + BLOCK - 1) // BLOCK * BLOCK
     while True:
+        if not source.seekable and base - begin > MAX_SEARCHED_BYTES:
+            raise InputError(
+                f"cannot read {source.name} to its end: no header in {MAX_SEARCHED_BYTES} bytes behind byte {begin}",
+                hint="is it a tar at all? Of a file any number of bytes is searched",
+            )
         buffer = source.read_at(base, CHUNK)
         # Most blocks are told by two bytes: a name has a first one, a checksum ends with NUL or a blank.
         for match in _CHECKSUM_END.finditer(buffer[155::BLOCK]):

@@ -14,7 +14,7 @@ It must not know samples, files or networks.
 
 from __future__ import annotations
 
-from wdscli.errors import DataError
+from wdscli.errors import DataError, InputError
 from wdscli.model import to_text
 from wdscli.tar.columns import Columns, cut, new_columns
 from wdscli.tar.extensions import TYPEFLAGS
@@ -36,7 +36,17 @@ from wdscli.tar.loops import HOP, Buffer, Loops, ReadAt
 
 __all__ = ["Columns", "Scanner", "new_columns"]
 
+MAX_ZEROS_BYTES = 1 << 26
+"""Of a stream, behind the end of the archive: what fills the last record of a tape, many times over."""
 _ZERO_BLOCK = bytes(BLOCK)
+
+
+def endless(name: str) -> InputError:
+    """The error of a stream that gives zeros and nothing else."""
+    return InputError(
+        f"cannot read {name} to its end: more than {MAX_ZEROS_BYTES >> 20} MiB of zeros where an archive ends",
+        hint="is it a device, or what a device gives? A file may have any number of them",
+    )
 
 
 class Scanner(Loops):
@@ -58,6 +68,7 @@ class Scanner(Loops):
         self.wanted = BLOCK
         """How many bytes from ``position`` on the next buffer must hold for the scanner to go on."""
         self._last = new_columns()
+        self._end_at = 0
 
     @property
     def is_at_member(self) -> bool:
@@ -138,7 +149,7 @@ class Scanner(Loops):
         if self._zero_at is None:
             self._zero_at = here
         else:
-            self.ended = True
+            self.ended, self._end_at = True, here
         return at + BLOCK
 
     def _extension(self, buffer: Buffer, at: int, base: int, block: bytes, header: Header) -> int:
@@ -163,7 +174,7 @@ class Scanner(Loops):
         flag = kind if self._is_canonical(block, name, size, kind) else kind | self._foreign()
         if kind == REGULAR:
             self._caches.learn(block, header)
-        if not has_payload(header.typeflag):
+        if not has_payload(header.typeflag, kind):
             size = 0
         start = self.extensions.start
         self._append(name, base + at if start is None else start, base + end, size, flag)
@@ -226,6 +237,8 @@ class Scanner(Loops):
                 hint="archives joined with `cat` look like this: join them with `wds cat A B -o OUT`",
             )
         self.position = max(self.position, base + len(buffer))
+        if self.limit is None and self.position - self._end_at > MAX_ZEROS_BYTES:
+            raise endless(self.shard or "a stream")
 
     def finish(self, total: int) -> None:
         """The archive ended after ``total`` bytes: raise unless it is whole."""

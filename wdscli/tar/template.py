@@ -42,7 +42,7 @@ def header_maker(form: Form = CANONICAL) -> Callable[[bytes, int], bytes]:
         return found
 
     def make(name: bytes, size: int) -> bytes:
-        if len(name) > 100 or size >= _ONE_BLOCK_SIZE:
+        if len(name) > 100 or size >= _ONE_BLOCK_SIZE or 0 in name:
             return build_header(name, size, form)
         middle, total = middles.get(size) or middle_of(size)
         total += adler32(name) & 0xFFFF

@@ -1,9 +1,9 @@
 """The manifests of the shards that are checked, and what is wrong with the set as a whole.
 
 What it is: :func:`find_listings`, from shards to what manifests say of each. How: the manifest that was given
-counts; without one, every ``*manifest.json`` in the folders of local shards that lists one of them. Of a manifest that
-was found, a listed shard that is not in the folder is a finding, and so is a shard of its prefix that it does not list;
-checking some shards of a set is none.
+counts; without one, every ``*manifest.json`` in the shards' folders, on any store that can be listed, that lists one of
+them. Of a manifest that was found, a listed shard that is not in the folder is a finding, and so is a shard of its
+prefix that it does not list; checking some shards of a set is none.
 
 It must not open shards.
 """
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from wdscli.errors import DataError, WdsError
 from wdscli.model import ShardInfo, to_bytes
-from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, read_manifest
+from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
 from wdscli.shards.manifest import Manifest
-from wdscli.storage import base_name, folder_of, is_local, list_folder, read_all
+from wdscli.storage import base_name, folder_of, is_stream, read_all
 from wdscli.verify.findings import Ledger
 
 
@@ -52,23 +52,20 @@ def find_listings(shards: ShardSet, limit: int) -> Listings:
         return Listings({address: Listing(where, shard, required) for address, shard in listed}, [])
     ledgers: list[Ledger] = []
     of: dict[str, Listing] = {}
-    for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if is_local(address)):
-        addresses = [
-            address for address in shards.addresses if is_local(address) and folder_of(address) == folder
-        ]
-        for found in _beside(folder, {base_name(address) for address in addresses}, ledgers, limit):
-            of.update(_listed(found, addresses))
+    folders: dict[str, list[str]] = {}
+    for address in shards.addresses:
+        if not is_stream(address):
+            folders.setdefault(folder_of(address), []).append(address)
+    for folder, addresses in folders.items():
         names = {base_name(address) for address in addresses}
+        for found in _beside(folder, set(names_in(folder, shards.given)), names, ledgers, limit):
+            of.update(_listed(found, addresses))
         ledgers += _strays(folder, addresses, of, names, limit)
     return Listings(of, ledgers)
 
 
-def _beside(folder: str, names: set[str], ledgers: list[Ledger], limit: int) -> list[Found]:
+def _beside(folder: str, there: set[str], names: set[str], ledgers: list[Ledger], limit: int) -> list[Found]:
     """The manifests of a folder that list any of its shards that are checked, and what they list that is not there."""
-    try:
-        there = set(list_folder(folder))
-    except WdsError:
-        return []
     found = []
     for name in sorted(there):
         if not name.endswith(MANIFEST_SUFFIX):

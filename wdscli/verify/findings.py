@@ -3,26 +3,28 @@
 What it is: a :class:`Finding` is one thing that is wrong, at one place, with what to do about it. How: every kind has
 a code, a severity and a default hint in one table, :data:`KINDS`, from which the man page's list is made too. A
 :class:`Ledger` keeps the first findings of each kind and counts the rest, so that a shard of a million bad members
-costs no more memory than one of a hundred.
+costs no more memory than one of a hundred; :class:`Findings` does the same for all shards.
 
 It must not know how anything is found, nor how it is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from wdscli.errors import DataError
+from wdscli.shown import shown
 
 Severity = Literal["error", "warning"]
 
 MAX_FINDINGS = 100
-"""Findings of one kind in one shard that are told in full."""
+"""Findings of one kind that are told in full."""
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong. ``offset`` is a byte of the shard, ``member`` a member's name or a sample's key."""
+    """One thing that is wrong. ``shard`` is an address as it is shown, ``offset`` a byte of the shard, ``member`` a
+    member's name or a sample's key."""
 
     code: str
     severity: Severity
@@ -55,7 +57,9 @@ KINDS: dict[str, Kind] = {
         "join archives with `wds cat A B -o OUT`",
     ),
     "bad-checksum": Kind("error", "a header's checksum is wrong", _COPY_AGAIN),
-    "bad-size": Kind("error", "a member's size cannot be", _COPY_AGAIN),
+    "bad-size": Kind(
+        "error", "a member's size cannot be, or readers disagree whether its bytes are there", _COPY_AGAIN
+    ),
     "bad-header": Kind("error", "a header's field cannot be read", _COPY_AGAIN),
     "bad-extended-header": Kind("error", "a pax or GNU extended header cannot be read", _COPY_AGAIN),
     "corrupt": Kind("error", "a compressed shard cannot be decompressed", _COPY_AGAIN),
@@ -96,7 +100,9 @@ KINDS: dict[str, Kind] = {
     "undecodable": Kind("error", "a payload is not what its field says (--decode)", "make the payload again"),
     # members
     "unsafe-name": Kind(
-        "error", "a name is absolute, has a `..` or is empty", "give the member another name, or " + _REPAIR
+        "error",
+        "a name is absolute, has a `..` or a NUL, or is empty",
+        "give the member another name, or " + _REPAIR,
     ),
     "link": Kind(
         "error", "a member is a link", "GNU tar stores the files themselves with --dereference; or " + _REPAIR
@@ -121,7 +127,10 @@ KINDS: dict[str, Kind] = {
         "copy the shard again",
     ),
     "unchecked": Kind(
-        "warning", "--checksums was given and there is no checksum to compare with", "`wds index` writes them"
+        "warning",
+        "there is no checksum to compare with (--checksums), a payload is larger than --max-decoded, or what decodes "
+        "a field is not installed (--decode)",
+        "`wds index` writes checksums",
     ),
 }
 
@@ -140,7 +149,7 @@ class Ledger:
     """The findings of one shard: of each kind the first ``limit``, and the count of all."""
 
     def __init__(self, shard: str, limit: int = MAX_FINDINGS) -> None:
-        self.shard = shard
+        self.shard = shown(shard)
         self.limit = limit
         self.findings: list[Finding] = []
         self.counts: dict[str, int] = {}
@@ -159,9 +168,8 @@ class Ledger:
         self.counts[code] = count + 1
         if count < self.limit:
             kind = kind_of(code)
-            self.findings.append(
-                Finding(code, kind.severity, self.shard, offset, member, message, hint or kind.hint)
-            )
+            text, hint = shown(message), shown(hint) if hint else kind.hint
+            self.findings.append(Finding(code, kind.severity, self.shard, offset, member, text, hint))
 
     def add_error(self, error: DataError) -> None:
         """A finding from an error that a reader raised."""
@@ -180,6 +188,34 @@ class Ledger:
         """Whether there is any finding of these kinds."""
         return any(code in self.counts for code in codes)
 
+    def blame_shard(self) -> None:
+        """Where the archive itself is damaged its side files are not to blame, and to make them anew would hide it."""
+        if self.has(STRUCTURAL):
+            self.findings = [
+                finding._replace(hint=_COPY_AGAIN) if finding.code in _SIDE_FILES else finding
+                for finding in self.findings
+            ]
+
+
+class Findings:
+    """What all ledgers of a set say: of each kind the first ``limit``, and the count of all."""
+
+    def __init__(self, limit: int = MAX_FINDINGS) -> None:
+        self.limit = limit
+        self.told: list[Finding] = []
+        self.counts: dict[str, int] = {}
+        self._room: dict[str, int] = {}
+
+    def add(self, findings: Sequence[Finding], counts: dict[str, int]) -> None:
+        """The findings of one ledger, and its counts."""
+        for finding in findings:
+            room = self._room.get(finding.code, self.limit)
+            if room:
+                self._room[finding.code] = room - 1
+                self.told.append(finding)
+        for code, count in counts.items():
+            self.counts[code] = self.counts.get(code, 0) + count
+
 
 STRUCTURAL = frozenset(
     (
@@ -196,3 +232,4 @@ STRUCTURAL = frozenset(
     )
 )
 """Kinds after which a shard's members are not all known."""
+_SIDE_FILES = ("stale-index", "manifest-mismatch")

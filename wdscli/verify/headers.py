@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from wdscli.model import to_text
-from wdscli.samples import Grouper, SampleBatch, is_dunder
+from wdscli.samples import Grouper, SampleBatch, is_dunder, may_be_unsafe, why_unsafe
+from wdscli.samples.grouping import hidden
 from wdscli.shards.index import IndexBuilder
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, Window
 from wdscli.verify.findings import Ledger
 from wdscli.verify.keys import KeyColumns
-from wdscli.verify.names import Fields, Problem, judge_fields, may_be_unsafe, why_unsafe
+from wdscli.verify.names import Fields, Problem, judge_fields
 from wdscli.verify.profiles import Judge
 
 MAX_SHAPES = 1 << 12
@@ -61,8 +62,10 @@ class _LenientGrouper(Grouper):
         super().__init__(shard, lenient=True)
         self._ledger = ledger
 
-    def ignore(self, name: bytes, kind: int, start: int) -> None:
-        super().ignore(name, kind, start)
+    def ignore(self, name: bytes, kind: int, start: int, size: int) -> None:
+        super().ignore(name, kind, start, size)
+        if kind == REGULAR and size and name.endswith(b"/"):
+            self._ledger.add_error(hidden(self.shard, start, name, size))
         if kind == DIRECTORY or (kind == REGULAR and is_dunder(name)):
             return
         if kind == REGULAR:

@@ -1,8 +1,8 @@
-"""What names and fields may be: rules of one name, and of the fields of one sample.
+"""What fields a sample may have.
 
-What it is: pure functions from a name, or from a sample's fields in order, to what is wrong with them. How: the fields
-of a sample are its *shape*; samples share few shapes, so each shape is judged once and the verdict is kept.
-It must not know where a name was found.
+What it is: a pure function from a sample's fields in order to what is wrong with them. How: the fields of a sample are
+its *shape*; samples share few shapes, so each shape is judged once and the verdict is kept.
+It must not know where a sample was found.
 """
 
 from __future__ import annotations
@@ -12,29 +12,6 @@ from typing import NamedTuple
 from wdscli.model import to_text
 
 Fields = tuple[bytes, ...]
-
-
-def why_unsafe(name: bytes) -> str | None:
-    """Why unpacking a member of this name could write elsewhere or fail (section 5 of the design), or None."""
-    if not name:
-        return "the name is empty"
-    if name.startswith(b"/"):
-        return "the name is absolute"
-    if b".." in name and b".." in name.split(b"/"):
-        return 'the name has a ".." in it'
-    return "the name has a NUL in it" if b"\0" in name else None
-
-
-def may_be_unsafe(names: list[bytes]) -> bool:
-    """A quick look at many names: False when all of them are safe."""
-    joined = b"\n" + b"\n".join(names)
-    return (
-        b".." in joined
-        or b"\n/" in joined
-        or b"\n\n" in joined
-        or b"\0" in joined
-        or (bool(names) and not names[-1])
-    )
 
 
 class Problem(NamedTuple):

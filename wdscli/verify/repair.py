@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, NamedTuple
 
+from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_bytes, to_text
+from wdscli.plan.scratch import pieces_to_end
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.shards.inputs import open_set
@@ -24,7 +26,7 @@ from wdscli.shards.output import OutputSet, ShardSettings
 from wdscli.shards.shardfile import ShardFile
 from wdscli.storage import Source, open_source
 from wdscli.tar import ByteSource, build_header, padding
-from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
+from wdscli.verify.findings import MAX_FINDINGS, Finding, Findings, Ledger
 from wdscli.verify.keys import digester, repeats_across
 from wdscli.verify.run import choose_jobs
 from wdscli.verify.runs import Run
@@ -40,8 +42,8 @@ LARGE_SAMPLE = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """``left_out`` says what was not saved and why, the first of each reason and input; ``counts`` counts all by
-    reason. ``written`` are the new shards (none after a dry run), ``samples`` those saved."""
+    """``left_out`` says what was not saved and why, the first of each reason; ``counts`` counts all by reason.
+    ``written`` are the new shards (none after a dry run), ``samples`` those saved."""
 
     shards: int
     samples: int
@@ -55,7 +57,7 @@ class SalvageTask(NamedTuple):
     """One input. ``output`` is None to plan only; ``dropped`` are digests of keys that an earlier input has, packed."""
 
     address: str
-    decode: bool = False
+    max_decoded: int | None = None
     limit: int = MAX_FINDINGS
     output: str | None = None
     settings: ShardSettings = ShardSettings()
@@ -79,6 +81,8 @@ def repair(
     settings: ShardSettings | None = None,
     require: Sequence[str] = (),
     decode: bool = False,
+    max_decoded: int = MAX_DECODED_BYTES,
+    trust_addresses: bool = False,
     max_findings: int = MAX_FINDINGS,
     dry_run: bool = False,
     jobs: int | None = None,
@@ -88,47 +92,74 @@ def repair(
 
     Interleaved samples are joined; of a key that comes more than once the first sample is kept; one next to lost bytes
     is kept when it has the fields of ``require``, or without it those that most samples have; ``decode`` also leaves
-    samples out that cannot be decoded. Raises UsageError, InputError when nothing matches, OutputError.
+    samples out that cannot be decoded, to ``max_decoded`` bytes each. Raises UsageError, InputError when nothing
+    matches, OutputError.
     """
-    shards = open_set(inputs)
-    if "-" in shards.addresses:
-        raise UsageError("--repair cannot read standard input: it reads a shard more than once")
-    target = OutputSet(output, settings)
-    if target.pattern.single and len(shards.addresses) > 1:
-        raise UsageError(
-            f"{output} names one shard, and {len(shards.addresses)} are to be repaired",
-            hint="repaired-%06d.tar names as many as needed",
-        )
-    target.check(shards.addresses)
+    addresses, target = check_repair(inputs, output, settings, trust_addresses=trust_addresses)
     required = tuple(map(to_bytes, require))
-    tasks = [SalvageTask(address, decode, max_findings, required=required) for address in shards.addresses]
-    with make_executor(choose_jobs(jobs, shards.addresses, payloads=True)) as executor:
+    tasks = [
+        SalvageTask(address, max_decoded if decode else None, max_findings, required=required)
+        for address in addresses
+    ]
+    with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
         plan = _plan(executor, tasks, progress)
         writes = [task for task, count in zip(plan.tasks, plan.counts) if count]
         if target.pattern.count is not None and target.pattern.count != len(writes):
-            raise UsageError(f"{output} names {target.pattern.count} shards, and {len(writes)} can be saved")
+            raise UsageError(
+                f"{output} names {target.pattern.count} shards, and {len(writes)} can be saved",
+                hint="repaired-%06d.tar names as many as needed",
+            )
         if dry_run:
-            return plan.sum.report(len(tasks), sum(plan.counts), [], None)
-        target.begin(shards.addresses)
-        infos = _write_all(executor, writes, target, progress)
-    target.finish(infos, operation="repair", options={"decode": True} if decode else {})
+            return _report(plan, sum(plan.counts), [], None)
+        with target.claimed(addresses):
+            infos = _write_all(executor, writes, target, progress)
+            target.finish(infos, operation="repair", options={"decode": True} if decode else {})
     samples = sum(info.samples for info in infos)
-    return plan.sum.report(len(tasks), samples, infos, target.manifest_address)
+    return _report(plan, samples, infos, target.manifest_address)
+
+
+def check_repair(
+    inputs: Sequence[str],
+    output: str,
+    settings: ShardSettings | None = None,
+    *,
+    trust_addresses: bool = False,
+) -> tuple[list[str], OutputSet]:
+    """The shards to repair, and where to: what of a repair can be seen to be impossible before anything is read. Raises
+    what :func:`repair` raises."""
+    addresses = open_set(inputs, trust_addresses=trust_addresses).addresses
+    if "-" in addresses:
+        raise UsageError("--repair cannot read standard input: it reads a shard more than once")
+    target = OutputSet(output, settings)
+    if target.pattern.single and len(addresses) > 1:
+        raise UsageError(
+            f"{output} names one shard, and {len(addresses)} are to be repaired",
+            hint="repaired-%06d.tar names as many as needed",
+        )
+    target.check(addresses)
+    return addresses, target
+
+
+def _report(plan: _Plan, samples: int, infos: Sequence[ShardInfo], manifest: str | None) -> RepairReport:
+    found = plan.left_out
+    return RepairReport(
+        len(plan.tasks), samples, tuple(infos), manifest, tuple(found.told), dict(found.counts)
+    )
 
 
 class _Plan(NamedTuple):
-    """What to do for each input, and how many samples it has left; what was left out is in ``sum``."""
+    """What to do for each input, how many samples it has left, and what is left out."""
 
     tasks: list[SalvageTask]
     counts: list[int]
-    sum: _Sum
+    left_out: Findings
 
 
 def _plan(executor: Executor, tasks: list[SalvageTask], progress: Progress) -> _Plan:
-    ledger, digests, counts = _Sum(), [], []
+    left_out, digests, counts = Findings(tasks[0].limit if tasks else 0), [], []
     progress.start("plan repair", len(tasks), "shards")
     for result in run_tasks(executor, salvage, tasks):
-        ledger.add(result.findings, result.counts)
+        left_out.add(result.findings, result.counts)
         digests.append(result.digests)
         counts.append(len(result.digests) // 8)
         progress.advance(1)
@@ -136,9 +167,9 @@ def _plan(executor: Executor, tasks: list[SalvageTask], progress: Progress) -> _
         tasks[number] = tasks[number]._replace(dropped=dropped)
         counts[number] -= len(dropped) // 8
     for result in run_tasks(executor, tell_dropped, [task for task in tasks if task.dropped]):
-        ledger.add(result.findings, result.counts)
+        left_out.add(result.findings, result.counts)
     progress.finish()
-    return _Plan(tasks, counts, ledger)
+    return _Plan(tasks, counts, left_out)
 
 
 def _write_all(
@@ -158,26 +189,6 @@ def _write_all(
     return infos
 
 
-class _Sum:
-    """What was left out of all inputs."""
-
-    def __init__(self) -> None:
-        self._findings: list[Finding] = []
-        self._counts: dict[str, int] = {}
-
-    def add(self, findings: Sequence[Finding], counts: dict[str, int]) -> None:
-        self._findings += findings
-        for code, count in counts.items():
-            self._counts[code] = self._counts.get(code, 0) + count
-
-    def report(
-        self, shards: int, samples: int, infos: Sequence[ShardInfo], manifest: str | None
-    ) -> RepairReport:
-        return RepairReport(
-            shards, samples, tuple(infos), manifest, tuple(self._findings), dict(self._counts)
-        )
-
-
 def _dropped(digests: list[bytes]) -> dict[int, bytes]:
     """For each input the digests, packed, of keys that an earlier one has."""
     from array import array
@@ -194,7 +205,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
     try:
         with open_source(task.address) as source, _Seekable(source) as seekable:
             if task.output is None:
-                plan = plan_shard(seekable, ledger, decode=task.decode, required=task.required)
+                plan = plan_shard(seekable, ledger, max_decoded=task.max_decoded, required=task.required)
                 return SalvageResult(ledger.findings, ledger.counts, plan.digests, None)
             return _write(task, seekable)
     except (DataError, StorageError) as error:
@@ -204,9 +215,9 @@ def salvage(task: SalvageTask) -> SalvageResult:
     return SalvageResult(ledger.findings, ledger.counts, b"", None)
 
 
-def _write(task: SalvageTask, source: ByteSource) -> SalvageResult:
+def _write(task: SalvageTask, source: _Seekable) -> SalvageResult:
     """Write what the plan saves; what it does not was told when the plan was made first."""
-    plan = plan_shard(source, Ledger(task.address, 0), decode=task.decode, required=task.required)
+    plan = plan_shard(source, Ledger(task.address, 0), max_decoded=task.max_decoded, required=task.required)
     dropped = set(memoryview(task.dropped).cast("Q"))
     digest = digester()
     assert task.output is not None
@@ -214,6 +225,7 @@ def _write(task: SalvageTask, source: ByteSource) -> SalvageResult:
         for run in plan.samples():
             if not dropped or digest(run.key) not in dropped:
                 _copy(run, source, shard)
+        source.confirm()
         info = shard.commit()
     return SalvageResult([], {}, plan.digests, info)
 
@@ -224,7 +236,9 @@ def tell_dropped(task: SalvageTask) -> SalvageResult:
     dropped = set(memoryview(task.dropped).cast("Q"))
     digest = digester()
     with open_source(task.address) as source, _Seekable(source) as seekable:
-        plan = plan_shard(seekable, Ledger(task.address, 0), decode=task.decode, required=task.required)
+        plan = plan_shard(
+            seekable, Ledger(task.address, 0), max_decoded=task.max_decoded, required=task.required
+        )
         for run in plan.samples():
             if digest(run.key) in dropped:
                 message = "sample left out: an earlier shard has its key"
@@ -269,6 +283,7 @@ class _Seekable:
         self.size: int | None = source.size
         self._copy: IO[bytes] | None = None
         self.read_at = source.read_at
+        self.confirm = source.confirm
         if not source.seekable:
             self._spool(source)
 
@@ -280,12 +295,9 @@ class _Seekable:
 
         copy = self._copy = TemporaryFile()  # noqa: SIM115 - closed by __exit__
         size = 0
-        try:
-            while data := source.read_some(size, CHUNK):
-                copy.write(data)
-                size += len(data)
-        except DataError:
-            pass
+        for data in pieces_to_end(source, lambda _: None):
+            copy.write(data)
+            size += len(data)
         copy.flush()
         self.size = size
         self.read_at = lambda offset, length: os.pread(copy.fileno(), length, offset)

@@ -13,14 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import ShardSet, open_set
+from wdscli.shown import shown
 from wdscli.storage import is_local
 from wdscli.verify.against import Listings, find_listings
-from wdscli.verify.findings import KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
+from wdscli.verify.findings import KINDS, MAX_FINDINGS, Finding, Findings, Ledger, kind_of
 from wdscli.verify.headers import ShapeCount
 from wdscli.verify.keys import Across, KeyColumns, repeats_across
 from wdscli.verify.profiles import DEMANDS, parse_profiles
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 256 << 20
 """Headers of local shards up to this many bytes are read in one process sooner than others have started."""
-_SET_LIMIT = 100
-"""Findings of one kind that are kept for the whole set, in times of the limit a shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,9 @@ def verify(
     require: Sequence[str] = (),
     profiles: Sequence[str] = (),
     decode: bool = False,
+    max_decoded: int = MAX_DECODED_BYTES,
     checksums: bool = False,
+    trust_addresses: bool = False,
     max_findings: int = MAX_FINDINGS,
     jobs: int | None = None,
     progress: Progress = QUIET,
@@ -90,17 +92,26 @@ def verify(
     """Check the shards that ``inputs`` name (addresses, patterns, manifests) and report everything that is wrong.
 
     ``require`` are fields that every sample must have, ``profiles`` the readers whose demands are checked too;
-    ``decode`` and ``checksums`` read the payloads. At most ``max_findings`` of each kind a shard are told, the rest are
-    counted. Raises UsageError, InputError when nothing matches, DataError for a manifest that is none.
+    ``decode`` (of those that have and become at most ``max_decoded`` bytes) and ``checksums`` read the payloads. At
+    most ``max_findings`` of each kind are told, the rest are counted. Raises UsageError, InputError when nothing
+    matches, DataError for a manifest that is none.
     """
-    shards = open_set(inputs)
+    shards = open_set(inputs, trust_addresses=trust_addresses)
     listings = find_listings(shards, max_findings)
     if checksums and not any(listing.shard.checksum for listing in listings.of.values()):
         raise UsageError(
             "--checksums has nothing to compare with: no manifest with checksums was given or lies beside the shards",
             hint="`wds index SHARDS` writes one for shards that you trust",
         )
-    tasks = _tasks(shards, listings, require, parse_profiles(profiles), decode, checksums, max_findings)
+    tasks = _tasks(
+        shards,
+        listings,
+        require,
+        parse_profiles(profiles),
+        max_decoded if decode else None,
+        checksums,
+        max_findings,
+    )
     gathered = _Gathered(shards.addresses, max_findings)
     for ledger in listings.ledgers:
         gathered.add(ledger.findings, ledger.counts)
@@ -121,7 +132,7 @@ def _tasks(
     listings: Listings,
     require: Sequence[str],
     profiles: tuple[str, ...],
-    decode: bool,
+    max_decoded: int | None,
     checksums: bool,
     limit: int,
 ) -> list[ShardTask]:
@@ -134,7 +145,7 @@ def _tasks(
                 address,
                 required,
                 profiles,
-                decode,
+                max_decoded,
                 checksums,
                 listing.shard if listing else None,
                 listing.manifest if listing else None,
@@ -178,25 +189,16 @@ class _Gathered:
 
     def __init__(self, addresses: Sequence[str], limit: int) -> None:
         self.addresses = addresses
-        self.findings: list[Finding] = []
-        self.counts: dict[str, int] = {}
+        self._findings = Findings(limit)
         self.digests: list[bytes] = []
         self.kept: list[KeyColumns | None] = []
         self.shapes: list[dict[frozenset[bytes], ShapeCount]] = []
-        self._limit = limit * _SET_LIMIT
-        self._told: dict[str, int] = {}
         self._totals = (0, 0, 0)
         self._ignored: dict[str, int] = {}
 
     def add(self, findings: Sequence[Finding], counts: dict[str, int]) -> None:
         """The findings of one ledger."""
-        for finding in findings:
-            told = self._told.get(finding.code, 0)
-            if told < self._limit:
-                self._told[finding.code] = told + 1
-                self.findings.append(finding)
-        for code, count in counts.items():
-            self.counts[code] = self.counts.get(code, 0) + count
+        self._findings.add(findings, counts)
 
     def add_result(self, result: ShardResult) -> None:
         """What one shard's task returned."""
@@ -211,19 +213,18 @@ class _Gathered:
 
     def report(self) -> VerifyReport:
         codes = {code: place for place, code in enumerate((*KINDS, *DEMANDS))}
-        order = {address: place for place, address in enumerate(self.addresses)}
-        self.findings.sort(
+        order = {shown(address): place for place, address in enumerate(self.addresses)}
+        findings = sorted(
+            self._findings.told,
             key=lambda f: (
                 codes.get(f.code, len(codes)),
                 order.get(f.shard, -1),
                 -1 if f.offset is None else f.offset,
-            )
+            ),
         )
         ignored = dict(sorted(self._ignored.items()))
-        counts = {
-            code: self.counts[code] for code in sorted(self.counts, key=lambda c: codes.get(c, len(codes)))
-        }
-        return VerifyReport(len(self.addresses), *self._totals, tuple(self.findings), counts, ignored)
+        counts = dict(sorted(self._findings.counts.items(), key=lambda item: codes.get(item[0], len(codes))))
+        return VerifyReport(len(self.addresses), *self._totals, tuple(findings), counts, ignored)
 
 
 def _add_repeats(gathered: _Gathered, executor: Executor, limit: int) -> None:

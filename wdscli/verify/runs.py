@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
-from wdscli.samples import split_name, why_ignored
+from wdscli.samples import split_name, why_ignored, why_unsafe
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, ByteSource, Window
 from wdscli.tar.recover import scan_salvaging
 from wdscli.verify.findings import Ledger
-from wdscli.verify.names import why_unsafe
 
 
 class Part(NamedTuple):

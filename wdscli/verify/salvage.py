@@ -48,12 +48,15 @@ class Salvage:
                 yield run
 
 
-def plan_shard(source: ByteSource, ledger: Ledger, *, decode: bool = False, required: Fields = ()) -> Salvage:
+def plan_shard(
+    source: ByteSource, ledger: Ledger, *, max_decoded: int | None = None, required: Fields = ()
+) -> Salvage:
     """What can be saved of ``source``, which must be seekable; what cannot goes to ``ledger``. ``required`` are the
-    fields by which a whole sample is known; without them, those that most samples have."""
+    fields by which a whole sample is known; without them, those that most samples have. With ``max_decoded``, payloads
+    that have and become no more bytes are decoded."""
     keys = KeyColumns()
     hit: dict[int, bytes] = {}
-    undecodable = _Undecodable(source, ledger) if decode else None
+    undecodable = None if max_decoded is None else _Undecodable(source, ledger, max_decoded)
     plan = Salvage(source, keys)
     for run in read_runs(source, ledger):
         _add_run(keys, run)
@@ -78,15 +81,19 @@ def _add_run(keys: KeyColumns, run: Run) -> None:
 class _Undecodable:
     """Decodes payloads, to leave samples out that have one which cannot be."""
 
-    def __init__(self, source: ByteSource, ledger: Ledger) -> None:
+    def __init__(self, source: ByteSource, ledger: Ledger, max_decoded: int) -> None:
         from wdscli.verify.decode import Decoder
 
-        self._decoder = Decoder(ledger)
+        self._decoder = Decoder(ledger, max_decoded)
         self._source = source
         self._ledger = ledger
 
     def has(self, run: Run) -> bool:
         for part in run.parts:
+            if not self._decoder.is_checked(
+                part.field, part.size, run.start, to_text(run.key + b"." + part.field)
+            ):
+                continue
             payload = self._source.read_at(part.offset, part.size)
             reason = self._decoder.why_not(part.field, payload)
             if reason is not None:

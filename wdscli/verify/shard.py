@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 class ShardTask(NamedTuple):
     """What to check. ``required`` are fields that every sample must have, ``listed`` is what the manifest says of the
-    shard."""
+    shard, ``max_decoded`` what payloads may become when they are decoded, None where none is."""
 
     address: str
     required: Fields = ()
     profiles: tuple[str, ...] = ()
-    decode: bool = False
+    max_decoded: int | None = None
     checksums: bool = False
     listed: ShardInfo | None = None
     manifest: str | None = None
@@ -64,16 +64,21 @@ class ShardResult(NamedTuple):
 def check_shard(task: ShardTask) -> ShardResult:
     """Everything about one shard. Raises UsageError only (an address that means nothing, a missing extra)."""
     ledger = Ledger(task.address, task.limit)
+    version: str | None = None
     check = _ShardCheck(task, ledger)
     try:
         with open_source(task.address) as source:
+            version = source.version
             check.run(source)
+            source.confirm()
     except DataError as error:
         ledger.add_error(error)
     except StorageError as error:
+        version = None
         _add_unreadable(error, task, ledger)
     if task.checksums:
-        check_checksum(task.address, task.listed, ledger)
+        check_checksum(task.address, task.listed, ledger, version)
+    ledger.blame_shard()
     return check.result()
 
 
@@ -149,11 +154,11 @@ def _add_unreadable(error: StorageError, task: ShardTask, ledger: Ledger) -> Non
 
 
 def _decoder(task: ShardTask, ledger: Ledger) -> Decoder | None:
-    if not task.decode:
+    if task.max_decoded is None:
         return None
     from wdscli.verify.decode import Decoder
 
-    return Decoder(ledger)
+    return Decoder(ledger, task.max_decoded)
 
 
 def _report_repeats(repeats: Repeats, check: HeaderPass, source: ByteSource, ledger: Ledger) -> None:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.model import ShardInfo
 from wdscli.shards.checksum import new_digest
+from wdscli.shards.find import etag_of, is_other_version
 from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of
 from wdscli.shards.shardfile import index_address
 from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_source, read_all
+from wdscli.storage.ends import replaced
 from wdscli.tar import Form
 from wdscli.verify.findings import Ledger
 
@@ -35,6 +37,7 @@ class SideIndex(NamedTuple):
     marks: bytes
     ignored: dict[str, int]
     form: Form
+    etag: str
 
 
 def load_index(address: str, source: Source, ledger: Ledger) -> SideIndex | None:
@@ -55,6 +58,9 @@ def load_index(address: str, source: Source, ledger: Ledger) -> SideIndex | None
     if index.size != source.size:
         ledger.add("stale-index", f"{place} was made for {index.size} bytes, the shard has {source.size}")
         return None
+    if is_other_version(index.etag, etag_of(address, source)):
+        ledger.add("stale-index", f"{place} was made for another version of the shard than the store has")
+        return None
     return index
 
 
@@ -72,7 +78,7 @@ def _parse(data: bytes) -> SideIndex:
         if not 0 <= form.mtime < 8**11 or form.long_names not in ("pax", "gnu"):
             raise ValueError("impossible form")
         whole = {name: raw[name] for name in ("size", "samples", "members", "digest", "marks", "ignored")}
-        return SideIndex(**whole, form=form)
+        return SideIndex(**whole, form=form, etag=str(raw.get("etag", "")))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
         raise DataError(str(error) or type(error).__name__, code="stale-index") from None
 
@@ -127,8 +133,9 @@ def _stored_size(address: str, size: int) -> int:
         return size if source.size is None else source.size
 
 
-def check_checksum(address: str, listed: ShardInfo | None, ledger: Ledger) -> None:
-    """Compare a shard's bytes with the checksum that the manifest holds."""
+def check_checksum(address: str, listed: ShardInfo | None, ledger: Ledger, version: str | None) -> None:
+    """Compare a shard's bytes with the checksum that the manifest holds. ``version`` is that of the bytes whose headers
+    were checked, None when they could not be read, which has been reported."""
     if listed is None or listed.checksum is None or is_stream(address):
         what = (
             "a stream has no checksum" if is_stream(address) else "no manifest holds a checksum of this shard"
@@ -137,11 +144,13 @@ def check_checksum(address: str, listed: ShardInfo | None, ledger: Ledger) -> No
         return
     algorithm, _, expected = listed.checksum.partition(":")
     try:
-        digest = file_digest(address, algorithm)
+        digest = file_digest(address, algorithm, version or "")
     except UsageError:
         ledger.add("unchecked", f'the manifest\'s checksum is of an unknown kind, "{algorithm}"')
         return
-    except (DataError, StorageError):
+    except StorageError as error:
+        if version is not None:
+            ledger.add("unreadable", error.message, hint=error.hint)
         return
     if digest != expected:
         ledger.add(
@@ -150,8 +159,9 @@ def check_checksum(address: str, listed: ShardInfo | None, ledger: Ledger) -> No
         )
 
 
-def file_digest(address: str, algorithm: str) -> str:
-    """The checksum of a file's bytes as they lie there. Raises UsageError for an unknown algorithm, StorageError."""
+def file_digest(address: str, algorithm: str, version: str = "") -> str:
+    """The checksum of a file's bytes as they lie there, of ``version`` if one is given. Raises UsageError for an
+    unknown algorithm, StorageError."""
     digest = new_digest(algorithm)
     if digest is None:
         raise UsageError("no checksum to compute")
@@ -160,4 +170,7 @@ def file_digest(address: str, algorithm: str) -> str:
         while data := source.read_some(offset, CHUNK):
             digest.update(data)
             offset += len(data)
+        source.confirm()
+        if version and version != source.version:
+            raise replaced(address)
     return digest.hexdigest()

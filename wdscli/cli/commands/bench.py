@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from wdscli.cli.options import CommonOptions, JsonOptions, Shards, grouped
+from wdscli.cli.options import CommonOptions, JsonOptions, Shards, TrustOptions, grouped
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 from wdscli.loader.bench import BenchReport
@@ -88,6 +88,7 @@ def bench(
         typer.Option("--seconds", metavar="S", help="How long to measure.", rich_help_panel=_LOOP),
     ] = 10.0,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Measure how fast the loader reads a set, and say what limits it.
@@ -115,6 +116,7 @@ def bench(
             fields=[name for names in fields for name in names.split(",")] if fields else None,
             prefetch=prefetch,
             seconds=seconds,
+            trust_addresses=trust.trust_addresses,
         )
     if json.json:
         out.object(_object(report))

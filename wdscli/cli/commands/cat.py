@@ -9,14 +9,18 @@ import typer
 
 from wdscli.cli.made import by_reason, plural
 from wdscli.cli.options import (
+    AllowEmpty,
     CommonOptions,
     CutOptions,
     DuplicateOptions,
     ErrorOptions,
+    MaxDecoded,
     Preserve,
     SelectionOptions,
     Shards,
     StreamOptions,
+    TrustOptions,
+    decoded_limit,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -75,9 +79,12 @@ def cat(
             rich_help_panel=_INSTEAD,
         ),
     ] = False,
+    max_decoded: MaxDecoded = None,
     selection: SelectionOptions,
+    allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Write the selected samples as one tar, in input order.
@@ -94,13 +101,24 @@ def cat(
         wds cat --to-dir unpacked shards/
     """
     _check(field, key, to_dir, to_jsonl, base64, output, duplicates, preserve)
+    limit = decoded_limit(max_decoded, None if to_jsonl else "--to-jsonl")
     out = Out(common)
     progress = out.progress()
-    request = reorder_request(shards, output, CutOptions(), selection, duplicates, errors, preserve=preserve)
+    request = reorder_request(
+        shards,
+        output,
+        CutOptions(),
+        selection,
+        duplicates,
+        errors,
+        preserve=preserve,
+        allow_empty=allow_empty,
+        trust=trust,
+    )
     if field is not None:
         _stream_field(out, request, progress, field, key)
     elif to_jsonl:
-        _stream_json(out, request, progress, base64)
+        _stream_json(out, request, progress, base64, limit)
     elif to_dir is not None:
         _unpack(out, request, progress, to_dir)
     else:
@@ -156,14 +174,19 @@ def _check_tar_options(
         raise UsageError(f"{instead} goes with no {given[0]}", hint=f"{given[0]} is for a tar")
 
 
-def _picker(request: Request, progress: Progress, *, writes_names: bool) -> Picker:
+def _picker(
+    request: Request, progress: Progress, *, writes_names: bool, counts_later: bool = False
+) -> Picker:
     from wdscli.look.picking import Picker
 
     picker = Picker(
         request.inputs,
         request.selection,
         on_error=request.on_error,
+        trust_addresses=request.trust_addresses,
         writes_names=writes_names,
+        allow_empty=request.allow_empty,
+        counts_later=counts_later,
         progress=progress,
     )
     progress.start("reading", len(picker.set.addresses), "shards")
@@ -192,17 +215,17 @@ def _put(out: Out, request: Request, inputs: Sequence[str], pieces: Iterable[byt
 def _stream_field(out: Out, request: Request, progress: Progress, field: str, key: str | None) -> None:
     from wdscli.look.unpack import payloads
 
-    picker = _picker(request, progress, writes_names=False)
+    picker = _picker(request, progress, writes_names=False, counts_later=True)
     _put(out, request, picker.set.addresses, payloads(picker, field, key))
     progress.finish()
     _tell_losses(out, picker)
 
 
-def _stream_json(out: Out, request: Request, progress: Progress, base64: bool) -> None:
+def _stream_json(out: Out, request: Request, progress: Progress, base64: bool, max_decoded: int) -> None:
     from wdscli.look.unpack import json_lines
 
     picker = _picker(request, progress, writes_names=False)
-    _put(out, request, picker.set.addresses, json_lines(picker, base64=base64))
+    _put(out, request, picker.set.addresses, json_lines(picker, base64=base64, max_decoded=max_decoded))
     progress.finish()
     _tell_losses(out, picker)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from wdscli.cli.options import CommonOptions, CutOptions, JsonOptions, OutputOptions, grouped
+from wdscli.cli.options import CommonOptions, CutOptions, JsonOptions, OutputOptions, TrustOptions, grouped
 from wdscli.cli.output import Out
 
 _SOURCES = "Sources"
@@ -18,20 +18,20 @@ class SourceOptions(NamedTuple):
     """What samples are made of, besides folders and files."""
 
     from_list: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--from-list",
             metavar="FILE",
-            help="Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address.",
+            help="Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address. May be repeated.",
             rich_help_panel=_SOURCES,
         ),
     ] = None
     from_table: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--from-table",
             metavar="FILE",
-            help="A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]').",
+            help="A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]'). May be repeated.",
             rich_help_panel=_SOURCES,
         ),
     ] = None
@@ -154,6 +154,7 @@ def create(
     cuts: CutOptions,
     output: OutputOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Make shards from folders, files, lists or tables.
@@ -174,6 +175,6 @@ def create(
     from wdscli.ops.create import create as make
 
     out = Out(common, json=json.json)
-    options = create_options(more, samples, cuts, output)
+    options = create_options(more, samples, cuts, output, trust)
     report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
     print_created(out, report)

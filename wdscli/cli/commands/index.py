@@ -5,12 +5,13 @@ from typing import Annotated, Literal
 import typer
 
 from wdscli.cli.made import plural
-from wdscli.cli.options import CommonOptions, JsonOptions, Shards, grouped
+from wdscli.cli.options import CommonOptions, JsonOptions, Shards, TrustOptions, grouped
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 from wdscli.ops.index import IndexReport
 from wdscli.ops.index import index as run
 from wdscli.run.set_manifest import Side
+from wdscli.shown import shown
 from wdscli.units import human_size
 
 _OUTPUT = "Output"
@@ -62,7 +63,7 @@ def index(
         bool,
         typer.Option(
             "--check",
-            help="Write nothing; list what is missing or stale, and exit with 1 if there is any.",
+            help="Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there is any.",
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
@@ -79,6 +80,7 @@ def index(
         ),
     ] = None,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> int:
     """Write indexes and manifests for shards made elsewhere.
@@ -109,15 +111,23 @@ def index(
         checksum=checksum,
         dialects=dialect or (),
         force=force,
+        trust_addresses=trust.trust_addresses,
         dry_run=dry_run or check,
         jobs=jobs,
         progress=out.progress(),
     )
     for side in report.files:
         if json.json:
-            out.object({"file": side.address, "state": side.state, "reason": side.reason, "shard": side.of})
+            out.object(
+                {
+                    "file": shown(side.address),
+                    "state": side.state,
+                    "reason": shown(side.reason),
+                    "shard": side.of and shown(side.of),
+                }
+            )
         elif (dry_run or check) and side.state == "made":
-            out.line(f"{side.address}: {_would(side)}")
+            out.line(f"{shown(side.address)}: {_would(side)}")
     out.summary(_summary(report, dry_run or check))
     return 1 if check and report.made else 0
 

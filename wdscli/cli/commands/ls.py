@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from wdscli.cli import listing
-from wdscli.cli.options import CommonOptions, ErrorOptions, JsonOptions, SelectionOptions, Shards, grouped
+from wdscli.cli.options import (
+    CommonOptions,
+    ErrorOptions,
+    JsonOptions,
+    SelectionOptions,
+    Shards,
+    TrustOptions,
+    grouped,
+)
 from wdscli.cli.output import Bar, Out
 from wdscli.errors import UsageError
 from wdscli.look.listing import ls as open_listing
@@ -52,6 +60,7 @@ def ls(
     selection: SelectionOptions,
     output: JsonOptions,
     errors: ErrorOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """List what is in shards: samples, members, shards or a summary.
@@ -82,6 +91,7 @@ def ls(
         shards,
         selection=Selection.parse(**selection._asdict()),
         on_error=errors.on_error,
+        trust_addresses=trust.trust_addresses,
         progress=progress,
     )
     if summary:
@@ -92,4 +102,4 @@ def ls(
         listing.print_members(out, found, long=long)
     else:
         listing.print_samples(out, found, long=long)
-    listing.print_report(out, found.report())
+    listing.print_report(out, found.report(), errors.on_error)

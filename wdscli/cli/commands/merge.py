@@ -6,6 +6,7 @@ import typer
 
 from wdscli.cli.joining import JoinOptions, check_alone
 from wdscli.cli.options import (
+    AllowEmpty,
     CommonOptions,
     DuplicateOptions,
     EngineOptions,
@@ -15,6 +16,7 @@ from wdscli.cli.options import (
     PlannedCutOptions,
     Preserve,
     SelectionOptions,
+    TrustOptions,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -100,9 +102,11 @@ def merge(
     engine: EngineOptions,
     preserve: Preserve = False,
     selection: SelectionOptions,
+    allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
@@ -122,7 +126,16 @@ def merge(
     out = Out(common, json=json.json)
     check_report(dedup.report, dedup.dedup)
     request = reorder_request(
-        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
+        shards,
+        output,
+        cuts,
+        selection,
+        duplicates,
+        errors,
+        engine=engine,
+        preserve=preserve,
+        allow_empty=allow_empty,
+        trust=trust,
     )
     how = join.parse()
     if how is not None:

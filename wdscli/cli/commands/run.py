@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdscli.cli.options import CommonOptions, Engine, Jobs, JsonOptions, Memory, grouped
+from wdscli.cli.options import CommonOptions, Engine, Jobs, JsonOptions, Memory, TrustOptions, grouped
 from wdscli.cli.output import Out
+from wdscli.shown import shown
 
 if TYPE_CHECKING:
     from wdscli.plan.request import ReorderPlan
@@ -52,6 +53,7 @@ def run(
     engine: Engine = None,
     memory: Memory = None,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Do what a plan says: some of its shards, or all that is not done.
@@ -73,7 +75,7 @@ def run(
         raise UsageError("--task, --finish and --dry-run exclude each other")
     out = Out(common, json=json.json)
     progress = out.progress()
-    loaded = load_plan(plan, Settings(jobs, engine, memory))
+    loaded = load_plan(plan, Settings(jobs, engine, memory, trust.trust_addresses))
     if dry_run:
         _list(out, loaded)
     elif task is not None:
@@ -88,10 +90,16 @@ def _list(out: Out, plan: ReorderPlan) -> None:
     found = states(plan)
     if out.json:
         for one in found:
-            facts = {"task": one.task, "shard": one.address, "samples": one.samples, "bytes": one.size_bytes}
+            facts = {
+                "task": one.task,
+                "shard": shown(one.address),
+                "samples": one.samples,
+                "bytes": one.size_bytes,
+            }
             out.object({**facts, "state": one.state})
     else:
-        out.rows(("task", "shard", "samples", "bytes", "state"), found, right=(0, 2, 3))
+        rows = [one._replace(address=shown(one.address)) for one in found]
+        out.rows(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))
     done = sum(one.state == "done" for one in found)
     out.summary(f"{done} of {len(found)} tasks are done")
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from wdscli.cli.options import (
+    AllowEmpty,
     CommonOptions,
     DuplicateOptions,
     EngineOptions,
@@ -17,6 +18,7 @@ from wdscli.cli.options import (
     Preserve,
     SelectionOptions,
     Shards,
+    TrustOptions,
     grouped,
 )
 from wdscli.cli.output import Out
@@ -75,11 +77,11 @@ def split(
         ),
     ] = None,
     by_map: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--by-map",
             metavar="FILE",
-            help="Parts from a file: lines of key and part, or JSON.",
+            help="Parts from a file: lines of key and part, or JSON. May be given more than once.",
             rich_help_panel=_PARTS,
         ),
     ] = None,
@@ -95,9 +97,11 @@ def split(
     engine: EngineOptions,
     preserve: Preserve = False,
     selection: SelectionOptions,
+    allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
     errors: ErrorOptions,
     json: JsonOptions,
+    trust: TrustOptions,
     common: CommonOptions,
 ) -> None:
     """Cut a set into other shards, or divide it into parts.
@@ -116,7 +120,18 @@ def split(
 
     out = Out(common, json=json.json)
     request = reorder_request(
-        shards, output, cuts, selection, duplicates, errors, engine=engine, preserve=preserve
+        shards,
+        output,
+        cuts,
+        selection,
+        duplicates,
+        errors,
+        engine=engine,
+        preserve=preserve,
+        allow_empty=allow_empty,
+        trust=trust,
     )
-    order = split_order(request, SplitOptions(ratio, group_by, stratify, seed, by, by_map, missing))
+    order = split_order(
+        request, SplitOptions(ratio, group_by, stratify, seed, by, tuple(by_map or ()), missing)
+    )
     reorder(out, request, order, "split", dry_run=output.dry_run)

@@ -1,21 +1,31 @@
 """``wds verify``: options in, one call into ops (and one more to repair), one report out."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from wdscli.cli.made import plural
-from wdscli.cli.options import CommonOptions, JsonOptions, OutputOptions, Shards, grouped
+from wdscli.cli.options import (
+    CommonOptions,
+    JsonOptions,
+    MaxDecoded,
+    OutputOptions,
+    Shards,
+    TrustOptions,
+    decoded_limit,
+    grouped,
+)
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 from wdscli.ops.verify import Finding, VerifyReport
 from wdscli.ops.verify import verify as run
 from wdscli.shards.forms import make_form
-from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.shards.output import ShardSettings
+from wdscli.shown import shown
 from wdscli.units import human_size
 from wdscli.verify.findings import MAX_FINDINGS, kind_of
-from wdscli.verify.repair import RepairReport, repair
+from wdscli.verify.repair import RepairReport, check_repair, repair
 
 _REPAIR = "Repair"
 
@@ -68,11 +78,16 @@ def verify(
     shards: Shards,
     json: JsonOptions,
     repairing: RepairOptions,
+    trust: TrustOptions,
     common: CommonOptions,
     decode: Annotated[
         bool,
-        typer.Option("--decode", help="Decode json, cls, txt, npy, npz, msgpack, images, and .gz of these."),
+        typer.Option(
+            "--decode",
+            help="Decode json, cls, txt, npy, npz, msgpack, images and what else the loader decodes.",
+        ),
     ] = False,
+    max_decoded: MaxDecoded = None,
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Compare every byte with the checksums of the manifest.")
     ] = False,
@@ -95,9 +110,7 @@ def verify(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
     max_findings: Annotated[
         int,
-        typer.Option(
-            "--max-findings", metavar="N", min=0, help="Tell N of each kind a shard; count the rest."
-        ),
+        typer.Option("--max-findings", metavar="N", min=0, help="Tell N of each kind; count the rest."),
     ] = MAX_FINDINGS,
     jobs: Jobs = None,
 ) -> int:
@@ -113,15 +126,34 @@ def verify(
         wds verify shards/ --profile webdataset --profile hf --require jpg,cls
         wds verify broken.tar --repair -o repaired.tar
     """
+    limit = decoded_limit(max_decoded, None if decode else "--decode")
     fields = [field for text in require or () for field in text.split(",") if field]
-    settings = _settings(repairing, shards)
+    settings = _settings(repairing)
     out = Out(common, json=json.json)
+    how: dict[str, Any] = {
+        "settings": settings,
+        "require": fields,
+        "decode": decode,
+        "max_decoded": limit,
+        "trust_addresses": trust.trust_addresses,
+        "max_findings": max_findings,
+        "jobs": jobs,
+    }
+    if settings is not None:
+        _, target = check_repair(
+            shards, repairing.output or "", settings, trust_addresses=trust.trust_addresses
+        )
+        if target.pattern.count is not None:
+            # Whether so many can be saved is known only to who has looked.
+            repair(shards, repairing.output or "", **how, dry_run=True)
     report = run(
         shards,
         require=fields,
         profiles=profile or (),
         decode=decode,
+        max_decoded=limit,
         checksums=checksums,
+        trust_addresses=trust.trust_addresses,
         max_findings=max_findings,
         jobs=jobs,
         progress=out.progress(),
@@ -133,22 +165,14 @@ def verify(
     out.summary(_summary(report))
     if settings is not None:
         saved = repair(
-            shards,
-            repairing.output or "",
-            settings=settings,
-            require=fields,
-            decode=decode,
-            max_findings=max_findings,
-            dry_run=repairing.dry_run,
-            jobs=jobs,
-            progress=out.progress(),
+            shards, repairing.output or "", **how, dry_run=repairing.dry_run, progress=out.progress()
         )
         _print_repair(out, saved, dry_run=repairing.dry_run)
     return exit_code(report, strict)
 
 
-def _settings(options: RepairOptions, shards: list[str]) -> ShardSettings | None:
-    """How --repair writes, None without it. What cannot work is said before anything is read."""
+def _settings(options: RepairOptions) -> ShardSettings | None:
+    """How --repair writes, None without it."""
     given = [name for name in options._fields if getattr(options, name) != options._field_defaults[name]]
     if not options.repair:
         if given:
@@ -156,16 +180,12 @@ def _settings(options: RepairOptions, shards: list[str]) -> ShardSettings | None
         return None
     if options.output is None:
         raise UsageError("--repair needs an output", hint="wds verify SHARDS --repair -o repaired-%06d.tar")
-    if "-" in shards:
-        raise UsageError("--repair cannot read standard input: it reads a shard more than once")
-    settings = ShardSettings(
+    return ShardSettings(
         form=make_form(options.mtime, options.long_names),
         with_index=not options.no_index,
         force=options.force,
         fsync=options.fsync,
     )
-    OutputSet(options.output, settings).check()
-    return settings
 
 
 def _print_repair(out: Out, report: RepairReport, *, dry_run: bool) -> None:
@@ -177,8 +197,8 @@ def _print_repair(out: Out, report: RepairReport, *, dry_run: bool) -> None:
             {
                 "repair": True,
                 "samples": report.samples,
-                "shards": [shard.name for shard in report.written],
-                "manifest": report.manifest,
+                "shards": [shown(shard.name) for shard in report.written],
+                "manifest": report.manifest and shown(report.manifest),
                 "dry_run": dry_run,
                 "left_out": report.counts,
             }

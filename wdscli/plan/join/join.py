@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
+from wdscli.plan.absent import check_empty, check_named
 from wdscli.plan.cut import oversized
 from wdscli.plan.jobs import useful_jobs
 from wdscli.plan.join.in_turn import OneByOne
@@ -22,10 +23,12 @@ from wdscli.plan.join.layout import OnConflict
 from wdscli.plan.join.match import Found, Trouble, match_sets
 from wdscli.plan.join.parts import JoinCounts, Joined, TableShard, collision
 from wdscli.plan.join.survey import CollectedSets, JoinSurveyTask, survey_sets
+from wdscli.plan.limiting import REASON as LIMIT
+from wdscli.plan.limiting import parts_in
 from wdscli.plan.memory import check_fits, limits_for
 from wdscli.plan.orders import VALUED_BYTES
 from wdscli.plan.outputs import Outputs
-from wdscli.plan.plan import open_sets, planned_shards, shaping_options, sum_counts
+from wdscli.plan.plan import counted, open_sets, planned_shards, shaping_options, sum_counts
 from wdscli.plan.reach import ALONE, STORED, away, check_reach
 from wdscli.plan.repeats import repeated_error, repeated_rows
 from wdscli.plan.request import ReorderPlan, Request
@@ -36,7 +39,7 @@ from wdscli.plan.surveying import bytes_of, survey_tasks
 from wdscli.plan.table import Ordered, PlanTable
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
-from wdscli.shards.inputs import fingerprint_of
+from wdscli.shards.inputs import fingerprint_of, missing_samples
 from wdscli.storage import base_name
 
 if TYPE_CHECKING:
@@ -48,7 +51,11 @@ class JoinedTable(Protocol):
 
     @property
     def address(self) -> str:
-        """Where it is."""
+        """Its files as one text."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Its files."""
 
     @property
     def key(self) -> str:
@@ -59,7 +66,12 @@ class JoinedTable(Protocol):
         """Its fields, as they were asked for."""
 
     def write_shard(
-        self, address: str, on_duplicate: Literal["error", "skip"], progress: Progress
+        self,
+        address: str,
+        on_duplicate: Literal["error", "skip"],
+        progress: Progress,
+        *,
+        trust_addresses: bool = False,
     ) -> TableShard:
         """Write its rows as a shard. Raises UsageError, InputError, OutputError, DataError."""
 
@@ -83,7 +95,12 @@ class Join(NamedTuple):
             given["on_conflict"] = self.on_conflict
         if self.table is not None:
             table = self.table
-            given |= {"table": base_name(table.address), "key": table.key, "field": list(table.fields)}
+            names = [base_name(address) for address in table.addresses]
+            given |= {
+                "table": names[0] if len(names) == 1 else names,
+                "key": table.key,
+                "field": list(table.fields),
+            }
         return given
 
     def plan(
@@ -107,14 +124,14 @@ class _Planner:
         self.scratch = None if away(request) else scratch
         self.folder = scratch
         self.progress = progress
-        self.shards, sets = open_sets(request.inputs)
+        self.shards, sets = open_sets(request, progress)
         self.total_sets = len(request.inputs) + (how.table is not None)
         _check(how, request, self.total_sets)
         if request.selection.reads_stdin and "-" in self.shards.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
         if (
             how.table is not None
-            and how.table.address == "-"
+            and "-" in how.table.addresses
             and _reads_stdin(request, self.shards.addresses)
         ):
             raise UsageError(
@@ -134,6 +151,7 @@ class _Planner:
         self.table_bytes = 0
 
     def plan(self) -> ReorderPlan:
+        request = self.request
         found_in, tasks, states = self._survey()
         self.inputs = tuple(
             task.task.input._replace(
@@ -144,11 +162,16 @@ class _Planner:
         )
         self._tell(found_in, states)
         self.dropped = sum_counts(
-            [self.dropped, *(state.dropped for state in states)] + [found.dropped for found in found_in]
+            [self.dropped, missing_samples(self.shards.missing)]
+            + [state.dropped for state in states]
+            + [found.dropped for found in found_in]
         )
         samples_in = sum(found.total for found in found_in) + sum(self.dropped.values())
         check_fits(self.collected.total, VALUED_BYTES, self.limits)
         ordered, joined = self._joined()
+        check_empty(
+            ordered.total, request.selection, request.on_error, self.dropped, allow=request.allow_empty
+        )
         parts, planned = planned_shards(
             self.outputs, None, ordered, self.cuts, self.shards.addresses, self.how.operation
         )
@@ -190,6 +213,8 @@ class _Planner:
         if limits.warning:
             self.progress.warn(limits.warning)
         plain = survey_tasks(self.shards.addresses, self.templates[0], self.scratch, limits)
+        if request.on_error == "skip":
+            plain = counted(plain, self.shards)
         table = self.how.table
         if table is not None:
             plain.append(self.templates[-1]._replace(input=self._table_input(table, len(plain))))
@@ -208,10 +233,17 @@ class _Planner:
         found = survey_sets(groups, states, jobs, request.engine, self.progress, self.collected.take)
         return found, tasks, states
 
+    @property
+    def is_read_to_the_limit(self) -> bool:
+        """Whether the samples of the first set are those that come out."""
+        return self.how.kind == "left" and self.request.on_duplicate != "skip"
+
     def _template(self, number: int) -> SurveyTask:
         """What is asked of the shards of one set. Samples are chosen in the first; of the others those come that have
         a key of theirs."""
         request, selection = self.request, self.request.selection
+        if not self.is_read_to_the_limit:
+            selection = selection._replace(limit=None)
         if number:
             selection = Selection(key_rule=selection.key_rule, field_rule=selection.field_rule)
         return SurveyTask(
@@ -227,20 +259,24 @@ class _Planner:
             )
         place = self.scratch.place(number)
         skip = self.request.on_duplicate == "skip"
-        made = table.write_shard(place, "skip" if skip else "error", self.progress)
+        made = table.write_shard(
+            place, "skip" if skip else "error", self.progress, trust_addresses=self.request.trust_addresses
+        )
         self.dropped = made.dropped
         self.table_bytes = made.size_bytes
         return Input(table.address, place, stamp=made.stamp)
 
     def _tell(self, surveys: Sequence[Survey], states: Sequence[SelectionState]) -> None:
         """Warnings of the surveys, and what the selection has to remark: keys that no set has."""
-        together = self.request.selection.new_state()
+        together = self.templates[0].selection.new_state()
         for state in states:
-            together.found |= state.found
-        together.seen, together.kept = states[0].seen, states[0].kept
+            together.merge_names(state)
+        together.seen, together.kept, together.done = states[0].seen, states[0].kept, states[0].done
         warnings = [message for found in surveys for message in found.warnings]
         for message in [*warnings, *self.request.selection.remarks(together)]:
             self.progress.warn(message)
+        absences = self.request.selection.absences(together)
+        check_named(absences, allow=self.request.allow_empty, progress=self.progress)
 
     def _repeats(self, samples: PlanTable, number: int) -> I64:
         """The rows of a set that repeat the key of another. Raises DataError where that is an error."""
@@ -280,8 +316,15 @@ class _Planner:
         found = match_sets(table, sets, self.how.kind, self.policies)
         if isinstance(found, Trouble):
             raise self._conflict(found)
+        counts = self._counts(found)
+        limit = self.request.selection.limit
+        if limit is not None and limit < found.lists[0].total:
+            lists = [one.first(limit) for one in found.lists]
+            used = parts_in(lists)
+            self.dropped[LIMIT] = found.used - used
+            found, counts = found._replace(lists=lists), counts._replace(partners=used - limit)
         ordered, *others = found.lists
-        return ordered, Joined(tuple(others), tuple(self.sets), self.policies, self._counts(found))
+        return ordered, Joined(tuple(others), tuple(self.sets), self.policies, counts)
 
     def _conflict(self, found: Trouble) -> DataError:
         """The error with the samples' key and places."""
@@ -335,9 +378,9 @@ def _check(how: Join, request: Request, sets: int) -> None:
     if request.preserve:
         raise UsageError("a join writes the canonical form", hint="leave out --preserve")
     selection = request.selection
-    chooses = selection.where is not None or selection.span is not None or selection.limit is not None
+    chooses = selection.where is not None or selection.span is not None
     if how.kind == "outer" and chooses:
         raise UsageError(
-            "--where, --slice and --limit choose among the samples of the first set, and an outer join takes all",
+            "--where and --slice choose among the samples of the first set, and an outer join takes all",
             hint="select first, with wds cat, or join with --join left",
         )

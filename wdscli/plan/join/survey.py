@@ -160,6 +160,7 @@ class _Recorder:
     """An extract that takes down shapes and lengths."""
 
     payload_fields: frozenset[bytes] = frozenset()
+    named = ()
 
     def __init__(
         self, selection: Selection, form: Form, number: int, with_lengths: bool, overflow: str | None = None

@@ -10,7 +10,7 @@ What it is: :func:`make_encoder`, webdataset's by signature, and :data:`ENCODERS
     ``msgpack mp msg``, ``cbor``                    anything these can say
     ``pth``                                         torch.save
     ``ten tb tenbin``                               an array or a list of arrays (webdataset's tensor bundle)
-    ``jpg jpeg png ppm pgm pbm tif tiff webp ...``  a picture: see :mod:`~wdscli.loader.encode_images`
+    ``jpg jpeg png ppm pgm pbm tif tiff webp ...``  a picture: see :mod:`~wdscli.codecs.encode_images`
     ``... .gz``                                     any of these, compressed
     ``pyd pickle``                                  refused, unless ``"pickle"`` is named
     ==============================================  =========================================================
@@ -32,9 +32,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from wdscli.codecs.encode_images import IMAGE_FORMATS, encode_image
+from wdscli.codecs.parts import extension, needed
 from wdscli.errors import UsageError
-from wdscli.loader.decode_parts import extension, needed
-from wdscli.loader.encode_images import IMAGE_FORMATS, encode_image
 
 Encode = Callable[[Any], Any]
 Payload = (bytes, bytearray, memoryview)
@@ -120,7 +120,7 @@ def torch_dumps(value: Any) -> bytes:
 
 
 def encode_bundle(value: Any) -> bytes:
-    from wdscli.loader.tenbin import encode_tensors
+    from wdscli.codecs.tenbin import encode_tensors
 
     return encode_tensors([as_array(one) for one in (value if isinstance(value, (list, tuple)) else [value])])
 

@@ -24,10 +24,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
+from wdscli.codecs.limits import MAX_DECODED_BYTES, check_size
+from wdscli.codecs.parts import ByExtension, Decode, needed
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.decode_parts import ByExtension, Decode, needed
 
 INSTALL = "'wdscli[images]'"
 FIRST_FORMATS = ("JPEG", "PNG", "PPM", "GIF", "BMP")
@@ -81,16 +83,16 @@ class Images(ByExtension):
             jpeg == "auto" and self.spec.kind != "pil" and self.spec.mode == "RGB" and _simplejpeg()
         )
 
-    def find(self, extension: str) -> Decode | None:
-        return self._decode if extension in self.extensions else None
+    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
+        return partial(self._decode, limit=limit) if extension in self.extensions else None
 
-    def _decode(self, data: bytes) -> Any:
+    def _decode(self, data: bytes, limit: int) -> Any:
         spec = self.spec
         if spec.kind == "pil":
-            return open_image(data).convert(spec.mode)
-        array = _fast(data) if self.uses_simplejpeg else None
+            return open_image(data, limit).convert(spec.mode)
+        array = _fast(data, limit) if self.uses_simplejpeg else None
         if array is None:
-            array = _pixels(data, spec.mode)
+            array = _pixels(data, spec.mode, limit)
         if spec.kind == "torch" and array.ndim == 3:
             array = array.transpose(2, 0, 1)
         return _finished(array, spec)
@@ -110,19 +112,28 @@ def _finished(array: Any, spec: Spec) -> Any:
     return torch.from_numpy(array)
 
 
-def open_image(data: bytes) -> Any:
-    """Pillow's image of a payload, decoded. Raises DataError for what is no image, and what Pillow raises for one that
-    is broken."""
+def open_image(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
+    """Pillow's image of a payload, decoded. Raises DataError for what is no image and for one whose pixels have more
+    than ``limit`` bytes, and what Pillow raises for one that is broken."""
     from PIL import Image, UnidentifiedImageError
 
     stream = io.BytesIO(data)
     try:
-        image = Image.open(stream, formats=FIRST_FORMATS)
-    except UnidentifiedImageError:
-        Image.init()
-        image = _open_other(Image, stream)
+        try:
+            image = Image.open(stream, formats=FIRST_FORMATS)
+        except UnidentifiedImageError:
+            Image.init()
+            image = _open_other(Image, stream)
+    except Image.DecompressionBombError:
+        raise DataError("it has more pixels than Pillow takes (twice PIL.Image.MAX_IMAGE_PIXELS)") from None
+    check_size(image.width * image.height * _pixel_bytes(image), max(limit, len(data)))
     image.load()
     return image
+
+
+def _pixel_bytes(image: Any) -> int:
+    """Bytes a pixel, as arrays have them."""
+    return len(image.getbands()) * {"I": 4, "F": 4}.get(image.mode, 2 if ";16" in image.mode else 1)
 
 
 def _open_other(module: Any, stream: io.BytesIO) -> Any:
@@ -135,10 +146,10 @@ def _open_other(module: Any, stream: io.BytesIO) -> Any:
         raise DataError("not an image in any format that is decoded") from None
 
 
-def _pixels(data: bytes, mode: str) -> Any:
+def _pixels(data: bytes, mode: str, limit: int) -> Any:
     import numpy
 
-    image = open_image(data)
+    image = open_image(data, limit)
     return numpy.array(image if image.mode == mode else image.convert(mode))
 
 
@@ -151,15 +162,17 @@ def _simplejpeg() -> bool:
     return find_spec("simplejpeg") is not None and bool(features.check("libjpeg_turbo"))
 
 
-def _fast(data: bytes) -> Any:
+def _fast(data: bytes, limit: int) -> Any:
     """(height, width, 3) of a JPEG in YCbCr; None for anything else, and for what is broken."""
     if data[:2] != b"\xff\xd8":
         return None
     import simplejpeg  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     try:
-        if simplejpeg.decode_jpeg_header(data)[2] != "YCbCr":
+        height, width, colors, *_ = simplejpeg.decode_jpeg_header(data)
+        if colors != "YCbCr":
             return None
+        check_size(height * width * 3, limit)
         return simplejpeg.decode_jpeg(data)
     except ValueError:
         return None

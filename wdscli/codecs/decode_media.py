@@ -15,11 +15,14 @@ out, a playlist in a payload could make it open other files and addresses. It mu
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from typing import Any
 
+from wdscli.codecs.limits import MAX_DECODED_BYTES, check_size
+from wdscli.codecs.parts import ByExtension, Decode, needed
 from wdscli.errors import DataError
-from wdscli.loader.decode_parts import ByExtension, Decode, needed
 
 SOUNDFILE = frozenset({"flac", "mp3", "ogg", "wav"})
 AV_SOUND = {"aac": "aac", "m4a": "mp4", "opus": "ogg", "wma": "asf"}
@@ -43,18 +46,20 @@ class Audio(ByExtension):
     def __init__(self, torch: bool) -> None:
         self._torch = torch
 
-    def find(self, extension: str) -> Decode | None:
+    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
         if extension in SOUNDFILE:
-            return self._by_soundfile
-        return partial(self._by_av, AV_SOUND[extension]) if extension in AV_SOUND else None
+            return partial(self._by_soundfile, limit=limit)
+        return partial(self._by_av, AV_SOUND[extension], limit=limit) if extension in AV_SOUND else None
 
-    def _by_soundfile(self, data: bytes) -> tuple[Any, int]:
+    def _by_soundfile(self, data: bytes, limit: int) -> tuple[Any, int]:
         soundfile = needed("soundfile", "audio", "soundfile")
-        samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+        with soundfile.SoundFile(io.BytesIO(data)) as sound:
+            check_size(sound.frames * sound.channels * 4, limit)
+            samples, rate = sound.read(dtype="float32", always_2d=True), sound.samplerate
         return _as_wanted(samples.T, self._torch), int(rate)
 
-    def _by_av(self, container: str, data: bytes) -> tuple[Any, int]:
-        samples, rate = _sound(needed("av", "audio", "av"), container, data)
+    def _by_av(self, container: str, data: bytes, limit: int) -> tuple[Any, int]:
+        samples, rate = _sound(needed("av", "audio", "av"), container, data, limit)
         if rate is None:
             raise DataError("no sound in it")
         return _as_wanted(samples, self._torch), rate
@@ -66,13 +71,13 @@ class Video(ByExtension):
     def __init__(self, torch: bool) -> None:
         self._torch = torch
 
-    def find(self, extension: str) -> Decode | None:
-        return partial(self._film, FILM[extension]) if extension in FILM else None
+    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
+        return partial(self._film, FILM[extension], limit=limit) if extension in FILM else None
 
-    def _film(self, container: str, data: bytes) -> tuple[Any, Any, dict[str, float]]:
+    def _film(self, container: str, data: bytes, limit: int) -> tuple[Any, Any, dict[str, float]]:
         av = needed("av", "video", "av")
-        frames, fps = _pictures(av, container, data)
-        sound, rate = _sound(av, container, data)
+        frames, fps = _pictures(av, container, data, limit)
+        sound, rate = _sound(av, container, data, limit)
         info: dict[str, float] = {"video_fps": fps}
         if rate is not None:
             info["audio_fps"] = rate
@@ -86,20 +91,31 @@ def _as_wanted(array: Any, torch: bool) -> Any:
     return needed("torch", "tensors of audio and video", "torch").from_numpy(array) if torch else array
 
 
-def _pictures(av: Any, container: str, data: bytes) -> tuple[Any, float]:
+def _within(parts: Iterable[Any], limit: int) -> list[Any]:
+    """Arrays, as long as they have no more than ``limit`` bytes together."""
+    kept: list[Any] = []
+    total = 0
+    for part in parts:
+        total += part.nbytes
+        check_size(total, limit)
+        kept.append(part)
+    return kept
+
+
+def _pictures(av: Any, container: str, data: bytes, limit: int) -> tuple[Any, float]:
     import numpy
 
     with av.open(io.BytesIO(data), format=container) as film:
         if not film.streams.video:
             raise DataError("no pictures in it")
-        frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+        frames = _within((frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)), limit)
         rate = film.streams.video[0].average_rate
     if not frames:
         raise DataError("no pictures in it")
     return numpy.stack(frames), float(rate or 0)
 
 
-def _sound(av: Any, container: str, data: bytes) -> tuple[Any, int | None]:
+def _sound(av: Any, container: str, data: bytes, limit: int) -> tuple[Any, int | None]:
     """((channels, frames), frames per second); nothing and None where there is no sound."""
     import numpy
 
@@ -107,8 +123,8 @@ def _sound(av: Any, container: str, data: bytes) -> tuple[Any, int | None]:
         if not film.streams.audio:
             return numpy.zeros((1, 0), numpy.float32), None
         planes = av.AudioResampler(format="fltp")
-        parts = [part.to_ndarray() for frame in film.decode(audio=0) for part in planes.resample(frame)]
-        parts += [part.to_ndarray() for part in planes.resample(None)]
+        frames = chain(film.decode(audio=0), (None,))
+        parts = _within((part.to_ndarray() for frame in frames for part in planes.resample(frame)), limit)
         rate = int(film.streams.audio[0].rate)
     return (numpy.concatenate(parts, axis=1) if parts else numpy.zeros((1, 0), numpy.float32)), rate
 

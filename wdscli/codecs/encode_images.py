@@ -13,9 +13,8 @@ import io
 import sys
 from typing import Any
 
+from wdscli.codecs.parts import INSTALL_IMAGES, needed
 from wdscli.errors import UsageError
-from wdscli.loader.decode_images import INSTALL
-from wdscli.loader.decode_parts import needed
 
 IMAGE_FORMATS = {
     "bmp": "BMP",
@@ -42,7 +41,7 @@ SLACK = 0.001
 def encode_image(picture: Any, kind: str) -> bytes:
     """``picture`` as the type that the extension ``kind`` names. Raises UsageError for values that are no picture, or
     none that this type can hold."""
-    image_module = needed("PIL.Image", f"a field of type {kind}", INSTALL)
+    image_module = needed("PIL.Image", f"a field of type {kind}", INSTALL_IMAGES)
     if not isinstance(picture, image_module.Image):
         picture = image_module.fromarray(_bytes(_array(picture)))
     if kind == "pbm" and picture.mode == "L":

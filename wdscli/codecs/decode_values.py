@@ -24,12 +24,14 @@ from __future__ import annotations
 
 import io
 import json
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
+from wdscli.codecs.limits import MAX_DECODED_BYTES, check_zip
+from wdscli.codecs.parts import ByExtension, Decode, needed
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.decode_parts import ByExtension, Decode, needed
 
 PICKLES = frozenset({"pickle", "pkl", "pyd"})
 
@@ -78,10 +80,11 @@ def _layout(header: bytes) -> tuple[int, Any, tuple[int, ...], bool] | None:
     return len(header), dtype, shape, is_fortran
 
 
-def decode_npz(data: bytes) -> dict[str, Any]:
-    """Arrays by name."""
+def decode_npz(data: bytes, limit: int = MAX_DECODED_BYTES) -> dict[str, Any]:
+    """Arrays by name, of ``limit`` bytes together at most."""
     import numpy
 
+    check_zip(data, limit)
     with io.BytesIO(data) as stream:
         found = numpy.load(stream, allow_pickle=False)
         if not hasattr(found, "files"):
@@ -105,9 +108,11 @@ def decode_cbor(data: bytes) -> Any:
     return cbor.loads(data)
 
 
-def decode_torch(data: bytes) -> Any:
-    """What ``torch.save`` wrote, as long as it is tensors and plain containers of them."""
+def decode_torch(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
+    """What ``torch.save`` wrote, as long as it is tensors and plain containers of them; one that is compressed, which
+    torch does not do, of ``limit`` bytes at most."""
     torch = needed("torch", "a pth field", "torch")
+    check_zip(data, limit)
     try:
         return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except Exception as error:
@@ -119,7 +124,7 @@ def decode_torch(data: bytes) -> Any:
 
 def decode_bundle(data: bytes) -> list[Any]:
     """A list of arrays."""
-    from wdscli.loader.tenbin import decode_tensors
+    from wdscli.codecs.tenbin import decode_tensors
 
     return decode_tensors(data)
 
@@ -153,17 +158,22 @@ DEFAULTS: dict[str, Decode] = {
 }
 
 
+_LIMITED: dict[str, Callable[..., Any]] = {"npz": decode_npz, "pth": decode_torch}
+"""Those that take something off, and so may become more than their payload."""
+
+
 class Values(ByExtension):
     """The defaults: see the table of this module."""
 
-    def find(self, extension: str) -> Decode | None:
-        return DEFAULTS.get(extension)
+    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
+        limited = _LIMITED.get(extension)
+        return DEFAULTS.get(extension) if limited is None else partial(limited, limit=limit)
 
 
 class Pickles(ByExtension):
     """``decode("pickle")``: whoever names it trusts who made the data."""
 
-    def find(self, extension: str) -> Decode | None:
+    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
         return decode_pickle if extension in PICKLES else None
 
 

@@ -1,8 +1,8 @@
-"""What decoders are made of: handlers, which know a field by its name, and packages that may not be there.
+"""What decoders and encoders share: a field's extension, handlers that go by it, packages that may not be there.
 
-What it is: :class:`ByExtension`, the base of decoders that go by a field's last extension alone (so that the search is
-done once for each name and not for each payload); :class:`Continue` and :class:`HandleExtension`, which are
-webdataset's; and :func:`needed`, which imports a package that is optional. It must not know of samples or datasets.
+What it is: :func:`extension` and :func:`needed`; :class:`ByExtension`, the base of decoders that go by a field's last
+extension alone (so that the search is done once for each name and not for each payload); :class:`Continue` and
+:class:`HandleExtension`, which are webdataset's. It must not know of samples or datasets.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 
 Handler = Callable[[str, Any], Any]
 """(name of the field with a dot in front, payload) -> value, or None when the field is not its own."""
 Decode = Callable[[Any], Any]
 """Payload -> value; raises anything at all for a payload that is not what its name says."""
+
+INSTALL_IMAGES = "'wdscli[images]'"
 
 
 def extension(key: str) -> str:
@@ -28,11 +31,23 @@ def extension(key: str) -> str:
     return key[key.rfind(".") + 1 :].lower()
 
 
+def needed(module: str, what: str, install: str) -> Any:
+    """A module that is not always there. Raises UsageError with the command that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        missing = module.partition(".")[0]
+        raise UsageError(
+            f"{what} needs {missing}, which cannot be imported: {error}", hint=f"pip install {install}"
+        ) from error
+
+
 class ByExtension:
     """A handler that goes by the last extension alone. Those who derive from it say which ones are theirs."""
 
-    def find(self, extension: str) -> Decode | None:
-        """What decodes payloads of fields with this extension; None when they are not its own."""
+    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
+        """What decodes payloads of fields with this extension, inflating none to more than ``limit`` bytes; None when
+        they are not its own."""
         raise NotImplementedError
 
     def __call__(self, key: str, data: Any) -> Any:
@@ -72,14 +87,3 @@ def handle_extension(extensions: str, f: Decode) -> HandleExtension:
     (4, None, 1)
     """
     return HandleExtension(extensions, f)
-
-
-def needed(module: str, what: str, install: str) -> Any:
-    """A module that is not always there. Raises UsageError with the command that installs it."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        missing = module.partition(".")[0]
-        raise UsageError(
-            f"{what} needs {missing}, which cannot be imported: {error}", hint=f"pip install {install}"
-        ) from error

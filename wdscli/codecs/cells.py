@@ -1,0 +1,200 @@
+"""From a cell of a table to a payload, as the field's extension says.
+
+What it is: :func:`cell_payload`, and :class:`TypedList`, a list that still knows the type of its numbers. How: bytes
+stand as they are when they begin as their type does; a text is text where the type is text, and JSON where the type
+holds values, because a cell of CSV can say nothing else; lists, objects and numbers go to the encoders of
+:mod:`~wdscli.codecs.encode`. A value that its type cannot hold is an error, never another type under that name. It
+must not know tables, rows or samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from wdscli.codecs.encode import ENCODERS, NUMBERS, TEXTS, gzipped, numpy_dumps
+from wdscli.codecs.encode_images import IMAGE_FORMATS
+from wdscli.codecs.parts import extension
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_bytes
+
+_JSON = ("jsn", "json")
+_BUNDLES = ("tb", "ten", "tenbin")
+_PICTURES = {
+    "BMP": (b"BM",),
+    "GIF": (b"GIF8",),
+    "JPEG": (b"\xff\xd8",),
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "PPM": (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"),
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "WEBP": (b"RIFF",),
+}
+_ANY_PICTURE = ("image", "img")
+_BEGINNINGS: dict[str, tuple[bytes, ...]] = {
+    **{name: _PICTURES[form] for name, form in IMAGE_FORMATS.items() if name not in _ANY_PICTURE},
+    **dict.fromkeys(_BUNDLES, (b"~TenBin~",)),
+    "gz": (b"\x1f\x8b",),
+    "npy": (b"\x93NUMPY",),
+    "npz": (b"PK",),
+}
+"""How payloads of a type begin."""
+_SHOWN = 40
+
+
+class TypedList(list[Any]):
+    """Numbers, or lists of them, with the name of numpy's type that they had: ``float32``."""
+
+    def __init__(self, values: list[Any], dtype: str) -> None:
+        super().__init__(values)
+        self.dtype = dtype
+
+
+def cell_payload(value: Any, column: str, field: str) -> bytes:
+    """The payload of ``field`` for a cell of ``column`` that is not empty. Raises DataError ``bad-value`` that names
+    both, UsageError for a package that is missing.
+
+    >>> cell_payload("[1, 2]", "x", "json"), cell_payload(7, "x", "cls")
+    (b'[1, 2]', b'7')
+    """
+    try:
+        if isinstance(value, bytes):
+            return _as_it_stands(value, field)
+        packed = field.lower().endswith(".gz")
+        data = _encoded(value, extension(field[:-3] if packed else field))
+        return gzipped(data) if packed else data
+    except Exception as error:
+        if isinstance(error, UsageError) and isinstance(error.__cause__, ImportError):
+            raise
+        known = isinstance(error, (UsageError, DataError))
+        raise DataError(
+            f'column "{column}" cannot be written as {field}: {error if known else _line(error)}',
+            code="bad-value",
+            hint=error.hint if isinstance(error, (UsageError, DataError)) else None,
+        ) from None
+
+
+def _as_it_stands(data: bytes, field: str) -> bytes:
+    name = extension(field)
+    if not data.startswith(_BEGINNINGS.get(name, b"")):
+        raise UsageError(
+            f"its bytes do not begin as {name} does: {data[:8]!r}",
+            hint="name the field by what the column holds",
+        )
+    return data
+
+
+def _encoded(value: Any, name: str) -> bytes:
+    """A value that is not bytes, as the type ``name``."""
+    if name in NUMBERS:
+        return _number(value)
+    if name in TEXTS or name not in ENCODERS:
+        return _text(value, name)
+    if name in _JSON:
+        return _json_text(value) if isinstance(value, str) else json_bytes(value)
+    if name == "npy":
+        return numpy_dumps(_numbers(value))
+    if name == "npz":
+        value = _parsed(value)
+        if isinstance(value, Mapping):
+            value = {key: _numbers(one) for key, one in value.items()}
+    elif name in _BUNDLES:
+        value = _numbers(value)
+    elif name in IMAGE_FORMATS:
+        value = _pixels(value)
+    data: bytes = ENCODERS[name](list(value) if isinstance(value, TypedList) else value)
+    return data
+
+
+def _number(value: Any) -> bytes:
+    """A number's text; whole ones without a point, because readers take them by ``int``."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = value if isinstance(value, str) else str(value)
+    try:
+        if isinstance(value, (bool, list, Mapping)) or not math.isfinite(float(text)):
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"{_shown(value)} is no number", hint="a txt field takes any text") from None
+    return to_bytes(text)
+
+
+def _text(value: Any, name: str) -> bytes:
+    if isinstance(value, str):
+        return to_bytes(value)
+    if name in TEXTS and isinstance(value, (list, Mapping)):
+        kind = "list" if isinstance(value, list) else "an object"
+        raise UsageError(f"text is not {kind}", hint="a json field takes it: --field json=COLUMN")
+    return json_bytes(value)
+
+
+def _json_text(text: str) -> bytes:
+    _parsed(text)
+    return to_bytes(text)
+
+
+def _parsed(value: Any) -> Any:
+    """What a text says as JSON; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{_shown(value)} is no JSON: {error}", hint="a txt field takes any text") from None
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as JSON, UTF-8 and without blanks. Raises DataError for what JSON cannot say."""
+    try:
+        return to_bytes(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"a value cannot be written as JSON: {error}", code="bad-table") from None
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for: times as ISO 8601, decimal numbers as text."""
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        raise TypeError("bytes need a --field of their own")
+    return str(value)
+
+
+def _numbers(value: Any) -> Any:
+    """The array of a number, of lists of numbers, or of a text that says either as JSON."""
+    import numpy
+
+    value = _parsed(value)
+    try:
+        array = numpy.asarray(value)
+    except ValueError:  # lists of different lengths
+        array = numpy.empty(0, object)
+    if array.dtype.kind not in "biuf":
+        raise UsageError(f"{_shown(value)} is no array of numbers", hint="a json field takes any value")
+    return array.astype(value.dtype) if isinstance(value, TypedList) else array
+
+
+def _pixels(value: Any) -> Any:
+    """Whole numbers as the bytes that pictures are made of."""
+    import numpy
+
+    if isinstance(value, str):
+        raise UsageError(
+            f"{_shown(value)} is text", hint="--field EXT=@COLUMN reads the files that a column names"
+        )
+    array = _numbers(value)
+    if array.dtype.kind in "iu" and array.dtype != numpy.uint8:
+        if array.size and not (array.min() >= 0 and array.max() <= 255):
+            raise UsageError(f"pixels are 0 to 255, not {array.min()} to {array.max()}")
+        array = array.astype(numpy.uint8)
+    return array
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

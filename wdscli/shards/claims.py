@@ -1,0 +1,255 @@
+"""The right to write a set: of two runs into one output the second is refused, and a run notices when its output is
+taken away from under it.
+
+What it is: :class:`Claim`, for the run, and :class:`Ticket`, for each task of it. How: a file ``.wds/NAME.lock.tmp``
+beside the shards, locked with ``flock``, which ends with the process: a run that was killed holds nothing. Runs of one
+stored plan write the same bytes and share a claim by the plan's mark. The ticket is the folder's device and inode,
+which stay as they are while the claim has the folder open. Where nothing can be locked (object stores, some network
+file systems) there is no claim, and what remains is the look at every shard before the manifest is written
+(:mod:`~wdscli.shards.output`). It must not know what is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+import weakref
+from types import TracebackType
+from typing import NamedTuple
+
+from wdscli.errors import OutputError
+from wdscli.shards.building import FOLDER
+from wdscli.shards.inputs import MANIFEST_SUFFIX
+from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream
+from wdscli.storage.addresses import local_path
+from wdscli.storage.local import is_same_file
+
+LOCK = ".lock.tmp"
+_PART = "{part}"
+_PATIENCE_SECONDS = 1.0
+"""How long a process that was just killed may take to be gone."""
+_TOGETHER_SECONDS = 10.0
+"""How long those who share a claim wait for the first of them to write down whose it is."""
+_STEP_SECONDS = 0.02
+_CANNOT_LOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+_LIVE: weakref.WeakValueDictionary[str, Claim] = weakref.WeakValueDictionary()
+"""The claims of this process, by the path of their lock."""
+
+
+class Ticket(NamedTuple):
+    """The folder that a run began with. Small and picklable, for tasks in other processes of this machine."""
+
+    folder: str
+    device: int
+    inode: int
+
+    def check(self, address: str) -> None:
+        """Raise OutputError when another folder, or none, has the folder's name now."""
+        try:
+            found = os.stat(self.folder)
+        except OSError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != (self.device, self.inode):
+            raise OutputError(
+                f"cannot write {address}: the folder {self.folder} is not the one that this run began with, it was "
+                "moved, removed or replaced",
+                hint="what was written is where that folder is now; run the command again",
+            )
+
+
+def claim_address(output: str) -> str | None:
+    """The address of the manifest that stands for an output as a whole; None where nothing can be locked.
+
+    >>> claim_address("a/out-%06d.tar"), claim_address("a/{part}/%06d.tar"), claim_address("s3://b/%06d.tar")
+    ('a/out-manifest.json', 'a/{part}-manifest.json', None)
+    """
+    if is_stream(output) or not is_local(output):
+        return None
+    pattern = OutputPattern.parse(output)
+    if pattern.is_stream:
+        return None
+    address = pattern.prefix_address(MANIFEST_SUFFIX)
+    while _PART in folder_of(address):
+        folder = folder_of(address).removesuffix("/")
+        address = f"{folder}-{base_name(address)}"
+    return address
+
+
+class Claim:
+    """Holds an output until :meth:`release`, or the end of a ``with`` block. ``ticket`` is None where there is nothing
+    to go by."""
+
+    def __init__(self) -> None:
+        self.ticket: Ticket | None = None
+        self._process = os.getpid()
+        self._path = ""
+        self._lock = self._folder = -1
+        self._made: list[str] = []
+        self._mark = ""
+        self._revoked = False
+
+    @classmethod
+    def take(cls, address: str | None, mark: str = "") -> Claim:
+        """Claim the set whose manifest is, or would be, at ``address``, alone, or with others of the same ``mark``.
+        Makes the folder. A claim of this very process gives way. Raises OutputError when another run is writing."""
+        claim = cls()
+        if address is None or is_stream(address) or not is_local(address):
+            return claim
+        path = os.path.abspath(local_path(address))
+        folder, name = os.path.split(path)
+        claim._mark = mark
+        claim._path = os.path.join(folder, FOLDER, name + LOCK)
+        before = _LIVE.get(claim._path)
+        if before is not None and not mark:
+            before.revoke()
+        try:
+            claim._open(folder)
+            claim._wait_for_lock(address)
+        except OSError as error:
+            if error.errno in _CANNOT_LOCK:
+                with contextlib.suppress(OSError):
+                    os.unlink(claim._path)
+                return claim
+            # What keeps us from this keeps a shard from being written too, and says so better.
+            claim.release()
+            return cls()
+        except BaseException:
+            claim.release()
+            raise
+        else:
+            _LIVE[claim._path] = claim
+        return claim
+
+    def _open(self, folder: str) -> None:
+        self._made = _make_folders(os.path.dirname(self._path))
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        status = os.fstat(self._folder)
+        self.ticket = Ticket(folder, status.st_dev, status.st_ino)
+
+    def _wait_for_lock(self, address: str) -> None:
+        begin = time.monotonic()
+        while not self._try_lock():
+            holder = _read(self._path)
+            together = self._mark and holder.get("mark", self._mark) == self._mark
+            if time.monotonic() - begin > (_TOGETHER_SECONDS if together else _PATIENCE_SECONDS):
+                who = f" (process {holder['process']} on {holder['host']})" if holder else ""
+                raise OutputError(
+                    f"another run is writing {address.removesuffix(MANIFEST_SUFFIX)}...{who}",
+                    hint="wait until it has ended, or choose another name",
+                )
+            time.sleep(_STEP_SECONDS)
+
+    def _try_lock(self) -> bool:
+        """Whether the claim is ours now. Raises OSError where nothing can be locked."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            # Another run has removed its empty .wds since.
+            self._made = [*_make_folders(os.path.dirname(self._path)), *self._made]
+            return False
+        try:
+            if self._has(descriptor, fcntl.LOCK_EX):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, self._says(), 0)
+                kept = not self._mark or self._has(descriptor, fcntl.LOCK_SH)
+            else:
+                kept = bool(self._mark) and self._has(descriptor, fcntl.LOCK_SH)
+            if kept and self._mark:
+                kept = _read(self._path).get("mark") == self._mark
+            if kept:
+                self._lock, descriptor = descriptor, -1
+            return kept
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _has(self, descriptor: int, how: int) -> bool:
+        """Lock what is open, as long as it is what stands under the name: who releases a claim removes the file."""
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return is_same_file(descriptor, self._path)
+
+    def _says(self) -> bytes:
+        from socket import gethostname
+
+        told = {"process": self._process, "host": gethostname(), "mark": self._mark}
+        return json.dumps(told).encode("ascii")
+
+    def check(self, address: str) -> None:
+        """Raise OutputError when the output is not ours any more."""
+        if self._revoked:
+            raise OutputError(f"cannot write {address}: another writer of this process has taken its place")
+        if self.ticket is not None:
+            self.ticket.check(address)
+
+    def revoke(self) -> None:
+        """Give way to another claim of this process."""
+        if self._process == os.getpid():
+            self.release()
+            self._revoked = True
+
+    def release(self) -> None:
+        """Let go of it, and remove what was made for it alone. May be called twice."""
+        path, self._path = self._path, ""
+        lock, self._lock = self._lock, -1
+        folder, self._folder = self._folder, -1
+        # A forked process has copies of these, and the claim is not its own.
+        if self._process == os.getpid() and path:
+            _LIVE.pop(path, None)
+            with contextlib.suppress(OSError):
+                if lock >= 0 and is_same_file(lock, path):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(path)
+            if self.ticket is not None and folder >= 0 and is_same_file(folder, self.ticket.folder):
+                _remove_empty([os.path.dirname(path), *self._made])
+        for descriptor in (lock, folder):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.release()
+
+
+def _make_folders(path: str) -> list[str]:
+    """Make a folder and those above it; the ones that were made, deepest first."""
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for one in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(one)
+    return missing
+
+
+def _remove_empty(folders: list[str]) -> None:
+    for folder in dict.fromkeys(folders):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            return
+
+
+def _read(path: str) -> dict[str, str]:
+    """Who holds a claim; empty when that is not written down (yet)."""
+    try:
+        with open(path, "rb") as file:
+            told = json.loads(file.read())
+        return {"process": str(told["process"]), "host": str(told["host"]), "mark": str(told["mark"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,189 @@
+"""Text that may hold an address, shown without what nobody else may read: passwords, tokens, signatures.
+
+What it is: :func:`shown`, the one function by which an address (or any text in which one may stand) reaches a screen, a
+log, a report or a file; :func:`shown_command` for the text of a shell command; :func:`cause_of` for the exceptions of
+other packages, whose text holds addresses too. How: URLs are looked for in the text and taken apart: who logs in is
+hidden, and each value of the query whose name speaks of a secret or which looks like one. A secret in a path cannot be
+told from a name, and is shown. It must not know who asks, nor open anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+HIDDEN = "***"
+
+# Quotes end a URL where text quotes one; ' may also stand in a password.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://([^\s\"<>`]+)")
+_AUTHORITY_END = re.compile(r"[/?#\\]")
+_PORT = re.compile(r"\[[^\]]*\](?::[0-9]*)?|[^:]*(?::[0-9]*)?:*")
+_QUERY = re.compile(r"([?&#])([\w.\-~%\[\]$+]+)=([^&#\s\"<>`]+)")
+_BARE_QUERY = re.compile(r"\?([A-Za-z0-9+/_%~.\-]+)(?=$|[\s\"'&#<>`):,;\]}])")
+_TAIL = re.compile(r"[:,.;)\]}']*$")
+_OPAQUE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+/_=%~.,:\-]{20,}")
+_FILE_NAME = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,6}")
+_SECRET = re.compile(
+    r"sig|token|secret|pass|pwd|^pw$|cred|auth|key|sess|jwt|hmac|policy|code|ticket|bearer|cookie|md5|hash|nonce"
+    r"|x-(amz|goog|oss|ms|cos)-",
+    re.IGNORECASE,
+)
+_CONTAINERS = frozenset(("abfs", "abfss", "az", "adl", "wasb", "wasbs"))
+"""Kinds whose addresses have the name of a container where others have a user's."""
+_LOGINS = frozenset(("ssh", "sftp", "scp", "ftp", "smb", "hdfs", "git", "hf", "svn"))
+"""Kinds that name a user without a password; on the web, what stands there alone is a token."""
+
+_VALUE = r"(?:'[^']*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\"]+)+"
+_WORD = (
+    r"[\w.\-]*(?:token|secret|passw|passphrase|pwd|credential|signature|authorization|cookie|session|"
+    r"(?:api|access|account|private|auth|sas)[_\-]?key)[\w.\-]*"
+)
+_COMMAND = (
+    # curl -H 'Name: value', --header="Name: value"
+    (re.compile(rf"(?<!\S)(-H|--header|--proxy-header)(\s*=?\s*)({_VALUE})"), "header"),
+    # curl -u name:password
+    (re.compile(rf"(?<!\S)(-u|-U|--user|--proxy-user)(\s*=?\s*)({_VALUE})"), "user"),
+    (re.compile(rf"(?i)(--?{_WORD})(\s*=\s*|\s+)((?!-){_VALUE})"), "all"),
+    (re.compile(rf"(?i)({_WORD})(\s*=\s*)({_VALUE})"), "all"),
+    (re.compile(rf"(sshpass)(\s+-p\s*)({_VALUE})"), "all"),
+)
+_HEADER = re.compile(
+    r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|private-token|[\w\-]*api-?key|x-[\w\-]*(?:token|key|secret))"
+    r"(['\"]?\s*:\s*['\"]?)(?!\*\*\*)([^'\"\n]+)"
+)
+_SCHEME = re.compile(r"\b(Bearer|Basic)(\s+)[A-Za-z0-9._~+/=\-]{6,}")
+_MARK = re.compile(r"://|[?&]|pipe:|(?i:authorization|cookie|bearer |basic )")
+
+
+def shown(text: str) -> str:
+    """``text`` with the secrets of all addresses in it replaced by ``***``. What has none comes back as it is.
+
+    >>> shown("https://me:pw@host/a.tar?part=7&X-Amz-Signature=0a1b")
+    'https://***@host/a.tar?part=7&X-Amz-Signature=***'
+    >>> shown("pipe:curl -sH 'Authorization: Bearer 0a1b2c' https://host/a.tar")
+    "pipe:curl -sH 'Authorization: ***' https://host/a.tar"
+    >>> shown("abfs://container@account/a.tar"), shown("a.tar")
+    ('abfs://container@account/a.tar', 'a.tar')
+    """
+    if _MARK.search(text) is None:
+        return text
+    text = _URL.sub(_without_login, text)
+    text = _QUERY.sub(_without_value, text)
+    text = _BARE_QUERY.sub(_without_query, text)
+    text = _SCHEME.sub(rf"\1\2{HIDDEN}", text)
+    text = _HEADER.sub(rf"\1\2{HIDDEN}", text)
+    begin = text.find("pipe:")
+    return text if begin < 0 else text[:begin] + _command(text[begin:])
+
+
+def shown_command(command: str) -> str:
+    """A shell command without its secrets: those of the addresses in it, and the values of options, headers and
+    variables whose names speak of one."""
+    return _command(shown(command))
+
+
+def shown_in(value: Any) -> Any:
+    """A plain value, as JSON has them, with every text in it as :func:`shown` shows it."""
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, Mapping):
+        return {key: shown_in(one) for key, one in value.items()}
+    return [shown_in(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def _without_login(found: re.Match[str]) -> str:
+    kind, rest = found[1], found[2]
+    cut = rest.find("/") if "/" in rest else len(rest)
+    if "@" not in rest[:cut]:
+        end = _AUTHORITY_END.search(rest)
+        cut = len(rest) if end is None else end.start()
+        if "@" in rest and not _PORT.fullmatch(rest[:cut]):
+            # No port: a password with a slash of its own.
+            cut = len(rest)
+    host = rest[:cut]
+    login, at, host = host.rpartition("@")
+    if at and _is_secret_login(kind.lower(), login):
+        login = HIDDEN
+    # A second address may follow the first: a.tar::https://..., or ?url=https://...
+    return f"{kind}://{login}{at}{host}{_URL.sub(_without_login, rest[cut:])}"
+
+
+def _is_secret_login(kind: str, login: str) -> bool:
+    return ":" in login or "%3a" in login.lower() or kind not in _CONTAINERS | _LOGINS
+
+
+def _without_value(found: re.Match[str]) -> str:
+    mark, name, value = found[1], found[2], found[3]
+    tail = _TAIL.search(value)
+    bare = value[: tail.start()] if tail else value
+    if not bare or not (_SECRET.search(name) or _SECRET.search(bare.partition("=")[0]) or _is_opaque(bare)):
+        return found[0]
+    return f"{mark}{name}={HIDDEN}{value[len(bare) :]}"
+
+
+def _without_query(found: re.Match[str]) -> str:
+    return f"?{HIDDEN}" if _is_opaque(found[1]) else found[0]
+
+
+def _is_opaque(value: str) -> bool:
+    """Whether a value looks like a key and not like a word, a number or a file's name."""
+    return bool(_OPAQUE.fullmatch(value)) and not _FILE_NAME.fullmatch(value)
+
+
+def _command(text: str) -> str:
+    for pattern, what in _COMMAND:
+        text = pattern.sub(_HIDE[what], text)
+    return text
+
+
+def _hide_all(found: re.Match[str]) -> str:
+    return f"{found[1]}{found[2]}{HIDDEN}"
+
+
+def _hide_after_colon(found: re.Match[str]) -> str:
+    """``Name: value`` and ``name:password`` keep the name."""
+    quote = found[3][0] if found[3][0] in "'\"" else ""
+    name, colon, value = found[3].strip("'\"").partition(":")
+    if not colon:
+        return found[0]
+    space = " " if value.startswith(" ") else ""
+    return f"{found[1]}{found[2]}{quote}{name}:{space}{HIDDEN}{quote}"
+
+
+_HIDE = {"all": _hide_all, "header": _hide_after_colon, "user": _hide_after_colon}
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What an error of ours is raised from: ``error`` itself, or where its text, or that of what it was raised from,
+    holds a secret, a copy that does not."""
+    return _copy(error, set()) if _tells(error, set()) else error
+
+
+def _behind(error: BaseException) -> BaseException | None:
+    """The exception that a traceback shows before this one."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _tells(error: BaseException, seen: set[int]) -> bool:
+    if id(error) in seen:
+        return False
+    seen.add(id(error))
+    behind = _behind(error)
+    return any(shown(text) != text for text in (str(error), repr(error))) or (
+        behind is not None and _tells(behind, seen)
+    )
+
+
+def _copy(error: BaseException, seen: set[int]) -> BaseException:
+    text = f"{type(error).__qualname__}: {shown(str(error))}"
+    copy: BaseException = Exception(text)
+    for kind in (FileNotFoundError, PermissionError, TimeoutError, ConnectionError, OSError, ValueError):
+        if isinstance(error, kind):
+            copy = kind(text)
+            break
+    seen.add(id(error))
+    behind = _behind(error)
+    copy.__cause__ = None if behind is None or id(behind) in seen else _copy(behind, seen)
+    copy.__suppress_context__ = True
+    return copy.with_traceback(error.__traceback__)
