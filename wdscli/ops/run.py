@@ -111,7 +111,7 @@ def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> Re
             else f"wds run {address} does all of them; wds run {address} -n lists them",
         )
     for task in every:
-        check_made(kept.shards[task], plan.planned[task])
+        check_made(plan, kept.shards[task], plan.planned[task])
     return finish_plan(plan, [kept.shards[task] for task in every], kept)
 
 

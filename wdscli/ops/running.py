@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wdscli.errors import EngineError
+from wdscli.errors import DataError, EngineError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
 from wdscli.ops.beside import JoinCounts
@@ -30,7 +30,9 @@ from wdscli.ops.scratch import Scratch, is_of_this_process
 from wdscli.ops.spill import Layout, spill
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection
+from wdscli.shards.find import find_index
 from wdscli.shards.manifest import Manifest
+from wdscli.storage import is_stream
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -121,7 +123,7 @@ def run_some(
             executor, make, makings, advance=progress.advance, amount=lambda info: info.size_bytes
         )
         for info, shard in zip(results, planned, strict=True):
-            check_made(info, shard)
+            check_made(plan, info, shard)
             written.append(info)
             if spilled is not None:
                 spilled.release(shard)
@@ -219,17 +221,35 @@ def check_whole(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
         pairs.append(("payload bytes", plan.payload_bytes_in, sum(map(payload_bytes_of, written))))
     for what, wanted, found in pairs:
         if found != wanted:
+            refuse_stale(plan)
             raise EngineError(
                 f"{found} {what} were written or counted, {wanted} were read",
                 hint="this is a mistake in wdscli; please report it",
             )
 
 
-def check_made(info: ShardInfo, shard: PlannedShard) -> None:
+def refuse_stale(plan: ReorderPlan) -> None:
+    """Raise DataError where an index that a plan may have gone by does not say what its shard's headers say."""
+    for one in plan.inputs:
+        if not one.copy and not is_stream(one.address):
+            with one.open() as source:
+                complaints: list[str] = []
+                find_index(one.address, source, complaints.append, whole=True)
+            if complaints:
+                raise DataError(
+                    "its index is stale: it does not say what the headers say",
+                    code="stale-index",
+                    shard=one.address,
+                    hint="make the index again with `wds index`",
+                )
+
+
+def check_made(plan: ReorderPlan, info: ShardInfo, shard: PlannedShard) -> None:
     """What was written must be what was planned: samples, members and bytes."""
     found = (info.samples, info.members, info.size_bytes)
     wanted = (shard.samples, shard.members, shard.size)
     if found != wanted:
+        refuse_stale(plan)
         raise EngineError(
             f"{info.name} has {found[0]} samples, {found[1]} members, {found[2]} bytes; "
             f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}",

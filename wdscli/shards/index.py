@@ -120,9 +120,8 @@ class Index:
         for the end of the archive, unless there is nothing but that."""
         import numpy
 
-        edges = numpy.uint64(0), numpy.uint64(self.size)
-        begins = numpy.append(edges[0], self.starts + self.lengths)
-        ends = numpy.append(self.starts, edges[1])
+        begins: NDArray[numpy.uint64] = numpy.append(numpy.uint64(0), self.starts + self.lengths)
+        ends: NDArray[numpy.uint64] = numpy.append(self.starts, numpy.uint64(self.size))
         some = ends > begins
         some[-1] = self.size - int(begins[-1]) > len(END_OF_ARCHIVE)
         return begins[some], ends[some]

@@ -62,7 +62,7 @@ def index(
         bool,
         typer.Option(
             "--check",
-            help="Write nothing; list what is missing or stale, and exit with 1 if there is any.",
+            help="Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there is any.",
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
