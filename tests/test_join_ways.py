@@ -27,6 +27,7 @@ from wdscli.ops.large import StoredOrdered
 from wdscli.ops.plan import Cuts
 from wdscli.ops.planfile import load_plan, write_plan
 from wdscli.ops.reorder import Request, make_plan
+from wdscli.ops.rows import row_type
 from wdscli.ops.running import run_plan
 from wdscli.ops.scratch import Scratch
 from wdscli.ops.spilled import SPILLED, Reading
@@ -262,7 +263,7 @@ class TestOnDisc:
             *stored, is_stored = rows_of(inputs, Join(kind), memory=TINY)  # type: ignore[arg-type]
             assert is_stored
             assert stored == [*rows_of(inputs, Join(kind), memory=LARGE)[:3]]  # type: ignore[arg-type]
-            assert len(stored[0][0]) == 45 * total
+            assert len(stored[0][0]) == row_type().itemsize * total
 
     def test_empty_sets(self, tmp_path: Path) -> None:
         sets = sets_of(1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_cases import Members, samples_of, tar_of, wds, write_shards
+from shard_cases import Members, Ran, members_of, samples_of, tar_of, wds, write_shards
 from storage_servers import S3, forget_s3, s3_server
 
 from wdscli.errors import DataError
@@ -214,6 +214,95 @@ class TestLoader:
         assert data.stats()["dropped"] == {made.changed: {"read: changed": 1}}
 
 
+COMMANDS: dict[str, list[str]] = {
+    "shuffle": ["shuffle"],
+    "spill": ["shuffle", "--strategy", "spill", "--seed", "3"],
+    "split": ["split", "--max-count", "7"],
+    "drop": ["split", "--drop", "jpg"],
+    "keep": ["merge", "--fields", "jpg"],
+    "sort": ["sort", "--reverse"],
+    "json": ["sort", "--by", "json.width", "--numeric"],
+    "cls": ["sort", "--by", "cls", "--numeric"],
+    "where": ["split", "--where", "cls > 6"],
+    "sizes": ["split", "--where", "size['jpg'] > 1"],
+    "processes": ["shuffle", "-j", "2", "--max-count", "10"],
+    "dedup": ["merge", "--dedup", "txt"],
+    "rekey": ["merge", "--rekey", "{shard}-{index:05d}"],
+}
+
+
+class TestCommands:
+    """A stale index is told as what it is: exit 3, the shard, and ``wds index``. What is written is never mixed."""
+
+    @pytest.mark.parametrize("change", CHANGES)
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_it_is_told(self, tmp_path: Path, command: str, change: str) -> None:
+        made = Set(tmp_path / "set", {})
+        made.change(CHANGES[change])
+        ran = wds(COMMANDS[command][0], *made.shards, "-o", tmp_path / "out-%03d.tar", *COMMANDS[command][1:])
+        self.assert_told(ran, made)
+        assert not list(tmp_path.glob("out*manifest.json"))
+
+    def assert_told(self, ran: Ran, made: Set) -> None:
+        assert ran.code == 3, ran.err
+        assert made.changed in ran.err
+        assert "index is stale" in ran.err
+        assert "wds index" in ran.err
+        assert "mistake" not in ran.err
+
+    @pytest.mark.parametrize("how", ["gnu", "webdataset"])
+    def test_foreign_shards(self, tmp_path: Path, how: str) -> None:
+        made = Set(tmp_path / "set", FORMATS[how])
+        assert wds("shuffle", *made.shards, "-o", tmp_path / "good-%03d.tar").code == 0
+        made.change(label)
+        self.assert_told(wds("shuffle", *made.shards, "-o", tmp_path / "out-%03d.tar"), made)
+        self.assert_told(wds("sort", "--by", "cls", *made.shards, "-o", tmp_path / "out-%03d.tar"), made)
+
+    def test_join(self, tmp_path: Path) -> None:
+        made, other = Set(tmp_path / "set", {}), tmp_path / "other.tar"
+        other.write_bytes(tar_of([(f"n{number:03d}.score", b"1") for number in range(COUNT)]))
+        for number, change in enumerate((label, swapped)):
+            made.change(change)
+            ran = wds(
+                "merge", "--join", "inner", tmp_path / "set", other, "-o", tmp_path / f"out{number}-%03d.tar"
+            )
+            self.assert_told(ran, made)
+
+    def test_a_large_sample(self, tmp_path: Path) -> None:
+        """One that is copied in pieces."""
+        made = Set(tmp_path / "set", {}, image=900)
+        big = [
+            (name, data * 6000) if name.endswith(".jpg") else (name, data)
+            for name, data in made.samples[CHANGED]
+        ]
+        made.samples[CHANGED] = big
+        write_shards(made.folder, made._cut())
+        assert wds("index", "--force", made.folder).code == 0
+        made.change(label)
+        self.assert_told(wds("shuffle", *made.shards, "-o", tmp_path / "out-%03d.tar"), made)
+
+    def test_a_plan_that_was_stored(self, tmp_path: Path) -> None:
+        made = Set(tmp_path / "set", {})
+        made.change(label)
+        plan = tmp_path / "a.plan"
+        output = ["-o", tmp_path / "out-%03d.tar"]
+        assert wds("shuffle", *made.shards, *output, "--plan", plan).code == 0
+        self.assert_told(wds("run", plan), made)
+
+    def test_cat_and_ls_read_what_is_there(self, tmp_path: Path) -> None:
+        made = Set(tmp_path / "set", {})
+        made.change(label)
+        assert wds("cat", *made.shards, "-o", tmp_path / "out.tar").code == 0
+        assert members_of(tmp_path / "out.tar") == [member for one in made.samples for member in one]
+        assert wds("ls", "--where", "cls == 12", *made.shards).out.count(b"n027") == 1
+
+    def test_verify_finds_it(self, made: Set) -> None:
+        made.change(label)
+        os.unlink(made.manifest)
+        ran = wds("verify", made.folder)
+        assert (ran.code, b"stale-index" in ran.out) == (1, True)
+
+
 class TestIndexCheck:
     """``wds index --check`` compares all headers, and ``wds index`` mends what it finds."""
 
@@ -393,6 +482,14 @@ class TestStore:
             assert (caught.value.code, caught.value.shard) == ("changed", f"s3://{bucket}/in-1.tar")
         ran = wds("index", "--check", "--no-manifest", f"s3://{bucket}/")
         assert (ran.code, b"in-1.tar.wdx: stale" in ran.out) == (1, True)
+
+    def test_ls_looks_into_payloads_by_an_index(self, server: S3, tmp_path: Path) -> None:
+        bucket, made = self.uploaded(server, tmp_path, index=False)
+        assert wds("ls", "--where", "cls == 7", f"s3://{bucket}/").out.count(b"n027") == 1
+        made.change(label)
+        self.put(server, bucket, made)
+        ran = wds("ls", "--where", "cls == 12", f"s3://{bucket}/")
+        assert (ran.code, "index is stale" in ran.err) == (3, True), ran.err
 
     def test_a_copy_in_another_kind_of_store_is_no_other_version(self) -> None:
         assert is_other_version('s3 "a"', 's3 "b"')

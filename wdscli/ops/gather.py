@@ -24,7 +24,7 @@ from wdscli.ops.padding import clear_padding
 from wdscli.ops.post import run_post
 from wdscli.ops.preserve import APART, kept_members
 from wdscli.ops.rekey import Rekey, in_round, shard_stem
-from wdscli.ops.rows import Samples
+from wdscli.ops.rows import Samples, are_those, hashes_of, headers_of, headers_of_batch
 from wdscli.ops.runs import grouped_as_planned, members_of_run, pieces_of
 from wdscli.ops.scratch import Input
 from wdscli.ops.spilled import Reading, Spilled
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from wdscli.ops.beside import Beside
     from wdscli.ops.joined import Joiner
     from wdscli.ops.rows import I64
+    from wdscli.shards.index import Packed
 
 ALONE = GLOBAL | APART
 BUFFER = 1 << 22
@@ -255,12 +256,17 @@ class _Gatherer:
         rows = slice(self.rows.start, self.rows.stop)
         begins = self.totals[rows] - self.totals[rows.start]
         packed = self.walker.walk(view, begins, self.samples.keys[rows])
-        if packed is None:
+        if packed is None or not self._are_as_planned(packed):
             return False
         if self.walker.has_dirty_padding(view, packed):
             clear_padding(view, 0, packed.offsets.tolist(), packed.sizes.tolist())
         self.shard.write_packed(view, packed)
         return True
+
+    def _are_as_planned(self, packed: Packed) -> bool:
+        """Whether fields and sizes are those of the plan."""
+        found = headers_of(hashes_of(packed.fields)[packed.codes], packed.sizes.astype("u8"), packed.counts)
+        return bool(are_those(found, self.samples.headers[self.rows.start : self.rows.stop]).all())
 
     def _flush_exactly(self, view: memoryview, is_plain: bool) -> None:
         """Whatever lies in the buffer, sample by sample."""
@@ -297,11 +303,14 @@ class _Gatherer:
         return batch
 
     def _check_keys(self, batch: SampleBatch) -> None:
-        """The keys must be those that were planned; a renamed sample is known by its new key later on."""
+        """Keys, fields and sizes must be those that were planned; a renamed sample is known by its new key later on."""
         planned: list[int] = self.samples.keys[self.rows.start : self.rows.stop].tolist()
         for row, key, wanted in zip(self.rows, map(hash_key, batch.keys), planned, strict=True):
             if key != wanted and not self.marks[row] & RENAMED:
                 raise self._changed(row)
+        same = are_those(headers_of_batch(batch), self.samples.headers[self.rows.start : self.rows.stop])
+        if not same.all():
+            raise self._changed(self.rows[int(same.argmin())])
 
     def _rewrite(self, view: memoryview, base: int, batch: SampleBatch) -> None:
         """The samples in the buffer member by member, in the canonical form and with their new names."""
@@ -341,6 +350,8 @@ class _Gatherer:
             raise self._changed(row) from None
         batch = grouped_as_planned(columns, [start], source.name)
         if len(batch.keys) != 1:
+            raise self._changed(row)
+        if not are_those(headers_of_batch(batch), self.samples.headers[row : row + 1]).all():
             raise self._changed(row)
         key = batch.keys[0]
         if not self.marks[row] & RENAMED and hash_key(key) != self._planned_key(row):

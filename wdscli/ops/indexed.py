@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from wdscli.ops.rows import row_type
+from wdscli.ops.rows import hashes_of, headers_of, row_type
 
 if TYPE_CHECKING:
     from wdscli.ops.rows import I64, Rows
@@ -34,6 +34,8 @@ def plain_rows(task: SurveyTask, index: Index, hash_key: Callable[[bytes], int])
     rows["length"] = rows["out"] = index.lengths
     rows["place"] = numpy.arange(index.samples)
     rows["members"] = numpy.diff(index.member_ends, prepend=numpy.uint64(0))
+    names = hashes_of(index.fields)[index.member_fields]
+    rows["headers"] = headers_of(names, index.member_sizes, rows["members"].astype(numpy.int64))
     at = 0
     for first in range(0, index.samples, AT_ONCE):
         keys = []

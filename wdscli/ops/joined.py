@@ -26,7 +26,7 @@ from wdscli.ops.in_turn import PartsInTurn
 from wdscli.ops.layout import Layout, Shape, lay_out
 from wdscli.ops.opened import Inputs
 from wdscli.ops.padding import clear_padding
-from wdscli.ops.rows import Samples
+from wdscli.ops.rows import Samples, hashes_of, headers_of, headers_of_batch
 from wdscli.ops.runs import members_of_run, pieces_of
 from wdscli.ops.spilled import Reading
 from wdscli.ops.survey import RENAMED, hash_key
@@ -54,6 +54,7 @@ class Part(NamedTuple):
     start: int
     length: int
     mark: int
+    headers: int
     file: int
     at: int
 
@@ -190,8 +191,21 @@ class Joiner:
             raise self._first_changed(view, begins)
         if not {start - base for start in batch.starts}.issuperset(chain.from_iterable(begins)):
             raise self._first_changed(view, begins)
+        self._check_parts(batch, [base + place for places in begins for place in places])
         self._check_fields(batch)
         return batch
+
+    def _check_parts(self, batch: SampleBatch, begins: list[int]) -> None:
+        """Fields and sizes of each part, which begin so, must be those that were planned."""
+        import numpy
+
+        parts = [part for sample in self.samples for part in sample.parts]
+        counts = numpy.diff(numpy.searchsorted(batch.starts, begins), append=len(batch.starts))
+        sizes = numpy.array(batch.sizes, dtype=numpy.uint64)
+        found = headers_of(hashes_of(batch.fields), sizes, counts).tolist()
+        for part, headers in zip(parts, found, strict=True):
+            if part.headers not in (0, headers):
+                raise self._changed(part)
 
     def _check_fields(self, batch: SampleBatch) -> None:
         """No field may come twice where the plan saw no conflict."""
@@ -268,6 +282,8 @@ class Joiner:
         batch = group_columns(columns, source.name)
         if len(batch.keys) != 1 or hash_key(batch.keys[0]) != sample.key:
             raise self._changed(part)
+        if part.headers not in (0, int(headers_of_batch(batch)[0])):
+            raise self._changed(part)
         return batch
 
     def _first_changed(self, view: memoryview, begins: list[list[int]]) -> DataError:
@@ -331,6 +347,7 @@ def _parts(samples: Samples, sets: Iterable[int], files: I64, begins: U64) -> li
         samples.starts,
         samples.lengths,
         samples.marks & (0xFF ^ CHANGED),
+        samples.headers,
         files,
         begins,
     )

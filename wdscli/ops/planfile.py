@@ -24,7 +24,7 @@ from wdscli.ops.outputs import Outputs
 from wdscli.ops.receipts import PlanMark, mark_of, plain_rule
 from wdscli.ops.rekey import Rekey
 from wdscli.ops.reorder import PlannedPart, PlannedShard, ReorderPlan, Request
-from wdscli.ops.rows import Ordered, Samples, row_type
+from wdscli.ops.rows import Ordered, Samples, row_type, stored_rows, stored_type
 from wdscli.ops.scratch import Input, Stamp
 from wdscli.selection import Selection
 from wdscli.selection.fields import FieldRule, Rename
@@ -34,7 +34,7 @@ from wdscli.storage import Source, is_local, is_stream, local_path, open_sink, o
 from wdscli.tar import Form
 
 if TYPE_CHECKING:
-    from wdscli.ops.rows import U64
+    from wdscli.ops.rows import U64, Rows
     from wdscli.storage import Sink
 
 MAGIC = b"WDSPLAN\x01"
@@ -89,7 +89,7 @@ def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int
     for shard in plan.planned:
         digest = xxh3_64()
         for first in range(shard.first, shard.end, BLOCK):
-            data = ordered.part(first, min(first + BLOCK, shard.end)).rows.tobytes()
+            data = stored_rows(ordered.part(first, min(first + BLOCK, shard.end)).rows).tobytes()
             digest.update(data)
             sink.write(data)
         yield digest.intdigest()
@@ -249,7 +249,11 @@ class PlanRows(Ordered):
         shard = self._by_range.get((first, end))
         if shard is not None:
             self._file.check(self._number, shard, data)
-        return Samples(numpy.frombuffer(data, dtype=row_type()))
+        stored = numpy.frombuffer(data, dtype=stored_type())
+        rows: Rows = numpy.zeros(len(stored), dtype=row_type())
+        for name in stored.dtype.names or ():
+            rows[name] = stored[name]
+        return Samples(rows)
 
     def column(self, name: str, first: int, end: int) -> U64:
         values: U64 = self.part(first, end).rows[name]

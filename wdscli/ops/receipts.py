@@ -17,6 +17,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_128, xxh3_128_hexdigest
 
 from wdscli.errors import WdsError
 from wdscli.model import ShardInfo, to_text
+from wdscli.ops.rows import stored_rows
 from wdscli.shards.checksum import new_digest, written
 from wdscli.shards.find import scan_index
 from wdscli.shards.leftovers import receipt_address
@@ -58,7 +59,7 @@ def mark_of(plan: ReorderPlan) -> PlanMark:
     rows = xxh3_128()
     for ordered in plan.row_lists:
         for block in ordered.blocks():
-            rows.update(block.rows.tobytes())
+            rows.update(stored_rows(block.rows).tobytes())
     # Rounds after the first have the same inputs again.
     inputs = [
         [base_name(one.address), one.stamp.size_bytes, one.stamp.version]

@@ -1,13 +1,19 @@
 """The rows of a plan: one packed record a sample, in memory, in scratch files and in plan files alike.
 
 What it is: :func:`row_type`, the record; :class:`Samples`, rows with their columns by name; :class:`Ordered`, rows in
-output order. It must not know where rows come from or what is done with them.
+output order; and :func:`headers_of`, what a row keeps of a sample's headers. It must not know where rows come from or
+what is done with them.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
+
+from xxhash import xxh3_64_intdigest
+
+from wdscli.samples import SampleBatch
 
 if TYPE_CHECKING:
     import numpy
@@ -21,12 +27,13 @@ if TYPE_CHECKING:
 
 
 def row_type() -> numpy.dtype[numpy.void]:
-    """How one sample of a plan is packed, in memory, in scratch files and in plan files: 45 little-endian bytes.
+    """How one sample of a plan is packed, in memory and in scratch files: 49 little-endian bytes.
 
     ``key`` is the XXH3-64 of its (new) key; ``start`` and ``length`` are the run's place in its input shard in bytes,
     ``out`` the bytes it takes in the output; ``shard`` and ``place`` say where it comes from (both from 0, the place
     counted before selection); ``members`` how many it will have, and ``mark`` what keeps it from being copied as it
-    stands (0: nothing).
+    stands (0: nothing). ``headers`` is what :func:`headers_of` says of it as it lies in its input,
+    0 where nobody knows.
     """
     import numpy
 
@@ -40,8 +47,85 @@ def row_type() -> numpy.dtype[numpy.void]:
             ("place", "<u4"),
             ("members", "<u4"),
             ("mark", "u1"),
+            ("headers", "<u4"),
         ]
     )
+
+
+def stored_type() -> numpy.dtype[numpy.void]:
+    """The same in plan files, 45 bytes: all but ``headers``, which are known again only while a plan is at hand."""
+    import numpy
+
+    kinds = [(name, row_type()[name]) for name in row_type().names or () if name != "headers"]
+    return numpy.dtype(kinds)  # type: ignore[no-any-return,unused-ignore]
+
+
+def stored_rows(rows: Rows) -> Rows:
+    """Rows as plan files have them."""
+    import numpy
+
+    stored: Rows = numpy.empty(len(rows), dtype=stored_type())
+    for name in stored.dtype.names or ():
+        stored[name] = rows[name]
+    return stored
+
+
+def are_those(found: U32, planned: U32) -> NDArray[numpy.bool_]:
+    """Of which samples the headers are those that were planned, as far as that is known."""
+    same: NDArray[numpy.bool_] = (found == planned) | (planned == 0)
+    return same
+
+
+def headers_of(names: U64, sizes: U64, counts: I64) -> U32:
+    """For each sample 32 bits of the fields and sizes of its members, in their order, by which it is known again while
+    it is copied. ``names`` are the XXH3-64 of the members' fields; sample i has ``counts[i]`` members.
+
+    All modulo 2^64: member j (from 0) of a sample gives x = (name ^ size * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9,
+    then (x ^ x >> 32) * (2 * j + 1); the upper half of their sum is taken, but 1 for 0.
+    """
+    import numpy
+
+    if not len(counts):
+        return numpy.empty(0, dtype=numpy.uint32)
+    firsts = numpy.cumsum(counts) - counts
+    mixed = names ^ sizes * numpy.uint64(0x9E3779B97F4A7C15)
+    mixed *= numpy.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> numpy.uint64(32)
+    odd = 2 * (numpy.arange(len(names)) - firsts.repeat(counts)) + 1
+    mixed *= odd.astype(numpy.uint64)
+    sums: U64 = numpy.add.reduceat(mixed, firsts)
+    return numpy.maximum(sums >> numpy.uint64(32), numpy.uint64(1)).astype(numpy.uint32)
+
+
+class _FieldHashes(dict[bytes, int]):
+    """XXH3-64 of fields; a set has few."""
+
+    __slots__ = ()
+
+    def __missing__(self, field: bytes) -> int:
+        if len(self) >= 1 << 12:
+            self.clear()
+        found = self[field] = xxh3_64_intdigest(field)
+        return found
+
+
+_FIELD_HASHES = _FieldHashes()
+
+
+def hashes_of(fields: Sequence[bytes]) -> U64:
+    """The XXH3-64 of fields."""
+    import numpy
+
+    return numpy.frombuffer(array("Q", map(_FIELD_HASHES.__getitem__, fields)), dtype=numpy.uint64)
+
+
+def headers_of_batch(batch: SampleBatch) -> U32:
+    """:func:`headers_of` of the samples of a batch."""
+    import numpy
+
+    first, end = batch.firsts[0], batch.firsts[-1]
+    sizes = numpy.array(batch.sizes[first:end], dtype=numpy.uint64)
+    return headers_of(hashes_of(batch.fields[first:end]), sizes, numpy.diff(batch.firsts))
 
 
 class Samples:
@@ -89,6 +173,10 @@ class Samples:
     @property
     def keys(self) -> U64:
         return self.rows["key"]
+
+    @property
+    def headers(self) -> U32:
+        return self.rows["headers"]
 
     def take(self, rows: I64 | list[int]) -> Samples:
         """Some samples, in the order of ``rows``; a copy."""

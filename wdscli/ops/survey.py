@@ -20,7 +20,7 @@ from wdscli.ops.indexed import plain_rows
 from wdscli.ops.overflow import Keep, Overflow, StoredRows
 from wdscli.ops.preserve import kept_length, kept_mark, kept_members
 from wdscli.ops.rekey import Rekey, shard_stem
-from wdscli.ops.rows import Samples, row_type
+from wdscli.ops.rows import Samples, headers_of_batch, row_type
 from wdscli.ops.runs import Globals
 from wdscli.ops.scratch import Input, refused, spool
 from wdscli.ops.unsafe import check_keys, keep_safe
@@ -152,6 +152,7 @@ class _Columns:
         self.members = array("I")
         self.marks = bytearray()
         self.keys = array("Q")
+        self.headers = array("I")
 
     def add(self, batch: SampleBatch, row: int, length: int, members: int, mark: int, key: int) -> None:
         """One sample of a batch: the bytes and members it will have, its mark and the hash of its (new) key."""
@@ -171,6 +172,7 @@ class _Columns:
         rows["place"], rows["start"], rows["length"] = self.places, self.starts, self.lengths
         rows["out"], rows["members"], rows["key"] = self.out_lengths, self.members, self.keys
         rows["mark"] = numpy.frombuffer(self.marks, dtype=numpy.uint8)
+        rows["headers"] = self.headers
         return rows
 
 
@@ -305,6 +307,9 @@ def _add(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence
     """Add one batch."""
     check_keys(batch, task.address)
     everything = rows is None or len(rows) == len(batch.keys)
+    if len(batch.keys):
+        headers = headers_of_batch(batch)
+        columns.headers.frombytes((headers if everything else headers[list(rows or ())]).tobytes())
     if everything and task.rekey is None and not task.selection.changes_members and not any(batch.marks):
         _add_plain(columns, batch)
         return
