@@ -30,7 +30,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 COUNTS = {"tiny": 200_000, "text": 200_000, "images": 20_000}
 QUICK = {"tiny": 20_000, "text": 20_000, "images": 2_000}
 SHARDS = 4
-ROW_BYTES = 45
+ROW_BYTES = 49
 """A row of a plan."""
 
 

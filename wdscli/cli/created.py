@@ -120,6 +120,7 @@ def _plain(report: CreateReport) -> dict[str, object]:
         "skipped": dict(report.skipped),
         "incomplete": report.incomplete,
         "renamed": dict(report.renamed),
+        "renamed_keys": report.renamed_keys,
         "classes": None if report.classes is None else list(report.classes),
         "oversized": report.oversized,
         "manifest": shown(report.manifest_address)
@@ -133,5 +134,5 @@ def _tell_renames(out: Out, report: CreateReport) -> None:
     if not report.renamed:
         return
     shown = [f"{old} -> {new}" for new, old in list(report.renamed.items())[:_SHOWN_RENAMES]]
-    more = ", ..." if len(report.renamed) > len(shown) else ""
-    out.summary(f"renamed {plural(len(report.renamed), 'key')}: {', '.join(shown)}{more}")
+    more = ", ..." if report.renamed_keys > len(shown) else ""
+    out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(shown)}{more}")

@@ -1,12 +1,20 @@
-"""Files that will become members, as columns.
+"""Files that will become members, as packed columns.
 
-What it is: what the walk, the list and the table all give, and what the plan sorts and cuts. How: three
-parallel lists, because a record a file would cost as much as reading the file. It must not know where files
-come from, nor shards.
+What it is: what the walk, the list and the table all give, and what the plan sorts and cuts. How: a file takes its name
+and 8 bytes, or 16 where its payload is no file of that name: names lie one behind the other, where they end, sizes and
+places in arrays, all in blocks, because what grows by moving leaves holes as large as itself. A Python object each
+would take three hundred bytes a file, and there are millions. An order is an array of numbers of files. It must not
+know where files come from, nor shards.
 """
 
 from __future__ import annotations
 
+import os
+import struct
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, islice
+from operator import sub
 from typing import NamedTuple
 
 from wdscli.model import to_text
@@ -38,33 +46,206 @@ class Remote(NamedTuple):
 
 Place = bytes | Inline | Stored | Remote
 """Where a payload is; bytes are a local path."""
+_LENGTH = struct.Struct("<I")
+_OFFSET = struct.Struct("<Q")
+_PATH, _INLINE, _STORED, _REMOTE = b"PISR"
+_SHIFT = 15
+_MASK = (1 << _SHIFT) - 1
+"""A block has so many files, and one."""
+
+
+class _Block:
+    """Some ten thousand files: rows one behind the other and where each ends; ``places`` is one number while all are
+    the same."""
+
+    __slots__ = ("ends", "names", "places", "sizes")
+
+    def __init__(self) -> None:
+        self.names: bytearray | bytes = bytearray()
+        self.ends = array("I", [0])
+        self.sizes = array("Q")
+        self.places: array[int] | int = array("q")
+
+    def seal(self) -> None:
+        """Nothing more comes: keep what there is in as few bytes as it needs."""
+        self.names = bytes(self.names)
+        self.ends = array("I", self.ends)
+        self.sizes = array("I" if max(self.sizes) < 1 << 32 else "Q", self.sizes)
+        if isinstance(self.places, array):
+            first = self.places[0]
+            self.places = first if self.places.count(first) == len(self.sizes) else array("q", self.places)
+
+    def all_places(self) -> array[int]:
+        if isinstance(self.places, int):
+            self.places = array("q", [self.places]) * len(self.sizes)
+        return self.places
+
+    def truncate(self, count: int) -> None:
+        self.sizes = array("Q", self.sizes[:count])
+        self.places = self.all_places()[:count]
+        self.ends = self.ends[: count + 1]
+        self.names = bytearray(self.names[: self.ends[-1]])
 
 
 class Files:
-    """Columns, one entry a file: ``rows`` (key, NUL, field), planned payload ``sizes`` in bytes, and
-    ``places``."""
+    """A row (key, NUL, field), a planned payload size in bytes and a place for each file, by its number.
 
-    __slots__ = ("places", "rows", "sizes")
+    A place is kept as a number: one that is not negative is where it stands in a buffer of places, another one says
+    below which root a path of the file's own name lies.
+
+    >>> files = Files()
+    >>> files.add(b"n1", b"txt", 2, Inline(b"hi"))
+    >>> files.add_row(b"n2\\0txt", 5, files.root(b"in"))
+    >>> len(files), files.row(1), files.size(1), files.place(0), files.place(1)
+    (2, b'n2\\x00txt', 5, Inline(payload=b'hi'), b'in/n2.txt')
+    """
+
+    __slots__ = ("_blocks", "_others", "_roots")
 
     def __init__(self) -> None:
-        self.rows: list[bytes] = []
-        self.sizes: list[int] = []
-        self.places: list[Place] = []
+        self._blocks = [_Block()]
+        self._others = bytearray()
+        self._roots: list[bytes] = []
+
+    def __len__(self) -> int:
+        return (len(self._blocks) - 1 << _SHIFT) + len(self._blocks[-1].sizes)
 
     def add(self, key: bytes, field: bytes, size: int, place: Place) -> None:
-        self.rows.append(key + SEPARATOR + field)
-        self.sizes.append(size)
-        self.places.append(place)
+        self.add_row(key + SEPARATOR + field, size, self.keep(place))
 
-    def permute(self, order: list[int]) -> None:
-        """Bring the entries into this order; those it leaves out are dropped."""
-        self.rows = [self.rows[at] for at in order]
-        self.sizes = [self.sizes[at] for at in order]
-        self.places = [self.places[at] for at in order]
+    def add_row(self, row: bytes, size: int, place: int) -> None:
+        """One file whose place is kept already, or a root: its path is then its row below that, with a dot for the
+        NUL."""
+        self.add_rows([(row, size)], place)
+
+    def add_rows(self, found: list[tuple[bytes, int]], place: int) -> None:
+        """Files of one place, with their sizes, in the order of their rows: what is sorted soon is nearly so then."""
+        found.sort()
+        done = 0
+        while done < len(found):
+            block = self._blocks[-1]
+            if len(block.sizes) > _MASK:
+                block.seal()
+                block = _Block()
+                self._blocks.append(block)
+            some = found[done : done + _MASK + 1 - len(block.sizes)]
+            rows = [row for row, _ in some]
+            block.names += b"".join(rows)
+            block.ends.extend(islice(accumulate(map(len, rows), initial=block.ends[-1]), 1, None))
+            block.sizes.extend([size for _, size in some])
+            block.all_places().extend([place] * len(some))
+            done += len(some)
+
+    def root(self, path: bytes) -> int:
+        """The place of all files below a folder."""
+        self._roots.append(path if path.endswith(b"/") else path + b"/")
+        return -len(self._roots)
+
+    def keep(self, place: Place) -> int:
+        """The number of a place."""
+        if isinstance(place, bytes):
+            kind, data = _PATH, place
+        elif isinstance(place, Inline):
+            kind, data = _INLINE, place.payload
+        elif isinstance(place, Stored):
+            kind, data = _STORED, _OFFSET.pack(place.offset) + os.fsencode(place.path)
+        else:
+            kind, data = _REMOTE, os.fsencode(place.address)
+        number = len(self._others)
+        self._others += _LENGTH.pack(len(data) + 1)
+        self._others.append(kind)
+        self._others += data
+        return number
+
+    def put(self, at: int, size: int, place: int) -> None:
+        """Another size and place for one file."""
+        block = self._blocks[at >> _SHIFT]
+        block.sizes[at & _MASK] = size
+        block.all_places()[at & _MASK] = place
+
+    def truncate(self, count: int) -> None:
+        """Forget all files but the first ``count``."""
+        if count < len(self):
+            del self._blocks[(count >> _SHIFT) + 1 :]
+            self._blocks[-1].truncate(count & _MASK)
+
+    def row(self, at: int) -> bytes:
+        block = self._blocks[at >> _SHIFT]
+        at &= _MASK
+        return bytes(block.names[block.ends[at] : block.ends[at + 1]])
+
+    def rows(self, numbers: Iterable[int]) -> list[bytes]:
+        """The rows of some files."""
+        blocks, found = self._blocks, []
+        for at in numbers:
+            block = blocks[at >> _SHIFT]
+            at &= _MASK
+            found.append(bytes(block.names[block.ends[at] : block.ends[at + 1]]))
+        return found
+
+    def all_rows(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Every block's rows, with the number of the first."""
+        for number, block in enumerate(self._blocks):
+            names, ends = bytes(block.names), block.ends
+            yield number << _SHIFT, [names[begin:end] for begin, end in zip(ends, islice(ends, 1, None))]
+
+    def measured(self) -> Iterator[tuple[int, int]]:
+        """Bytes of the row and of the payload of every file, in the order in which they came."""
+        for block in self._blocks:
+            yield from zip(map(sub, islice(block.ends, 1, None), block.ends), block.sizes)
+
+    def keys(self) -> Iterator[bytes]:
+        """The key of every file, in the order in which they came."""
+        return (self.row(at).partition(SEPARATOR)[0] for at in range(len(self)))
+
+    def row_length(self, at: int) -> int:
+        ends = self._blocks[at >> _SHIFT].ends
+        return ends[(at & _MASK) + 1] - ends[at & _MASK]
+
+    def size(self, at: int) -> int:
+        return self._blocks[at >> _SHIFT].sizes[at & _MASK]
+
+    def place_number(self, at: int) -> int:
+        """The place of one file as it is kept."""
+        places = self._blocks[at >> _SHIFT].places
+        return places if isinstance(places, int) else places[at & _MASK]
+
+    def place(self, at: int) -> Place:
+        number = self.place_number(at)
+        if number < 0:
+            return self._roots[-1 - number] + self.row(at).replace(SEPARATOR, b".")
+        return self._kept(number)
+
+    def _kept(self, number: int) -> Place:
+        begin = number + _LENGTH.size
+        (length,) = _LENGTH.unpack_from(self._others, number)
+        kind, data = self._others[begin], bytes(self._others[begin + 1 : begin + length])
+        if kind == _PATH:
+            return data
+        if kind == _INLINE:
+            return Inline(data)
+        if kind == _STORED:
+            return Stored(os.fsdecode(data[_OFFSET.size :]), _OFFSET.unpack_from(data)[0])
+        return Remote(os.fsdecode(data))
+
+    def part(self, numbers: Iterable[int]) -> Files:
+        """Some files, in this order, as files of their own."""
+        found = Files()
+        found._roots = self._roots
+        for at in numbers:
+            number = self.place_number(at)
+            place = number if number < 0 else found.keep(self._kept(number))
+            found.add_row(self.row(at), self.size(at), place)
+        return found
 
     def describe(self, at: int) -> str:
-        """Where the payload of entry ``at`` comes from, for a message."""
-        return describe_place(self.places[at])
+        """Where the payload of file ``at`` comes from, for a message."""
+        return describe_place(self.place(at))
+
+
+def numbers_of(numbers: Iterable[int], count: int) -> array[int]:
+    """Numbers below ``count``, in as few bytes as they need."""
+    return array("I" if count < 1 << 32 else "Q", numbers)
 
 
 def describe_place(place: Place) -> str:

@@ -1,83 +1,132 @@
 """Columns of files to samples in order, and the cuts between them.
 
 What it is: what happens between finding files and writing them: sort, group, check, label, select, order,
-cut. How: lists of numbers into the columns; a file's row sorts by (key, field), so grouping is one pass. It
-must not read or write anything.
+cut. How: arrays of numbers into the columns, which stay where they are; a file's row sorts by (key, field), so grouping
+is one pass. Rows are sorted some ten thousand at a time and merged, so that no more than those are Python's own objects
+at a time. It must not read or write anything.
 """
 
 from __future__ import annotations
 
 import os
+from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
-from wdscli.create.columns import SEPARATOR, Files, Inline, Skipped
+from wdscli.create.columns import SEPARATOR, Files, Inline, Skipped, numbers_of
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
-from wdscli.ordering import ranks
+from wdscli.ordering import rank_array
 from wdscli.plan.cut import END_BYTES, Cuts
 from wdscli.selection.named import Named, Sightings
 from wdscli.tar import Form, build_header
 
+_ROWS_AT_ONCE = 1 << 10
+
 
 class Samples(NamedTuple):
-    """Samples over the columns of ``files``: sample ``i`` has the files ``firsts[i]`` to ``firsts[i + 1]``;
-    ``places[i]`` is its place among all samples that were found, before any was left out."""
+    """Samples over ``files``: ``order`` has numbers of files; sample ``i`` has those of ``order[firsts[i]]`` to
+    ``order[firsts[i + 1]]``; ``places[i]`` is its place among all samples that were found, before any was left out."""
 
     files: Files
-    firsts: list[int]
-    places: list[int]
+    order: array[int]
+    firsts: array[int]
+    places: array[int]
 
     @property
     def total(self) -> int:
         return len(self.places)
 
     def key(self, sample: int) -> bytes:
-        return self.files.rows[self.firsts[sample]].partition(SEPARATOR)[0]
+        return self.files.row(self.order[self.firsts[sample]]).partition(SEPARATOR)[0]
+
+    def members(self, sample: int) -> array[int]:
+        """The numbers of the sample's files."""
+        return self.order[self.firsts[sample] : self.firsts[sample + 1]]
 
     def fields(self, sample: int) -> list[bytes]:
-        rows = self.files.rows[self.firsts[sample] : self.firsts[sample + 1]]
-        return [row.partition(SEPARATOR)[2] for row in rows]
+        return [row.partition(SEPARATOR)[2] for row in self.files.rows(self.members(sample))]
+
+
+def sorted_numbers(files: Files) -> array[int]:
+    """The numbers of all files by their rows, bytewise; of those with one row the first comes first."""
+    count = len(files)
+    blocks: list[array[int]] = []
+    edges: list[tuple[bytes, bytes]] = []
+    for low, rows in files.all_rows():
+        block = sorted(range(len(rows)), key=rows.__getitem__)
+        blocks.append(numbers_of((low + at for at in block), count))
+        if rows:
+            edges.append((rows[block[0]], rows[block[-1]]))
+    found = numbers_of((0,), count) * count
+    if all(one[1] <= other[0] for one, other in pairwise(edges)):
+        parts: Iterable[int] = chain.from_iterable(blocks)
+    else:
+        parts = (at for _, at in merge(*[_with_rows(files, block) for block in blocks]))
+    for place, at in enumerate(parts):
+        found[place] = at
+    return found
+
+
+def _with_rows(files: Files, numbers: array[int]) -> Iterator[tuple[bytes, int]]:
+    for some in _blocks_of(numbers):
+        yield from zip(files.rows(some), some)
+
+
+def _blocks_of(numbers: array[int]) -> Iterator[array[int]]:
+    """An array by pieces: what is made of a piece may be Python's own objects."""
+    for first in range(0, len(numbers), _ROWS_AT_ONCE):
+        yield numbers[first : first + _ROWS_AT_ONCE]
 
 
 def group(files: Files) -> Samples:
     """Sort the files by key and field, bytewise, and find the samples. Raises DataError for a field that
     comes twice."""
-    rows = files.rows
-    order = sorted(range(len(rows)), key=rows.__getitem__)
-    files.permute(order)
-    rows = files.rows
-    firsts: list[int] = []
-    prefix = SEPARATOR
-    before = b""
-    for at, row in enumerate(rows):
-        if not row.startswith(prefix):
-            firsts.append(at)
-            prefix = row[: row.find(SEPARATOR) + 1]
-        elif row == before:
-            raise _twice(files, at)
-        before = row
-    places = list(range(len(firsts)))
-    firsts.append(len(rows))
-    return Samples(files, firsts, places)
+    order = sorted_numbers(files)
+    firsts = numbers_of((), len(order) + 1)
+    prefix = before = SEPARATOR
+    at = 0
+    for some in _blocks_of(order):
+        for row in files.rows(some):
+            if not row.startswith(prefix):
+                firsts.append(at)
+                prefix = row[: row.find(SEPARATOR) + 1]
+            elif row == before:
+                raise _twice(files, order[at - 1], order[at])
+            before = row
+            at += 1
+    places = numbers_of(range(len(firsts)), len(firsts))
+    firsts.append(len(order))
+    return Samples(files, order, firsts, places)
 
 
-def _twice(files: Files, at: int) -> DataError:
-    name = to_text(files.rows[at].replace(SEPARATOR, b"."))
+def _twice(files: Files, one: int, other: int) -> DataError:
+    name = to_text(files.row(other).replace(SEPARATOR, b"."))
     return DataError(
-        f'"{name}" comes twice: from {files.describe(at - 1)} and from {files.describe(at)}',
+        f'"{name}" comes twice: from {files.describe(one)} and from {files.describe(other)}',
         code="duplicate-field",
         hint="give the sources one folder above them, or leave one out with --exclude",
     )
 
 
-def as_given(samples: Samples, first_rows: Mapping[bytes, int]) -> Samples:
-    """The samples in the order in which their keys were first given; that order is then their place."""
-    order = sorted(range(samples.total), key=lambda sample: first_rows[samples.key(sample)])
-    ordered = take(samples, order)
-    return Samples(ordered.files, ordered.firsts, list(range(len(order))))
+def as_given(samples: Samples, walked: array[int]) -> Samples:
+    """The samples in the order in which their keys were first given, which is then their place. The files of ``walked``
+    are the first ones, and were given in the order of their names, which it has."""
+    import numpy
+
+    ranks = numbers_of((0,), len(walked)) * len(walked)
+    for rank, number in enumerate(walked):
+        ranks[number] = rank
+    members = (
+        (ranks[at] if at < len(ranks) else at for at in samples.members(one)) for one in range(samples.total)
+    )
+    given = array("Q", map(min, members))
+    found = numpy.argsort(numpy.frombuffer(given, numpy.uint64), kind="stable")
+    ordered = take(samples, found)
+    return ordered._replace(places=numbers_of(range(samples.total), samples.total))
 
 
 def require(
@@ -87,58 +136,55 @@ def require(
     ``incomplete``: ``error`` raises DataError ``missing-field``, ``skip`` leaves them out, ``keep`` keeps
     them. ``jpg;png`` means either."""
     wanted = [(text, {to_bytes(name) for name in text.split(";")}) for text in fields]
-    lacking: dict[int, str] = {}
+    whole = numbers_of((), samples.total)
+    first = ""
     for sample in range(samples.total):
         there = samples.fields(sample)
-        missing = [text for text, names in wanted if names.isdisjoint(there)]
-        if missing:
-            lacking[sample] = ", ".join(missing)
+        missing = ", ".join(text for text, names in wanted if names.isdisjoint(there))
+        if not missing:
+            whole.append(sample)
+        elif incomplete == "skip":
+            skipped.add("incomplete", samples.key(sample) + b" (no " + to_bytes(missing) + b")")
+        first = first or (missing and f'sample "{to_text(samples.key(sample))}" has no {missing}')
+    lacking = samples.total - len(whole)
     if lacking and incomplete == "error":
-        raise _incomplete(samples, lacking)
+        more = f", and {lacking - 1} more samples lack some" if lacking > 1 else ""
+        raise DataError(
+            first + more,
+            code="missing-field",
+            hint="--incomplete skip leaves such samples out, --incomplete keep writes them as they are",
+        )
     if lacking:
         _check_named(samples, fields)
-    if not lacking or incomplete == "keep":
-        return samples, len(lacking)
-    for sample, names in lacking.items():
-        skipped.add("incomplete", samples.key(sample) + b" (no " + to_bytes(names) + b")")
-    return take(samples, [sample for sample in range(samples.total) if sample not in lacking]), len(lacking)
+    return (take(samples, whole) if lacking and incomplete == "skip" else samples), lacking
 
 
 def _check_named(samples: Samples, fields: Sequence[str]) -> None:
     """Raise DataError for a required field that no sample has."""
     sightings = Sightings()
-    sightings.fields.update(row.partition(SEPARATOR)[2] for row in samples.files.rows)
+    for sample in range(samples.total):
+        sightings.fields.update(samples.fields(sample))
     for absence in sightings.absent(Named(text, " for --require", tuple(text.split(";"))) for text in fields):
         raise DataError(absence.message, code="missing-field", hint=absence.hint)
 
 
-def _incomplete(samples: Samples, lacking: Mapping[int, str]) -> DataError:
-    first = next(iter(lacking))
-    more = f", and {len(lacking) - 1} more samples lack some" if len(lacking) > 1 else ""
-    return DataError(
-        f'sample "{to_text(samples.key(first))}" has no {lacking[first]}{more}',
-        code="missing-field",
-        hint="--incomplete skip leaves such samples out, --incomplete keep writes them as they are",
-    )
-
-
-def take(samples: Samples, chosen: Sequence[int]) -> Samples:
+def take(samples: Samples, chosen: Iterable[int]) -> Samples:
     """Some samples, in the order of ``chosen``."""
-    files, firsts = samples.files, samples.firsts
-    order: list[int] = []
-    starts = [0]
-    for sample in chosen:
-        order.extend(range(firsts[sample], firsts[sample + 1]))
+    order = numbers_of((), len(samples.files))
+    starts = numbers_of((0,), len(samples.files) + 1)
+    places = numbers_of((), samples.total)
+    for sample in map(int, chosen):
+        order.extend(samples.members(sample))
         starts.append(len(order))
-    files.permute(order)
-    return Samples(files, starts, [samples.places[sample] for sample in chosen])
+        places.append(samples.places[sample])
+    return Samples(samples.files, order, starts, places)
 
 
 def add_labels(samples: Samples, field: bytes = b"cls") -> None:
     """Give every sample the field ``cls`` with the name of its parent folder for a payload;
     :func:`number_labels` turns names to numbers. The files are no longer grouped after this."""
     files = samples.files
-    labels = [_parent(samples, sample) for sample in range(samples.total)]
+    kept: dict[bytes, int] = {}
     for sample in range(samples.total):
         if field in samples.fields(sample):
             raise DataError(
@@ -146,8 +192,10 @@ def add_labels(samples: Samples, field: bytes = b"cls") -> None:
                 code="duplicate-field",
                 hint="leave out --label-from, or the files with --exclude '*.cls'",
             )
-    for key, label in zip([samples.key(sample) for sample in range(samples.total)], labels):
-        files.add(key, field, 0, Inline(label))
+        label = _parent(samples, sample)
+        if label not in kept:
+            kept[label] = files.keep(Inline(label))
+        files.add_row(samples.key(sample) + SEPARATOR + field, 0, kept[label])
 
 
 def _parent(samples: Samples, sample: int) -> bytes:
@@ -155,9 +203,9 @@ def _parent(samples: Samples, sample: int) -> bytes:
     from."""
     key = samples.key(sample)
     label = key.rpartition(b"/")[0].rpartition(b"/")[2]
-    place = samples.files.places[samples.firsts[sample]]
-    if not label and isinstance(place, bytes):
-        label = os.path.basename(os.path.dirname(os.path.abspath(place)))
+    if not label:
+        place = samples.files.place(samples.order[samples.firsts[sample]])
+        label = os.path.basename(os.path.dirname(os.path.abspath(place))) if isinstance(place, bytes) else b""
     if not label:
         raise DataError(
             f'sample "{to_text(key)}" lies in no folder that could label it',
@@ -171,39 +219,46 @@ def number_labels(samples: Samples, field: bytes = b"cls") -> list[str]:
     """Replace label names by their place in the bytewise sorted list of them; that list."""
     files = samples.files
     end = SEPARATOR + field
-    rows = [at for at, row in enumerate(files.rows) if row.endswith(end)]
-    names = {at: place.payload for at in rows if isinstance(place := files.places[at], Inline)}
+    labelled = numbers_of((at for at in samples.order if files.row(at).endswith(end)), len(files))
+    names: dict[int, bytes] = {}
+    for at in labelled:
+        place = files.place_number(at)
+        if place not in names and isinstance(label := files.place(at), Inline):
+            names[place] = label.payload
     classes = sorted(set(names.values()))
     numbers = {name: b"%d" % number for number, name in enumerate(classes)}
-    for at, name in names.items():
-        files.places[at] = Inline(numbers[name])
-        files.sizes[at] = len(numbers[name])
+    kept = {place: (len(numbers[name]), files.keep(Inline(numbers[name]))) for place, name in names.items()}
+    for at in labelled:
+        if files.place_number(at) in kept:
+            files.put(at, *kept[files.place_number(at)])
     return [to_text(name) for name in classes]
 
 
 def shuffled(samples: Samples, seed: int) -> Samples:
     """The samples by the pinned rank of their place among all that were found (as of one shard, number 0)."""
+    import numpy
+
     if not samples.places:
         return samples
-    by_place = ranks(seed, 0, max(samples.places) + 1)
-    order = sorted(range(samples.total), key=lambda sample: (by_place[samples.places[sample]], sample))
-    return take(samples, order)
+    places = numpy.frombuffer(samples.places, numpy.dtype(f"u{samples.places.itemsize}"))
+    by_place = rank_array(seed, 0, int(places.max()) + 1)
+    return take(samples, numpy.argsort(by_place[places], kind="stable"))
 
 
-def sample_ends(samples: Samples, form: Form) -> list[int]:
+def sample_ends(samples: Samples, form: Form) -> array[int]:
     """The byte at which each sample ends, were all of them in one tar, preceded by 0."""
-    rows, sizes = samples.files.rows, samples.files.sizes
-    lengths = [(size + 511 & -512) + 512 for size in sizes]
-    if rows and (max(map(len, rows)) > 100 or max(sizes) >= 1 << 33):
-        for at, (row, size) in enumerate(zip(rows, sizes)):
-            if len(row) > 100 or size >= 1 << 33:
-                header = build_header(row.replace(SEPARATOR, b"."), size, form)
-                lengths[at] = len(header) + (size + 511 & -512)
-    ends = list(accumulate(lengths, initial=0))
-    return ends if samples.total == len(rows) else [ends[first] for first in samples.firsts]
+    lengths = array("Q", bytes(8 * len(samples.files)))
+    for at, (name, size) in enumerate(samples.files.measured()):
+        if name > 100 or size >= 1 << 33:
+            header = build_header(samples.files.row(at).replace(SEPARATOR, b"."), size, form)
+            lengths[at] = len(header) + (size + 511 & -512)
+        else:
+            lengths[at] = size + 1023 & -512
+    ends = array("Q", accumulate(map(lengths.__getitem__, samples.order), initial=0))
+    return ends if samples.total == len(samples.order) else array("Q", map(ends.__getitem__, samples.firsts))
 
 
-def cut(ends: list[int], cuts: Cuts) -> list[int]:
+def cut(ends: Sequence[int], cuts: Cuts) -> list[int]:
     """Where shards begin among the samples, and at the end their number; ``ends`` is what :func:`sample_ends`
     gives."""
     count = len(ends) - 1

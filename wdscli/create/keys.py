@@ -3,11 +3,14 @@
 What it is: ``first-dot`` (webdataset's own rule), ``last-dot``, and a regular expression. How: a rule gives
 key and field of a path, or the reason why it has none. Under the last two a key may have dots in its last
 part; readers would split it at the first of them, so they become ``_`` in what is written, and the rule
-remembers what it renamed and from what, to tell it and to refuse two keys that become one. It must not open
-files.
+remembers what it renamed and from what, to tell it and to refuse two keys that become one: the first ten thousand as
+they are, the rest by their hashes. It must not open files.
 """
 
 from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
@@ -16,6 +19,8 @@ from wdscli.selection.expressions import Expression
 
 FIRST_DOT = "first-dot"
 LAST_DOT = "last-dot"
+REMEMBERED = 10_000
+"""Keys that are remembered as they are."""
 
 
 class KeyRule:
@@ -31,9 +36,9 @@ class KeyRule:
     def __init__(self, text: str = FIRST_DOT) -> None:
         self.text = text
         self.is_first_dot = text == FIRST_DOT
-        self.renamed: dict[bytes, bytes] = {}
-        """Keys written that differ from those found, and what they were."""
         self._found: dict[bytes, bytes] = {}
+        self._unchanged = array("Q")
+        self._changed = array("Q")
         self._pattern = None if text in (FIRST_DOT, LAST_DOT) else _compile(text)
 
     def split(self, path: bytes) -> tuple[bytes, bytes] | str:
@@ -62,16 +67,59 @@ class KeyRule:
         """``key`` as every reader parses it back: without dots in its last part."""
         base = key.rfind(b"/") + 1
         new = key[:base] + key[base:].replace(b".", b"_")
-        old = self._found.setdefault(new, key)
-        if old != key:
-            raise DataError(
-                f'the keys "{to_text(old)}" and "{to_text(key)}" would both be written as "{to_text(new)}"',
-                code="duplicate-key",
-                hint="rename one of them, or choose another --key-rule",
-            )
-        if new != key:
-            self.renamed[new] = key
+        old = self._found.get(new)
+        if old is not None and old != key:
+            raise _one_key(f'the keys "{to_text(old)}" and "{to_text(key)}"', new)
+        if old is None:
+            if len(self._found) < REMEMBERED:
+                self._found[new] = key
+            else:
+                self._remember_hash(new, key)
         return new
+
+    def _remember_hash(self, new: bytes, key: bytes) -> None:
+        from xxhash import xxh3_64_intdigest
+
+        if new == key:
+            self._unchanged.append(xxh3_64_intdigest(new))
+        else:
+            self._changed.extend((xxh3_64_intdigest(new), xxh3_64_intdigest(key)))
+
+    @property
+    def renamed(self) -> dict[bytes, bytes]:
+        """Keys written that differ from those found, and what they were: of those that are remembered."""
+        return {new: old for new, old in self._found.items() if new != old}
+
+    def count_renamed(self, keys: Callable[[], Iterable[bytes]]) -> int:
+        """How many keys were renamed; call it once, when all were. ``keys`` has those written, for the message of the
+        DataError that is raised when two became one unnoticed."""
+        known, all_changed, all_unchanged = len(self.renamed), self._changed, self._unchanged
+        self._changed = self._unchanged = array("Q")
+        if not all_changed:
+            return known
+        import numpy
+
+        changed = numpy.frombuffer(all_changed, numpy.uint64).reshape(-1, 2)
+        changed = changed[numpy.argsort(changed[:, 0])]
+        unchanged = numpy.sort(numpy.frombuffer(all_unchanged, numpy.uint64))
+        new, old = changed[:, 0], changed[:, 1]
+        same = new[1:] == new[:-1]
+        twice = new[1:][same & (old[1:] != old[:-1])]
+        at = numpy.searchsorted(unchanged, new)
+        also = new[unchanged[numpy.minimum(at, len(unchanged) - 1)] == new] if len(unchanged) else new[:0]
+        for hashed in (*twice[:1].tolist(), *also[:1].tolist()):
+            from xxhash import xxh3_64_intdigest
+
+            raise _one_key("two keys", next(key for key in keys() if xxh3_64_intdigest(key) == hashed))
+        return known + len(new) - int(same.sum())
+
+
+def _one_key(which: str, new: bytes) -> DataError:
+    return DataError(
+        f'{which} would both be written as "{to_text(new)}"',
+        code="duplicate-key",
+        hint="rename one of them, or choose another --key-rule",
+    )
 
 
 def _compile(text: str) -> Expression[str]:

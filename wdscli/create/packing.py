@@ -10,11 +10,21 @@ shard never gets its name. It must not know how files were found, ordered or cut
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from wdscli.create.columns import SEPARATOR, Inline, Place, Remote, Stored, describe_place
+from wdscli.create.columns import (
+    SEPARATOR,
+    Files,
+    Inline,
+    Place,
+    Remote,
+    Stored,
+    describe_place,
+    numbers_of,
+)
 from wdscli.errors import DataError, InputError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_text
@@ -35,17 +45,21 @@ Advance = Callable[[int], object]
 
 
 class PackTask(NamedTuple):
-    """One shard: where it goes, how, and the members in order, as columns; ``firsts`` are the samples' first
-    members and, at the end, the number of members."""
+    """One shard: where it goes, how, and its members, as numbers of ``files`` in order; ``firsts`` are the samples'
+    first members and, at the end, the number of members."""
 
     address: str
     settings: ShardSettings
-    firsts: list[int]
-    rows: list[bytes]
-    sizes: list[int]
-    places: list[Place]
+    files: Files
+    members: array[int]
+    firsts: array[int]
     post: str | None = None
     """The command that is run for the shard once it has its name."""
+
+    def portable(self) -> PackTask:
+        """The same with no files but its own, for another process."""
+        files = self.files.part(self.members)
+        return self._replace(files=files, members=numbers_of(range(len(files)), len(files)))
 
 
 def pack(task: PackTask, advance: Advance | None = None) -> ShardInfo:
@@ -82,20 +96,21 @@ class _Packer:
     def pack(self, first: int, end: int) -> int:
         """Samples ``first`` to ``end``; the bytes they take."""
         task, shard = self._task, self._shard
-        low, high = task.firsts[first], task.firsts[end]
-        rows, sizes = task.rows[low:high], task.sizes[low:high]
+        firsts = task.firsts[first : end + 1].tolist()
+        members = task.members[firsts[0] : firsts[-1]].tolist()
+        rows, sizes = task.files.rows(members), list(map(task.files.size, members))
         names = [row.replace(SEPARATOR, b".") for row in rows]
         headers = list(map(self._header, names, sizes))
         begin = shard.position
-        self._write(headers, sizes, task.places[low:high])
-        shard.announce(self._batch(first, end, begin, headers))
+        self._write(headers, sizes, map(task.files.place, members))
+        shard.announce(_batch(first, [at - firsts[0] for at in firsts], rows, sizes, begin, headers))
         return shard.position - begin
 
     def _put(self, data: bytes | memoryview) -> None:
         """Tar bytes of samples that the index is told of when they are through."""
         self._shard.write_blocks(data)
 
-    def _write(self, headers: list[bytes], sizes: list[int], places: list[Place]) -> None:
+    def _write(self, headers: list[bytes], sizes: list[int], places: Iterable[Place]) -> None:
         """Headers, payloads and padding."""
         parts: list[bytes] = []
         put = parts.append
@@ -153,16 +168,15 @@ class _Packer:
                 raise changed(place, size, size + 1)
         self._put(padding(size))
 
-    def _batch(self, first: int, end: int, begin: int, headers: list[bytes]) -> SampleBatch:
-        """The samples as the index wants them."""
-        task = self._task
-        low, high = task.firsts[first], task.firsts[end]
-        rows, sizes = task.rows[low:high], task.sizes[low:high]
-        firsts = [at - low for at in task.firsts[first : end + 1]]
-        keys, fields = _split_rows(rows, firsts)
-        starts, offsets = _positions(begin, headers, sizes)
-        flags, marks = [0] * (high - low), [0] * (end - first)
-        return SampleBatch(first, keys, firsts, fields, starts, offsets, sizes, flags, marks)
+
+def _batch(
+    index: int, firsts: list[int], rows: list[bytes], sizes: list[int], begin: int, headers: list[bytes]
+) -> SampleBatch:
+    """The samples as the index of the shard has them."""
+    keys, fields = _split_rows(rows, firsts)
+    starts, offsets = _positions(begin, headers, sizes)
+    flags, marks = [0] * len(rows), [0] * (len(firsts) - 1)
+    return SampleBatch(index, keys, firsts, fields, starts, offsets, sizes, flags, marks)
 
 
 def _split_rows(rows: list[bytes], firsts: list[int]) -> tuple[list[bytes], list[bytes]]:

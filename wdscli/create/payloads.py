@@ -12,6 +12,7 @@ import os
 from types import TracebackType
 
 from wdscli.create.columns import Inline, Place, Remote, Stored
+from wdscli.create.own import Outputs
 from wdscli.errors import InputError, OutputError
 
 _SMALL = 256
@@ -21,6 +22,9 @@ _PIECE = 1 << 20
 
 class Payloads:
     """Use it as a context manager around planning and writing."""
+
+    outputs: Outputs | None = None
+    """What is about to be written, and cannot be a payload."""
 
     def __init__(self, trust_addresses: bool = False) -> None:
         self._trusts = trust_addresses
@@ -43,10 +47,12 @@ class Payloads:
         command's output are read here, once, because only their end tells how long they are. Raises InputError."""
         if address == "-":
             raise InputError("standard input cannot be a payload", hint="name a file, or pipe:CMD")
-        from wdscli.storage import is_local, open_source
+        from wdscli.storage import is_local, local_path, open_source
         from wdscli.storage.trust import listed_address
 
         address = listed_address(where, address, trusted=self._trusts)
+        if self.outputs is not None and is_local(address):
+            self.outputs.refuse(os.fsencode(local_path(address)))
         with open_source(address, decompress=False) as source:
             if source.size is not None and source.seekable:
                 place = os.fsencode(address.removeprefix("file://")) if is_local(address) else Remote(address)

@@ -1,44 +1,53 @@
 """Folders and files of this machine, to columns.
 
-What it is: the walk behind ``create SOURCE...``. How: one ``scandir`` a folder, paths as bytes, one ``stat``
-a file and no object a file; the order of the file system does not matter, because the plan sorts. Links are
-followed, a folder that leads back to one it lies in is not entered again. Names are relative to each folder
-that was given; a file that was given goes by its own name. It must not read files, and knows no shards.
+What it is: the walk behind ``create SOURCE...``. How: one ``scandir`` a folder, paths as bytes, one ``stat`` a file and
+no object a file; the order of the file system does not matter, because the plan sorts. What the command is about to
+write, and the sets whose manifests lie in a folder, are passed over there. Links are followed, a folder that leads back
+to one it lies in is not entered again. Names are relative to each folder that was given; a file that was given goes by
+its own name. It must not read files, and knows no shards.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from itertools import islice
 from typing import NamedTuple
 
-from wdscli.create.columns import Files, Skipped
+from wdscli.create.columns import SEPARATOR, Files, Skipped
 from wdscli.create.globs import Globs
 from wdscli.create.keys import KeyRule, check_written
+from wdscli.create.own import MANIFEST, Outputs, set_members
 from wdscli.errors import InputError, UsageError, WdsError
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
 
 _JUNK = {b".DS_Store": "ds-store"}
 _Inode = tuple[int, int]
+_AT_ONCE = 4096
+"""Entries of a folder that are looked at together."""
 
 
 class Wanted(NamedTuple):
     """Which files are taken: ``include`` and ``exclude`` match paths relative to the source; ``outputs`` are
-    paths of what the command is about to write, which is never its own input."""
+    what the command is about to write, which is never its own input."""
 
     rule: KeyRule
     include: Globs
     exclude: Globs
-    outputs: frozenset[bytes] = frozenset()
+    outputs: Outputs
 
 
 class _Folder(NamedTuple):
-    """One to read: its path, the prefix of its names, and the folders it lies in."""
+    """One to read: its path, the prefix of its names, the folders it lies in, and the place of files below the
+    source."""
 
     path: bytes
     prefix: bytes
     above: frozenset[_Inode]
+    root: int
+    sets: set[bytes]
+    """Paths of the files of sets that were met."""
 
 
 def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: Progress = QUIET) -> None:
@@ -50,6 +59,7 @@ def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: 
     except (OSError, ValueError) as error:
         raise _cannot_read(path, error) from None
     if stat.S_ISREG(status.st_mode):
+        wanted.outputs.refuse(path)
         _add_file(path, status.st_size, wanted, files, skipped)
     elif stat.S_ISDIR(status.st_mode):
         _walk_folder(path.rstrip(b"/") or b"/", wanted, files, skipped, progress)
@@ -78,20 +88,22 @@ def _why_not(path: bytes, wanted: Wanted) -> str:
 
 
 def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: Skipped, progress: Progress) -> None:
-    pending = [_Folder(root, b"", frozenset())]
-    plain = wanted.rule.is_first_dot and not wanted.include and not wanted.exclude and not wanted.outputs
-    read = _read_plainly if plain else _read_choosily
+    pending = [_Folder(root, b"", frozenset(), files.root(root), set())]
+    plain = wanted.rule.is_first_dot and not wanted.include and not wanted.exclude
     while pending:
         folder = pending.pop()
-        before = len(files.rows)
+        before = len(files)
         try:
-            subfolders = read(folder, wanted, files, skipped)
+            subfolders = _read_plainly(folder, wanted, files, skipped) if plain else None
+            if subfolders is None:
+                files.truncate(before)
+                subfolders = _read_choosily(folder, wanted, files, skipped)
         except WdsError:
             raise
         except OSError as error:
             raise _cannot_read(os.fsencode(error.filename or folder.path), error) from None
         pending += _enter(folder, subfolders, wanted, skipped)
-        progress.advance(len(files.rows) - before)
+        progress.advance(len(files) - before)
 
 
 def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped) -> list[_Folder]:
@@ -107,7 +119,7 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
         if reason:
             skipped.add(reason, path)
         else:
-            entered.append(_Folder(path, relative + b"/", above))
+            entered.append(folder._replace(path=path, prefix=relative + b"/", above=above))
     return entered
 
 
@@ -123,26 +135,34 @@ def _why_not_entered(path: bytes, relative: bytes, above: frozenset[_Inode], wan
     return ""
 
 
-def _read_plainly(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
-    """One folder under the usual rule with nothing to choose: the fast path. The names of its subfolders."""
-    prefix = folder.prefix
-    if prefix.startswith(b"__"):
-        return _read_choosily(folder, wanted, files, skipped)
-    add_row, add_size, add_place = files.rows.append, files.sizes.append, files.places.append
-    subfolders, others = [], []
+def _read_plainly(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes] | None:
+    """One folder under the usual rule with nothing to choose: the fast path. The names of its subfolders, or None where
+    something must be chosen after all; some files may have been added then."""
+    prefix, root = folder.prefix, folder.root
+    if prefix.startswith(b"__") or folder.sets or wanted.outputs.in_folder(folder.path) is not None:
+        return None
+    found: list[tuple[bytes, int]] = []
+    subfolders: list[bytes] = []
+    others = []
     with os.scandir(folder.path) as entries:
         for entry in entries:
             name = entry.name
             if not entry.is_file():
                 others.append(entry)
                 continue
+            if name.endswith(MANIFEST):
+                return None
             dot = name.find(b".")
             if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__"):
                 others.append(entry)
+                if len(others) >= _AT_ONCE:
+                    return None
                 continue
-            add_size(entry.stat().st_size)
-            add_row(prefix + name.replace(b".", b"\0", 1))
-            add_place(entry.path)
+            found.append((prefix + name.replace(b".", b"\0", 1), entry.stat().st_size))
+            if len(found) >= _AT_ONCE:
+                files.add_rows(found, root)
+                found.clear()
+    files.add_rows(found, root)
     for entry in sorted(others, key=_name_of):
         subfolders += _take(entry, folder, wanted, files, skipped)
     return subfolders
@@ -150,11 +170,22 @@ def _read_plainly(folder: _Folder, wanted: Wanted, files: Files, skipped: Skippe
 
 def _read_choosily(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
     """One folder under any rule and any globs. The names of its subfolders."""
+    with os.scandir(folder.path) as entries:
+        folder.sets.update(
+            set_members(folder.path, (one.name for one in entries if one.name.endswith(MANIFEST)))
+        )
+    is_own = wanted.outputs.in_folder(folder.path)
     subfolders: list[bytes] = []
     with os.scandir(folder.path) as entries:
-        found = sorted(entries, key=_name_of)
-    for entry in found:
-        subfolders += _take(entry, folder, wanted, files, skipped)
+        # Not all at once: an entry takes a few hundred bytes.
+        while some := sorted(islice(entries, _AT_ONCE), key=_name_of):
+            for entry in some:
+                if is_own is not None and is_own(entry.name) and not entry.is_dir():
+                    skipped.add("output", entry.path)
+                elif folder.sets and entry.path in folder.sets and not entry.is_dir():
+                    skipped.add("shard-set", entry.path)
+                else:
+                    subfolders += _take(entry, folder, wanted, files, skipped)
     return subfolders
 
 
@@ -170,16 +201,19 @@ def _take(
         return [entry.name]
     path = folder.prefix + entry.name
     found = _JUNK.get(entry.name) or _why_not(path, wanted) or wanted.rule.split(path)
-    if not isinstance(found, str) and wanted.outputs and os.path.realpath(entry.path) in wanted.outputs:
-        found = "output"
     if isinstance(found, str):
         skipped.add(found, entry.path)
         return []
-    if not stat.S_ISREG(entry.stat().st_mode):
+    status = entry.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise _not_a_file(entry.path)
     if not wanted.rule.is_first_dot:
         check_written(*found, to_text(entry.path))
-    files.add(*found, entry.stat().st_size, entry.path)
+    key, field = found
+    if key + b"." + field == path:
+        files.add_row(key + SEPARATOR + field, status.st_size, folder.root)
+    else:
+        files.add(key, field, status.st_size, entry.path)
     return []
 
 

@@ -8,17 +8,18 @@ file that changes between the halves is an error. It must not print, and knows n
 
 from __future__ import annotations
 
-import os
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from wdscli.create import grouping
-from wdscli.create.columns import SEPARATOR, Files, Skipped
+from wdscli.create.columns import Files, Skipped, numbers_of
 from wdscli.create.globs import Globs
 from wdscli.create.grouping import Samples
 from wdscli.create.keys import KeyRule
+from wdscli.create.own import Outputs
 from wdscli.create.packing import PackTask, pack
 from wdscli.create.payloads import Payloads
 from wdscli.create.recipe import read_recipe
@@ -34,7 +35,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.shards.forms import make_form
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.output import OutputSet, ShardSettings
-from wdscli.storage import addresses_of, is_local
+from wdscli.storage import addresses_of
 
 _WORTH_BYTES = 400_000_000
 _MEMBER_BYTES = 13_000
@@ -88,7 +89,8 @@ class CreateReport:
     """What was made, or with a dry run what would be.
 
     ``skipped`` counts what is part of no sample by reason, ``incomplete`` the samples that lack a required
-    field (left out or kept, as was asked), ``renamed`` maps keys written to keys found where they differ,
+    field (left out or kept, as was asked), ``renamed`` maps keys written to keys found where they differ (of
+    ``renamed_keys`` at most ten thousand),
     ``oversized`` counts samples larger than ``max_size`` on their own. ``manifest`` is None for a dry run.
     """
 
@@ -96,6 +98,7 @@ class CreateReport:
     skipped: Mapping[str, int]
     incomplete: int = 0
     renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed_keys: int = 0
     oversized: int = 0
     classes: tuple[str, ...] | None = None
     manifest: Manifest | None = None
@@ -126,16 +129,15 @@ class CreatePlan(NamedTuple):
 
     def tasks(self) -> Iterator[PackTask]:
         """One task a shard, in order."""
-        files, firsts = self.samples.files, self.samples.firsts
+        files, order, firsts = self.samples.files, self.samples.order, self.samples.firsts
         for number, (first, end) in enumerate(pairwise(self.bounds)):
             low, high = firsts[first], firsts[end]
             yield PackTask(
                 self.output.address(number),
                 self.output.settings,
-                [at - low for at in firsts[first : end + 1]],
-                files.rows[low:high],
-                files.sizes[low:high],
-                files.places[low:high],
+                files,
+                order[low:high],
+                numbers_of((at - low for at in firsts[first : end + 1]), len(order) + 1),
                 self.options.post,
             )
 
@@ -186,8 +188,10 @@ def plan_create(
     cuts = _cuts(options.cuts, out)
     out.check()
     rule, skipped = KeyRule(options.key_rule), Skipped(progress)
-    files, given = _find(sources, options, out, rule, payloads, skipped, progress)
-    samples, incomplete, classes = _arrange(files, given, options, skipped)
+    payloads.outputs = outputs = Outputs(out)
+    files, walked = _find(sources, options, outputs, rule, payloads, skipped, progress)
+    renamed_keys = rule.count_renamed(files.keys)
+    samples, incomplete, classes = _arrange(files, walked, options, skipped)
     if not samples.total:
         raise _nothing(skipped)
     ends = grouping.sample_ends(samples, form)
@@ -198,6 +202,7 @@ def plan_create(
         skipped=dict(sorted(skipped.counts.items())),
         incomplete=incomplete,
         renamed={to_text(new): to_text(old) for new, old in sorted(rule.renamed.items())},
+        renamed_keys=renamed_keys,
         oversized=oversized,
         classes=None if classes is None else tuple(classes),
         manifest_address=out.manifest_address,
@@ -217,19 +222,19 @@ def _cuts(wanted: Cuts, out: OutputSet) -> Cuts:
 def _find(
     sources: Sequence[str],
     options: CreateOptions,
-    out: OutputSet,
+    outputs: Outputs,
     rule: KeyRule,
     payloads: Payloads,
     skipped: Skipped,
     progress: Progress,
-) -> tuple[Files, dict[bytes, int] | None]:
-    """All files, and where a list or table gives an order, the first row of each key."""
+) -> tuple[Files, array[int] | None]:
+    """All files, and where a list or table gives an order, those that do not come from there, in theirs."""
     lists = addresses_of(options.from_list, "--from-list")
     if not sources and not lists and options.table is None:
         raise UsageError(
             "nothing to make shards of", hint="name folders or files, or use --from-list or --from-table"
         )
-    wanted = Wanted(rule, Globs(options.include), Globs(options.exclude), _outputs(out))
+    wanted = Wanted(rule, Globs(options.include), Globs(options.exclude), outputs)
     files = Files()
     progress.start("finding files", None, "files")
     for source in sources:
@@ -237,41 +242,25 @@ def _find(
     if not lists and options.table is None:
         progress.finish()
         return files, None
-    grouping.group(files)
+    walked = grouping.sorted_numbers(files)
     for address in lists:
         read_recipe(address, rule, files, payloads, progress)
     if options.table is not None:
         read_table(options.table, rule, files, payloads, skipped, progress)
     progress.finish()
-    return files, _first_rows(files)
-
-
-def _first_rows(files: Files) -> dict[bytes, int]:
-    """The row at which each key first comes."""
-    first: dict[bytes, int] = {}
-    for at, row in enumerate(files.rows):
-        first.setdefault(row.partition(SEPARATOR)[0], at)
-    return first
-
-
-def _outputs(out: OutputSet) -> frozenset[bytes]:
-    """What is there already under the names of the outputs: to be replaced, and never to be read."""
-    if out.pattern.is_stream or not is_local(out.pattern.text):
-        return frozenset()
-    there = [*out.pattern.existing(), out.manifest_address or ""]
-    return frozenset(os.fsencode(os.path.realpath(path)) for path in there if os.path.exists(path))
+    return files, walked
 
 
 def _arrange(
-    files: Files, given: dict[bytes, int] | None, options: CreateOptions, skipped: Skipped
+    files: Files, walked: array[int] | None, options: CreateOptions, skipped: Skipped
 ) -> tuple[Samples, int, list[str] | None]:
     """The samples in their order, how many are incomplete, and the classes."""
     samples = grouping.group(files)
     if options.label_from is not None:
         grouping.add_labels(samples)
         samples = grouping.group(files)
-    if given is not None and options.order != "path":
-        samples = grouping.as_given(samples, given)
+    if walked is not None and options.order != "path":
+        samples = grouping.as_given(samples, walked)
     incomplete = 0
     if options.require:
         samples, incomplete = grouping.require(samples, options.require, options.incomplete, skipped)
@@ -291,7 +280,7 @@ def _nothing(skipped: Skipped) -> InputError:
 
 
 def _planned(
-    out: OutputSet, samples: Samples, ends: list[int], bounds: list[int], cuts: Cuts
+    out: OutputSet, samples: Samples, ends: Sequence[int], bounds: list[int], cuts: Cuts
 ) -> tuple[tuple[PlannedShard, ...], int]:
     """The shards as they will be, and how many samples are too large for the limit."""
     firsts = samples.firsts
@@ -330,16 +319,7 @@ def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
             seed=options.seed if options.order == "shuffle" else None,
             classes=report.classes,
         )
-    return CreateReport(
-        shards=report.shards,
-        skipped=report.skipped,
-        incomplete=report.incomplete,
-        renamed=report.renamed,
-        oversized=report.oversized,
-        classes=report.classes,
-        manifest=manifest,
-        manifest_address=report.manifest_address,
-    )
+    return replace(report, manifest=manifest)
 
 
 def _run(plan: CreatePlan, progress: Progress) -> Iterator[ShardInfo]:
@@ -350,7 +330,12 @@ def _run(plan: CreatePlan, progress: Progress) -> Iterator[ShardInfo]:
         return
     with make_executor(jobs) as executor:
         yield from run_tasks(
-            executor, pack, plan.tasks(), advance=progress.advance, amount=lambda info: info.size_bytes
+            executor,
+            pack,
+            (task.portable() for task in plan.tasks()),
+            window=jobs + 1,  # a task has its files' names
+            advance=progress.advance,
+            amount=lambda info: info.size_bytes,
         )
 
 

@@ -74,5 +74,6 @@ def headers_of_batch(batch: SampleBatch) -> U32:
     """:func:`headers_of` of the samples of a batch."""
     import numpy
 
-    sizes = numpy.array(batch.sizes, dtype=numpy.uint64)
-    return headers_of(hashes_of(batch.fields), sizes, numpy.diff(batch.firsts))
+    first, end = batch.firsts[0], batch.firsts[-1]
+    sizes = numpy.array(batch.sizes[first:end], dtype=numpy.uint64)
+    return headers_of(hashes_of(batch.fields[first:end]), sizes, numpy.diff(batch.firsts))

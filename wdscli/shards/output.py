@@ -20,7 +20,7 @@ from wdscli.model import ShardInfo
 from wdscli.shards.checksum import new_digest
 from wdscli.shards.claims import Claim, Ticket, claim_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
-from wdscli.shards.leftovers import receipt_address
+from wdscli.shards.leftovers import receipt_address, remove_abandoned
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.shardfile import ShardFile, Witness, index_address
 from wdscli.shown import shown_in
@@ -136,10 +136,22 @@ class OutputSet:
         return "choose another name, or replace it with --force"
 
     def begin(self, inputs: Iterable[str] = ()) -> None:
-        """:meth:`check`, then take away the manifest of a set that is replaced."""
+        """:meth:`check`, then take away the manifest of a set that is replaced, and what killed runs have left."""
         self.check(inputs)
         if self.settings.force and not self.pattern.is_stream:
             remove(self._manifest())
+        self.remove_abandoned()
+
+    def remove_abandoned(self) -> None:
+        """Temporary files that killed runs have left under names of this output."""
+        if self.pattern.is_stream or not is_local(self._manifest()):
+            return
+        folder = folder_of(self._manifest())
+
+        def is_own(name: str) -> bool:
+            return folder + name == self._manifest() or self.pattern.could_name(folder + name)
+
+        remove_abandoned(folder, is_own)
 
     def address(self, index: int) -> str:
         """The address of shard ``index``."""

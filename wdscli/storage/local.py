@@ -5,7 +5,7 @@ writes beside its final name and takes that name only when it is whole. How: the
 ``.NAME.<random>.tmp`` lies in the same folder, so that the last step is one rename; without ``force`` the
 step is a hard link, which the kernel refuses when the name is taken, so that of two writers one fails and
 neither's bytes are lost. The temporary file is locked as long as it is written: what a killed run has left is not
-(:func:`remove_abandoned`). It must not know shards, nor addresses that are not paths.
+(:func:`remove_if_abandoned`). It must not know shards, nor addresses that are not paths.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def is_same_file(descriptor: int, path: str) -> bool:
     return os.path.samestat(os.fstat(descriptor), found)
 
 
-def remove_abandoned(path: str) -> bool | None:
+def remove_if_abandoned(path: str) -> bool | None:
     """Remove a temporary file that nobody writes any more. Whether it was one; None where that cannot be told."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 
 from wdscli.errors import InputError, OutputError, UsageError
 from wdscli.storage.addresses import STREAM, is_local, is_stream, local_path, scheme, split_folder
@@ -248,8 +249,9 @@ def read_all(address: str) -> bytes:
         return b"".join(parts)
 
 
-def list_folder(address: str) -> list[str]:
-    """The names (not addresses) of what lies in a folder, in bytewise order. Raises InputError.
+def list_folder(address: str, keep: Callable[[str], bool] = bool) -> list[str]:
+    """The names (not addresses) of what lies in a folder, in bytewise order; of a large one only what ``keep`` is true
+    of is held. Raises InputError.
 
     ``address`` is the folder's, with or without its last slash; an empty one is the current folder.
     """
@@ -258,9 +260,10 @@ def list_folder(address: str) -> list[str]:
     if not is_local(address):
         from wdscli.storage.remote import list_remote
 
-        return list_remote(address)
+        return list(filter(keep, list_remote(address)))
     try:
-        return sorted(os.listdir(local_path(address) or "."), key=os.fsencode)
+        with os.scandir(local_path(address) or ".") as entries:
+            return sorted((entry.name for entry in entries if keep(entry.name)), key=os.fsencode)
     except OSError as error:
         raise InputError(f"cannot list {address}: {reason(error)}", cause=error) from error
 

@@ -34,7 +34,7 @@ class OutputPattern:
     ('out-000007.tar', None, 'out-manifest.json')
     """
 
-    __slots__ = ("_field", "_names", "_parts", "count", "is_stream", "single", "text")
+    __slots__ = ("_field", "_known", "_names", "_parts", "count", "is_stream", "single", "text")
 
     def __init__(
         self, text: str, parts: tuple[str, str], field: str | None, names: list[str] | None, is_stream: bool
@@ -48,6 +48,7 @@ class OutputPattern:
         self._parts = parts
         self._field = field
         self._names = names
+        self._known = frozenset(names or parts[:1])
         self.count = None if names is None else len(names)
         self.single = field is None and names is None
         self.is_stream = is_stream
@@ -104,6 +105,20 @@ class OutputPattern:
             return self._parts[0][: _first_brace(self._parts[0])]
         return self._parts[0] if self._field else _TAR_SUFFIX.sub("", self._parts[0])
 
+    def could_name(self, address: str) -> bool:
+        """Whether this pattern could give an address to any shard. Addresses are compared as they are written.
+
+        >>> pattern = OutputPattern.parse("out-%06d.tar")
+        >>> pattern.could_name("out-000007.tar"), pattern.could_name("out-7.tar"), pattern.could_name("x.tar")
+        (True, False, False)
+        """
+        if self._field is None:
+            return address in self._known
+        before, after = self._parts
+        digits = address[len(before) : len(address) - len(after)]
+        is_number = digits.isascii() and digits.isdigit()
+        return is_number and address.startswith(before) and address.endswith(after) and self._is_own(digits)
+
     def existing(self) -> list[str]:
         """What is there already under a name that this pattern could give to any shard, in natural order."""
         if self.is_stream:
@@ -122,7 +137,7 @@ class OutputPattern:
         inside, slash, below = self._parts[1].partition("/")
         named = re.compile(re.escape(before) + r"([0-9]+)" + re.escape(inside), re.DOTALL)
         try:
-            names = list_folder(folder)
+            names = list_folder(folder, lambda name: named.fullmatch(name) is not None)
         except InputError:
             return []
         matches = [match for name in names if (match := named.fullmatch(name)) and self._is_own(match[1])]
