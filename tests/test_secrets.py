@@ -227,6 +227,16 @@ class TestLibrary:
         address = FORMS["token"](files.url("good.tar"))
         assert {sample["__url__"] for sample in wds.WebDataset(address)} == {address}
 
+    def test_an_error_travels_with_its_cause(self, files: Web) -> None:
+        """distributed pickles causes too; those of an HTTP client hold the whole request."""
+        with pytest.raises(InputError) as caught:
+            open_source(files.url("broken.tar"))
+        cause = caught.value.__cause__
+        assert "500" in str(pickle.loads(pickle.dumps(cause)))
+        assert type(cause).__module__ == "builtins"
+        assert cause is not None
+        assert cause.__traceback__ is not None
+
     def test_an_error_of_ours_is_clean_when_it_is_made(self) -> None:
         error = DataError(
             "odd", shard=f"http://u:{SECRET}@h/a.tar", offset=3, hint=f"see http://h?sig={SECRET}"
