@@ -155,9 +155,9 @@ _HIDE = {"all": _hide_all, "header": _hide_after_colon, "user": _hide_after_colo
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What an error of ours is raised from: ``error`` itself; or a copy of it, and of what it was raised from, where one
-    of them holds a secret in its text or is of another package's kind, which may hold the whole request, and which not
-    every process can load."""
+    """What an error of ours is raised from: ``error`` itself; or a copy of it, and of what it was raised from, where
+    one of them holds a secret in its text or is of another package's kind, which may hold the whole request, and which
+    not every process can load."""
     return _copy(error, set()) if _tells(error, set()) else error
 
 
