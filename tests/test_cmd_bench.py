@@ -21,7 +21,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def told(shards: list[str], *options: object) -> dict[str, Any]:
-    done = wds("bench", "--json", "--seconds", "0.15", *options, *shards)
+    seconds = [] if "--seconds" in options else ["--seconds", "0.15"]
+    done = wds("bench", "--json", *seconds, *options, *shards)
     assert (done.code, done.err) == (0, "")
     [found] = done.objects
     return found

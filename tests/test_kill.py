@@ -91,15 +91,15 @@ def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, stra
         rounds += 1
         assert rounds < 99, "most runs end before they are killed"
         folder = tmp_path / f"round-{rounds}"
-        command = [*undisturbed.command, "-o", f"{folder}/out-%06d.tar", "-j", jobs]
+        command = [*undisturbed.command, "-o", f"{folder}/out-%06d.tar"]
         if strategy == "plan":
-            assert main([*command, "--plan", f"{folder}.plan"]) == 0
-            command = ["run", f"{folder}.plan", "-q", "-j", jobs]
+            assert main([*command, "-j", jobs, "--plan", f"{folder}.plan"]) == 0
+            command = ["run", f"{folder}.plan", "-q"]
         else:
             command += ["--strategy", strategy, "--tmp", f"{tmp_path}/t", "--resume"]
         # A run that goes on may be killed too.
         for _ in range(chance.choice([1, 1, 2, 3])):
-            kills += kill_once(start(command), folder, chance)
+            kills += kill_once(start([*command, "-j", jobs]), folder, chance)
             assert_nothing_untrue(undisturbed, folder)
         assert main([*command, "-j", "1"]) == 0
         assert content(folder) == undisturbed.files

@@ -31,6 +31,12 @@ def command(shards: list[str], tmp_path: Path) -> list[str]:
     return ["shuffle", *shards, "-o", f"{tmp_path}/out/out-%d.tar", "--max-count", "4", "-j", "1", "-q"]
 
 
+def with_count(command: list[str], count: str) -> list[str]:
+    """The same, with so many samples in a shard."""
+    at = command.index("--max-count") + 1
+    return [*command[:at], count, *command[at + 1 :]]
+
+
 class Stop(Exception):
     """What ends a run in the middle."""
 
@@ -289,7 +295,6 @@ class TestRefused:
         [
             (["--seed", "9"], "options"),
             (["--drop", "jpg"], "options"),
-            (["--max-count", "5"], "options"),
             (["--checksum", "sha256"], "options"),
             (["--no-index"], "options"),
             (["--mtime", "7"], "options"),
@@ -304,6 +309,14 @@ class TestRefused:
         ran = run(*command, *more, "--resume")
         assert ran.code == 4
         assert f"was made by another run: its {why} were others" in ran.err
+        assert content(tmp_path / "out") == before
+
+    def test_another_count(self, run: Command, command: list[str], interrupted: Any, tmp_path: Path) -> None:
+        interrupted(*command)
+        before = content(tmp_path / "out")
+        ran = run(*with_count(command, "5"), "--resume")
+        assert ran.code == 4
+        assert "was made by another run: its options were others" in ran.err
         assert content(tmp_path / "out") == before
 
     def test_changed_inputs(
@@ -417,7 +430,7 @@ class TestTidying:
         self, run: Command, command: list[str], tmp_path: Path, undisturbed: Any, monkeypatch: Any
     ) -> None:
         """Shards of the old set are in the way of --resume, and not in that of --resume --force."""
-        assert run(*command, "--seed", 5, "--max-count", 2).code == 0
+        assert run(*with_count(command, "2"), "--seed", 5).code == 0
         original = gathering._gathered
 
         def some(task: Any) -> Any:

@@ -180,13 +180,12 @@ def test_post(run: Any, files: Web) -> None:
 
 class TestLibrary:
     def told(self, error: BaseException) -> str:
-        again = pickle.loads(pickle.dumps(error)) if isinstance(error, WdsError) else error
-        return "".join(
-            [
-                str(error), repr(error), repr(getattr(error, "shard", "")), repr(error.args), str(again),
-                *traceback.format_exception(type(error), error, error.__traceback__),
-            ]
-        )  # fmt: skip
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        if isinstance(error, WdsError):
+            # As at an engine's boundary: once distributed is loaded, what was being handled is pickled too.
+            error.__context__ = None
+            text += str(pickle.loads(pickle.dumps(error)))
+        return text + str(error) + repr(error) + repr(getattr(error, "shard", "")) + repr(error.args)
 
     def test_sources_and_sinks(self, files: Web) -> None:
         for address in addresses(files):
@@ -226,6 +225,16 @@ class TestLibrary:
         """Training code may open it again, and what it shows is its own affair."""
         address = FORMS["token"](files.url("good.tar"))
         assert {sample["__url__"] for sample in wds.WebDataset(address)} == {address}
+
+    def test_an_error_travels_with_its_cause(self, files: Web) -> None:
+        """distributed pickles causes too; those of an HTTP client hold the whole request."""
+        with pytest.raises(InputError) as caught:
+            open_source(files.url("broken.tar"))
+        cause = caught.value.__cause__
+        assert "500" in str(pickle.loads(pickle.dumps(cause)))
+        assert type(cause).__module__ == "builtins"
+        assert cause is not None
+        assert cause.__traceback__ is not None
 
     def test_an_error_of_ours_is_clean_when_it_is_made(self) -> None:
         error = DataError(

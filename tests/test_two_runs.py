@@ -19,9 +19,11 @@ from shard_cases import content, keys_of, leftovers, numbered, wds, write_shards
 from storage_servers import s3_server
 
 import wdscli.loader
-from wdscli.errors import OutputError
-from wdscli.shards import ShardWriter
-from wdscli.storage import exists, read_all
+from wdscli.errors import OutputError, UsageError
+from wdscli.ops.cat import cat
+from wdscli.plan.plan import Request
+from wdscli.shards import ShardSettings, ShardWriter
+from wdscli.storage import exists, read_all, remove
 
 LOCK = ".wds/out-manifest.json.lock.tmp"
 
@@ -300,6 +302,21 @@ def test_two_writers_on_an_object_store(writer_class: type, bucket: str, tmp_pat
         with pytest.raises(OutputError, match="replaced or removed"):
             writer.close()
     assert not exists(f"{folder}/out-manifest.json")
+
+
+def test_what_lies_in_a_bucket_is_not_read_and_written_at_once(bucket: str, tmp_path: Path) -> None:
+    """Issue 9, point 12: the second run finds its own output among the inputs."""
+    folder = f"{bucket}/{tmp_path.name}"
+    with ShardWriter(f"{folder}/in-%06d.tar", max_count=1) as writer:
+        for key in ("a", "b"):
+            put(writer, key)
+    for inputs in (f"{folder}/", f"{folder}/*.tar"):
+        request = Request([inputs], f"{folder}/all.tar", settings=ShardSettings(force=True))
+        assert cat(request).samples == 2
+        with pytest.raises(UsageError, match="is an input and would be an output too"):
+            cat(request)
+        remove(f"{folder}/all.tar")
+        remove(f"{folder}/all-manifest.json")
 
 
 def test_the_last_writer_on_an_object_store_wins(writer_class: type, bucket: str, tmp_path: Path) -> None:

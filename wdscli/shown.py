@@ -155,8 +155,9 @@ _HIDE = {"all": _hide_all, "header": _hide_after_colon, "user": _hide_after_colo
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What an error of ours is raised from: ``error`` itself, or where its text, or that of what it was raised from,
-    holds a secret, a copy that does not."""
+    """What an error of ours is raised from: ``error`` itself; or a copy of it, and of what it was raised from, where
+    one of them holds a secret in its text or is of another package's kind, which may hold the whole request, and which
+    not every process can load."""
     return _copy(error, set()) if _tells(error, set()) else error
 
 
@@ -170,8 +171,10 @@ def _tells(error: BaseException, seen: set[int]) -> bool:
         return False
     seen.add(id(error))
     behind = _behind(error)
-    return any(shown(text) != text for text in (str(error), repr(error))) or (
-        behind is not None and _tells(behind, seen)
+    return (
+        type(error).__module__.partition(".")[0] not in ("builtins", "wdscli")
+        or any(shown(text) != text for text in (str(error), repr(error)))
+        or (behind is not None and _tells(behind, seen))
     )
 
 

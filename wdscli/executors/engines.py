@@ -115,7 +115,9 @@ def run_elsewhere(version: str, folder: str, function: Callable[..., Any], *args
     try:
         with relative_to(folder):
             return function(*args, **kwargs)
-    except WdsError:
+    except WdsError as error:
+        # distributed sends along what was being handled, which may hold a whole request, and may not be pickled at all.
+        error.__context__ = None
         raise
     except Exception as error:
         raise task_failed(error) from cause_of(error)
