@@ -90,7 +90,7 @@ HEADER: dict[str, Any] = {
     "rekey": OrNone(str),
     "preserve": bool,
     "post": OrNone(str),
-    "inputs": Each(list, [str, int, int, str]),
+    "inputs": Each(list, [str, int, str]),
     "fingerprint": OrNone(str),
     "joined": OrNone(
         {
@@ -101,7 +101,7 @@ HEADER: dict[str, Any] = {
     ),
     "counts": {
         **dict.fromkeys(("samples", "samples_in", "members_in", "payload_bytes_in", "bytes_in"), int),
-        **dict.fromkeys(("oversized", "repeated"), int),
+        "oversized": int,
         **dict.fromkeys(("dropped", "ignored"), Each(dict, int)),
     },
     "rows": Each(list, int),
