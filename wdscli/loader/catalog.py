@@ -47,8 +47,9 @@ class ShardTable:
         import numpy
 
         self.address = address
-        self.version = index.seen
-        """The version of the shard when this was found to be true of it."""
+        self.version = "" if is_local(address) else index.seen
+        """The version of the shard that this is true of: of a local one what who opened it first saw, whose headers are
+        compared in any case."""
         self.size = index.size
         self.samples = index.samples
         self.starts: I64 = index.starts.view(numpy.int64)
