@@ -300,9 +300,9 @@ BILLION = """
 import sys, time
 begin = time.perf_counter()
 import numpy
-from wdscli.loader.order import EpochOrder
-from wdscli.loader.ranks import Share
-from wdscli.loader.share import Batches
+from wdscli.loader.order.order import EpochOrder
+from wdscli.loader.place.ranks import Share
+from wdscli.loader.place.share import Batches
 counts = numpy.full(100_000, 10_000)
 opened = time.perf_counter()
 order = EpochOrder(counts, seed=1, epoch=3, shuffle=sys.argv[1])

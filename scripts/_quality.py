@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from wdscli.loader.order import EpochOrder
+from wdscli.loader.order.order import EpochOrder
 from wdscli.look.quality import Mixing, measure
 
 SHARDS, EACH, BATCH, WORKERS = 512, 1000, 256, 4

@@ -12,7 +12,7 @@ import pytest
 from shard_cases import tar_of
 
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.order import EpochOrder
+from wdscli.loader.order.order import EpochOrder
 from wdscli.shards import ShardWriter
 
 RAGGED = (13, 0, 1, 30, 7, 19, 2, 25, 4)

@@ -27,7 +27,7 @@ from wdscli.codecs.encode import ENCODERS
 from wdscli.codecs.tenbin import decode_tensors, encode_tensors
 from wdscli.errors import DataError, UsageError
 from wdscli.loader import IndexedDataset, ShardWriter, WebDataset, ignore_and_continue, mix, reraise_exception
-from wdscli.loader.decoding import Continue, Decoder, handle_extension, imagehandler, make_decoder
+from wdscli.loader.stages.decoding import Continue, Decoder, handle_extension, imagehandler, make_decoder
 
 autodecode = pytest.importorskip("webdataset.autodecode")
 Image = pytest.importorskip("PIL.Image")
@@ -581,7 +581,7 @@ def test_torch_is_loaded_when_a_tensor_is_made_and_not_before() -> None:
         **{name: values()[name] for name in ("f4.npy", "ten")},
     }
     code = (
-        "import sys, json; from wdscli.loader.decoding import make_decoder\n"
+        "import sys, json; from wdscli.loader.stages.decoding import make_decoder\n"
         f"data = {sample!r}\n"
         "assert 'numpy' not in sys.modules and 'PIL' not in sys.modules\n"
         "make_decoder('rgb')(data)\n"

@@ -15,8 +15,8 @@ from typing import Any
 import numpy
 import pytest
 
-from wdscli.loader import order
-from wdscli.loader.order import EpochOrder
+from wdscli.loader.order import order
+from wdscli.loader.order.order import EpochOrder
 from wdscli.shards import ShardWriter
 
 ROOT = Path(__file__).resolve().parent.parent

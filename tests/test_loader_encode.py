@@ -16,7 +16,7 @@ import pytest
 
 from wdscli.codecs.encode import ENCODERS, gzipped, make_encoder
 from wdscli.errors import UsageError
-from wdscli.loader.decoding import make_decoder
+from wdscli.loader.stages.decoding import make_decoder
 
 Image = pytest.importorskip("PIL.Image")
 RGB = (numpy.arange(20 * 30 * 3) % 251).astype(numpy.uint8).reshape(20, 30, 3)

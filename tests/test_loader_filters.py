@@ -14,9 +14,10 @@ from storage_servers import web_server
 from xxhash import xxh3_128
 
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.loader import IndexedDataset, WebDataset, filters
-from wdscli.loader.catalog import Catalog
-from wdscli.loader.filters import FilteredCatalog, filtered
+from wdscli.loader import IndexedDataset, WebDataset
+from wdscli.loader.read import selected as filters
+from wdscli.loader.read.catalog import Catalog
+from wdscli.loader.read.selected import FilteredCatalog, filtered
 from wdscli.ops.index import index
 from wdscli.shards import ShardWriter
 

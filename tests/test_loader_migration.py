@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import wdscli.loader as wds
-from wdscli.loader.compat import Refused
+from wdscli.loader.compat.names import Refused
 
 theirs = pytest.importorskip("webdataset")
 
@@ -99,7 +99,7 @@ def test_arguments_have_the_names_of_theirs() -> None:
     "name", ["Cached", "associate", "batched", "decode", "map", "shuffle", "slice", "xdecode"]
 )
 def test_a_stage_is_a_stage_whatever_was_imported_before(name: str) -> None:
-    import wdscli.loader.decoding
-    import wdscli.loader.stages  # noqa: F401
+    import wdscli.loader.stages.decoding
+    import wdscli.loader.stages.stages  # noqa: F401
 
     assert callable(getattr(wds, name))

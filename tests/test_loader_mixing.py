@@ -22,11 +22,11 @@ from shard_cases import mix as splitmix
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, UsageError, WdsError
-from wdscli.loader.mixing import Mixed
-from wdscli.loader.pipeline import Batch
-from wdscli.loader.place import Place
-from wdscli.loader.ranks import Share
-from wdscli.loader.schedule import LARGEST, Schedule, quotas_of
+from wdscli.loader.mixing.mixing import Mixed
+from wdscli.loader.order.schedule import LARGEST, Schedule, quotas_of
+from wdscli.loader.place.place import Place
+from wdscli.loader.place.ranks import Share
+from wdscli.loader.stages.recipe import Batch
 
 Sets = Callable[..., list[wds.WebDataset]]
 

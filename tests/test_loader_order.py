@@ -14,8 +14,8 @@ import numpy
 import pytest
 
 from wdscli.errors import UsageError
-from wdscli.loader import order
-from wdscli.loader.order import EpochOrder, Permutation
+from wdscli.loader.order import order
+from wdscli.loader.order.order import EpochOrder, Permutation
 
 COUNTS = (13, 0, 1, 30, 7, 19, 2, 25, 4)
 MASK = (1 << 64) - 1

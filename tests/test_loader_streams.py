@@ -22,8 +22,8 @@ from storage_servers import web_server
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.loader.ranks import Share
-from wdscli.loader.share import Batches
+from wdscli.loader.place.ranks import Share
+from wdscli.loader.place.share import Batches
 from wdscli.loader.streams import buffered, stream_reads
 from wdscli.ordering import mix
 

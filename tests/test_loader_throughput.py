@@ -19,12 +19,14 @@ import pytest
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.loader import ahead, packing, pipes, reading
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.meter import METER
-from wdscli.loader.packing import Packed
-from wdscli.loader.ranks import Share
-from wdscli.loader.share import Batches
+from wdscli.loader.place.place import pipes
+from wdscli.loader.place.ranks import Share
+from wdscli.loader.place.share import Batches
+from wdscli.loader.read import ahead, reading
+from wdscli.loader.read.meter import METER
+from wdscli.loader.stages import packing
+from wdscli.loader.stages.packing import Packed
 from wdscli.shards import ShardWriter
 
 Samples = list[tuple[str, dict[str, bytes]]]
@@ -502,7 +504,7 @@ class TestFetch:
     def test_large_samples_are_copied_by_several_threads(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
     ) -> None:
-        from wdscli.loader.fetch import Fetcher
+        from wdscli.loader.read.fetch import Fetcher
 
         monkeypatch.setattr(Fetcher, "_threads", threads)
         in_turn, names = Fetcher._in_turn, set()
@@ -519,7 +521,7 @@ class TestFetch:
         assert not of_ours()
 
     def test_an_error_of_such_a_thread_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from wdscli.loader.fetch import Fetcher
+        from wdscli.loader.read.fetch import Fetcher
 
         monkeypatch.setattr(Fetcher, "_threads", 2)
         data = wds.WebDataset(written(tmp_path, 60, 50_000, shards=1), prefetch=0)
@@ -535,7 +537,7 @@ class TestFetch:
         assert not of_ours()
 
     def test_long_stretches_are_read_in_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from wdscli.loader import fetch
+        from wdscli.loader.read import fetch
 
         monkeypatch.setattr(fetch, "READ", 5000)
         kept = self.shapes()["four"]

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdscli.errors import UsageError
-from wdscli.loader.order import key
-from wdscli.loader.span import ENDLESS, Span
-from wdscli.loader.views import Blocks, Mixed, Slice, Thinned, View, Viewed
+from wdscli.loader.order.order import key
+from wdscli.loader.order.span import ENDLESS, Span
+from wdscli.loader.order.views import Blocks, Mixed, Slice, Thinned, View, Viewed
 from wdscli.ordering import mix
 
 LENGTHS = st.integers(0, 300)

@@ -15,7 +15,7 @@ from loader_cases import Cls, Numbers, World, everything, make_set
 import wdscli.loader as wds
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.ranks import LAUNCHERS, find_rank
+from wdscli.loader.place.ranks import LAUNCHERS, find_rank
 
 VARIABLES = [name for pair in LAUNCHERS for name in pair] + ["SLURM_NTASKS"]
 

@@ -15,7 +15,8 @@ from storage_servers import S3, s3_server
 from wdscli.ops.ls import ls
 
 from wdscli.errors import InputNotFoundError
-from wdscli.loader import IndexedDataset, WebDataset, catalog
+from wdscli.loader import IndexedDataset, WebDataset
+from wdscli.loader.read import catalog
 from wdscli.ops.verify import verify
 from wdscli.shards import ShardWriter, open_set
 from wdscli.shards.inputs import fingerprint_of, missing_shards, whole_set

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from wdscli.codecs.encode import numpy_dumps, torch_dumps
-    from wdscli.loader.collate import default_collation
-    from wdscli.loader.compat import (
+    from wdscli.loader.compat.names import (
         DataPipeline,
         DecodingError,
         FluidInterface,
@@ -32,7 +31,12 @@ if TYPE_CHECKING:
         with_epoch,
         with_length,
     )
-    from wdscli.loader.decoding import (
+    from wdscli.loader.indexed import IndexedDataset
+    from wdscli.loader.mixing.mixing import RandomMix, RoundRobin, mix
+    from wdscli.loader.place.splitters import non_empty, single_node_only, split_by_node, split_by_worker
+    from wdscli.loader.samplers import ShardSampler
+    from wdscli.loader.stages.collate import default_collation
+    from wdscli.loader.stages.decoding import (
         Continue,
         Decoder,
         gzfilter,
@@ -41,70 +45,66 @@ if TYPE_CHECKING:
         torch_audio,
         torch_video,
     )
-    from wdscli.loader.handlers import (
+    from wdscli.loader.stages.packing import Packed, packed
+    from wdscli.loader.stages.policy import (
         ignore_and_continue,
         ignore_and_stop,
         reraise_exception,
         warn_and_continue,
         warn_and_stop,
     )
-    from wdscli.loader.indexed import IndexedDataset
-    from wdscli.loader.mixing import RandomMix, RoundRobin, mix
-    from wdscli.loader.packing import Packed, packed
-    from wdscli.loader.samplers import ShardSampler
-    from wdscli.loader.splitters import non_empty, single_node_only, split_by_node, split_by_worker
     from wdscli.loader.torch_loader import WebLoader
     from wdscli.loader.webdataset import Dataset, WebDataset
-    from wdscli.loader.writing import ShardWriter, TarWriter
+    from wdscli.loader.write.writing import ShardWriter, TarWriter
 
 _HOMES = {
-    "Continue": "decoding",
-    "DataPipeline": "compat",
-    "Dataset": "webdataset",
-    "Decoder": "decoding",
-    "DecodingError": "compat",
-    "FluidInterface": "compat",
-    "FluidWrapper": "compat",
-    "IndexedDataset": "indexed",
-    "MockDataset": "compat",
-    "Packed": "packing",
-    "PipelineStage": "compat",
-    "RandomMix": "mixing",
-    "ResampledShards": "compat",
-    "RoundRobin": "mixing",
-    "ShardSampler": "samplers",
-    "ShardWriter": "writing",
-    "SimpleShardList": "compat",
-    "TarWriter": "writing",
-    "WebDataset": "webdataset",
-    "WebLoader": "torch_loader",
-    "default_collation": "collate",
-    "getfirst": "compat",
-    "gzfilter": "decoding",
-    "handle_extension": "decoding",
-    "ignore_and_continue": "handlers",
-    "ignore_and_stop": "handlers",
-    "imagehandler": "decoding",
-    "mix": "mixing",
-    "non_empty": "splitters",
+    "Continue": "loader.stages.decoding",
+    "DataPipeline": "loader.compat.names",
+    "Dataset": "loader.webdataset",
+    "Decoder": "loader.stages.decoding",
+    "DecodingError": "loader.compat.names",
+    "FluidInterface": "loader.compat.names",
+    "FluidWrapper": "loader.compat.names",
+    "IndexedDataset": "loader.indexed",
+    "MockDataset": "loader.compat.names",
+    "Packed": "loader.stages.packing",
+    "PipelineStage": "loader.compat.names",
+    "RandomMix": "loader.mixing.mixing",
+    "ResampledShards": "loader.compat.names",
+    "RoundRobin": "loader.mixing.mixing",
+    "ShardSampler": "loader.samplers",
+    "ShardWriter": "loader.write.writing",
+    "SimpleShardList": "loader.compat.names",
+    "TarWriter": "loader.write.writing",
+    "WebDataset": "loader.webdataset",
+    "WebLoader": "loader.torch_loader",
+    "default_collation": "loader.stages.collate",
+    "getfirst": "loader.compat.names",
+    "gzfilter": "loader.stages.decoding",
+    "handle_extension": "loader.stages.decoding",
+    "ignore_and_continue": "loader.stages.policy",
+    "ignore_and_stop": "loader.stages.policy",
+    "imagehandler": "loader.stages.decoding",
+    "mix": "loader.mixing.mixing",
+    "non_empty": "loader.place.splitters",
     "numpy_dumps": "codecs.encode",
-    "packed": "packing",
-    "pipelinefilter": "compat",
-    "pytorch_weights_only": "compat",
-    "repeatedly": "compat",
-    "reraise_exception": "handlers",
-    "single_node_only": "splitters",
-    "split_by_node": "splitters",
-    "split_by_worker": "splitters",
-    "torch_audio": "decoding",
+    "packed": "loader.stages.packing",
+    "pipelinefilter": "loader.compat.names",
+    "pytorch_weights_only": "loader.compat.names",
+    "repeatedly": "loader.compat.names",
+    "reraise_exception": "loader.stages.policy",
+    "single_node_only": "loader.place.splitters",
+    "split_by_node": "loader.place.splitters",
+    "split_by_worker": "loader.place.splitters",
+    "torch_audio": "loader.stages.decoding",
     "torch_dumps": "codecs.encode",
-    "torch_loads": "compat",
-    "torch_video": "decoding",
-    "transform_with": "compat",
-    "warn_and_continue": "handlers",
-    "warn_and_stop": "handlers",
-    "with_epoch": "compat",
-    "with_length": "compat",
+    "torch_loads": "loader.compat.names",
+    "torch_video": "loader.stages.decoding",
+    "transform_with": "loader.compat.names",
+    "warn_and_continue": "loader.stages.policy",
+    "warn_and_stop": "loader.stages.policy",
+    "with_epoch": "loader.compat.names",
+    "with_length": "loader.compat.names",
 }
 
 __all__ = [
@@ -197,9 +197,9 @@ _CURRIED = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         home = _HOMES[name]
-        return getattr(import_module(f"wdscli.{home}" if "." in home else f"wdscli.loader.{home}"), name)
+        return getattr(import_module(f"wdscli.{home}"), name)
     if name in _CURRIED:
-        return getattr(import_module("wdscli.loader.curried"), name)
+        return getattr(import_module("wdscli.loader.stages.curried"), name)
     more = ""
     if name in (
         "autodecode",

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.collate import default_collation
-from wdscli.loader.order import Shuffle
-from wdscli.loader.packing import for_transport
-from wdscli.loader.reading import PREFETCH
+from wdscli.loader.order.order import Shuffle
+from wdscli.loader.read.reading import PREFETCH
+from wdscli.loader.stages.collate import default_collation
+from wdscli.loader.stages.packing import for_transport
 from wdscli.loader.webdataset import WebDataset
 
 

@@ -16,22 +16,30 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from wdscli.errors import UsageError
 from wdscli.loader import telling
 from wdscli.loader.checks import want_size, want_whole, want_word
-from wdscli.loader.failures import OnError, Policy, Spare
-from wdscli.loader.fluent import Epochs, Fluent
-from wdscli.loader.generators import through
-from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
-from wdscli.loader.making import Maker
-from wdscli.loader.meter import Times
-from wdscli.loader.pipeline import Pipeline, Unit
-from wdscli.loader.pipes import widen
-from wdscli.loader.place import Cursor, Place, Standing, check_fits, check_topology, of_loader, regrouped
-from wdscli.loader.ranks import Share, find_rank, find_worker, in_worker, launched_rank
-from wdscli.loader.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
-from wdscli.loader.share import Batches, Tail
-from wdscli.loader.source import PositionSource
-from wdscli.loader.span import ENDLESS, Span
+from wdscli.loader.order.span import ENDLESS, Span
+from wdscli.loader.order.views import Blocks, Slice, Viewed
+from wdscli.loader.place.pipes import widen
+from wdscli.loader.place.place import (
+    Cursor,
+    Place,
+    Standing,
+    check_fits,
+    check_topology,
+    of_loader,
+    regrouped,
+)
+from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker, launched_rank
+from wdscli.loader.place.share import Batches, Tail
+from wdscli.loader.read.failures import OnError, Policy, Spare
+from wdscli.loader.read.meter import Times
+from wdscli.loader.read.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
+from wdscli.loader.read.source import PositionSource
+from wdscli.loader.stages.fluent import Epochs, Fluent
+from wdscli.loader.stages.generators import through
+from wdscli.loader.stages.making import Maker
+from wdscli.loader.stages.policy import Handler, StopEpoch, reraise_exception
+from wdscli.loader.stages.recipe import Pipeline, Unit
 from wdscli.loader.stats import Counts
-from wdscli.loader.views import Blocks, Slice, Viewed
 
 if TYPE_CHECKING:
     import numpy

@@ -19,24 +19,24 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.catalog import Catalog
-from wdscli.loader.failures import Failed, OnError, Policy, Replacing, instead, read_each
-from wdscli.loader.fetch import Raw
-from wdscli.loader.fields import wanted_fields
-from wdscli.loader.filters import Filter, FilteredCatalog, filtered
-from wdscli.loader.fluent import PerSample
-from wdscli.loader.ordinals import Layout, Ordinals, layout
-from wdscli.loader.pipeline import Pipeline
-from wdscli.loader.pool import Pool
+from wdscli.loader.compat.urls import Urls, addresses_of
+from wdscli.loader.order.ordinals import Layout, Ordinals, layout
+from wdscli.loader.read.catalog import Catalog
+from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, instead, read_each
+from wdscli.loader.read.fetch import Raw
+from wdscli.loader.read.pool import Pool
+from wdscli.loader.read.selected import Filter, FilteredCatalog, filtered
+from wdscli.loader.stages.fields import wanted_fields
+from wdscli.loader.stages.fluent import PerSample
+from wdscli.loader.stages.recipe import Pipeline
 from wdscli.loader.stats import Counts
-from wdscli.loader.urls import Urls, addresses_of
 from wdscli.storage.trust import check_pipe
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from wdscli.loader.keyindex import KeyIndex
+    from wdscli.loader.read.keyindex import KeyIndex
 
     I64: TypeAlias = NDArray[numpy.int64]
 
@@ -52,12 +52,12 @@ class IndexedDataset(PerSample):
     """The samples of a set of shards, by number from 0 in the order of the set, or by key.
 
     ``urls`` are shards as everywhere in wdscli. ``fields`` limits which payloads are read. ``where``, ``keys`` and
-    ``keys_from`` keep what wdscli's options of these names select, see :mod:`wdscli.loader.filters`. ``transform`` is a
-    function of each sample, like :meth:`map`; the other stages of a sample are there too, from ``decode`` to
-    ``to_tuple``. ``on_error`` says what becomes of a sample that cannot be read: ``"raise"``, ``"skip"`` (left out of
-    iteration and of :meth:`__getitems__`; asked for alone it is an error) or ``"substitute"`` (one behind it in this
-    table is given); :meth:`stats` counts them. ``threads`` read the samples of one call, by default one for local
-    shards and 16 for remote ones. ``trust_addresses`` and ``pipes`` as in
+    ``keys_from`` keep what wdscli's options of these names select, see :mod:`wdscli.loader.read.selected`.
+    ``transform`` is a function of each sample, like :meth:`map`; the other stages of a sample are there too, from
+    ``decode`` to ``to_tuple``. ``on_error`` says what becomes of a sample that cannot be read: ``"raise"``, ``"skip"``
+    (left out of iteration and of :meth:`__getitems__`; asked for alone it is an error) or ``"substitute"`` (one behind
+    it in this table is given); :meth:`stats` counts them. ``threads`` read the samples of one call, by default one for
+    local shards and 16 for remote ones. ``trust_addresses`` and ``pipes`` as in
     :class:`~wdscli.loader.webdataset.WebDataset`.
 
     Raises UsageError for shards that can only be streamed.
@@ -192,7 +192,7 @@ class IndexedDataset(PerSample):
         """The number of the sample with this key, the first one of several. Raises KeyError."""
         found = self._find(key)
         if found is None:
-            from wdscli.loader.keyindex import near
+            from wdscli.loader.read.keyindex import near
 
             like: list[str] = []
             with suppress(WdsError):  # of a shard that has nothing to do with it
@@ -202,7 +202,7 @@ class IndexedDataset(PerSample):
 
     def _find(self, key: str) -> int | None:
         if not self._key_index:
-            from wdscli.loader.keyindex import KeyIndex
+            from wdscli.loader.read.keyindex import KeyIndex
 
             self._key_index.append(KeyIndex(self.catalog, lenient=not self._policy.raises))
         shown = map(self.ordinals.find, self._key_index[0].find(key))

@@ -2,10 +2,10 @@
 near in the shards.
 
 What it is: :class:`ShardSampler`, which gives numbers of samples, or lists of them. How: the order of an epoch is that
-of ``WebDataset`` (:mod:`wdscli.loader.order`) over the samples that the table shows, so that what is read in a while
-lies in a window of shards; which rank has which positions is said by :mod:`wdscli.loader.share`, so that the order of
-all ranks together is the same for any number of them. The state is a few numbers. It must not know what is in a sample.
-"""
+of ``WebDataset`` (:mod:`wdscli.loader.order.order`) over the samples that the table shows, so that what is read in a
+while lies in a window of shards; which rank has which positions is said by :mod:`wdscli.loader.place.share`, so that
+the order of all ranks together is the same for any number of them. The state is a few numbers. It must not know what is
+in a sample."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
-from wdscli.loader.order import EpochOrder, Shuffle
-from wdscli.loader.place import Place, check_fits
-from wdscli.loader.ranks import Share, find_rank
-from wdscli.loader.share import Batches, Tail
+from wdscli.loader.order.order import EpochOrder, Shuffle
+from wdscli.loader.place.place import Place, check_fits
+from wdscli.loader.place.ranks import Share, find_rank
+from wdscli.loader.place.share import Batches, Tail
 
 if TYPE_CHECKING:
     from wdscli.loader.indexed import IndexedDataset

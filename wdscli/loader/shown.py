@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wdscli.loader.pipeline import Pipeline, Spread
+from wdscli.loader.stages.recipe import Pipeline, Spread
 
 
 def shown(kind: str, source: Any, pipeline: Pipeline) -> str:

@@ -1,8 +1,8 @@
 """Shards that can only be read from front to back: ``pipe:``, ``-``, compressed ones, servers without ranges, FIFOs.
 
 What it is: :class:`ShardStream`, in the place of a source of positions, and :func:`stream_reads`, what one worker has
-of it. How: the shards of an epoch, permuted by :mod:`wdscli.loader.order`'s key when they are shuffled, are dealt out
-one by one to ranks first, then to workers: shard i of them to rank i mod ranks, worker i // ranks mod workers. A
+of it. How: the shards of an epoch, permuted by :mod:`wdscli.loader.order.order`'s key when they are shuffled, are dealt
+out one by one to ranks first, then to workers: shard i of them to rank i mod ranks, worker i // ranks mod workers. A
 worker's samples are those of its shards, through a real shuffle buffer when there is one, so what comes is the same for
 the same number of ranks and workers only, and a state of others is refused. To go on is to read again, without the
 stages, what was given already: from the start of the shard where the state is of this process and there is no buffer,
@@ -22,18 +22,18 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError
-from wdscli.loader.catalog import Catalog, only_streams
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.failures import Failed, OnError, Policy
-from wdscli.loader.fetch import Raw
-from wdscli.loader.handlers import StopEpoch
-from wdscli.loader.meter import METER
-from wdscli.loader.order import SHARDS, Permutation, Shuffle, key
-from wdscli.loader.place import Place
-from wdscli.loader.ranks import Share, in_worker
-from wdscli.loader.reading import Read
-from wdscli.loader.share import Batches, Tail
-from wdscli.loader.source import EpochReader
+from wdscli.loader.order.order import SHARDS, Permutation, Shuffle, key
+from wdscli.loader.place.place import Place
+from wdscli.loader.place.ranks import Share, in_worker
+from wdscli.loader.place.share import Batches, Tail
+from wdscli.loader.read.catalog import Catalog, only_streams
+from wdscli.loader.read.failures import Failed, OnError, Policy
+from wdscli.loader.read.fetch import Raw
+from wdscli.loader.read.meter import METER
+from wdscli.loader.read.reading import Read
+from wdscli.loader.read.source import EpochReader
+from wdscli.loader.stages.policy import StopEpoch
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
 from wdscli.shown import shown
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 ENDLESS = 1 << 62
 BUFFERED = 7
-"""What a key is for, as in :mod:`wdscli.loader.order`."""
+"""What a key is for, as in :mod:`wdscli.loader.order.order`."""
 PASS = 1 << 32
 """Between the numbers of two passes of one epoch."""
 

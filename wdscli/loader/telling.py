@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any, cast
 
-from wdscli.loader.pipeline import Unit
-from wdscli.loader.share import Batches
+from wdscli.loader.place.share import Batches
+from wdscli.loader.stages.recipe import Unit
 from wdscli.loader.stats import Counts
 
 

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, TypeVar
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.dice import seeded
-from wdscli.loader.fluent import Epochs, Fluent
-from wdscli.loader.generators import through
-from wdscli.loader.pipeline import Pipeline, Unit
-from wdscli.loader.place import Place, check_topology
-from wdscli.loader.ranks import find_worker, in_worker
+from wdscli.loader.order.dice import seeded
+from wdscli.loader.place.place import Place, check_topology
+from wdscli.loader.place.ranks import find_worker, in_worker
+from wdscli.loader.stages.fluent import Epochs, Fluent
+from wdscli.loader.stages.generators import through
+from wdscli.loader.stages.recipe import Pipeline, Unit
 from wdscli.loader.stats import Counts
 
 Self = TypeVar("Self", bound="WebLoader")

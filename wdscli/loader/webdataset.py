@@ -13,19 +13,19 @@ from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from wdscli.errors import InputError, UsageError
-from wdscli.loader.catalog import Catalog
+from wdscli.loader.compat.urls import Urls, addresses_of
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.failures import Failed, OnError
-from wdscli.loader.fields import wanted_fields
-from wdscli.loader.fluent import Epochs
-from wdscli.loader.handlers import Handler, StopEpoch, reraise_exception
-from wdscli.loader.order import Shuffle
-from wdscli.loader.patterns import Files
-from wdscli.loader.reading import PREFETCH
-from wdscli.loader.share import Tail
-from wdscli.loader.source import IndexedSource, PositionSource
-from wdscli.loader.splitters import check_splitter, single_node_only, split_by_worker
-from wdscli.loader.urls import Urls, addresses_of
+from wdscli.loader.order.order import Shuffle
+from wdscli.loader.place.share import Tail
+from wdscli.loader.place.splitters import check_splitter, single_node_only, split_by_worker
+from wdscli.loader.read.catalog import Catalog
+from wdscli.loader.read.failures import Failed, OnError
+from wdscli.loader.read.reading import PREFETCH
+from wdscli.loader.read.source import IndexedSource, PositionSource
+from wdscli.loader.stages.fields import wanted_fields
+from wdscli.loader.stages.fluent import Epochs
+from wdscli.loader.stages.patterns import Files
+from wdscli.loader.stages.policy import Handler, StopEpoch, reraise_exception
 from wdscli.storage.trust import check_pipe
 
 Self = TypeVar("Self", bound="WebDataset")
@@ -39,17 +39,17 @@ class WebDataset(PositionDataset):
     ``shuffle`` is ``"window"`` (shards permuted, samples permuted among ``window`` shards), ``"full"`` or ``"none"``;
     ``shardshuffle``, webdataset's name, chooses between the first and the last. ``where``, ``keys`` and ``keys_from``
     keep the samples that wdscli's options of these names select, as if the set had no others (see
-    :mod:`wdscli.loader.filters`). ``resampled`` and ``repeat`` give an epoch without end, which ``with_epoch`` cuts.
-    ``on_error`` says what becomes of a sample that cannot be read: ``"raise"``, ``"skip"`` (its batch is smaller) or
-    ``"substitute"`` (another one is given in its place, see :mod:`wdscli.loader.failures`); :meth:`stats` counts them.
-    ``handler``, webdataset's name, decides instead of ``"raise"``. ``prefetch`` is how many bytes each process may read
-    ahead (0 for none), where reading ahead pays; ``threads`` run the functions of samples, such as ``decode``, in each
-    process.
-    ``batch_size`` is for who does without :meth:`batched`: as in ``DataLoader(data, batch_size=64)``, whose batches are
-    then the same for any number of workers; else every sample comes once, in batches that depend on it.
-    ``select_files`` and ``rename_files`` are functions of members' names. ``empty_check`` makes a set without samples
-    an error when it is iterated. Manifests, and lists that are fetched, may name what lies beside and below them and on
-    their own host; with ``trust_addresses`` anything but commands. ``pipes=False`` refuses ``pipe:`` everywhere.
+    :mod:`wdscli.loader.read.selected`). ``resampled`` and ``repeat`` give an epoch without end, which ``with_epoch``
+    cuts. ``on_error`` says what becomes of a sample that cannot be read: ``"raise"``, ``"skip"`` (its batch is smaller)
+    or ``"substitute"`` (another one is given in its place, see :mod:`wdscli.loader.read.failures`); :meth:`stats`
+    counts them. ``handler``, webdataset's name, decides instead of ``"raise"``. ``prefetch`` is how many bytes each
+    process may read ahead (0 for none), where reading ahead pays; ``threads`` run the functions of samples, such as
+    ``decode``, in each process. ``batch_size`` is for who does without :meth:`batched`: as in ``DataLoader(data,
+    batch_size=64)``, whose batches are then the same for any number of workers; else every sample comes once, in
+    batches that depend on it. ``select_files`` and ``rename_files`` are functions of members' names. ``empty_check``
+    makes a set without samples an error when it is iterated. Manifests, and lists that are fetched, may name what lies
+    beside and below them and on their own host; with ``trust_addresses`` anything but commands. ``pipes=False`` refuses
+    ``pipe:`` everywhere.
 
     When some shard can only be streamed (``pipe:``, ``-``, compressed, a web server without ranges, a named pipe), all
     are, see :mod:`wdscli.loader.streams`: ranks and workers share shards, ``shuffle`` is a buffer, and a state is of as
@@ -117,7 +117,7 @@ class WebDataset(PositionDataset):
         )
         catalog.spelled = select_files is not None or rename_files is not None
         if where is not None or keys is not None or keys_from is not None:
-            from wdscli.loader.filters import filtered
+            from wdscli.loader.read.selected import filtered
 
             catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error)
         losses = catalog.losses if catalog.is_indexed else {}  # a stream counts what it comes to

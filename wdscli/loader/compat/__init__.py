@@ -1,0 +1,1 @@
+"""webdataset's names that are no methods of a dataset."""

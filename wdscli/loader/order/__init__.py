@@ -1,0 +1,1 @@
+"""Orders of an epoch, as functions of the seed and the place."""

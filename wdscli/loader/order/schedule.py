@@ -1,0 +1,243 @@
+"""Which set gives each sample of a mix: a pure function of (weights, seed, lengths of the sets, position).
+
+What it is: :class:`Schedule`. How: weights are made whole numbers without a common divisor, the *quotas*
+(:func:`quotas_of`); a block is as many positions as they add up to, Q, and has exactly its quota of each set. The sets
+of a block (set 0 as often as its quota, then set 1, ...) are permuted as in :mod:`wdscli.loader.order.order` by
+``key(seed, 4, phase, block)``; without a seed they stay as they are, which is taking turns. Sample j of a set is where
+the set comes for the j-th time, so each set's own order is kept.
+
+A phase ends where a set should give a sample and has none left. With ``stop="first"`` that is the end; with
+``stop="all"`` the next phase begins there, with blocks of its own out of the sets that are left. With
+``stop="repeat"`` there is one phase, which ends when every set has given its last sample once; until then the shorter
+ones begin again. None of this depends on the epoch, so every epoch takes as many samples of each set.
+
+It must not know what a sample is, nor a dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+from math import gcd, inf, lcm
+from numbers import Rational
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from wdscli.errors import UsageError
+from wdscli.loader.order.order import key, mixed
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+Stop = Literal["first", "all", "repeat"]
+Weight: TypeAlias = "int | float | str | Fraction"
+MIX = 4
+"""What a key is for, as in :mod:`wdscli.loader.order.order`."""
+LARGEST = 1 << 16
+"""Positions of the largest block. Finer weights are rounded to it."""
+ENDLESS = 1 << 62
+TOGETHER = 1 << 20
+"""Positions of the blocks that are laid out at a time."""
+
+
+def quotas_of(weights: Sequence[Weight]) -> tuple[int, ...]:
+    """Weights as whole numbers without a common divisor; a float stands for the simplest fraction that is that float.
+    When they add up to more than :data:`LARGEST`, they are rounded (by largest remainders, none to 0) so that they add
+    up to just that. Raises UsageError for weights that are not above 0.
+
+    >>> quotas_of([0.7, 0.3]), quotas_of([1 / 3, 2 / 3]), quotas_of([6, "4"])
+    ((7, 3), (1, 2), (3, 2))
+    """
+    exact = [_exact(weight) for weight in weights]
+    scale = lcm(*(one.denominator for one in exact))
+    whole = [int(one * scale) for one in exact]
+    if sum(whole) // gcd(*whole) > LARGEST:
+        whole = _rounded(exact)
+    divisor = gcd(*whole)
+    return tuple(number // divisor for number in whole)
+
+
+def check_stop(stop: str) -> None:
+    """Raise UsageError for what is no :data:`Stop`."""
+    if stop not in ("first", "all", "repeat"):
+        raise UsageError(f'no such stop: "{stop}"', hint='"first", "all" or "repeat"')
+
+
+def _exact(weight: Weight) -> Fraction:
+    if not isinstance(weight, (int, float, str, Rational, Decimal)) and hasattr(weight, "item"):
+        weight = str(weight.item() if hasattr(weight, "detach") else weight)  # of torch and of numpy
+    try:
+        if isinstance(weight, float) and abs(weight) != inf:
+            simple = Fraction(weight).limit_denominator(LARGEST)
+            found = simple if float(simple) == weight else Fraction(weight)
+        else:
+            found = Fraction(weight)
+    except (ValueError, TypeError, ArithmeticError):
+        raise UsageError(f'"{weight}" is not a weight', hint="a number above 0, for example 0.7") from None
+    if found <= 0:
+        raise UsageError(f"a weight of {weight}", hint="leave the set out instead")
+    return found
+
+
+def _rounded(exact: Sequence[Fraction]) -> list[int]:
+    """Whole numbers that add up to :data:`LARGEST`, one more than their share for those that lose most."""
+    unit = sum(exact, Fraction(0)) / (LARGEST - len(exact))
+    shares = [one / unit for one in exact]
+    # One each, so that no set has none.
+    whole = [1 + int(share) for share in shares]
+    short = LARGEST - sum(whole)
+    order = sorted(range(len(exact)), key=lambda at: (int(shares[at]) - shares[at], at))
+    for at in order[:short]:
+        whole[at] += 1
+    return whole
+
+
+class Pattern:
+    """Blocks of some sets: ``sets`` are their numbers, in turn. ``of_phase`` is the key, None for taking turns."""
+
+    def __init__(self, sets: Sequence[int], quotas: Sequence[int], of_phase: int | None) -> None:
+        import numpy
+
+        divisor = gcd(*quotas)
+        self.sets: I64 = numpy.array(sets, dtype=numpy.int64)
+        self.quotas: I64 = numpy.array(quotas, dtype=numpy.int64) // divisor
+        self.size = int(self.quotas.sum())
+        self._firsts: I64 = numpy.cumsum(self.quotas) - self.quotas
+        self._labels: I64 = numpy.repeat(numpy.arange(len(sets), dtype=numpy.int64), self.quotas)
+        self._key = of_phase
+        self._kept: tuple[bytes, tuple[I64, I64]] | None = None
+
+    def rows(self, blocks: I64) -> tuple[I64, I64]:
+        """(which of ``sets``, how often it was there before in this block) at each place of some blocks."""
+        known = blocks.tobytes()
+        if self._kept is None or self._kept[0] != known:
+            self._kept = known, self._laid_out(blocks)
+        return self._kept[1]
+
+    def _laid_out(self, blocks: I64) -> tuple[I64, I64]:
+        import numpy
+
+        labels = numpy.broadcast_to(self._labels, (len(blocks), self.size))
+        if self._key is not None:
+            keys = mixed(blocks.astype(numpy.uint64) ^ numpy.uint64(self._key))
+            hashes = mixed(numpy.arange(self.size, dtype=numpy.uint64)[None, :] ^ keys[:, None])
+            labels = self._labels[numpy.argsort(hashes, axis=1, kind="stable")]
+        turns: I64 = numpy.empty(labels.shape, dtype=numpy.int64)
+        by_set = numpy.argsort(labels, axis=1, kind="stable")
+        numpy.put_along_axis(turns, by_set, numpy.arange(self.size, dtype=numpy.int64)[None, :], axis=1)
+        return labels, turns - self._firsts[labels]
+
+    def locate(self, positions: I64) -> tuple[I64, I64]:
+        """(which of ``sets``, which of its samples) at some positions."""
+        import numpy
+
+        blocks, places = numpy.divmod(positions, self.size)
+        different, row_of = numpy.unique(blocks, return_inverse=True)
+        which: I64 = numpy.empty_like(positions)
+        samples: I64 = numpy.empty_like(positions)
+        step = max(1, TOGETHER // self.size)
+        for first in range(0, len(different), step):
+            chosen = numpy.flatnonzero((row_of >= first) & (row_of < first + step))
+            labels, turns = self.rows(different[first : first + step])
+            at = row_of[chosen] - first, places[chosen]
+            which[chosen] = labels[at]
+            samples[chosen] = blocks[chosen] * self.quotas[labels[at]] + turns[at]
+        return which, samples
+
+    def position(self, which: int, sample: int) -> int:
+        """Where sample ``sample`` of a set is."""
+        import numpy
+
+        block, turn = divmod(sample, int(self.quotas[which]))
+        labels, turns = self.rows(numpy.array([block], dtype=numpy.int64))
+        return block * self.size + int(numpy.flatnonzero((labels[0] == which) & (turns[0] == turn))[0])
+
+    def given(self, length: int) -> list[int]:
+        """How many samples of each set there are among the first ``length`` positions."""
+        import numpy
+
+        blocks, rest = divmod(length, self.size)
+        labels = self.rows(numpy.array([blocks], dtype=numpy.int64))[0][0, :rest]
+        more = numpy.bincount(labels, minlength=len(self.sets)).tolist()
+        return [blocks * quota + one for quota, one in zip(self.quotas.tolist(), more)]
+
+
+class Phase(NamedTuple):
+    """A stretch of positions with the same sets. ``before`` has the samples of each of them that came before."""
+
+    pattern: Pattern
+    before: I64
+
+
+class Schedule:
+    """One epoch of a mix. ``lengths`` are those of the sets, ``seed`` None for taking turns.
+
+    ``length`` has the positions of an epoch, ``taken`` how many of them each set gives. Raises UsageError when a set
+    without samples is to give one.
+    """
+
+    def __init__(
+        self, quotas: Sequence[int], lengths: Sequence[int], *, stop: Stop = "first", seed: int | None = 0
+    ) -> None:
+        check_stop(stop)
+        if stop != "all" and not all(lengths):
+            raise UsageError(f"set {list(lengths).index(0)} of the mix has no samples", hint="leave it out")
+        self._quotas, self._lengths, self._seed = quotas, lengths, seed
+        self.taken = [0] * len(quotas)
+        self._phases: list[Phase] = []
+        self._ends: list[int] = []
+        sets = list(range(len(quotas)))
+        for number in range(len(quotas) if stop == "all" else 1):
+            ended = self._phase(number, sets, stop)
+            # The set behind the one that ended is next in turn.
+            sets = sets[ended + 1 :] + sets[:ended] if seed is None else sets[:ended] + sets[ended + 1 :]
+        self.length = self._ends[-1]
+
+    def _phase(self, number: int, sets: list[int], stop: Stop) -> int:
+        """Add a phase of some sets; which of them ended it."""
+        import numpy
+
+        of_phase = None if self._seed is None else key(self._seed, MIX, number)
+        pattern = Pattern(sets, [self._quotas[one] for one in sets], of_phase)
+        before = [self.taken[one] for one in sets]
+        left = [self._lengths[one] - taken for one, taken in zip(sets, before)]
+        length, ended = _longest(pattern, left) if stop == "repeat" else _shortest(pattern, left)
+        length = min(length, ENDLESS)
+        for one, given in zip(sets, pattern.given(length)):
+            self.taken[one] += given
+        self._phases.append(Phase(pattern, numpy.array(before, dtype=numpy.int64)))
+        self._ends.append(min(ENDLESS, length + (self._ends[-1] if self._ends else 0)))
+        return ended
+
+    def locate(self, positions: I64) -> tuple[I64, I64]:
+        """(set, which of its samples of this epoch) at some positions. A number at or above the set's length is of the
+        set's next time."""
+        import numpy
+
+        sets: I64 = numpy.empty_like(positions)
+        samples: I64 = numpy.empty_like(positions)
+        phases = numpy.searchsorted(numpy.array(self._ends, dtype=numpy.int64), positions, side="right")
+        for number in numpy.unique(phases).tolist():
+            chosen = numpy.flatnonzero(phases == number)
+            pattern, before = self._phases[number]
+            which, places = pattern.locate(positions[chosen] - (self._ends[number - 1] if number else 0))
+            sets[chosen] = pattern.sets[which]
+            samples[chosen] = before[which] + places
+        return sets, samples
+
+
+def _shortest(pattern: Pattern, left: list[int]) -> tuple[int, int]:
+    """(position, set) where a set should give a sample for the first time and has none left."""
+    blocks = [have // quota for have, quota in zip(left, pattern.quotas.tolist())]
+    near = [which for which, block in enumerate(blocks) if block == min(blocks)]
+    return min((pattern.position(which, left[which]), which) for which in near)
+
+
+def _longest(pattern: Pattern, left: list[int]) -> tuple[int, int]:
+    """(position behind it, set) where the last set gives its last sample."""
+    blocks = [(have - 1) // quota for have, quota in zip(left, pattern.quotas.tolist())]
+    near = [which for which, block in enumerate(blocks) if block == max(blocks)]
+    return max((pattern.position(which, left[which] - 1) + 1, which) for which in near)

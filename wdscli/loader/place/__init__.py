@@ -1,0 +1,1 @@
+"""Where in an epoch a process is: ranks, workers, states."""

@@ -1,0 +1,73 @@
+"""Which positions of an epoch a worker reads, batch by batch.
+
+How: with ``batch`` samples a rank and ``world`` ranks, global batch k has the positions from k*G to (k+1)*G, where G is
+batch * world. Rank r reads those whose place in the global batch is r modulo ``world``; batch k of a rank is made by
+the worker k - first modulo ``workers``, because a DataLoader takes a batch from each worker in turn. So the global
+batches are the same for any world and any number of workers. It must not know what lies at a position.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from wdscli.loader.place.ranks import Share
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+Tail = Literal["drop", "pad", "uneven"]
+
+
+class Batches(NamedTuple):
+    """The batches of one epoch. ``length`` is the epoch's positions, ``batch`` the samples of a rank's batch."""
+
+    length: int
+    batch: int
+    share: Share
+    tail: Tail = "uneven"
+
+    @property
+    def whole(self) -> int:
+        """Samples of a global batch."""
+        return self.batch * self.share.world
+
+    @property
+    def total(self) -> int:
+        """Batches of an epoch, the same on every rank. With ``tail="uneven"`` the last may be short or, on some ranks,
+        empty."""
+        whole = self.length // self.whole
+        return whole if self.tail == "drop" else -(-self.length // self.whole)
+
+    def positions(self, number: int) -> I64:
+        """The positions of batch ``number`` for this rank, in order."""
+        import numpy
+
+        first = number * self.whole
+        count = self.batch if self.tail == "pad" else min(self.batch, self.length)
+        found: I64 = first + self.share.rank + self.share.world * numpy.arange(count, dtype=numpy.int64)
+        if first + self.whole <= self.length:
+            return found
+        return found % self.length if self.tail == "pad" else found[found < self.length]
+
+    def several(self, numbers: range) -> tuple[I64, list[int]]:
+        """The positions of some batches, one after the other, and how many each has."""
+        import numpy
+
+        # No more than there are: a batch may be larger than memory.
+        count = self.batch if self.tail == "pad" else min(self.batch, self.length)
+        firsts: I64 = self.whole * numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
+        places: I64 = self.share.rank + self.share.world * numpy.arange(count, dtype=numpy.int64)
+        found: I64 = (firsts[:, None] + places).reshape(-1)
+        if len(numbers) and (numbers[-1] + 1) * self.whole <= self.length:
+            return found, [self.batch] * len(numbers)
+        if self.tail == "pad":
+            return found % self.length, [self.batch] * len(numbers)
+        inside = found < self.length
+        return found[inside], inside.reshape(len(numbers), count).sum(axis=1).tolist()
+
+    def numbers(self, first: int) -> range:
+        """The batches that this worker makes when the epoch is gone on with at batch ``first``."""
+        return range(first + self.share.worker, self.total, self.share.workers)

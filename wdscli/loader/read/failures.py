@@ -1,0 +1,221 @@
+"""What becomes of samples that cannot be read: raised, left out, or another one given in their place; always counted.
+
+What it is: :class:`Failed`, which stands in a list of samples where one could not be read, :func:`read_each`, which
+finds out which ones those are, and :class:`Policy`, which does something about them. How: a read that fails is done
+again shard by shard and then sample by sample, so that what is left out is as little as can be and the same whatever
+was read together. The substitute of position p is what lies at p+1, p+2, p+4, ... (modulo the epoch's length), the
+first that can be read: a pure function of the position, the same for any ranks and workers. Each (shard, reason) is
+warned of once in a process. It must not know of stages or batches.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from wdscli.errors import DataError, StorageError, UsageError, WdsError
+from wdscli.loader.stages.policy import Handler, Replaced, StopEpoch, reraise_exception
+from wdscli.storage import open_source
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    from wdscli.loader.read.catalog import Catalog
+    from wdscli.loader.read.fetch import Fetcher, Raw
+    from wdscli.loader.read.pool import Pool
+    from wdscli.loader.read.source import EpochReader, PositionSource
+    from wdscli.loader.stats import Counts
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+OnError = Literal["raise", "skip", "substitute"]
+
+
+class Failed(NamedTuple):
+    """In the place of a sample of ``shard`` that cannot be read."""
+
+    error: WdsError
+    shard: str
+
+    @property
+    def reason(self) -> str:
+        """As it is counted: ``read: truncated``, ``read: changed``, ``read: unreadable``."""
+        return f"read: {self.error.code if isinstance(self.error, DataError) else 'unreadable'}"
+
+
+def read_each(catalog: Catalog, fetcher: Fetcher | Pool, shards: I64, places: I64) -> list[Raw | Failed]:
+    """The samples at ``places`` of ``shards`` in the order asked for, with Failed where one cannot be read."""
+    import numpy
+
+    found: list[Any] = [None] * len(shards)
+    for shard in numpy.unique(shards).tolist():
+        rows = numpy.flatnonzero(shards == shard)
+        for row, sample in zip(rows.tolist(), _of_shard(catalog, fetcher, shard, places[rows])):
+            found[row] = sample
+    return found
+
+
+def _of_shard(catalog: Catalog, fetcher: Fetcher | Pool, shard: int, places: I64) -> Iterator[Raw | Failed]:
+    import numpy
+
+    shards: I64 = numpy.full(len(places), shard, dtype=numpy.int64)
+    try:
+        yield from fetcher.fetch(shards, places)
+        return
+    except (DataError, StorageError) as error:
+        broken = _whole(catalog, shard)
+        if broken is not None or len(places) == 1:
+            yield from [Failed(broken or error, catalog.addresses[shard])] * len(places)
+            return
+    for row in range(len(places)):
+        yield from _of_shard(catalog, fetcher, shard, places[row : row + 1])
+
+
+def _whole(catalog: Catalog, shard: int) -> WdsError | None:
+    """What keeps all of a shard from being read, if something does."""
+    try:
+        catalog.table(shard)
+        open_source(catalog.addresses[shard]).close()
+    except (DataError, StorageError) as error:
+        return error
+    return None
+
+
+def instead(reader: EpochReader, position: int, step: int, length: int) -> Any:
+    """What is tried in the place of ``position`` of an epoch of ``length``: the sample ``step`` further on, or Failed.
+    A reader that knows better, because what lies there is of another set or epoch, has a method of this name."""
+    import numpy
+
+    own = getattr(reader, "instead", None)
+    if own is not None:
+        return own(position, step)
+    [sample] = reader.read(numpy.array([(position + step) % length], dtype=numpy.int64))
+    return sample
+
+
+class Spare:
+    """A reader of its own for what is read in the place of something else, opened when it is needed: the one that reads
+    ahead may be in the hands of another thread. For several threads."""
+
+    def __init__(self, source: PositionSource, epoch: int) -> None:
+        self._source, self._epoch = source, epoch
+        self._reader: EpochReader | None = None
+        self._lock = Lock()
+
+    def instead(self, position: int, step: int, length: int) -> Any:
+        """See :func:`instead`."""
+        with self._lock:
+            self._reader = self._reader or self._source.reader(self._epoch)
+            return instead(self._reader, position, step, length)
+
+    def close(self) -> None:
+        """Let go of files."""
+        if self._reader is not None:
+            self._reader.close()
+
+
+class Policy:
+    """What is done about samples that cannot be read: ``"raise"``, ``"skip"`` or ``"substitute"``; counted in
+    ``counts``. ``handler``, which by default raises, decides instead of ``"raise"``. Raises UsageError for another
+    word."""
+
+    def __init__(self, on_error: OnError, counts: Counts, handler: Handler = reraise_exception) -> None:
+        if on_error not in ("raise", "skip", "substitute"):
+            raise UsageError(f'no such on_error: "{on_error}"', hint='"raise", "skip" or "substitute"')
+        self.on_error = on_error
+        self._handler = handler
+        self._counts = counts
+        self._warned: set[tuple[str, str]] = set()
+
+    def kept(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """``samples`` without those that are Failed. Raises the error of the first, or StopEpoch as the handler wants
+        it."""
+        if Failed not in set(map(type, samples)):
+            return samples
+        left = []
+        for sample in samples:
+            if type(sample) is Failed:
+                self.leave_out(sample)
+            else:
+                left.append(sample)
+        return left
+
+    @property
+    def raises(self) -> bool:
+        """Whether every error is raised."""
+        return self.on_error == "raise" and self._handler is reraise_exception
+
+    def undecodable(self, error: Exception) -> bool:
+        """The handler of a stage that was given none, for samples that were read and cannot be decoded: raises with
+        ``"raise"``, wants another with ``"substitute"``, else leaves out and warns the first time."""
+        if self.on_error == "raise" or not isinstance(error, DataError):
+            raise error
+        if self.on_error == "substitute":
+            raise Replaced(error, partial(self._note_undecodable, error))
+        self._warn(error.shard or "", "undecodable", error)
+        return True
+
+    def _note_undecodable(self, error: DataError) -> None:
+        self._counts.add(error.shard or "", f"decode: {type(error).__name__}")
+        self._warn(error.shard or "", "undecodable", error)
+
+    def leave_out(self, failed: Failed) -> None:
+        """Count ``failed``, and warn of it the first time. Raises its error, or StopEpoch, where that is wanted
+        instead."""
+        stops = self.on_error == "raise" and not self._handler(failed.error)
+        self._counts.add(failed.shard, failed.reason)
+        self._warn(failed.shard, failed.reason, failed.error)
+        if stops:
+            raise StopEpoch
+
+    def _warn(self, shard: str, reason: str, error: WdsError) -> None:
+        if (shard, reason) not in self._warned:
+            self._warned.add((shard, reason))
+            warnings.warn(f"left out: {error}; stats() counts them", stacklevel=2)
+
+
+class Replacing(NamedTuple):
+    """What becomes of samples where others may be taken in their place: ``each`` makes something of one, and
+    ``instead(position, step, length)`` reads another."""
+
+    policy: Policy
+    each: Callable[[Any], list[Any]]
+    instead: Callable[[int, int, int], Any]
+    length: int
+
+    def made(self, position: int, sample: Any) -> list[Any]:
+        """What comes out at ``position``. Raises what the policy and the stages raise, and DataError when nothing can
+        be found in the place of the sample."""
+        if type(sample) is not Failed:
+            try:
+                return self.each(sample)
+            except Replaced as wanted:
+                wanted.note()
+                error: WdsError = wanted.error
+                shard = wanted.error.shard
+        else:
+            self.policy.leave_out(sample)
+            if self.policy.on_error != "substitute":
+                return []
+            error, shard = sample.error, sample.shard
+        return self._other(position, error, shard)
+
+    def _other(self, position: int, error: WdsError, shard: str | None) -> list[Any]:
+        step = 1
+        while step < self.length:
+            sample = self.instead(position, step, self.length)
+            step *= 2
+            if type(sample) is not Failed:
+                with suppress(Replaced):
+                    return self.each(sample)
+        raise DataError("nothing can be read in the place of a sample that cannot be", shard=shard) from error
+
+
+def as_it_is(sample: Any) -> list[Any]:
+    """For :class:`Replacing` where no stage makes anything of a sample."""
+    return [sample]

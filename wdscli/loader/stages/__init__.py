@@ -1,0 +1,1 @@
+"""What a pipeline does with samples."""

@@ -1,0 +1,195 @@
+"""From payloads to values: what ``decode(...)`` of a dataset does to one sample.
+
+What it is: :class:`Decoder`, webdataset's by signature. How: a field is offered to handlers in turn, first those that
+take off a compression, then those that were named, then the defaults (:mod:`~wdscli.codecs.decode_values`); which of
+them decodes a name is found out once for each name. A field that none of them knows stays bytes. Names are compared by
+their last extension, in lower case: ``seg.png`` is a png.
+
+Differences from webdataset: no pickle is loaded unless ``"pickle"`` is named (pth files are loaded with
+``weights_only=True``), JSON's ``null`` is None and not ``b"null"``, msgpack is known by that name too, arrays may be
+changed, and what cannot be decoded is a :class:`~wdscli.errors.DataError` that names shard, key and field.
+
+It must not know how samples are read, or what is done about errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from wdscli.codecs.decode_images import SPECS, Images, imagehandler
+from wdscli.codecs.decode_media import MEDIA, torch_audio, torch_video
+from wdscli.codecs.decode_values import Pickles, basichandlers
+from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
+from wdscli.codecs.parts import ByExtension, Continue, Decode, Handler, extension, handle_extension
+from wdscli.errors import DataError, UsageError
+from wdscli.loader.stages.fields import Label
+
+__all__ = [
+    "Continue",
+    "Decoder",
+    "basichandlers",
+    "gzfilter",
+    "handle_extension",
+    "imagehandler",
+    "make_decoder",
+    "torch_audio",
+    "torch_video",
+]
+
+Payload = (bytes, bytearray, memoryview)
+
+
+def gzfilter(key: str, data: bytes) -> Continue | None:
+    """Takes gzip off a field whose name ends in ``.gz``."""
+    return Continue(key[:-3], inflate(data)) if key.lower().endswith(".gz") else None
+
+
+class _Plan(NamedTuple):
+    """How a name is decoded: by handlers that have to be asked each time, with their places, and then for certain."""
+
+    asked: tuple[tuple[int, Handler], ...]
+    last: Decode | None
+
+
+class Decoder:
+    """A function of a sample that decodes its fields; picklable when its handlers are.
+
+    ``handlers`` are names of image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...: see
+    :mod:`~wdscli.codecs.decode_images`), ``"audio"``, ``"video"``, ``"torch_audio"``, ``"torch_video"``, ``"pickle"``,
+    and functions of (name of the field with a dot in front, payload) that give a value, or None for what is not
+    theirs. ``pre`` and ``post`` stand for the handlers before and behind them, gzip and the defaults. ``only`` has the
+    names of the fields to decode, others stay as they are. With ``partial`` what is not bytes stays as it is, else it
+    is an error. ``max_decoded`` bytes is the most that gzip, npz, pictures, sound and film become, each; own handlers
+    keep limits of their own. Fields ``__like_this__`` are never touched.
+
+    Called with a sample it gives a new one. Raises DataError for what cannot be decoded, and UsageError, whatever the
+    sample, for a package that is missing and for a pickle that nobody asked for.
+
+    >>> decode = Decoder([])
+    >>> decode({"__key__": "a", "cls": b"7", "txt": "é".encode(), "bin": b"..."})
+    {'__key__': 'a', 'cls': 7, 'txt': 'é', 'bin': b'...'}
+    """
+
+    def __init__(
+        self,
+        handlers: Sequence[str | Handler],
+        pre: Sequence[Handler] | None = None,
+        post: Sequence[Handler] | None = None,
+        only: str | Iterable[str] | None = None,
+        partial: bool = False,
+        max_decoded: int = MAX_DECODED_BYTES,
+    ) -> None:
+        if not isinstance(max_decoded, int) or max_decoded < 1:
+            raise UsageError(f"max_decoded is a number of bytes, not {max_decoded!r}")
+        self._max_decoded = max_decoded
+        named = [_named(one) if isinstance(one, str) else one for one in handlers]
+        before = [gzfilter] if pre is None else list(pre)
+        after = [basichandlers] if post is None else list(post)
+        self._handlers: list[Handler] = [*before, *named, *after]
+        for handler in self._handlers:
+            if not callable(handler):
+                raise UsageError(f"a handler is a name or a function, not {handler!r}")
+        if isinstance(only, str):
+            only = only.replace(";", " ").split()
+        self._only = None if only is None else frozenset(only)
+        self._partial = partial
+        self._plans: dict[tuple[str, int], _Plan] = {}
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(sample, dict):
+            raise UsageError(
+                f"decode takes samples, which are dicts, not {type(sample).__name__}",
+                hint="decode before to_tuple",
+            )
+        found = {}
+        for field, data in sample.items():
+            if self._is_left(field, data):
+                found[field] = data
+                continue
+            try:
+                found[field] = self._value("." + field, data, 0)
+            except UsageError:
+                raise
+            except Exception as error:
+                raise _undecodable(sample, field, error) from error
+        return found
+
+    def _is_left(self, field: str, data: Any) -> bool:
+        if field.startswith("__") or (self._only is not None and field not in self._only):
+            return True
+        return isinstance(data, Label) or (self._partial and not isinstance(data, Payload))
+
+    def _value(self, key: str, data: Any, first: int) -> Any:
+        """The value of a payload by the handlers from number ``first`` on."""
+        if not isinstance(data, Payload):
+            raise DataError(
+                f"a value of type {type(data).__name__}, not bytes",
+                hint="decode(partial=True) leaves alone what is decoded already",
+            )
+        if type(data) is memoryview:
+            data = bytes(data)
+        plan = self._plans.get((key, first)) or self._planned(key, first)
+        for place, handler in plan.asked:
+            if handler is gzfilter:
+                return self._value(key[:-3], inflate(data, self._max_decoded), place + 1)
+            result = handler(key, data)
+            if _goes_on(result):
+                return self._value(result.key, result.data, place + 1)
+            if result is not None:
+                return result
+        return data if plan.last is None else plan.last(data)
+
+    def _planned(self, key: str, first: int) -> _Plan:
+        asked: list[tuple[int, Handler]] = []
+        last = None
+        for place in range(first, len(self._handlers)):
+            handler = self._handlers[place]
+            if not isinstance(handler, ByExtension):
+                if handler is not gzfilter or key.lower().endswith(".gz"):
+                    asked.append((place, handler))
+                continue
+            last = handler.find(extension(key), self._max_decoded)
+            if last is not None:
+                break
+        plan = self._plans[key, first] = _Plan(tuple(asked), last)
+        return plan
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}
+
+
+def make_decoder(*args: str | Handler, **options: Any) -> Decoder:
+    """:class:`Decoder` with handlers as arguments, as ``decode(...)`` of a dataset takes them."""
+    return Decoder(args, **options)
+
+
+def _named(name: str) -> Handler:
+    if name in SPECS:
+        return Images(name)
+    if name in MEDIA:
+        return MEDIA[name]
+    if name == "pickle":
+        return Pickles()
+    raise UsageError(f'no such decoder: "{name}"', hint=", ".join(sorted((*SPECS, *MEDIA, "pickle"))))
+
+
+def _goes_on(result: Any) -> bool:
+    # webdataset's own class comes from handlers that were written for it.
+    return isinstance(result, Continue) or type(result).__name__ == "Continue"
+
+
+def _undecodable(sample: dict[str, Any], field: str, error: Exception) -> DataError:
+    url, key = sample.get("__url__"), sample.get("__key__", "")
+    if isinstance(error, DataError):
+        why, hint = error.message, error.hint
+    else:
+        text = str(error).partition("\n")[0]
+        why, hint = f"{type(error).__name__}: {text}" if text else type(error).__name__, None
+    return DataError(
+        f"cannot decode: {why}",
+        code="undecodable",
+        shard=url if isinstance(url, str) else None,
+        member=f"{key}.{field}",
+        hint=hint,
+    )

@@ -1,0 +1,344 @@
+"""The stage methods of a dataset, with webdataset's names and arguments.
+
+What it is: :class:`PerSample`, which a table has too, and :class:`Fluent`. How: each method returns a new dataset. A
+stage that is a function of a sample joins the pipeline; one that chooses positions (``slice``, ``rsample``,
+``shuffle``, ``repeat``, ``with_epoch``) changes the source or the epoch by arithmetic, so that nothing is read to be
+passed over and every state stays exact. Only ``compose`` with a generator, and what comes behind one, can do no better
+than replay. It must not know how samples are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from wdscli.codecs.limits import MAX_DECODED_BYTES
+from wdscli.errors import UsageError
+from wdscli.loader.checks import want_whole
+from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
+from wdscli.loader.read.source import IndexedSource, PositionSource
+from wdscli.loader.stages import stages
+from wdscli.loader.stages.fields import want_callable
+from wdscli.loader.stages.generators import Buffer, Islice, Regroup, Thin
+from wdscli.loader.stages.patterns import XDECODERS, ExtractKeys, RenameKeys, XDecode
+from wdscli.loader.stages.policy import Guard, Handler, reraise_exception
+from wdscli.loader.stages.recipe import Batch, Pipeline
+
+if TYPE_CHECKING:
+    from wdscli.loader.read.failures import Policy
+    from wdscli.loader.stats import Counts
+
+Function = Callable[[Any], Any]
+
+
+class Epochs(NamedTuple):
+    """Epochs of ``passes`` epochs of the source, None for no end, cut off at ``items`` of a rank, None for no cut."""
+
+    passes: int | None
+    items: int | None
+
+
+Self = TypeVar("Self", bound="PerSample")
+Whole = TypeVar("Whole", bound="Fluent")
+
+
+class PerSample:
+    """Stages that are functions of a sample; each method returns a new dataset and leaves this one as it is."""
+
+    pipeline: Pipeline
+    _counts: Counts
+    _policy: Policy | None = None
+
+    def _with(self: Self, **changes: Any) -> Self:
+        """A copy with some attributes changed."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new.__dict__.update(changes)
+        return new
+
+    def _then(self: Self, function: Function) -> Self:
+        return self._with(pipeline=self.pipeline.then(function))
+
+    def _guard(self, stage: str, handler: Handler) -> Guard:
+        return Guard(stage, handler, self._counts)
+
+    def map(self: Self, f: Function, handler: Handler = reraise_exception) -> Self:
+        """``f`` of each sample, or of each batch behind :meth:`batched`. None leaves it out, counted."""
+        want_callable(f, "map()")
+        return self._then(stages.Map(f, self._guard("map", handler)))
+
+    def map_dict(self: Self, handler: Handler = reraise_exception, **functions: Function) -> Self:
+        """Each named field by its function; samples are dicts, and copied."""
+        return self._then(stages.MapDict(functions, self._guard("map_dict", handler)))
+
+    def map_tuple(self: Self, *functions: Function | None, handler: Handler = reraise_exception) -> Self:
+        """The first values of a tuple, each by its function; None for one that stays."""
+        return self._then(stages.MapTuple(functions, self._guard("map_tuple", handler)))
+
+    def to_tuple(
+        self: Self,
+        *fields: str | Sequence[str],
+        handler: Handler = reraise_exception,
+        missing_is_error: bool = True,
+        none_is_error: bool | None = None,
+    ) -> Self:
+        """A tuple of fields; of ``"jpg;png"`` the first that is there. One string with blanks names several."""
+        guard = self._guard("to_tuple", handler)
+        return self._then(stages.ToTuple(fields, missing_is_error, none_is_error, guard))
+
+    def rename(
+        self: Self, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]
+    ) -> Self:
+        """``new="old"`` or ``new="jpg;png"``, the first that is there. With ``keep`` the fields not named stay."""
+        return self._then(stages.Rename(names, keep, self._guard("rename", handler)))
+
+    def rename_keys(
+        self: Self,
+        *renamings: tuple[str, str],
+        keep_unselected: bool = False,
+        must_match: bool = True,
+        duplicate_is_error: bool = True,
+        **more: str,
+    ) -> Self:
+        """``(new name, pattern)`` or ``new="*.pattern"`` for fields; the last that fits counts."""
+        pairs = [(pattern, name) for name, pattern in (*renamings, *more.items())]
+        guard = self._guard("rename_keys", reraise_exception)
+        return self._then(RenameKeys(pairs, keep_unselected, must_match, duplicate_is_error, guard))
+
+    def extract_keys(
+        self: Self,
+        *patterns: str | Sequence[str],
+        duplicate_is_error: bool = True,
+        ignore_missing: bool = False,
+    ) -> Self:
+        """A tuple of the fields that match patterns such as ``"*.jpg;*.png"``."""
+        guard = self._guard("extract_keys", reraise_exception)
+        return self._then(ExtractKeys(patterns, duplicate_is_error, ignore_missing, guard))
+
+    def decode(
+        self: Self,
+        *args: Any,
+        pre: Any = None,
+        post: Any = None,
+        only: Any = None,
+        partial: bool = False,
+        handler: Handler | None = None,
+        max_decoded: int = MAX_DECODED_BYTES,
+    ) -> Self:
+        """Payloads decoded by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers. Without ``handler``
+        a sample that cannot be decoded is an error, or left out where the dataset has another ``on_error``. What
+        would become more than ``max_decoded`` bytes cannot be decoded."""
+        from wdscli.loader.stages.decoding import Decoder
+
+        decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial, max_decoded=max_decoded)
+        if handler is None:
+            handler = reraise_exception if self._policy is None else self._policy.undecodable
+        return self._then(stages.Apply(decoder, self._guard("decode", handler)))
+
+    def xdecode(
+        self: Self,
+        *decoders: tuple[str, Function],
+        must_decode: bool = True,
+        defaults: Iterable[tuple[str, Function]] = XDECODERS,
+        **more: Function,
+    ) -> Self:
+        """Payloads decoded by ``(pattern, function of a stream)``, or ``ext=function``. There is no pickle among the
+        defaults."""
+        pairs = [*defaults, *decoders, *((f"*.{name}", function) for name, function in more.items())]
+        guard = self._guard("xdecode", reraise_exception)
+        return self._then(XDecode(pairs, must_decode, guard))
+
+
+class Fluent(PerSample):
+    """All stages of what is iterated."""
+
+    source: PositionSource
+    _views: tuple[tuple[Slice, bool], ...]
+    _span: Epochs | None
+    _length: int | None
+
+    def select(self: Whole, predicate: Callable[[Any], bool], handler: Handler = reraise_exception) -> Whole:
+        """Only the samples for which ``predicate`` holds, the others counted. They leave gaps: batches become smaller,
+        and no sample moves to another batch, so that every rank and every resumed run sees the same ones."""
+        want_callable(predicate, "select()")
+        return self._then(stages.Select(predicate, self._guard("select", handler)))
+
+    def associate(self: Self, associator: Any) -> Self:
+        """More fields for each sample, by its key: a mapping of mappings, or a function of the key."""
+        return self._then(stages.Associate(associator, self._guard("associate", reraise_exception)))
+
+    def info(
+        self: Self,
+        fmt: str | None = None,
+        n: int = 3,
+        every: int = -1,
+        width: int = 50,
+        stream: Any = None,
+        name: str = "",
+    ) -> Self:
+        """Shows the first ``n`` samples of this process and then one of ``every``, on stderr or ``stream``."""
+        return self._then(stages.Info(fmt, n, every, width, stream, name))
+
+    def log_keys(self: Whole, logfile: str | None = None) -> Whole:
+        """A line for each sample at the end of ``logfile``: number in this process, worker, rank, key."""
+        return self._then(stages.LogKeys(logfile)) if logfile else self
+
+    def mcached(self: Whole) -> Whole:
+        """What the stages so far make of each sample is kept in the memory of each worker."""
+        if self.pipeline.batch is not None or self.pipeline.generators:
+            raise UsageError(
+                "mcached() keeps samples, not batches", hint="put it before batched() and compose()"
+            )
+        kept = stages.Remembered(self.pipeline.before)
+        return self._with(pipeline=self.pipeline._replace(before=(kept,)))
+
+    def lmdb_cached(self, *args: Any, **kw: Any) -> Any:
+        """Refused: raises UsageError."""
+        raise UsageError("lmdb_cached() is not there", hint="mcached() keeps decoded samples in memory")
+
+    def batched(
+        self: Whole,
+        batchsize: int = 20,
+        collation_fn: Function | None = stages.collated,
+        partial: bool = True,
+    ) -> Whole:
+        """Batches of ``batchsize`` samples of this rank; ``collation_fn`` makes one of a list, None leaves the list.
+        Without ``partial``, what is left at the end is left out."""
+        batchsize = want_whole("batched: batchsize", batchsize, 1)
+        if self.pipeline.generators or self.pipeline.spreads:
+            return self._through(Regroup(batchsize, collation_fn, partial))
+        if self.pipeline.batch is not None:
+            raise UsageError("batches of batches are not made", hint="unbatched() first, or batched() once")
+        return self._with(
+            pipeline=self.pipeline._replace(batch=Batch(batchsize, collation_fn or list, partial))
+        )
+
+    def listed(self: Whole, batchsize: int, partial: bool = True) -> Whole:
+        """Batches that are lists of samples."""
+        return self.batched(batchsize, collation_fn=None, partial=partial)
+
+    def unbatched(self: Whole) -> Whole:
+        """The samples of batches, which are tuples or dicts of columns."""
+        return self._with(pipeline=self.pipeline.spread(stages.unbatched))
+
+    def unlisted(self: Whole) -> Whole:
+        """The samples of lists."""
+        return self._with(pipeline=self.pipeline.spread(stages.unlisted))
+
+    def shuffle(
+        self: Whole,
+        size: int = 1000,
+        *,
+        initial: int = 100,
+        seed: int | None = None,
+        rng: Any = None,
+        handler: Any = None,
+    ) -> Whole:
+        """Samples in the window order when ``size`` is not 0, without a buffer; nothing changes when they are shuffled
+        already. Behind a generator, a buffer of ``size``. ``initial`` and ``handler`` have nothing to say."""
+        if rng is not None:
+            raise UsageError(
+                "shuffle(rng=) is not there", hint="the order is a function of WebDataset(seed=)"
+            )
+        if (
+            want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")')
+            < 1
+        ):
+            return self
+        if self.pipeline.generators:
+            return self._through(Buffer(size, self._seed if seed is None else seed))
+        self._behind_no_slice("shuffle")
+        stream: Any = self.source
+        if self.is_stream:
+            return self._with(source=stream.shuffled(size, initial, self._seed if seed is None else seed))
+        return self._with(source=_shuffled(self.source, self._seed if seed is None else seed))
+
+    @property
+    def _seed(self) -> int:
+        return int(getattr(getattr(self, "source", None), "seed", 0))
+
+    def rsample(self: Whole, p: float = 0.5) -> Whole:
+        """A random part of the samples, others in each epoch: exactly ``round(p * n)`` of n, chosen before they are
+        read."""
+        if not 0 <= p <= 1:
+            raise UsageError(f"rsample({p}): a part is from 0 to 1")
+        if self.pipeline.generators or self.is_stream:
+            return self._through(Thin(p, self._seed))
+        self._behind_no_slice("rsample")
+        return self if p == 1 else self._with(source=Viewed(self.source, Thinned(p, self._seed)))
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the samples can only be had from front to back."""
+        return bool(getattr(self.source, "is_stream", False))
+
+    def _behind_no_slice(self, stage: str) -> None:
+        if self._views:
+            raise UsageError(f"{stage}() behind a slice() of batches", hint=f"put {stage}() before batched()")
+
+    def slice(self: Whole, *args: int | None) -> Whole:
+        """``slice(stop)`` or ``slice(start, stop[, step])`` of an epoch's samples, or behind :meth:`batched` of its
+        batches. Behind ``select`` and generators it counts what comes out, in each worker."""
+        args = tuple(one if one is None else want_whole("slice", one) for one in args)
+        if not 1 <= len(args) <= 3 or (len(args) == 3 and args[2] is not None and args[2] < 1):
+            raise UsageError(
+                f"slice{args}", hint="slice(stop) or slice(start, stop[, step]) with a step of at least 1"
+            )
+        start, stop, step = (None, args[0], None) if len(args) == 1 else (*args, None)[:3]
+        chosen = Slice(start, stop, step)
+        chooses = any(isinstance(one, stages.Select) for one in self.pipeline.before)
+        if self.pipeline.generators or chooses or self.is_stream:
+            return self._through(Islice(chosen))
+        if self.pipeline.batch is None:
+            return self._with(source=Viewed(self.source, chosen))
+        return self._with(_views=(*self._views, (chosen, not self.pipeline.spreads)))
+
+    def with_epoch(self: Whole, nsamples: int = -1, nbatches: int = -1) -> Whole:
+        """Epochs of so many items (batches, behind :meth:`batched`) of a rank, of all its workers together. An epoch
+        goes on where the one before was cut, so all samples come once before any comes again."""
+        items = max(
+            want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches)
+        )
+        return self._with(_span=Epochs(None, items if items > 0 else None))
+
+    def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
+        """Epochs of ``nepochs`` epochs, each in its own order, at most ``nbatches`` items; endless without a number."""
+        nepochs, nbatches = want_whole("repeat: nepochs", nepochs), want_whole("repeat: nbatches", nbatches)
+        return self._with(_span=Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None))
+
+    def with_length(self: Whole, n: int, silent: bool = True) -> Whole:
+        """The same samples, and ``len()`` says ``n``."""
+        return self._with(_length=want_whole("with_length: n", n, 0))
+
+    def compose(self: Whole, *args: Any) -> Whole:
+        """More stages: generator functions of an iterator, objects with ``run``, or stages that were made by
+        ``wds.map(...)`` and the like, which are the same as the methods. A generator runs over what one worker gives;
+        a state behind one is exact with the same number of ranks and workers only, and to go on is to replay."""
+        new = self
+        for stage in args:
+            added = getattr(stage, "added_to", None)
+            new = added(new) if added is not None else new._through(getattr(stage, "run", stage))
+        return new
+
+    def append(self, f: Any) -> None:
+        """Add a stage to this dataset itself, as webdataset does; :meth:`compose` leaves it as it is."""
+        self.__dict__.update(self.compose(f).__dict__)
+
+    def _through(self: Whole, generator: Any) -> Whole:
+        if not callable(generator):
+            raise UsageError(f"{generator!r} is no stage", hint="a function of an iterator")
+        return self._with(pipeline=self.pipeline.through(generator))
+
+
+def _shuffled(source: PositionSource, seed: int) -> PositionSource:
+    """``source`` in a shuffled order, itself when it has one."""
+    inner: Any = source
+    while isinstance(inner, Viewed):
+        if isinstance(inner.view, Mixed):
+            return source
+        inner = inner.source
+    if getattr(inner, "is_shuffled", False):
+        return source
+    if source is inner and isinstance(inner, IndexedSource):
+        return inner.shuffled(shuffle="window", seed=seed)
+    return Viewed(source, Mixed(seed))

@@ -1,0 +1,108 @@
+"""Stages over all that one worker gives, for behind ``compose``: buffers and counts that no position can stand for.
+
+They give the same for the same input, so that a replay is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+from wdscli.loader.order.order import key
+from wdscli.loader.order.views import Slice
+from wdscli.loader.stages.policy import StopEpoch
+from wdscli.loader.stages.recipe import Generator
+
+BUFFERED, THINNED = 7, 5
+"""What a key is for, as in :mod:`wdscli.loader.order.order`."""
+
+
+def through(generators: Sequence[Generator], items: Iterator[Any], epoch: int) -> Iterator[Any]:
+    """What generators make of the items of an epoch. Those of this module throw their dice anew in each."""
+    for generator in generators:
+        if isinstance(generator, (Buffer, Thin)):
+            items = generator._replace(seed=key(generator.seed, epoch))(items)
+        else:
+            items = iter(generator(items))
+    return items
+
+
+def epochs_over(
+    source: Iterable[Any], generators: Sequence[Generator], span: Any, first: int
+) -> Iterator[Any]:
+    """What generators make of ``source``, again and again as ``span`` (passes, items) says, counting epochs from
+    ``first``."""
+    passes, limit = (1, None) if span is None else span
+
+    def items() -> Iterator[Any]:
+        for epoch in count(first) if passes is None else range(first, first + passes):
+            flow = through(generators, iter(source), epoch)
+            empty = True
+            with suppress(StopEpoch):
+                for item in flow:
+                    empty = False
+                    yield item
+            if empty:
+                return
+
+    return islice(items(), limit)
+
+
+class Buffer(NamedTuple):
+    """A shuffle in a buffer of ``size``."""
+
+    size: int
+    seed: int
+
+    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
+        held: list[Any] = []
+        for number, item in enumerate(items):
+            held.append(item)
+            if len(held) >= self.size:
+                yield self._taken(held, number)
+        for number in count():
+            if not held:
+                return
+            yield self._taken(held, -1 - number)
+
+    def _taken(self, held: list[Any], number: int) -> Any:
+        place = key(self.seed, BUFFERED, number) % len(held)
+        held[place], held[-1] = held[-1], held[place]
+        return held.pop()
+
+
+class Thin(NamedTuple):
+    """Each item with probability ``p``."""
+
+    p: float
+    seed: int
+
+    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
+        for number, item in enumerate(items):
+            if key(self.seed, THINNED, number) < self.p * 2.0**64:
+                yield item
+
+
+class Islice(NamedTuple):
+    """A slice of what comes, with no negative numbers."""
+
+    chosen: Slice
+
+    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
+        return islice(items, *self.chosen)
+
+
+class Regroup(NamedTuple):
+    """Batches of ``size`` of what comes."""
+
+    size: int
+    collate: Callable[[list[Any]], Any] | None
+    partial: bool
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
+        items = iter(items)
+        while some := list(islice(items, self.size)):
+            if len(some) == self.size or self.partial:
+                yield some if self.collate is None else self.collate(some)

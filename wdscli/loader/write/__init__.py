@@ -1,0 +1,1 @@
+"""Samples of training code into shards."""
