@@ -12,7 +12,7 @@ import pytest
 
 from wdscli.cli.main import COMMANDS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
 

@@ -564,7 +564,7 @@ class TestPlans:
 
 
 def test_what_the_readme_shows(images: str, tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     lines = readme.split("<!-- join -->\n```sh\n")[1].split("```")[0]
     (tmp_path / "set").symlink_to(images)
     script = re.sub(r"\bwds\b(?= )", f"{sys.executable} -m wdscli", "set -e\n" + lines)

@@ -4,7 +4,7 @@ Each case runs in a folder of its own, on sets that :mod:`awkward_sets` and :mod
 canonical and foreign headers, pax names, global headers, repeated keys, empty shards, samples larger than a buffer.
 Compared are one digest of the shards, one of all other files (manifests, indexes), and the exit codes. The digests lie
 in ``golden/same_bytes.json``. Where output is *meant* to change, ``WDSCLI_NEW_DIGESTS=1 pytest
-tests/test_same_bytes.py`` writes them anew, and the change of that file is what a reviewer looks at.
+tests/commands/test_same_bytes.py`` writes them anew, and the change of that file is what a reviewer looks at.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shard_cases import numbered, tar_of
 
 from wdscli.cli.main import main
 
-GOLDEN = Path(__file__).parent / "golden" / "same_bytes.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "same_bytes.json"
 NEW = os.environ.get("WDSCLI_NEW_DIGESTS") == "1"
 OUT = "out/o-%06d.tar"
 PARTS = "out/{part}-%06d.tar"

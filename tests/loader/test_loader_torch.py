@@ -95,7 +95,7 @@ if __name__ == "__main__":
 
 def test_torch_may_be_imported_last_and_workers_may_be_spawned(manifest: str, tmp_path: Path) -> None:
     script = tmp_path / "late.py"
-    script.write_text(LATE.format(tests=str(Path(__file__).parent), manifest=manifest))
+    script.write_text(LATE.format(tests=str(Path(__file__).parents[1] / "support"), manifest=manifest))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == epoch_of(manifest, 2)

@@ -20,7 +20,7 @@ from wdscli.errors import UsageError
 from wdscli.tar import END_OF_ARCHIVE, Form, TarWriter, build_header, padding
 from wdscli.tar.header import split_long_name
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 GNU_OPTIONS = ["--format=ustar", "--owner=0", "--group=0", "--numeric-owner", "--mode=0644", "-b", "1"]
 LONG = [
     b"key/" + b"k" * 250 + b".jpg",

@@ -222,7 +222,7 @@ def test_the_same_bytes_whatever_the_surroundings(photos: Path, tmp_path: Path) 
             "--max-count",
             "2",
         ]
-        surroundings = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **env}
+        surroundings = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **env}
         surroundings.pop("SOURCE_DATE_EPOCH", None)
         script = f'umask {mask}; exec "$@"'
         subprocess.run(["sh", "-c", script, "sh", *words, *extra], check=True, env=surroundings, cwd=source)
@@ -480,7 +480,7 @@ def test_one_output(photos: Path, create: Create) -> None:
 def test_standard_output(photos: Path, create: Create, tmp_path: Path) -> None:
     whole = create(photos) / "o-000000.tar"
     words = [sys.executable, "-m", "wdscli", "create", str(photos), "-o", "-"]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(words, check=True, capture_output=True, env=env, cwd=tmp_path)
     assert done.stdout == whole.read_bytes()
 

@@ -26,7 +26,7 @@ from wdscli.plan.planfile import load_plan, mark_of
 
 Command = Callable[..., Ran]
 COMMAND: list[str] = []
-README = Path(__file__).resolve().parent.parent / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from wdscli.executors import engines, make_executor, run_tasks, workers_of
 from wdscli.executors.engines import Engine, open_engine
 from wdscli.storage import local_path
 
-PAGE = Path(__file__).resolve().parent.parent / "man" / "man1" / "wdscli.1"
+PAGE = Path(__file__).resolve().parents[2] / "man" / "man1" / "wdscli.1"
 
 
 def literals_of(section: str) -> list[str]:

@@ -19,7 +19,7 @@ from wdscli.loader.order import order
 from wdscli.loader.order.order import EpochOrder
 from wdscli.shards import ShardWriter
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "man" / "man7" / "wdscli-loader.7").read_text()
 COUNT = 40
 

@@ -595,7 +595,7 @@ def test_torch_is_loaded_when_a_tensor_is_made_and_not_before() -> None:
 
 
 def test_the_manual_tells_of_every_name() -> None:
-    text = (Path(__file__).parent.parent / "man" / "man7" / "wdscli-fields.7").read_text()
+    text = (Path(__file__).parents[2] / "man" / "man7" / "wdscli-fields.7").read_text()
     words = set(re.findall(r"[A-Za-z0-9_]+", text))
     decoding, _, encoding = text.partition(".Sh ENCODERS")
     assert not {*SPECS, *DEFAULTS, *MEDIA, *FILM, *SOUNDFILE, *AV_SOUND} - words

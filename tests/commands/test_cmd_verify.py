@@ -394,7 +394,7 @@ def test_the_man_page_names_every_code_with_its_severity() -> None:
     from wdscli.verify.findings import KINDS
     from wdscli.verify.profiles import DEMANDS
 
-    page = (Path(__file__).parent.parent / "man/prose/wdscli-verify.1").read_text()
+    page = (Path(__file__).parents[2] / "man/prose/wdscli-verify.1").read_text()
     told = {**KINDS, **DEMANDS}
     del told["damaged"]
     assert [line for line in page.splitlines() if line.startswith(".It Sy")] == [

@@ -15,7 +15,7 @@ from wdscli.loader.compat.names import Refused
 
 theirs = pytest.importorskip("webdataset")
 
-PAGE = Path(__file__).resolve().parent.parent / "man" / "prose" / "wdscli-webdataset.7"
+PAGE = Path(__file__).resolve().parents[2] / "man" / "prose" / "wdscli-webdataset.7"
 
 
 def listed() -> dict[str, dict[str, set[str]]]:

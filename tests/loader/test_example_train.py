@@ -13,7 +13,7 @@ import pytest
 
 from wdscli.cli.main import main
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "examples" / "train.py"
 
 
