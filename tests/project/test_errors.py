@@ -148,16 +148,6 @@ class TestNotTakenForTheSystems:
         assert ran.code == 4
         assert f"error: {pipe} failed: exit status 3" in ran.err
 
-    def test_records_in_scratch_space(self, tmp_path: Path) -> None:
-        from wdscli.ops import external
-
-        for store in (
-            lambda: external.store(fails(), "<u8", str(tmp_path / "a")),
-            lambda: external.store_at(fails(), "<u8", 3, str(tmp_path / "b")),
-        ):
-            with pytest.raises(InputError, match="the input is gone"):
-                store()
-
     def test_a_stretch_of_a_shard(self, tmp_path: Path) -> None:
         from wdscli.copy.scatter import Destination, _write_stretch
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from shard_cases import Ran, content, leftovers, outputs, tar_of, wds
 
-from wdscli.copy import copier as gathering
 from wdscli.errors import OutputExistsError
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
+from wdscli.run import run as gathering
 from wdscli.run import run as running
 from wdscli.shards.output import OutputSet, ShardSettings
 
@@ -47,7 +47,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, run: Command, tmp_path: Path) -
 
     def end(*args: object, after: int = 3) -> None:
         done = 0
-        original = gathering._gathered
+        original = gathering.gather
 
         def some(task: Any) -> Any:
             nonlocal done
@@ -57,7 +57,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, run: Command, tmp_path: Path) -
             return original(task)
 
         with monkeypatch.context() as patch:
-            patch.setattr(gathering, "_gathered", some)
+            patch.setattr(gathering, "gather", some)
             assert run(*args).code == 5
         assert len(outputs(tmp_path / "out")) == after
         assert not list(tmp_path.glob("out/*.json"))
@@ -69,13 +69,13 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, run: Command, tmp_path: Path) -
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards that are made from now on."""
     names: list[str] = []
-    original = gathering._gathered
+    original = gathering.gather
 
     def noted(task: Any) -> Any:
         names.append(os.path.basename(task.address))
         return original(task)
 
-    monkeypatch.setattr(gathering, "_gathered", noted)
+    monkeypatch.setattr(gathering, "gather", noted)
     return names
 
 
@@ -431,7 +431,7 @@ class TestTidying:
     ) -> None:
         """Shards of the old set are in the way of --resume, and not in that of --resume --force."""
         assert run(*with_count(command, "2"), "--seed", 5).code == 0
-        original = gathering._gathered
+        original = gathering.gather
 
         def some(task: Any) -> Any:
             if task.address.endswith("2.tar"):
@@ -439,7 +439,7 @@ class TestTidying:
             return original(task)
 
         with monkeypatch.context() as patch:
-            patch.setattr(gathering, "_gathered", some)
+            patch.setattr(gathering, "gather", some)
             assert run(*command, "--force").code == 5
         assert not (tmp_path / "out" / "out-manifest.json").exists()
         assert run(*command, "--resume").code == 4

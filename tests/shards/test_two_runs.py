@@ -81,8 +81,8 @@ def test_a_second_run_is_refused_while_the_first_lives(command: list[object], tm
     assert wds(*command).code == 0
     alone = content(tmp_path / "out")
     held = Held(tmp_path, *command, "--force")
-    for more in (["--force"], ["--force", "--max-count", 2]):
-        ran = wds(*command, *more)
+    for count in (3, 2):
+        ran = wds(*command[: command.index("--max-count")], "--max-count", count, "-q", "--force")
         assert ran.code == 4, ran.err
         assert "another run is writing" in ran.err
         assert f"process {held.process.pid}" in ran.err

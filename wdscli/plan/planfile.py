@@ -192,7 +192,11 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "plan": mark_of(plan)._asdict(),
         "output": absolute_output(request.output),
         "parts": [part.name for part in plan.parts],
-        "settings": {**settings._asdict(), "form": list(settings.form), "witness": None},
+        "settings": {
+            **{name: value for name, value in settings._asdict().items() if name != "ticket"},
+            "form": list(settings.form),
+            "witness": None,
+        },
         "fields": plain_rule(request.selection.field_rule),
         "rekey": None if plan.rekey is None else plan.rekey.format,
         "preserve": request.preserve,

@@ -109,6 +109,9 @@ class Claim:
         try:
             claim._open(folder)
             claim._wait_for_lock(address)
+        except OutputError:
+            claim.release()
+            raise
         except OSError as error:
             if error.errno in _CANNOT_LOCK:
                 with contextlib.suppress(OSError):
