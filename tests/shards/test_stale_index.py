@@ -410,14 +410,15 @@ class TestLeftOut:
         assert plain(IndexedDataset(str(shard))[0])["cls"] == b"0"
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3]:
+    pytest.importorskip("moto")
+    with s3_server() as server:
+        yield server
+
+
 class TestStore:
     """An object that is uploaded again: the same size, and another ETag."""
-
-    @pytest.fixture(scope="class")
-    def server(self) -> Iterator[S3]:
-        pytest.importorskip("moto")
-        with s3_server() as server:
-            yield server
 
     def uploaded(self, server: S3, folder: Path, index: bool = True) -> tuple[str, Set]:
         made = Set(folder / "set", {})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
-from wdscli.plan.headers import headers_of_batch
+from wdscli.plan.headers import headers_of_batches
 from wdscli.plan.indexed import plain_rows
 from wdscli.plan.overflow import Overflow, StoredRows
 from wdscli.plan.preserve import kept_length, kept_mark, kept_members
@@ -191,6 +191,10 @@ class Collected:
         return self._values.values() if self._has_values else None
 
 
+_TOGETHER = 16
+"""How many batches' headers are hashed at once."""
+
+
 class _Columns:
     """Rows while they are found: Python's own arrays, which grow cheaply."""
 
@@ -202,7 +206,8 @@ class _Columns:
         self.members = array("I")
         self.marks = bytearray()
         self.keys = array("Q")
-        self.headers = array("I")
+        self._headers = array("I")
+        self._batches: list[tuple[SampleBatch, Sequence[int] | None]] = []
 
     def add(self, batch: SampleBatch, row: int, length: int, members: int, mark: int, key: int) -> None:
         """One sample of a batch: the bytes and members it will have, its mark and the hash of its (new) key."""
@@ -215,6 +220,17 @@ class _Columns:
         self.marks.append(mark)
         self.keys.append(key)
 
+    def note(self, batch: SampleBatch, rows: Sequence[int] | None) -> None:
+        """Take the headers of some samples of a batch, None for all, in the order in which they are added."""
+        self._batches.append((batch, rows))
+        if len(self._batches) >= _TOGETHER:
+            self._settle()
+
+    def _settle(self) -> None:
+        """The headers of several batches at once: arrays pay for themselves only where they are long."""
+        batches, self._batches = self._batches, []
+        self._headers.frombytes(headers_of_batches(batches).tobytes())
+
     def rows(self) -> Rows:
         import numpy
 
@@ -222,7 +238,8 @@ class _Columns:
         rows["place"], rows["start"], rows["length"] = self.places, self.starts, self.lengths
         rows["out"], rows["members"], rows["key"] = self.out_lengths, self.members, self.keys
         rows["mark"] = numpy.frombuffer(self.marks, dtype=numpy.uint8)
-        rows["headers"] = self.headers
+        self._settle()
+        rows["headers"] = self._headers
         return rows
 
 
@@ -364,8 +381,7 @@ def _add(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence
     check_names(batch, task.address)
     everything = rows is None or len(rows) == len(batch.keys)
     if len(batch.keys):
-        headers = headers_of_batch(batch)
-        columns.headers.frombytes((headers if everything else headers[list(rows or ())]).tobytes())
+        columns.note(batch, None if everything else rows)
     if everything and task.rekey is None and not task.selection.changes_members and not any(batch.marks):
         _add_plain(columns, batch)
         return
