@@ -122,7 +122,7 @@ class StorageError(WdsError, OSError):
     ) -> StorageError:
         kinds = _KINDS.get(cls, {})
         kind = next((kind for base, kind in kinds.items() if isinstance(cause, base)), cls)
-        return OSError.__new__(kind, message)
+        return OSError.__new__(kind, shown(message))
 
     def __init__(self, message: str, *, hint: str | None = None, cause: BaseException | None = None) -> None:
         super().__init__(message, hint=hint)

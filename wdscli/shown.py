@@ -172,7 +172,7 @@ def _tells(error: BaseException, seen: set[int]) -> bool:
     seen.add(id(error))
     behind = _behind(error)
     return (
-        type(error).__module__.partition(".")[0] not in ("builtins", "wdscli")
+        type(error).__module__.partition(".")[0] not in ("builtins", "concurrent", "wdscli")
         or any(shown(text) != text for text in (str(error), repr(error)))
         or (behind is not None and _tells(behind, seen))
     )

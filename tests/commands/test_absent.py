@@ -12,7 +12,6 @@ from conftest import Command
 from shard_cases import keys_of, leftovers, members_of, write_shards
 
 from wdscli.errors import DataError
-from wdscli.ops import large
 from wdscli.ops.cat import cat
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.plan import Request
@@ -204,7 +203,7 @@ BY = [
 ]
 
 
-@pytest.mark.parametrize("held", ["held", "on disc", "here and there"])
+@pytest.mark.parametrize("held", ["held", "here and there"])
 @pytest.mark.parametrize(("how", "said", "hint"), BY, ids=lambda value: " ".join(value or ""))
 def test_an_order_by_what_is_nowhere(
     run: Command,
@@ -217,7 +216,6 @@ def test_an_order_by_what_is_nowhere(
     monkeypatch: Any,
 ) -> None:
     """Also where surveys are made by other processes, which tell what they have seen."""
-    monkeypatch.setattr(large, "ROW_COST", 1 << 40 if held == "on disc" else large.ROW_COST)
     more = ["-j2"] if held == "here and there" else []
     if more:
         monkeypatch.setattr("wdscli.plan.surveying.useful_jobs", lambda *_: 2)

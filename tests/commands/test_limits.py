@@ -11,17 +11,7 @@ import pytest
 from conftest import Command
 from shard_cases import content, keys_of, members_of, numbered, write_shards
 
-from wdscli.ops import large
-
 COMMAND: list[str] = []
-
-
-@pytest.fixture(params=["held", "on disc"])
-def where(request: Any, monkeypatch: Any) -> str:
-    """Plans in memory, and in scratch files."""
-    if request.param == "on disc":
-        monkeypatch.setattr(large, "ROW_COST", 1 << 40)
-    return str(request.param)
 
 
 @pytest.fixture
@@ -42,7 +32,6 @@ ORDERS: dict[str, list[str]] = {
     "interleave": ["merge", "--interleave"],
     "weights": ["merge", "--weights", "3,1,2"],
     "first": ["merge", "--interleave", "--stop", "first"],
-    "repeat": ["merge", "--interleave", "--stop", "repeat"],
     "dedup": ["merge", "--dedup", "cls"],
     "dedup in turn": ["merge", "--dedup", "cls", "--interleave"],
     "shuffle": ["shuffle", "--seed", "3"],
@@ -54,7 +43,7 @@ class TestWhatComesOut:
     @pytest.mark.parametrize("limit", [1, 5, 20, 99])
     @pytest.mark.parametrize("how", ORDERS.values(), ids=ORDERS)
     def test_it_is_the_beginning(
-        self, good: Command, sets: list[str], tmp_path: Path, where: str, how: list[str], limit: int
+        self, good: Command, sets: list[str], tmp_path: Path, how: list[str], limit: int
     ) -> None:
         good(*how, *sets, "-o", tmp_path / "all.tar")
         ran = good(*how, *sets, "-o", tmp_path / "some.tar", "--limit", limit, "--json")
@@ -75,9 +64,7 @@ class TestWhatComesOut:
         assert keys_of(tmp_path / "o.tar") == ["a003", "a002"]
 
     @pytest.mark.parametrize("how", [["split"], ["cat"], ["shuffle"], ["sort"]], ids=" ".join)
-    def test_repeated_keys_do_not_count(
-        self, good: Command, tmp_path: Path, where: str, how: list[str]
-    ) -> None:
+    def test_repeated_keys_do_not_count(self, good: Command, tmp_path: Path, how: list[str]) -> None:
         sets = write_shards(tmp_path / "in", [numbered(4, "a"), numbered(3, "a"), numbered(4, "b")])
         good(*how, *sets, "-o", tmp_path / "all.tar", "--on-duplicate", "skip")
         good(*how, *sets, "-o", tmp_path / "o.tar", "--on-duplicate", "skip", "--limit", "6")
@@ -103,7 +90,7 @@ class TestWhatComesOut:
         output = [] if how == "ls" else ["-o", tmp_path / "o.tar"]
         good(how, *sets, *output, "--limit", "12")
 
-    def test_a_stored_plan(self, good: Command, sets: list[str], tmp_path: Path, where: str) -> None:
+    def test_a_stored_plan(self, good: Command, sets: list[str], tmp_path: Path) -> None:
         words = [*sets, "--interleave", "--limit", "9", "--max-count", "2"]
         good("merge", *words, "-o", f"{tmp_path}/one/o-%d.tar")
         good("merge", *words, "-o", f"{tmp_path}/two/o-%d.tar", "--plan", tmp_path / "plan")
@@ -134,7 +121,6 @@ class TestParts:
         self,
         good: Command,
         tmp_path: Path,
-        where: str,
         way: list[str],
         limit: int,
         drops: bool,
@@ -162,11 +148,6 @@ def shards_of(folder: Path) -> dict[str, bytes]:
 
 
 class TestJoin:
-    @pytest.fixture(autouse=True)
-    def in_files_too(self, where: str, monkeypatch: Any) -> None:
-        if where == "on disc":
-            monkeypatch.setattr("wdscli.plan.join.join.ROW_BYTES", 1 << 40)
-
     @pytest.mark.parametrize("kind", ["inner", "left", "outer"])
     @pytest.mark.parametrize("limit", [1, 3, 6, 99])
     def test_it_is_the_beginning(self, good: Command, tmp_path: Path, kind: str, limit: int) -> None:

@@ -20,7 +20,7 @@ import pytest
 import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.place.place import pipes
+from wdscli.loader.place import pipes
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Batches
 from wdscli.loader.read import ahead, reading

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from shard_cases import Ran
 from storage_servers import S3, s3_server
-from wdscli.ops.ls import ls
 
 from wdscli.errors import InputNotFoundError
 from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.loader.read import catalog
+from wdscli.look.listing import ls
 from wdscli.ops.verify import verify
 from wdscli.shards import ShardWriter, open_set
 from wdscli.shards.inputs import fingerprint_of, missing_shards, whole_set

@@ -69,14 +69,8 @@ def bench(
     """Take batches of ``batch`` samples (0: single samples) for about ``seconds``. ``decode`` is what ``decode()``
     takes, None for raw bytes; ``workers`` are processes of torch's DataLoader, 0 for none. Raises UsageError, as for
     workers without torch, InputError and DataError."""
-    data = WebDataset(
-        urls,
-        shuffle=shuffle,
-        fields=fields,
-        prefetch=prefetch,
-        threads=threads,
-        trust_addresses=trust_addresses,
-    )
+    trust: dict[str, Any] = {"trust_addresses": True} if trust_addresses else {}
+    data = WebDataset(urls, shuffle=shuffle, fields=fields, prefetch=prefetch, threads=threads, **trust)
     if decode is not None:
         data = data.decode(decode)
     if batch:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
 
-from wdscli.errors import DataError, OutputError, UsageError, WdsError
+from wdscli.errors import DataError, InputNotFoundError, OutputError, UsageError, WdsError
 from wdscli.storage import (
     Source,
     is_local,
@@ -81,9 +81,10 @@ class Input(NamedTuple):
         return source
 
     def confirm(self) -> None:
-        """Raise InputError for a local file that is another one now than when the plan was made."""
+        """Raise InputError for a local file that is another one now than when the plan was made. One that is gone was
+        read from what it was."""
         if self.stamp is not None and not self.copy and is_local(self.address):
-            with self.open() as source:
+            with suppress(InputNotFoundError), self.open() as source:
                 source.confirm()
 
 
