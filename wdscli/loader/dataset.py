@@ -151,14 +151,23 @@ class PositionDataset(Fluent):
         """Batches of an epoch, the same on every rank."""
         return self._batches(None, epoch).total
 
-    def _gathered(self) -> Counts:
+    @property
+    def all_counts(self) -> list[Counts]:
+        """Where it is counted what is left out."""
+        return [self._counts]
+
+    def counted(self) -> Counts:
         """What was counted as left out."""
-        return self._counts
+        counts = Counts()
+        for one in self.all_counts:
+            counts.merge(one.rows())
+        return counts
 
     def take_counts(self) -> list[tuple[str, str, int]]:
         """What was counted as left out, which is not counted any more."""
-        rows = self._counts.rows()
-        self._counts.clear()
+        rows = self.counted().rows()
+        for one in self.all_counts:
+            one.clear()
         return rows
 
     def take_times(self) -> dict[str, Any]:
@@ -201,7 +210,7 @@ class PositionDataset(Fluent):
         iteration = self.standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
         found = items(start, share, iteration)
-        return warning_of_losses(found, share.worker, self._gathered) if in_worker() else found
+        return warning_of_losses(found, share.worker, self.counted) if in_worker() else found
 
     def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """The state follows what was given."""
@@ -252,9 +261,9 @@ class PositionDataset(Fluent):
         items = through(self.pipeline.generators, items, start.epoch)
         if self._span is not None and self._span.items is not None:
             items = islice(items, len(range(share.worker, self._span.items, share.workers)))
-        yield from self.counted(items, start._replace(topology=topology), iteration)
+        yield from self.replayed(items, start._replace(topology=topology), iteration)
 
-    def counted(self, items: Iterable[Any], start: Place, iteration: int) -> Iterator[Any]:
+    def replayed(self, items: Iterable[Any], start: Place, iteration: int) -> Iterator[Any]:
         """Those of ``items`` that a place has not counted yet; the place counts them."""
         place = start
         with suppress(StopEpoch):
@@ -379,7 +388,7 @@ class PositionDataset(Fluent):
         """What happened so far in this process, and in workers that tell it, as WebLoader's do: ``dropped``, what was
         left out, by shard and reason; ``samples`` and ``bytes`` that were read; ``seconds_reading`` in waiting for
         bytes, ``seconds_working`` in stages such as decode, ``seconds_waiting`` for whoever takes what comes out."""
-        return {"dropped": self._counts.by_shard(), **self._times.shown()}
+        return {"dropped": self.counted().by_shard(), **self._times.shown()}
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Where this is: plain values under 1 KB, the same on every rank, fresh ones at every call.

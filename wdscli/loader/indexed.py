@@ -19,8 +19,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.checks import wanted_fields
-from wdscli.loader.compat.urls import Urls, addresses_of
+from wdscli.loader.checks import Urls, addresses_of, wanted_fields
 from wdscli.loader.order.ordinals import Layout, Ordinals, layout
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, instead, read_each

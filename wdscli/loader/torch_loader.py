@@ -11,8 +11,9 @@ Torch is imported when the first batch is asked for. It must not know how sample
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -63,13 +64,13 @@ class WebLoader(Fluent):
         self._batch: dict[str, Any] = {}
         self._exact = isinstance(dataset, PositionDataset) and not dataset.pipeline.generators
         if batch_size is not None and self._exact and not dataset.pipeline.spreads:
-            self.dataset = dataset.batched(batch_size, _Collate(collate_fn), partial=not drop_last)
+            self.dataset = dataset.batched(batch_size, partial(_collated, collate_fn), partial=not drop_last)
             self._collate = _same
         elif batch_size is not None:
             self._exact = False
             self._batch = {"batch_size": batch_size, "drop_last": drop_last}
         self._options = {"num_workers": num_workers, **options}
-        self.pipeline = Pipeline(generators=(_all,))
+        self.pipeline = Pipeline(generators=(iter,))
         self.source = getattr(dataset, "source", None)  # type: ignore[assignment]
         self._counts = getattr(self.dataset, "_counts", None) or Counts()
         self._views = ()
@@ -150,7 +151,7 @@ class WebLoader(Fluent):
         items: Iterator[Any] = chain.from_iterable(unit.items for unit in self._units(start))
         if not self._exact:
             items = self._plain(data.beginning_at(start._replace(item=0, topology=None)))
-        return data.counted(self._run(items, start.epoch), start, iteration)
+        return data.replayed(self._run(items, start.epoch), start, iteration)
 
     @property
     def _replays(self) -> bool:
@@ -277,8 +278,9 @@ class _Batches:
         with self._dice(epoch, number):
             unit = next(self._units, None)
             items = [] if unit is None else list(map(self._convert, unit.items))
-        # In the main process the dataset itself counts.
-        dropped, times = self._told() if in_worker() else ([], {})
+        dropped, times = [], {}
+        if in_worker():  # in the main process the dataset itself counts
+            dropped, times = self._dataset.take_counts(), self._dataset.take_times()
         return _Made(number, items, unit is not None and unit.stops, dropped, times, unit is None)
 
     def _dice(self, epoch: int, number: int) -> AbstractContextManager[None]:
@@ -287,26 +289,15 @@ class _Batches:
         seed, rank = getattr(self._dataset.source, "seed", 0), self._dataset.share().rank
         return seeded(seed, epoch, number, rank, kept=not in_worker())
 
-    def _told(self) -> tuple[list[tuple[str, str, int]], dict[str, Any]]:
-        """What was left out since the last batch, and where the time went."""
-        return self._dataset.take_counts(), self._dataset.take_times()
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_units": iter(()), "_expected": None}
 
 
-class _Collate:
+def _collated(function: Function | None, items: list[Any]) -> Any:
     """A list of samples as a batch, by ``function`` or torch's own way."""
+    from torch.utils.data import default_collate
 
-    def __init__(self, function: Function | None) -> None:
-        self._function = function
-
-    def __call__(self, items: list[Any]) -> Any:
-        if self._function is not None:
-            return self._function(items)
-        from torch.utils.data import default_collate
-
-        return default_collate(items)
+    return (function or default_collate)(items)
 
 
 def _converted(item: Any) -> Any:
@@ -318,10 +309,6 @@ def _converted(item: Any) -> Any:
 
 def _same(item: Any) -> Any:
     return item
-
-
-def _all(items: Iterable[Any]) -> Iterator[Any]:
-    return iter(items)
 
 
 def _refuse(options: dict[str, Any]) -> None:

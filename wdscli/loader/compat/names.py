@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from wdscli.codecs.decode_values import decode_torch as torch_loads
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.compat.urls import Urls
+from wdscli.loader.checks import Urls
 from wdscli.loader.place.splitters import Splitter
 from wdscli.loader.stages.flow import Pipeline
 from wdscli.loader.stages.fluent import Fluent

@@ -1,17 +1,18 @@
 """Several sets as one, by weight: ``mix``, and webdataset's ``RandomMix`` and ``RoundRobin``.
 
-What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixing.mixsource.MixSource`. How: samples carry
+What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixing.sources.MixSource`. How: samples carry
 the number of their set to the stages, where those of the set itself come first; what is called on the mix comes behind
 them. It must not know which sample comes when."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.mixing.mixsource import MixSource, Per, Tagged
+from wdscli.loader.mixing.sources import MixSource, MixStream, Per, Rules, Tagged
 from wdscli.loader.order.schedule import Stop, Weight, check_stop, quotas_of
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Tail
@@ -25,20 +26,12 @@ USAGE = "mix({address: weight, ...}) or mix({name: (dataset, weight), ...})"
 Part: TypeAlias = "PositionDataset | str | list[str]"
 
 
-class _Stages:
-    """The stages of each set, for tagged samples and batches."""
+@dataclass(frozen=True)
+class _OfSample:
+    """The stages of a sample, those of its own set. ``keep`` says whether the number of the set is still wanted."""
 
-    def __init__(self, pipelines: Sequence[Pipeline]) -> None:
-        self.pipelines = tuple(pipelines)
-
-
-class _OfSample(_Stages):
-    """The stages of a sample, those of its own set."""
-
-    def __init__(self, pipelines: Sequence[Pipeline], keep: bool) -> None:
-        super().__init__(pipelines)
-        self._keep = keep
-        """Whether the number of the set is still wanted."""
+    pipelines: tuple[Pipeline, ...]
+    keep: bool
 
     def __call__(self, tagged: Tagged) -> Any:
         number, item = tagged
@@ -46,44 +39,32 @@ class _OfSample(_Stages):
             item = function(item)
             if item is DROPPED:
                 return DROPPED
-        return Tagged(number, item) if self._keep else item
+        return Tagged(number, item) if self.keep else item
 
 
-class _Unmade(_Stages):
-    """What stands for making a batch in :class:`_Collated`, which does that itself."""
-
-    def __call__(self, items: list[Any]) -> list[Any]:
-        return items
-
-
-class _Collated(Batch):
-    """The batch stage of the set that all samples of a batch are of; ``collate`` knows the stages of all."""
+class _OwnBatch(Batch):
+    """The batch stage of the set that all samples of a batch are of, which ``collate`` gives for its number."""
 
     def made(self, items: list[Tagged], given: int) -> list[Any]:
         if not items:
             return []
-        assert isinstance(self.collate, _Unmade)
         number = items[0].set
         if any(one.set != number for one in items):
             raise UsageError("a batch of several sets", hint="no slice() between two mixes per batch")
-        batch = self.collate.pipelines[number].batch
-        assert batch is not None
+        batch: Batch = self.collate(number)
         return [Tagged(number, one) for one in batch.made([item for _, item in items], given)]
 
 
-class _OfBatch(_Stages):
-    """The stages behind the batch stage."""
+@dataclass(frozen=True)
+class _OfBatch:
+    """The stages behind the batch stage. ``one`` where no set makes several things of a batch."""
 
-    def __call__(self, tagged: Tagged) -> list[Any]:
-        return self.pipelines[tagged.set].behind([tagged.item])
-
-
-class _OneOfBatch(_OfBatch):
-    """The same where no set makes several things of a batch."""
+    pipelines: tuple[Pipeline, ...]
+    one: bool
 
     def __call__(self, tagged: Tagged) -> Any:
-        found = super().__call__(tagged)
-        return found[0] if found else DROPPED
+        found = self.pipelines[tagged.set].behind([tagged.item])
+        return found if not self.one else found[0] if found else DROPPED
 
 
 class Mixed(PositionDataset):
@@ -107,18 +88,20 @@ class Mixed(PositionDataset):
             raise UsageError(f'no such per: "{per}"', hint='"sample" or "batch"')
         check_stop(stop)
         _check_label(label)
-        how: dict[str, Any] = {"stop": stop, "seed": seed, "names": names, "label": label}
+        rules = Rules(quotas_of(weights), stop, seed, per, names, label)
         source: Any
         if any(part.is_stream for part in parts):
-            source = _stream(parts, quotas_of(weights), per, tail, how)
+            _check_stream(per, tail)
+            source = MixStream(parts, rules)
         else:
-            sources, policies = [part._line(Share()) for part in parts], [part._policy for part in parts]
-            source = MixSource(sources, quotas_of(weights), per=per, policies=policies, **how)
+            source = MixSource(
+                [part._line(Share()) for part in parts], rules, [part._policy for part in parts]
+            )
         self._mix = source
         super().__init__(source, rank=rank, world_size=world_size, tail=tail)
         self._parts_replace = any(part.replaces for part in parts)
-        self._parts_counts = [count for part in parts for count in _all_counts(part)]
-        pipelines = [part.pipeline for part in parts]
+        self._parts_counts = [count for part in parts for count in part.all_counts]
+        pipelines = tuple(part.pipeline for part in parts)
         self.pipeline = _by_sample(pipelines) if per == "sample" else _by_batch(pipelines)
 
     def _line(self, share: Share) -> PositionSource:
@@ -135,34 +118,17 @@ class Mixed(PositionDataset):
         """Refused: raises UsageError."""
         raise UsageError("mcached() behind a mix", hint="call it on the datasets that are mixed")
 
-    def take_counts(self) -> list[tuple[str, str, int]]:
-        """What was counted as left out, by the sets' own stages too, which is not counted any more."""
-        counts = self._gathered()
-        for one in (self._counts, *self._parts_counts):
-            one.clear()
-        return counts.rows()
-
-    def stats(self) -> dict[str, Any]:
-        """What was left out so far, by shard and reason, in this process, by the sets' own stages too."""
-        return {**super().stats(), "dropped": self._gathered().by_shard()}
-
-    def _gathered(self) -> Counts:
-        counts = Counts()
-        for one in (self._counts, *self._parts_counts):
-            counts.merge(one.rows())
-        return counts
+    @property
+    def all_counts(self) -> list[Counts]:
+        """Where it is counted what is left out, by the sets' own stages too."""
+        return [*super().all_counts, *self._parts_counts]
 
 
-def _stream(
-    parts: Sequence[PositionDataset], quotas: Sequence[int], per: Per, tail: Tail | None, how: dict[str, Any]
-) -> Any:
-    """A mix of which some sets can only be streamed."""
-    from wdscli.loader.mixing.mixstream import MixStream
-
+def _check_stream(per: Per, tail: Tail | None) -> None:
+    """Raise UsageError for what is impossible for sets of which some can only be streamed."""
     if per == "batch" or tail in ("drop", "pad"):
         what = 'per="batch"' if per == "batch" else f'tail="{tail}"'
         raise UsageError(f"{what} of sets of which some can only be streamed", hint="leave it out")
-    return MixStream(parts, quotas, **how)
 
 
 def _check_label(label: object) -> None:
@@ -170,11 +136,7 @@ def _check_label(label: object) -> None:
         raise UsageError(f"label={label!r}: a label is a field of its own", hint='label="set"')
 
 
-def _all_counts(part: PositionDataset) -> list[Counts]:
-    return [part._counts, *(part._parts_counts if isinstance(part, Mixed) else ())]
-
-
-def _by_sample(pipelines: Sequence[Pipeline]) -> Pipeline:
+def _by_sample(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     for pipeline in pipelines:
         _want_no_generator(pipeline)
         if pipeline.batch is not None:
@@ -185,7 +147,7 @@ def _by_sample(pipelines: Sequence[Pipeline]) -> Pipeline:
     return Pipeline(before=(_OfSample(pipelines, keep=False),))
 
 
-def _by_batch(pipelines: Sequence[Pipeline]) -> Pipeline:
+def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     batches = []
     for pipeline in pipelines:
         _want_no_generator(pipeline)
@@ -199,11 +161,11 @@ def _by_batch(pipelines: Sequence[Pipeline]) -> Pipeline:
             hint="give all sets the same batch size",
         )
     several = any(pipeline.spreads for pipeline in pipelines)
-    last = Spread(_OfBatch(pipelines)) if several else _OneOfBatch(pipelines)
+    last = _OfBatch(pipelines, one=not several)
     return Pipeline(
         before=(_OfSample(pipelines, keep=True),),
-        batch=_Collated(sizes.pop(), _Unmade(pipelines), partial=all(batch.partial for batch in batches)),
-        after=(last,),
+        batch=_OwnBatch(sizes.pop(), batches.__getitem__, partial=all(batch.partial for batch in batches)),
+        after=(Spread(last) if several else last,),
     )
 
 
