@@ -12,8 +12,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from wdscli.codecs.decode_images import imagehandler as imagehandler
+    from wdscli.codecs.decode_media import torch_audio as torch_audio
+    from wdscli.codecs.decode_media import torch_video as torch_video
     from wdscli.codecs.encode import numpy_dumps as numpy_dumps
     from wdscli.codecs.encode import torch_dumps as torch_dumps
+    from wdscli.codecs.parts import Continue as Continue
+    from wdscli.codecs.parts import handle_extension as handle_extension
     from wdscli.loader.compat.names import DataPipeline as DataPipeline
     from wdscli.loader.compat.names import DecodingError as DecodingError
     from wdscli.loader.compat.names import FluidInterface as FluidInterface
@@ -39,13 +44,8 @@ if TYPE_CHECKING:
     from wdscli.loader.place.splitters import split_by_node as split_by_node
     from wdscli.loader.place.splitters import split_by_worker as split_by_worker
     from wdscli.loader.samplers import ShardSampler as ShardSampler
-    from wdscli.loader.stages.decoding import Continue as Continue
     from wdscli.loader.stages.decoding import Decoder as Decoder
     from wdscli.loader.stages.decoding import gzfilter as gzfilter
-    from wdscli.loader.stages.decoding import handle_extension as handle_extension
-    from wdscli.loader.stages.decoding import imagehandler as imagehandler
-    from wdscli.loader.stages.decoding import torch_audio as torch_audio
-    from wdscli.loader.stages.decoding import torch_video as torch_video
     from wdscli.loader.stages.handlers import ignore_and_continue as ignore_and_continue
     from wdscli.loader.stages.handlers import ignore_and_stop as ignore_and_stop
     from wdscli.loader.stages.handlers import reraise_exception as reraise_exception
@@ -61,7 +61,10 @@ if TYPE_CHECKING:
     from wdscli.loader.write.writing import TarWriter as TarWriter
 
 _NAMES = {
+    "codecs.decode_images": "imagehandler",
+    "codecs.decode_media": "torch_audio torch_video",
     "codecs.encode": "numpy_dumps torch_dumps",
+    "codecs.parts": "Continue handle_extension",
     "loader.compat.names": (
         "DataPipeline DecodingError FluidInterface FluidWrapper MockDataset PipelineStage ResampledShards "
         "SimpleShardList getfirst pipelinefilter pytorch_weights_only repeatedly torch_loads "
@@ -71,9 +74,7 @@ _NAMES = {
     "loader.mixing.mixing": "RandomMix RoundRobin mix",
     "loader.place.splitters": "non_empty single_node_only split_by_node split_by_worker",
     "loader.samplers": "ShardSampler",
-    "loader.stages.decoding": (
-        "Continue Decoder gzfilter handle_extension imagehandler torch_audio torch_video"
-    ),
+    "loader.stages.decoding": "Decoder gzfilter",
     "loader.stages.handlers": (
         "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue warn_and_stop"
     ),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.order.span import ENDLESS, Span
-from wdscli.loader.order.views import Blocks, Slice, Viewed
+from wdscli.loader.order.views import Blocks, Viewed
 from wdscli.loader.place.pipes import widen
 from wdscli.loader.place.place import (
     Cursor,
@@ -36,8 +36,8 @@ from wdscli.loader.read.failures import OnError, Policy, Spare
 from wdscli.loader.read.meter import METER, Times
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
 from wdscli.loader.read.source import PositionSource
-from wdscli.loader.stages.flow import Maker, Pipeline, Unit, warning_of_gaps
-from wdscli.loader.stages.fluent import Epochs, Fluent
+from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
+from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through
 from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stats import Counts, warning_of_losses
@@ -80,7 +80,6 @@ class PositionDataset(Fluent):
         if rank is not None or world_size is not None:
             rank, world_size = find_rank(rank, world_size)
         self.source = source
-        self.pipeline = Pipeline()
         self._rank, self._world = rank, world_size
         self._tail = tail
         self._together = want_whole("batch_size", batch_size, 1)
@@ -89,10 +88,6 @@ class PositionDataset(Fluent):
         self._prefetch, self._threads = want_size("prefetch", prefetch), want_whole("threads", threads, 1)
         self._counts, self._times = Counts(), Times()
         self._policy = Policy(on_error, self._counts, handler)
-        self._views: tuple[tuple[Slice, bool], ...] = ()
-        """Slices behind the batch stage; whether they are of batches."""
-        self._span: Epochs | None = None
-        self._length: int | None = None
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

@@ -26,7 +26,6 @@ from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, inst
 from wdscli.loader.read.fetch import Raw
 from wdscli.loader.read.pool import Pool
 from wdscli.loader.read.selected import Filter, FilteredCatalog, filtered
-from wdscli.loader.stages.flow import Pipeline
 from wdscli.loader.stages.fluent import PerSample
 from wdscli.loader.stats import Counts
 from wdscli.storage.trust import check_pipe
@@ -93,7 +92,6 @@ class IndexedDataset(PerSample):
     ) -> None:
         self._counts = Counts()
         self._policy = Policy(on_error, self._counts)
-        self.pipeline = Pipeline()
         check_pipe(keys_from or "", pipes=pipes)
         catalog = Catalog(
             addresses_of(urls), salvage=on_error != "raise", trust_addresses=trust_addresses, pipes=pipes

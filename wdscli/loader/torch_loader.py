@@ -18,13 +18,12 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.dice import seeded
 from wdscli.loader.place.place import Place, check_topology
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.stages.flow import Pipeline, Unit
-from wdscli.loader.stages.fluent import Epochs, Fluent
+from wdscli.loader.stages.fluent import Fluent, items_of
 from wdscli.loader.stages.generators import through
 from wdscli.loader.stats import Counts
 
@@ -73,9 +72,6 @@ class WebLoader(Fluent):
         self.pipeline = Pipeline(generators=(iter,))
         self.source = getattr(dataset, "source", None)  # type: ignore[assignment]
         self._counts = getattr(self.dataset, "_counts", None) or Counts()
-        self._views = ()
-        self._span: Epochs | None = None
-        self._length: int | None = None
         self._loader: Any = None
         self._asked = _Asked()
 
@@ -88,9 +84,7 @@ class WebLoader(Fluent):
 
     def with_epoch(self: Self, nsamples: int = -1, nbatches: int = -1) -> Self:
         """Epochs of so many items. Without other stages of the loader an epoch goes on where the one before was cut."""
-        items = max(
-            want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches)
-        )
+        items = items_of(nsamples, nbatches)
         if items > 0 and not self._staged and self._exact:
             return self._with(dataset=self.dataset.with_epoch(items))
         return self.repeat(nbatches=items)

@@ -199,9 +199,6 @@ class FluidWrapper(Fluent):
         self._turn = -1
         self.pipeline = Pipeline(generators=(iter,))
         self._counts = Counts()
-        self._views = ()
-        self._span = None
-        self._length = None
 
     def __iter__(self) -> Iterator[Any]:
         from wdscli.loader.stages.generators import epochs_over

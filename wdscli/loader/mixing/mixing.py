@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.mixing.sources import MixSource, MixStream, Per, Rules, Tagged
-from wdscli.loader.order.schedule import Stop, Weight, check_stop, quotas_of
+from wdscli.loader.order.schedule import Stop, Weight, quotas_of
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Tail
 from wdscli.loader.read.source import PositionSource
@@ -73,25 +73,16 @@ class Mixed(PositionDataset):
     def __init__(
         self,
         parts: Sequence[PositionDataset],
-        weights: Sequence[Weight],
+        rules: Rules,
         *,
-        stop: Stop = "first",
-        seed: int | None = 0,
-        per: Per = "sample",
-        names: Sequence[str] = (),
-        label: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
     ) -> None:
-        if per not in ("sample", "batch"):
-            raise UsageError(f'no such per: "{per}"', hint='"sample" or "batch"')
-        check_stop(stop)
-        _check_label(label)
-        rules = Rules(quotas_of(weights), stop, seed, per, names, label)
+        rules.check()
         source: Any
         if any(part.is_stream for part in parts):
-            _check_stream(per, tail)
+            _check_stream(rules.per, tail)
             source = MixStream(parts, rules)
         else:
             source = MixSource(
@@ -102,7 +93,7 @@ class Mixed(PositionDataset):
         self._parts_replace = any(part.replaces for part in parts)
         self._parts_counts = [count for part in parts for count in part.all_counts]
         pipelines = tuple(part.pipeline for part in parts)
-        self.pipeline = _by_sample(pipelines) if per == "sample" else _by_batch(pipelines)
+        self.pipeline = _by_sample(pipelines) if rules.per == "sample" else _by_batch(pipelines)
 
     def _line(self, share: Share) -> PositionSource:
         if self.pipeline.batch is not None and not self.is_stream:
@@ -129,11 +120,6 @@ def _check_stream(per: Per, tail: Tail | None) -> None:
     if per == "batch" or tail in ("drop", "pad"):
         what = 'per="batch"' if per == "batch" else f'tail="{tail}"'
         raise UsageError(f"{what} of sets of which some can only be streamed", hint="leave it out")
-
-
-def _check_label(label: object) -> None:
-    if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
-        raise UsageError(f"label={label!r}: a label is a field of its own", hint='label="set"')
 
 
 def _by_sample(pipelines: tuple[Pipeline, ...]) -> Pipeline:
@@ -218,21 +204,12 @@ def mix(
     ['a0', 'a1', 'a2', 'a3', 'b0', 'b1', 'a4', 'b2', 'a5', 'a6', 'b3']
     """
     names, parts, weights = _named(datasets)
-    quotas_of(weights)  # before a set is opened: who forgot a weight hears of that
+    # Before a set is opened: who forgot a weight hears of that.
+    rules = Rules(quotas_of(weights), stop, seed, per, names, label)
     if how and not any(isinstance(part, (str, list)) for part in parts):
         raise UsageError(f"mix({min(how)}=) is for addresses", hint="say it to the datasets that are mixed")
-    return Mixed(
-        [_opened(part, seed, how) for part in parts],
-        weights,
-        stop=stop,
-        seed=seed,
-        per=per,
-        names=names,
-        label=label,
-        rank=rank,
-        world_size=world_size,
-        tail=tail,
-    )
+    opened = [_opened(part, seed, how) for part in parts]
+    return Mixed(opened, rules, rank=rank, world_size=world_size, tail=tail)
 
 
 def RandomMix(
@@ -249,8 +226,8 @@ def RandomMix(
 def RoundRobin(datasets: Sequence[Any], longest: bool = False) -> Mixed:
     """webdataset's name: a sample of each dataset in turn, until one is used up, or with ``longest`` until all are."""
     names, parts, weights = _named(list(datasets))
-    stop: Stop = "all" if longest else "first"
-    return Mixed([_opened(part, 0, {}) for part in parts], weights, stop=stop, seed=None, names=names)
+    rules = Rules(quotas_of(weights), "all" if longest else "first", seed=None, names=names)
+    return Mixed([_opened(part, 0, {}) for part in parts], rules)
 
 
 def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list[Part], list[Weight]]:

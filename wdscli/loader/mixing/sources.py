@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import partial
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import key
-from wdscli.loader.order.schedule import MIX, Pattern, Schedule, Stop
+from wdscli.loader.order.schedule import MIX, Pattern, Schedule, Stop, check_stop
 from wdscli.loader.order.span import ENDLESS
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is, instead
@@ -69,6 +70,15 @@ class Rules(NamedTuple):
     per: Per = "sample"
     names: Sequence[str] = ()
     label: str | None = None
+
+    def check(self) -> None:
+        """Raise UsageError for rules that cannot be meant."""
+        if self.per not in ("sample", "batch"):
+            raise UsageError(f'no such per: "{self.per}"', hint='"sample" or "batch"')
+        check_stop(self.stop)
+        label: object = self.label
+        if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
+            raise UsageError(f"label={label!r}: a label is a field of its own", hint='label="set"')
 
     def tagged(self, number: int, item: Any) -> Tagged:
         """A sample with its set, said in it too where that is wanted: ``outer/inner`` where two mixes say it in one
@@ -270,8 +280,8 @@ class MixStream:
 
     def shuffled(self, size: int, initial: int, seed: int) -> MixStream:
         """The same through a buffer."""
-        new = object.__new__(MixStream)
-        new.__dict__.update(self.__dict__, _buffer=(size, min(initial, size)), is_shuffled=True, seed=seed)
+        new = copy(self)
+        new._buffer, new.is_shuffled, new.seed = (size, min(initial, size)), True, seed
         return new
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:

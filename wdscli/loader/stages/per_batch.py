@@ -246,12 +246,6 @@ class Packed:
         buffer, offsets = self.buffer, self.offsets
         return (bytes(buffer[begin:end]) for begin, end in pairwise(offsets))
 
-    def __reversed__(self) -> Iterator[bytes]:
-        return iter(list(self)[::-1])
-
-    def __contains__(self, value: object) -> bool:
-        return any(part == value for part in self)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (Packed, list, tuple)):
             return NotImplemented
