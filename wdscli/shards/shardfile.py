@@ -63,7 +63,8 @@ class ShardFile:
     when the block is left before that.
 
     ``with_index`` writes the ``.wdx`` beside it (never for ``-``, ``pipe:`` and devices; ``witness`` is not called
-    there either). ``ticket`` names the folder that must still be the same. Raises OutputError, OutputExistsError.
+    there either). ``ticket`` names the folder that must still be the same. With ``sink`` the bytes go there, and
+    ``address`` is but a name. Raises OutputError, OutputExistsError.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardFile(str(folder / "a.tar")) as shard:
@@ -84,6 +85,7 @@ class ShardFile:
         fsync: bool = False,
         witness: Witness | None = None,
         ticket: Ticket | None = None,
+        sink: Sink | None = None,
     ) -> None:
         self.address = address
         self._ticket = ticket
@@ -93,10 +95,10 @@ class ShardFile:
         self._force = force
         self._fsync = fsync
         self._witness = witness
-        self._has_place = not goes_nowhere(address)
+        self._has_place = sink is None and not goes_nowhere(address)
         self._with_index = with_index and self._has_place
         digest = new_digest(checksum)
-        self._sink = open_sink(address, force=force, fsync=fsync)
+        self._sink = sink or open_sink(address, force=force, fsync=fsync)
         self._through = _Through(self._sink, digest)
         self._tar = TarWriter(self._through, form)
         self._header = header_maker(form)
