@@ -1,6 +1,32 @@
 """What training code imports: sets of shards as iterable and as indexed datasets, with nothing else running.
 
 Loads neither torch nor numpy; each name is loaded when it is first asked for.
+
+The nouns, each one thing in the whole loader, and where it is:
+
+    set         shards that are read as one
+    catalog     the shards of a set as the loader knows them: counts, and where samples lie (``read``)
+    sample      a dict of key, address and fields; before the stages, and after those that take a sample
+    stream      shards that can only be read from front to back (``streams``)
+    position    where a sample stands in an epoch, from 0
+    order       which sample stands at each position of an epoch, by seed and epoch alone (``order``)
+    source      gives the samples at positions of an epoch: a set, a view of another source, a mix (``read.source``)
+    view        a part of a source or another order of it, again a source (``order.views``)
+    table       an ``IndexedDataset``: samples by number or key, with no order of its own; an ordinal is a sample's
+                number in the set, whatever the table shows of it (``indexed``)
+    batch       the samples of a rank that stand at one stretch of positions; a global batch is those of all ranks
+    share       which rank of how many a process is, and which worker of how many (``place.ranks``)
+    place       before which batch of which epoch; a state is a place as plain values, for a checkpoint (``place``)
+    standing    where iterations of a dataset begin, and the place of the latest (``place``)
+    read        the samples of a batch as they were read; a block, batches that are read at once (``read.reading``)
+    failed      stands where a sample cannot be read; the policy says what becomes of it (``read.failures``)
+    stage       a function of a sample, what makes batches, a function of a batch, or a function over all (``stages``)
+    pipeline    the stages of a dataset, in order (``stages.flow``)
+    unit        what the pipeline makes of one batch; an iteration gives the items of its units, one by one
+    handler     a function of an exception that a stage raised; a guard asks it, and counts (``stages.handlers``)
+    counts      what was left out, by shard and reason (``stats``)
+    mix         several sets as one, by rules; a tagged sample is one with the number of its set (``mixing``)
+    engine      what iterates: the exact one, by position (``dataset``), or plain generators (``compat``)
 """
 
 from __future__ import annotations

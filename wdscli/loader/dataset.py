@@ -151,7 +151,7 @@ class PositionDataset(Fluent):
         """Where it is counted what is left out."""
         return [self._counts]
 
-    def counted(self) -> Counts:
+    def losses(self) -> Counts:
         """What was counted as left out."""
         counts = Counts()
         for one in self.all_counts:
@@ -160,7 +160,7 @@ class PositionDataset(Fluent):
 
     def take_counts(self) -> list[tuple[str, str, int]]:
         """What was counted as left out, which is not counted any more."""
-        rows = self.counted().rows()
+        rows = self.losses().rows()
         for one in self.all_counts:
             one.clear()
         return rows
@@ -205,7 +205,7 @@ class PositionDataset(Fluent):
         iteration = self.standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
         found = items(start, share, iteration)
-        return warning_of_losses(found, share.worker, self.counted) if in_worker() else found
+        return warning_of_losses(found, share.worker, self.losses) if in_worker() else found
 
     def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """The state follows what was given."""
@@ -383,7 +383,7 @@ class PositionDataset(Fluent):
         """What happened so far in this process, and in workers that tell it, as WebLoader's do: ``dropped``, what was
         left out, by shard and reason; ``samples`` and ``bytes`` that were read; ``seconds_reading`` in waiting for
         bytes, ``seconds_working`` in stages such as decode, ``seconds_waiting`` for whoever takes what comes out."""
-        return {"dropped": self.counted().by_shard(), **self._times.shown()}
+        return {"dropped": self.losses().by_shard(), **self._times.shown()}
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Where this is: plain values under 1 KB, the same on every rank, fresh ones at every call.
@@ -394,7 +394,7 @@ class PositionDataset(Fluent):
         """
         place = self.standing.place
         if batches is not None:
-            place = self._counted(batches)
+            place = self._place_behind(batches)
         elif not in_worker() and not self.standing.is_known:
             raise UsageError(
                 "where this dataset is, only the workers of a DataLoader know",
@@ -411,7 +411,7 @@ class PositionDataset(Fluent):
             state["trail"] = list(self.trail)
         return state
 
-    def _counted(self, batches: int) -> Place:
+    def _place_behind(self, batches: int) -> Place:
         """The place behind so many batches from the beginning of the iteration."""
         if self.is_stream:
             raise UsageError(

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 Self = TypeVar("Self", bound="IndexedDataset")
 
-TOGETHER = 256
+SAMPLES_PER_READ = 256
 """Samples that are read at once when a whole table is iterated."""
-AT_ONCE = 32 << 20
-"""About how many bytes of samples at most."""
+BYTES_PER_READ = 32 << 20
+"""At most, about."""
 
 
 class IndexedDataset(PerSample):
@@ -168,16 +168,16 @@ class IndexedDataset(PerSample):
         try:
             table = self.catalog.table(bisect_right(self._ends_list, ordinal))
         except WdsError:
-            return TOGETHER
-        return max(1, min(TOGETHER, AT_ONCE * table.samples // max(1, table.size)))
+            return SAMPLES_PER_READ
+        return max(1, min(SAMPLES_PER_READ, BYTES_PER_READ * table.samples // max(1, table.size)))
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self._find(key) is not None
 
     def keys(self) -> Iterator[str]:
         """The keys in the order of the table; payloads are not read."""
-        for first in range(0, len(self), TOGETHER):
-            yield from self._keys(slice(first, first + TOGETHER))
+        for first in range(0, len(self), SAMPLES_PER_READ):
+            yield from self._keys(slice(first, first + SAMPLES_PER_READ))
 
     def _keys(self, part: slice) -> list[str]:
         shards, samples = self._located(self.ordinals.cut(part).every())

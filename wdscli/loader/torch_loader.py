@@ -1,11 +1,11 @@
 """webdataset's WebLoader: torch's DataLoader around one of our datasets, with an exact state for any number of workers.
 
 What it is: :class:`WebLoader`. How: the main process says which batch of which epoch is made next, as with a map-style
-dataset, and workers make it (:class:`_Batches`). So batches come in one order whatever the number of workers, batches
-that ``select`` leaves empty do not shift others, the main process knows exactly what was given and what was left out,
-and workers that stay alive hear of ``set_epoch``. Each worker reads ahead along the batches that it will be asked for.
-Behind generators of the dataset, and around datasets that are not ours, it is a plain DataLoader.
-Torch is imported when the first batch is asked for. It must not know how samples are read.
+dataset, and workers make it (:class:`_BatchesByNumber`). So batches come in one order whatever the number of workers,
+batches that ``select`` leaves empty do not shift others, the main process knows exactly what was given and what was
+left out, and workers that stay alive hear of ``set_epoch``. Each worker reads ahead along the batches that it will be
+asked for. Behind generators of the dataset, and around datasets that are not ours, it is a plain DataLoader. Torch is
+imported when the first batch is asked for. It must not know how samples are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wdscli.loader.stats import Counts
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
 
-ANY = 0
+ANY_NUMBER = 0
 """Workers of a topology in which their number makes no difference."""
 
 
@@ -73,10 +73,10 @@ class WebLoader(Fluent):
         self.source = getattr(dataset, "source", None)  # type: ignore[assignment]
         self._counts = getattr(self.dataset, "_counts", None) or Counts()
         self._loader: Any = None
-        self._asked = _Asked()
+        self._asked = _NumberSampler()
 
     def _with(self: Self, **changes: Any) -> Self:
-        return super()._with(**{"_loader": None, "_asked": _Asked(), **changes})
+        return super()._with(**{"_loader": None, "_asked": _NumberSampler(), **changes})
 
     @property
     def _staged(self) -> bool:
@@ -156,7 +156,7 @@ class WebLoader(Fluent):
         """Ranks and workers that a state is of, None when it is of any."""
         if not self._replays and not dataset.is_stream:
             return None
-        workers = ANY if self._exact and not dataset.is_stream else max(1, self.num_workers)
+        workers = ANY_NUMBER if self._exact and not dataset.is_stream else max(1, self.num_workers)
         return dataset.share().world, workers
 
     def _run(self, items: Iterator[Any], epoch: int) -> Iterator[Any]:
@@ -164,7 +164,7 @@ class WebLoader(Fluent):
         limit = None if self._span is None else self._span.items
         return islice(items, limit)
 
-    def _units(self, start: Place) -> Iterator[_Made]:
+    def _units(self, start: Place) -> Iterator[_MadeBatch]:
         """What workers made of each batch, in order."""
         torch = _torch()
         data = self._ours()
@@ -172,7 +172,7 @@ class WebLoader(Fluent):
             # Their own source of seeds: going on in the middle of an epoch takes nothing from torch's.
             options = {"generator": torch.Generator(), **self._options}
             self._loader = torch.utils.data.DataLoader(
-                _Batches(data.of_rank(), self._collate or _converted),
+                _BatchesByNumber(data.of_rank(), self._collate or _converted),
                 batch_size=None,
                 sampler=self._asked,
                 collate_fn=_same,
@@ -218,7 +218,7 @@ def _torch() -> Any:
     return torch
 
 
-class _Asked:
+class _NumberSampler:
     """The batches that workers are asked for, as a sampler: (epoch, number) of each."""
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ class _Asked:
         return len(self.numbers)
 
 
-class _Made(NamedTuple):
+class _MadeBatch(NamedTuple):
     """What a worker made of a batch, what it left out, as :meth:`Counts.rows` tells it, and where its time went.
     ``is_last`` when there was nothing more for this worker to make."""
 
@@ -246,7 +246,7 @@ class _Made(NamedTuple):
     is_last: bool
 
 
-class _Batches:
+class _BatchesByNumber:
     """What torch's DataLoader takes for a map-style dataset: batches by (epoch, number), best in steps of as many as
     there are workers."""
 
@@ -257,7 +257,7 @@ class _Batches:
         self._units: Iterator[Unit] = iter(())
         self._expected: tuple[int, int] | None = None
 
-    def __getitem__(self, asked: tuple[int, int]) -> _Made:
+    def __getitem__(self, asked: tuple[int, int]) -> _MadeBatch:
         if self._process != os.getpid():
             # What was counted before this process began is the parent's.
             self._dataset.take_counts()
@@ -275,7 +275,7 @@ class _Batches:
         dropped, times = [], {}
         if in_worker():  # in the main process the dataset itself counts
             dropped, times = self._dataset.take_counts(), self._dataset.take_times()
-        return _Made(number, items, unit is not None and unit.stops, dropped, times, unit is None)
+        return _MadeBatch(number, items, unit is not None and unit.stops, dropped, times, unit is None)
 
     def _dice(self, epoch: int, number: int) -> AbstractContextManager[None]:
         if not (self._dataset.pipeline.before or self._dataset.pipeline.after):

@@ -47,7 +47,7 @@ class Planned:
         return f"{self.method}({', '.join(given)})"
 
 
-class Stages:
+class StageFunction:
     """A method of datasets as a function that plans it."""
 
     def __init__(self, method: str) -> None:
@@ -86,10 +86,10 @@ _METHODS = {"Cached": "mcached", "LMDBCached": "lmdb_cached", "detshuffle": "shu
 
 
 @cache
-def stage(name: str) -> Stages | Refused:
+def stage(name: str) -> StageFunction | Refused:
     """webdataset's stage of this name, as a thing to put into a :class:`DataPipeline`: it plans the method of that
     name, or says that there is none."""
-    return Refused(name, _REFUSED[name]) if name in _REFUSED else Stages(_METHODS.get(name, name))
+    return Refused(name, _REFUSED[name]) if name in _REFUSED else StageFunction(_METHODS.get(name, name))
 
 
 class PipelineStage:

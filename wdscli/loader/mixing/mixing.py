@@ -17,7 +17,7 @@ from wdscli.loader.order.schedule import Stop, Weight, quotas_of
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Tail
 from wdscli.loader.read.source import PositionSource
-from wdscli.loader.stages.flow import DROPPED, Batch, Pipeline, Spread
+from wdscli.loader.stages.flow import DROPPED, BatchStage, Pipeline, Spread
 from wdscli.loader.stages.fluent import Fluent, PerSample
 from wdscli.loader.stats import Counts
 
@@ -42,7 +42,7 @@ class _OfSample:
         return Tagged(number, item) if self.keep else item
 
 
-class _OwnBatch(Batch):
+class _OwnBatchStage(BatchStage):
     """The batch stage of the set that all samples of a batch are of, which ``collate`` gives for its number."""
 
     def made(self, items: list[Tagged], given: int) -> list[Any]:
@@ -51,7 +51,7 @@ class _OwnBatch(Batch):
         number = items[0].set
         if any(one.set != number for one in items):
             raise UsageError("a batch of several sets", hint="no slice() between two mixes per batch")
-        batch: Batch = self.collate(number)
+        batch: BatchStage = self.collate(number)
         return [Tagged(number, one) for one in batch.made([item for _, item in items], given)]
 
 
@@ -150,7 +150,9 @@ def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     last = _OfBatch(pipelines, one=not several)
     return Pipeline(
         before=(_OfSample(pipelines, keep=True),),
-        batch=_OwnBatch(sizes.pop(), batches.__getitem__, partial=all(batch.partial for batch in batches)),
+        batch=_OwnBatchStage(
+            sizes.pop(), batches.__getitem__, partial=all(batch.partial for batch in batches)
+        ),
         after=(Spread(last) if several else last,),
     )
 

@@ -18,7 +18,7 @@ from wdscli.loader.checks import want_whole
 from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
 from wdscli.loader.read.source import IndexedSource, PositionSource
 from wdscli.loader.stages import per_sample
-from wdscli.loader.stages.flow import Batch, Pipeline
+from wdscli.loader.stages.flow import BatchStage, Pipeline
 from wdscli.loader.stages.generators import Buffer, Islice, Regroup, Thin
 from wdscli.loader.stages.handlers import Guard, Handler, reraise_exception
 from wdscli.loader.stages.per_batch import collated, unbatched, unlisted
@@ -216,7 +216,7 @@ class Fluent(PerSample):
         if self.pipeline.batch is not None:
             raise UsageError("batches of batches are not made", hint="unbatched() first, or batched() once")
         return self._with(
-            pipeline=self.pipeline._replace(batch=Batch(batchsize, collation_fn or list, partial))
+            pipeline=self.pipeline._replace(batch=BatchStage(batchsize, collation_fn or list, partial))
         )
 
     def listed(self: Whole, batchsize: int, partial: bool = True) -> Whole:
