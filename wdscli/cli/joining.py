@@ -13,7 +13,7 @@ from wdscli.errors import UsageError
 
 if TYPE_CHECKING:
     from wdscli.plan.join.join import Join
-    from wdscli.plan.join.parts import JoinCounts
+    from wdscli.plan.join.joined import JoinCounts
 
 _JOIN = "Join"
 

@@ -10,8 +10,8 @@ from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.cli.output import Out
-    from wdscli.plan.join.parts import JoinCounts
-    from wdscli.plan.request import ReorderPlan
+    from wdscli.plan.join.joined import JoinCounts
+    from wdscli.plan.plan import ReorderPlan
     from wdscli.run.run import ReorderReport
 
 PARTS_TOLD = 20

@@ -11,14 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wdscli.cli.output import Out
-    from wdscli.plan.orders import Order, Planner
-    from wdscli.plan.request import ReorderPlan, Request
+    from wdscli.plan.orders import Order
+    from wdscli.plan.plan import ReorderPlan
+    from wdscli.plan.request import Request
 
 
 def reorder(
     out: Out,
     request: Request,
-    order: Order | Planner,
+    order: Order,
     done: str,
     *,
     dry_run: bool,

@@ -22,13 +22,19 @@ from wdscli.copy.walk import WORTH, Walker
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo
-from wdscli.plan.headers import are_those, hashes_of, headers_of, headers_of_batch
-from wdscli.plan.inputs import Inputs, edges_of, is_cold, totals_of
+from wdscli.plan.inputs import (
+    Input,
+    Inputs,
+    edges_of,
+    grouped_as_planned,
+    is_cold,
+    members_of_run,
+    pieces_of,
+    totals_of,
+)
+from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.preserve import APART, kept_members
-from wdscli.plan.ranges import grouped_as_planned, members_of_run, pieces_of
-from wdscli.plan.rekey import Rekey, shard_stem
-from wdscli.plan.scratch import Input
-from wdscli.plan.survey import RENAMED, hash_key
+from wdscli.plan.survey import RENAMED, are_those, hash_key, hashes_of, headers_of, headers_of_batch
 from wdscli.plan.table import Ordered
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
@@ -38,7 +44,7 @@ from wdscli.tar import GLOBAL, Scanner
 
 if TYPE_CHECKING:
     from wdscli.copy.joined import Joiner
-    from wdscli.plan.join.parts import Beside
+    from wdscli.plan.join.joined import Beside
     from wdscli.plan.table import I64
     from wdscli.shards.index import Packed
 

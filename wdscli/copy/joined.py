@@ -22,13 +22,9 @@ from wdscli.copy.padding import clear_padding
 from wdscli.copy.spilled import Reading
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
-from wdscli.plan.headers import hashes_of, headers_of, headers_of_batch
-from wdscli.plan.inputs import Inputs
-from wdscli.plan.join.in_turn import in_turn
-from wdscli.plan.join.layout import Layout, Shape, lay_out
-from wdscli.plan.join.parts import CHANGED, NOBODY, Beside, collision
-from wdscli.plan.ranges import members_of_run, pieces_of
-from wdscli.plan.survey import hash_key
+from wdscli.plan.inputs import Inputs, members_of_run, pieces_of
+from wdscli.plan.join.joined import CHANGED, NOBODY, Beside, Layout, Shape, collision, in_turn, lay_out
+from wdscli.plan.survey import hash_key, hashes_of, headers_of, headers_of_batch
 from wdscli.plan.table import Ordered, PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.shards.shardfile import ShardFile

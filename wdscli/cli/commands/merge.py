@@ -24,7 +24,7 @@ from wdscli.cli.reordering import reorder
 from wdscli.cli.requests import reorder_request
 
 if TYPE_CHECKING:
-    from wdscli.plan.request import ReorderPlan
+    from wdscli.plan.plan import ReorderPlan
 
 Sets = Annotated[
     list[str],

@@ -26,7 +26,7 @@ from wdscli.cli.reordering import reorder
 from wdscli.cli.requests import reorder_request
 
 if TYPE_CHECKING:
-    from wdscli.plan.request import ReorderPlan
+    from wdscli.plan.plan import ReorderPlan
 
 
 @grouped

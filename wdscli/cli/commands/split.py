@@ -81,7 +81,7 @@ def split(
         typer.Option(
             "--by-map",
             metavar="FILE",
-            help="Parts from a file: lines of key and part, or JSON. May be given more than once.",
+            help="Parts from a file: lines of KEY<TAB>PART, or a JSON object. May be given more than once.",
             rich_help_panel=_PARTS,
         ),
     ] = None,
