@@ -21,7 +21,6 @@ from wdscli.plan.join.join import Join, first_joined, nobody
 from wdscli.plan.join.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
 from wdscli.plan.orders import LIMIT, Order, Surveyed, first_arranged, first_to_arrange, reading_selection
-from wdscli.plan.preserve import check_preserve
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import Scratch, folder_of_scratch
 from wdscli.plan.strategy import check_fits, check_reach, choose, is_away, limits_for
@@ -157,8 +156,6 @@ class _Planning:
     def check_request(self) -> None:
         """Find the shards, and refuse what cannot be meant."""
         request = self.request
-        if request.preserve and self.join is None:
-            check_preserve(request.selection, request.rekey, request.on_duplicate)
         self.shards, self.sets = open_sets(request, self.progress)
         addresses = self.shards.addresses
         if self.join is not None:
@@ -214,7 +211,6 @@ class _Planning:
             self.rekey if request.on_duplicate != "rekey" else None,
             request.use_index,
             request.on_error,
-            request.preserve,
             extract=self.order.extract,
         )
         if self.join is not None:
@@ -375,7 +371,7 @@ def sum_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def shaping_options(request: Request) -> dict[str, Any]:
+def shaping_options(request: Request, preserve: bool = False) -> dict[str, Any]:
     """The options that shape the result, as the manifest tells them; those left at their default are not named."""
     given: dict[str, Any] = {
         "max_count": request.cuts.max_count,
@@ -384,7 +380,7 @@ def shaping_options(request: Request) -> dict[str, Any]:
         "divisible_by": request.cuts.divisible_by,
         "on_duplicate": None if request.on_duplicate == "error" else request.on_duplicate,
         "rekey": request.rekey,
-        "preserve": request.preserve or None,
+        "preserve": preserve or None,
         "mtime": request.settings.form.mtime or None,
         "long_names": None if request.settings.form.long_names == "pax" else request.settings.form.long_names,
         **(request.selection_text or {}),

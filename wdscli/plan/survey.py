@@ -23,9 +23,8 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
 from wdscli.executors import make_executor, run_tasks
-from wdscli.plan.inputs import Globals, Input, is_of_this_process, is_ours_alone, is_read_once, refused
+from wdscli.plan.inputs import Input, is_of_this_process, is_ours_alone, is_read_once, refused
 from wdscli.plan.names import Rekey, check_names, keep_safe, shard_stem
-from wdscli.plan.preserve import kept_length, kept_mark, kept_members
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, StoredRows, spool
 from wdscli.plan.strategy import LEAST_TASK_BYTES, WORTH_BYTES, Limits, useful_jobs
@@ -42,7 +41,7 @@ from wdscli.shards.find import batches, index_batches, index_for
 from wdscli.shards.shardfile import index_address
 from wdscli.storage import Source, is_local
 from wdscli.storage.addresses import local_path
-from wdscli.tar import GLOBAL, Form, build_header, padded
+from wdscli.tar import Form, build_header, padded
 from wdscli.tar.header import BLOCK
 
 if TYPE_CHECKING:
@@ -78,7 +77,6 @@ class SurveyTask(NamedTuple):
     rekey: Rekey | None = None
     use_index: bool = True
     on_error: OnError = "stop"
-    preserve: bool = False
     spool: str = ""
     extract: Extract | None = None
     overflow: str | None = None
@@ -334,8 +332,7 @@ def _index_for(task: SurveyTask, source: Source, payloads: Payloads, found: Surv
     """The index to go by, if there is one and it says enough."""
     if task.on_error == "skip" or not task.use_index or task.input.copy:
         return None
-    # An index does not say where the headers of a sample's later members begin.
-    if task.preserve or (payloads.fields and source.fd is None):
+    if payloads.fields and source.fd is None:
         return None
     return index_for(task.address, source, task.form, found.warnings.append)
 
@@ -388,9 +385,6 @@ def _add(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence
         _add_plain(columns, batch)
         return
     chosen = range(len(batch.keys)) if rows is None else rows
-    if task.preserve:
-        _add_kept(columns, task, batch, chosen)
-        return
     stem = shard_stem(task.address)
     for row in chosen:
         key = batch.keys[row]
@@ -415,20 +409,6 @@ def _add_plain(columns: _Columns, batch: SampleBatch) -> None:
     columns.members.extend([end - first for first, end in pairwise(firsts)])
     columns.marks.extend(bytes(len(starts)))
     columns.keys.extend(map(hash_key, batch.keys))
-
-
-def _add_kept(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence[int]) -> None:
-    """Samples whose headers stay as they are."""
-    with task.input.open() as source:
-        before = Globals(source) if any(mark & GLOBAL for mark in batch.marks) else None
-        for row in rows:
-            start, end, mark = batch.start(row), batch.end(row), kept_mark(batch.marks[row], task.selection)
-            length = end - start
-            if mark:
-                known = before.before(start) if before is not None and mark & GLOBAL else None
-                length = kept_length(kept_members(source, batch, row, task.selection, known))
-            members = len(task.selection.plan_of(batch, row, task.address))
-            columns.add(batch, row, length, members, mark, hash_key(batch.keys[row]))
 
 
 class _Columns:

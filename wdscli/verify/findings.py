@@ -1,25 +1,27 @@
 """What verify says: findings, the table of their kinds, and the ledger that gathers them within bounds.
 
 What it is: a :class:`Finding` is one thing that is wrong, at one place, with what to do about it. How: every kind has
-a code, a severity and a default hint in one table, :data:`KINDS`, from which the man page's list is made too. A
-:class:`Ledger` keeps the first findings of each kind and counts the rest, so that a shard of a million bad members
-costs no more memory than one of a hundred; :class:`Findings` does the same for all shards.
+a code, a severity and a default hint in a table, :data:`KINDS` or :data:`DEMANDS`, from which the man page's list is
+made too. A :class:`Ledger` keeps the first findings of each kind and counts the rest, so that a shard of a million bad
+members costs no more memory than one of a hundred; the ledger of a set does the same with those of its shards.
 
 It must not know how anything is found, nor how it is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from wdscli.errors import DataError
+from wdscli.model import to_text
 from wdscli.shown import shown
 
 Severity = Literal["error", "warning"]
 
 MAX_FINDINGS = 100
-"""Findings of one kind that are told in full."""
+"""Findings of one kind that are reported in full."""
 
 
 class Finding(NamedTuple):
@@ -36,123 +38,169 @@ class Finding(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """One row of the table: how bad it is, what it means, what to do."""
+    """One row of the table: what it means, what to do, how bad it is."""
 
-    severity: Severity
     meaning: str
     hint: str | None = None
+    severity: Severity = "error"
 
 
 _COPY_AGAIN = "make or copy the shard again, or save its whole samples with `wds verify --repair -o OUT`"
 _REPAIR = "write what can be kept with `wds verify --repair -o OUT`"
 
-KINDS: dict[str, Kind] = {
-    # the archive
-    "not-a-tar": Kind("error", "the file does not begin with a tar header, or is empty", _COPY_AGAIN),
-    "truncated": Kind("error", "the file ends inside a member, a header or a compressed stream", _COPY_AGAIN),
-    "no-end-of-archive": Kind("error", "the two zero blocks at the end are missing", _COPY_AGAIN),
+_SIDE_FILES = ("stale-index", "manifest-mismatch")
+
+_OF_ARCHIVES: dict[str, Kind] = {
+    "not-a-tar": Kind("the file does not begin with a tar header, or is empty", _COPY_AGAIN),
+    "truncated": Kind("the file ends inside a member, a header or a compressed stream", _COPY_AGAIN),
+    "no-end-of-archive": Kind("the two zero blocks at the end are missing", _COPY_AGAIN),
     "data-after-end": Kind(
-        "error",
         "bytes follow the end of the archive; readers pass over them",
         "join archives with `wds cat A B -o OUT`",
     ),
-    "bad-checksum": Kind("error", "a header's checksum is wrong", _COPY_AGAIN),
+    "bad-checksum": Kind("a header's checksum is wrong", _COPY_AGAIN),
     "bad-size": Kind(
-        "error", "a member's size cannot be, or readers disagree whether its bytes are there", _COPY_AGAIN
+        "a member's size cannot be, or readers disagree whether its bytes are there", _COPY_AGAIN
     ),
-    "bad-header": Kind("error", "a header's field cannot be read", _COPY_AGAIN),
-    "bad-extended-header": Kind("error", "a pax or GNU extended header cannot be read", _COPY_AGAIN),
-    "corrupt": Kind("error", "a compressed shard cannot be decompressed", _COPY_AGAIN),
+    "bad-header": Kind("a header's field cannot be read", _COPY_AGAIN),
+    "bad-extended-header": Kind("a pax or GNU extended header cannot be read", _COPY_AGAIN),
+    "corrupt": Kind("a compressed shard cannot be decompressed", _COPY_AGAIN),
     "unreadable": Kind(
-        "error",
         "the shard cannot be opened or read",
         "see whether the address is right and may be read, and try again",
     ),
+}
+STRUCTURAL = frozenset(_OF_ARCHIVES)
+"""Kinds after which a shard's members are not all known."""
+
+KINDS: dict[str, Kind] = {
+    **_OF_ARCHIVES,
     # samples
     "interleaved-key": Kind(
-        "error",
         "a key comes back later in its shard with other fields",
         "`wds verify --repair -o OUT` joins such samples",
     ),
     "duplicate-key": Kind(
-        "error", "a key comes a second time, in its shard or in another", "give new keys, or " + _REPAIR
+        "a key comes a second time, in its shard or in another", "give new keys, or " + _REPAIR
     ),
-    "duplicate-field": Kind("error", "a field comes twice in one sample", _REPAIR),
+    "duplicate-field": Kind("a field comes twice in one sample", _REPAIR),
     "missing-field": Kind(
-        "error",
         "a sample lacks a field of --require, or one that the manifest says every sample has",
         "make these samples again, or leave them out when they are read",
     ),
     "case-collision": Kind(
-        "warning",
         "names differ in upper and lower case only: two fields of a sample, or two keys of a shard",
         "webdataset reads fields in lower case, and some file systems keep only one of such files: rename one",
+        "warning",
     ),
     "mixed-fields": Kind(
-        "warning", "samples have other fields than most", "name what every sample must have with --require"
+        "samples have other fields than most", "name what every sample must have with --require", "warning"
     ),
     "no-field": Kind(
-        "warning",
         "a file belongs to no sample: its name has no dot, or begins with one",
         "readers pass over such files",
+        "warning",
     ),
-    "empty-payload": Kind("warning", "a member has no bytes", "see whether its source was empty"),
-    "undecodable": Kind("error", "a payload is not what its field says (--decode)", "make the payload again"),
+    "empty-payload": Kind("a member has no bytes", "see whether its source was empty", "warning"),
+    "undecodable": Kind("a payload is not what its field says (--decode)", "make the payload again"),
     # members
     "unsafe-name": Kind(
-        "error",
-        "a name is absolute, has a `..` or a NUL, or is empty",
-        "give the member another name, or " + _REPAIR,
+        "a name is absolute, has a `..` or a NUL, or is empty", "give the member another name, or " + _REPAIR
     ),
     "link": Kind(
-        "error", "a member is a link", "GNU tar stores the files themselves with --dereference; or " + _REPAIR
+        "a member is a link", "GNU tar stores the files themselves with --dereference; or " + _REPAIR
     ),
-    "special": Kind("error", "a member is a device, a fifo or of some vendor's kind", _REPAIR),
-    "sparse": Kind("error", "a member is a sparse file", "make the archive without --sparse, or " + _REPAIR),
-    "damaged": Kind("error", "a sample next to lost bytes is not saved by --repair, because it lacks fields"),
+    "special": Kind("a member is a device, a fifo or of some vendor's kind", _REPAIR),
+    "sparse": Kind("a member is a sparse file", "make the archive without --sparse, or " + _REPAIR),
+    "damaged": Kind("a sample next to lost bytes is not saved by --repair, because it lacks fields"),
     # side files
     "stale-index": Kind(
-        "error",
-        "the index beside a shard is damaged or of another version of it",
-        "make it again with `wds index`",
+        "the index beside a shard is damaged or of another version of it", "make it again with `wds index`"
     ),
     "manifest-mismatch": Kind(
-        "error",
-        "the manifest and the shards disagree",
-        "copy the set again, or write a new manifest with `wds index`",
+        "the manifest and the shards disagree", "copy the set again, or write a new manifest with `wds index`"
     ),
     "checksum-mismatch": Kind(
-        "error",
-        "a shard's bytes are not those of the manifest's checksum (--checksums)",
-        "copy the shard again",
+        "a shard's bytes are not those of the manifest's checksum (--checksums)", "copy the shard again"
     ),
     "unchecked": Kind(
-        "warning",
         "there is no checksum to compare with (--checksums), a payload is larger than --max-decoded, or what decodes "
         "a field is not installed (--decode)",
         "`wds index` writes checksums",
+        "warning",
     ),
 }
 
+DEMANDS: dict[str, Kind] = {
+    "webdataset-upper-case": Kind(
+        "webdataset gives a field in lower case: the code must ask for it so",
+        "write the field in lower case",
+        "warning",
+    ),
+    "webdataset-case-collision": Kind(
+        "webdataset stops at two fields of a sample that differ in case only", "rename one of the fields"
+    ),
+    "webdataset-reserved-field": Kind(
+        "webdataset keeps __key__, __url__ and __local_path__ for itself", "rename the field"
+    ),
+    "webdataset-skipped": Kind(
+        "webdataset passes over names of the form __x__", "rename the member", "warning"
+    ),
+    "hf-mixed-fields": Kind(
+        "Hugging Face datasets wants the same fields in the first five samples",
+        "put samples that have every field first",
+    ),
+    "hf-dropped-field": Kind(
+        "Hugging Face datasets drops a field that the first five samples lack",
+        "put samples that have every field first, or give load_dataset its features",
+        "warning",
+    ),
+    "hf-not-an-integer": Kind(
+        "Hugging Face datasets parses cls, cls2, index, inx and id as integers",
+        "rename the field, or mend it",
+    ),
+    "hf-raw-field": Kind(
+        "Hugging Face datasets knows no feature for the field and gives raw bytes",
+        "decode it in your own code",
+        "warning",
+    ),
+    "hf-skipped": Kind(
+        'Hugging Face datasets passes over files that begin with "." or "__"', "rename the member", "warning"
+    ),
+    "dali-pax-header": Kind(
+        "DALI cannot read pax headers, unless it has an index that leads past them",
+        "write the shards again with --long-names gnu, or make an index with `wds index --dialect dali`",
+    ),
+    "dali-blank": Kind("a DALI index cannot hold names with blanks", "rename the member"),
+    "dali-missing-component": Kind(
+        "DALI gives an empty tensor for a component that a sample lacks",
+        "choose missing_component_behavior, or make samples whole",
+        "warning",
+    ),
+    "dali-compressed": Kind("DALI reads plain tar only", "decompress the shard: `wds cat SHARD -o OUT.tar`"),
+    "energon-empty-shard": Kind("Energon refuses a shard without samples", "remove the shard from the set"),
+    "energon-compressed": Kind(
+        "Energon's index points into the plain tar", "decompress the shard: `wds cat SHARD -o OUT.tar`"
+    ),
+    "energon-skipped": Kind("Energon passes over names of the form __x__", "rename the member", "warning"),
+}
+"""What four readers demand beyond what any reader does; each code begins with the reader's name."""
+
 
 def kind_of(code: str) -> Kind:
-    """The row of a code; codes of profiles (``dali-pax-header``) are in ``profiles``."""
-    known = KINDS.get(code)
-    if known is None:
-        from wdscli.verify.profiles import DEMANDS
-
-        known = DEMANDS.get(code)
-    return known or Kind("error", "", None)
+    """The row of a code."""
+    return KINDS.get(code) or DEMANDS.get(code) or Kind("")
 
 
 class Ledger:
-    """The findings of one shard: of each kind the first ``limit``, and the count of all."""
+    """The findings of one shard, or of a set: of each kind the first ``limit``, and the count of all."""
 
-    def __init__(self, shard: str, limit: int = MAX_FINDINGS) -> None:
+    def __init__(self, shard: str = "", limit: int = MAX_FINDINGS) -> None:
         self.shard = shown(shard)
         self.limit = limit
         self.findings: list[Finding] = []
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self._reported: Counter[str] = Counter()
 
     def add(
         self,
@@ -160,29 +208,40 @@ class Ledger:
         message: str,
         *,
         offset: int | None = None,
-        member: str | None = None,
+        member: bytes | str | None = None,
         hint: str | None = None,
     ) -> None:
-        """One finding; told in full while its kind has had fewer than ``limit``."""
-        count = self.counts.get(code, 0)
-        self.counts[code] = count + 1
-        if count < self.limit:
+        """One finding; reported in full while its kind has had fewer than ``limit``."""
+        self.counts[code] += 1
+        if self.room(code):
             kind = kind_of(code)
             text, hint = shown(message), shown(hint) if hint else kind.hint
-            self.findings.append(Finding(code, kind.severity, self.shard, offset, member, text, hint))
+            name = to_text(member) if isinstance(member, bytes) else member
+            self._report(Finding(code, kind.severity, self.shard, offset, name, text, hint))
+
+    def _report(self, finding: Finding) -> None:
+        self._reported[finding.code] += 1
+        self.findings.append(finding)
 
     def add_error(self, error: DataError) -> None:
         """A finding from an error that a reader raised."""
         self.add(error.code, error.message, offset=error.offset, member=error.member, hint=error.hint)
 
+    def add_all(self, ledger: Ledger) -> None:
+        """What the ledger of one shard says."""
+        self.counts.update(ledger.counts)
+        for finding in ledger.findings:
+            if self.room(finding.code):
+                self._report(finding)
+
     def more(self, code: str, count: int) -> None:
         """``count`` findings that are counted only."""
         if count > 0:
-            self.counts[code] = self.counts.get(code, 0) + count
+            self.counts[code] += count
 
     def room(self, code: str) -> int:
-        """How many more findings of this kind are told in full."""
-        return max(0, self.limit - self.counts.get(code, 0))
+        """How many more findings of this kind are reported in full."""
+        return self.limit - self._reported[code]
 
     def has(self, codes: Iterable[str]) -> bool:
         """Whether there is any finding of these kinds."""
@@ -195,41 +254,3 @@ class Ledger:
                 finding._replace(hint=_COPY_AGAIN) if finding.code in _SIDE_FILES else finding
                 for finding in self.findings
             ]
-
-
-class Findings:
-    """What all ledgers of a set say: of each kind the first ``limit``, and the count of all."""
-
-    def __init__(self, limit: int = MAX_FINDINGS) -> None:
-        self.limit = limit
-        self.told: list[Finding] = []
-        self.counts: dict[str, int] = {}
-        self._room: dict[str, int] = {}
-
-    def add(self, findings: Sequence[Finding], counts: dict[str, int]) -> None:
-        """The findings of one ledger, and its counts."""
-        for finding in findings:
-            room = self._room.get(finding.code, self.limit)
-            if room:
-                self._room[finding.code] = room - 1
-                self.told.append(finding)
-        for code, count in counts.items():
-            self.counts[code] = self.counts.get(code, 0) + count
-
-
-STRUCTURAL = frozenset(
-    (
-        "not-a-tar",
-        "truncated",
-        "no-end-of-archive",
-        "data-after-end",
-        "bad-checksum",
-        "bad-size",
-        "bad-header",
-        "bad-extended-header",
-        "corrupt",
-        "unreadable",
-    )
-)
-"""Kinds after which a shard's members are not all known."""
-_SIDE_FILES = ("stale-index", "manifest-mismatch")

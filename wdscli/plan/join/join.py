@@ -111,8 +111,6 @@ class Join(NamedTuple):
             raise UsageError(
                 "a join keeps keys, by which it matches", hint="wds cat --rekey gives new ones afterwards"
             )
-        if request.preserve:
-            raise UsageError("a join writes the canonical form", hint="leave out --preserve")
         selection = request.selection
         if self.kind == "outer" and (selection.where is not None or selection.span is not None):
             raise UsageError(
