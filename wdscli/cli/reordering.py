@@ -23,9 +23,10 @@ if TYPE_CHECKING:
         SelectionOptions,
         StreamOptions,
     )
-    from wdscli.plan.join.parts import JoinCounts
-    from wdscli.plan.orders import Order, Planner
-    from wdscli.plan.request import ReorderPlan, Request
+    from wdscli.plan.join.joined import JoinCounts
+    from wdscli.plan.orders import Order
+    from wdscli.plan.plan import ReorderPlan
+    from wdscli.plan.request import Request
     from wdscli.run.run import ReorderReport
 
 PARTS_TOLD = 20
@@ -86,7 +87,7 @@ def _as_typed(selection: SelectionOptions) -> dict[str, Any]:
 def reorder(
     out: Out,
     request: Request,
-    order: Order | Planner,
+    order: Order,
     *,
     dry_run: bool,
     planned: Callable[[ReorderPlan], None] = lambda plan: None,

@@ -25,15 +25,19 @@ from wdscli.copy.walk import WORTH_SAMPLES, Walker
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo
-from wdscli.plan.headers import are_those, hashes_of, headers_of, headers_of_batch
-from wdscli.plan.inputs import Inputs, edges_of, is_cold, totals_of
-from wdscli.plan.join.in_turn import in_turn
-from wdscli.plan.join.layout import Shape, lay_out
-from wdscli.plan.join.parts import CHANGED, Beside, collision
-from wdscli.plan.ranges import grouped_as_planned, members_of_run, pieces_of
-from wdscli.plan.rekey import Rekey, shard_stem
-from wdscli.plan.scratch import Input
-from wdscli.plan.survey import RENAMED, hash_key
+from wdscli.plan.inputs import (
+    Input,
+    Inputs,
+    edges_of,
+    grouped_as_planned,
+    is_cold,
+    members_of_run,
+    pieces_of,
+    totals_of,
+)
+from wdscli.plan.join.joined import CHANGED, Beside, Shape, collision, in_turn, lay_out
+from wdscli.plan.names import Rekey, shard_stem
+from wdscli.plan.survey import RENAMED, are_those, hash_key, hashes_of, headers_of, headers_of_batch
 from wdscli.plan.table import Ordered, PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdscli.copy.spilled import LARGE
 from wdscli.errors import DataError, InputError, OutputError, WdsError
 from wdscli.executors import tick_of_task
-from wdscli.plan.inputs import Inputs
-from wdscli.plan.ranges import pieces_of
-from wdscli.plan.scratch import HINT, Input
+from wdscli.plan.inputs import Input, Inputs, pieces_of
+from wdscli.plan.scratch import HINT
 from wdscli.plan.table import PlanTable
 from wdscli.storage import Sink, Source, open_sink
 from wdscli.storage.local import reason, write_all

@@ -23,10 +23,9 @@ from wdscli.copy.scatter import Destination, ScatterTask, scatter
 from wdscli.copy.spilled import ELSEWHERE, LARGE, PART_BITS, Spilled
 from wdscli.errors import OutputError
 from wdscli.executors import run_tasks
-from wdscli.plan.join.in_turn import in_turn
-from wdscli.plan.join.parts import NOBODY
-from wdscli.plan.memory import Limits
+from wdscli.plan.join.joined import NOBODY, in_turn
 from wdscli.plan.scratch import HINT, Scattered, Scratch
+from wdscli.plan.strategy import Limits
 from wdscli.storage import remove
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
@@ -38,7 +37,8 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from wdscli.plan.request import PlannedShard, ReorderPlan
+    from wdscli.plan.cut import PlannedShard
+    from wdscli.plan.plan import ReorderPlan
     from wdscli.plan.table import I64, U64, Ordered, PlanTable
     from wdscli.progress import Progress
 

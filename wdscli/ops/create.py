@@ -27,8 +27,7 @@ from wdscli.errors import InputError, UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, Cuts
-from wdscli.plan.jobs import useful_jobs
-from wdscli.plan.reach import check_post
+from wdscli.plan.strategy import check_post, useful_jobs
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.forms import make_form
 from wdscli.shards.manifest import Manifest

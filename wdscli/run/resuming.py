@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from wdscli.errors import DataError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
-from wdscli.plan.jobs import useful_jobs
 from wdscli.plan.request import PlanMark
+from wdscli.plan.strategy import useful_jobs
 from wdscli.progress import Progress
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
 from wdscli.shards.inputs import read_manifest
@@ -27,7 +27,8 @@ from wdscli.storage import base_name, exists, folder_of, is_local, open_source, 
 from wdscli.storage.versions import versions_at
 
 if TYPE_CHECKING:
-    from wdscli.plan.request import PlannedShard, ReorderPlan
+    from wdscli.plan.cut import PlannedShard
+    from wdscli.plan.plan import ReorderPlan
 
 Result = TypeVar("Result")
 
