@@ -530,7 +530,7 @@ class TestDedup:
 
 
 def forced() -> Any:
-    from wdscli.shards.output import ShardSettings
+    from wdscli.shards.writing import ShardSettings
 
     return ShardSettings(force=True)
 

@@ -13,7 +13,7 @@ import pytest
 
 from wdscli.cli.main import main
 from wdscli.shards import find_index
-from wdscli.shards.find import scan_index
+from wdscli.shards.reading import scan_index
 from wdscli.storage import open_source
 
 Add = Callable[[tarfile.TarFile], None]

@@ -16,9 +16,8 @@ from wdscli.plan.rekey import Rekey
 from wdscli.plan.scratch import Input
 from wdscli.plan.survey import SurveyTask, survey
 from wdscli.selection import Selection
-from wdscli.shards.find import find_index
-from wdscli.shards.index import Index, IndexBuilder, parse_index
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
+from wdscli.shards.reading import find_index
 from wdscli.storage import open_source
 from wdscli.tar import CANONICAL
 

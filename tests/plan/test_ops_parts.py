@@ -33,7 +33,7 @@ from wdscli.plan.shares import (
 )
 from wdscli.plan.split_values import Asked, FamilyNames, GroupDigests
 from wdscli.samples import SampleBatch
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.writing import ShardSettings
 
 
 def u64(numbers: Any) -> Any:

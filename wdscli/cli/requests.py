@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
 from wdscli.selection import Selection
-from wdscli.shards.forms import make_form
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.writing import ShardSettings, make_form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -32,8 +32,7 @@ from wdscli.plan.survey import RENAMED, hash_key
 from wdscli.plan.table import Ordered
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
-from wdscli.shards.output import ShardSettings
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.tar import GLOBAL, Scanner
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from wdscli.plan.ranges import members_of_run, pieces_of
 from wdscli.plan.survey import hash_key
 from wdscli.plan.table import Ordered, PlanTable
 from wdscli.samples import SampleBatch, group_columns
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import ShardFile
 from wdscli.tar import GLOBAL, Scanner
 
 if TYPE_CHECKING:

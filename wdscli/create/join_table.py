@@ -21,10 +21,9 @@ from wdscli.plan.ranges import pieces_of
 from wdscli.plan.scratch import HINT, Stamp
 from wdscli.progress import Progress
 from wdscli.samples.keyset import KeySet
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import addresses_of, is_local, is_stream, open_source
-from wdscli.storage.addresses import local_path
-from wdscli.storage.trust import listed_address
+from wdscli.storage.addresses import listed_address, local_path
 
 _SHOW_EVERY = 256
 _AT_ONCE = 512
@@ -86,7 +85,7 @@ def table_shard(
     dropped: dict[str, int] = {}
     if is_local(address):
         _make_folder(os.path.dirname(local_path(address)))
-    with ShardFile(address, with_index=False) as shard:
+    with ShardFile(address, ShardSettings(with_index=False)) as shard:
         progress.start("reading the table", None, "samples")
         for row in _without_repeats(_rows(table, reader, dropped, progress), on_duplicate, dropped):
             _write(shard, row, trust_addresses)

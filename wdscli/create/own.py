@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from wdscli.errors import UsageError, WdsError
 from wdscli.model import to_text
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
-from wdscli.shards.output import OutputSet
+from wdscli.shards.writing import OutputSet
 from wdscli.storage import folder_of, is_local, local_path
 
 MANIFEST = os.fsencode(MANIFEST_SUFFIX)

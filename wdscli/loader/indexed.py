@@ -30,7 +30,7 @@ from wdscli.loader.stages.fields import wanted_fields
 from wdscli.loader.stages.fluent import PerSample
 from wdscli.loader.stages.recipe import Pipeline
 from wdscli.loader.stats import Counts
-from wdscli.storage.trust import check_pipe
+from wdscli.storage.addresses import check_pipe
 
 if TYPE_CHECKING:
     import numpy

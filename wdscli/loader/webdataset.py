@@ -26,7 +26,7 @@ from wdscli.loader.stages.fields import wanted_fields
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.patterns import Files
 from wdscli.loader.stages.policy import Handler, StopEpoch, reraise_exception
-from wdscli.storage.trust import check_pipe
+from wdscli.storage.addresses import check_pipe
 
 Self = TypeVar("Self", bound="WebDataset")
 Splitter: TypeAlias = Callable[..., Any]

@@ -222,7 +222,7 @@ class Listing:
         """The samples from the index, where that saves requests."""
         if is_local(source.name) or not source.seekable:
             return None
-        from wdscli.shards.find import BATCH, find_index
+        from wdscli.shards.reading import BATCH, find_index
 
         index = find_index(source.name, source, self._progress.warn)
         if index is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from wdscli.errors import UsageError
 from wdscli.ordering import rank_places
 from wdscli.plan.table import ROWS_PER_BLOCK, Ordered, PlanTable
-from wdscli.storage.expand import MAX_NAMES
+from wdscli.storage.patterns import MAX_NAMES
 from wdscli.tar import END_OF_ARCHIVE
 
 if TYPE_CHECKING:

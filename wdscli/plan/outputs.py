@@ -1,6 +1,6 @@
 """Where the parts of an output go: one set, or one for each part by ``{part}`` in its name.
 
-What it is: :class:`Outputs`, from the text of ``-o`` to the :class:`~wdscli.shards.output.OutputSet` of each part. How:
+What it is: :class:`Outputs`, from the text of ``-o`` to the :class:`~wdscli.shards.OutputSet` of each part. How:
 ``{part}`` is replaced before anything else is read in the text, which must be such that no two parts can have a file in
 common. It must not know how samples come into their parts.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from wdscli.errors import UsageError
 from wdscli.plan.cut import Cuts
-from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.shards.writing import OutputSet, ShardSettings
 
 FIELD = "{part}"
 _BESIDE_NUMBER = re.compile(r"\{part\}[0-9]*(%0?[0-9]*d|\{[0-9])|(%0?[0-9]*d|[0-9]\})[0-9]*\{part\}")

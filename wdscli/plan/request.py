@@ -14,7 +14,7 @@ from wdscli.plan.cut import Cuts
 from wdscli.plan.strategy import Strategy
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError
-from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.shards.writing import OutputSet, ShardSettings
 
 if TYPE_CHECKING:
     from wdscli.plan.duplicates import Duplicates

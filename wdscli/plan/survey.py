@@ -32,7 +32,7 @@ from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, Sightings
 from wdscli.selection.reading import Payloads, iter_selected
-from wdscli.shards.find import batches, index_batches, index_for
+from wdscli.shards.reading import batches, index_batches, index_for
 from wdscli.storage import Source
 from wdscli.tar import GLOBAL, Form, build_header, padded
 from wdscli.tar.header import BLOCK

@@ -19,7 +19,7 @@ from wdscli.plan.scratch import Input, Scratch, is_of_this_process, is_ours_alon
 from wdscli.plan.survey import Survey, SurveyTask, survey
 from wdscli.progress import Progress
 from wdscli.selection import SelectionState
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import index_address
 from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 

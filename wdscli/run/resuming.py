@@ -20,11 +20,11 @@ from wdscli.plan.jobs import useful_jobs
 from wdscli.plan.request import PlanMark
 from wdscli.progress import Progress
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
+from wdscli.shards.claims import RECEIPT, names_in, remove_receipts, remove_temporaries
 from wdscli.shards.inputs import read_manifest
-from wdscli.shards.leftovers import RECEIPT, names_in, remove_receipts, remove_temporaries
 from wdscli.shards.manifest import INDEX_FOLDER, Manifest
 from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
-from wdscli.storage.versions import versions_at
+from wdscli.storage.opening import versions_at
 
 if TYPE_CHECKING:
     from wdscli.plan.request import PlannedShard, ReorderPlan

@@ -173,11 +173,14 @@ class Sightings:
 
 
 def _is_there(name: str, fields: Sequence[str]) -> bool:
-    if name in fields or _MAGIC.isdisjoint(name):
-        return name in fields
+    return name in fields or (not _MAGIC.isdisjoint(name) and any(is_like(field, name) for field in fields))
+
+
+def is_like(name: str, glob: str) -> bool:
+    """Whether a glob means a name; case counts."""
     from fnmatch import fnmatchcase
 
-    return any(fnmatchcase(field, name) for field in fields)
+    return fnmatchcase(name, glob)
 
 
 def _absence(purpose: str, names: Mapping[Named, str]) -> Absence:

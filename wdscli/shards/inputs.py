@@ -21,7 +21,7 @@ from wdscli.storage import (
     read_all,
     scheme,
 )
-from wdscli.storage.trust import shard_address
+from wdscli.storage.addresses import shard_address
 
 if TYPE_CHECKING:
     from wdscli.shards.manifest import Manifest

@@ -20,7 +20,7 @@ from wdscli.storage.streams import StreamSource
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CHUNK = 1 << 17
+CHUNK_BYTES = 1 << 17
 _MAGICS = {
     b"\x1f\x8b\x08": "gzip",
     b"BZh": "bzip2",
@@ -74,7 +74,7 @@ class _RawInput:
         self._source = source
         self.position = 0
 
-    def read(self, length: int = CHUNK, /) -> bytes:
+    def read(self, length: int = CHUNK_BYTES, /) -> bytes:
         data = self._source.read_some(self.position, length)
         self.position += len(data)
         return data
@@ -227,7 +227,7 @@ class _ZstdReader:
         self._walker = FrameWalker()
         watched: Any = _Watched(raw, self._walker)
         self._reader = zstandard.ZstdDecompressor().stream_reader(
-            watched, read_size=CHUNK, read_across_frames=True
+            watched, read_size=CHUNK_BYTES, read_across_frames=True
         )
 
     def read(self, length: int, /) -> bytes:

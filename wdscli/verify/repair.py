@@ -22,8 +22,7 @@ from wdscli.plan.scratch import pieces_to_end
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.shards.inputs import open_set
-from wdscli.shards.output import OutputSet, ShardSettings
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import OutputSet, ShardFile, ShardSettings
 from wdscli.storage import Source, open_source
 from wdscli.tar import ByteSource, build_header, padding
 from wdscli.verify.findings import MAX_FINDINGS, Finding, Findings, Ledger

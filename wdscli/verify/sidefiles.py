@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.model import ShardInfo
-from wdscli.shards.checksum import new_digest
-from wdscli.shards.find import etag_of, is_other_version
-from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of, index_address
+from wdscli.shards.reading import checksum_of, etag_of, is_other_version, new_digest
 from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_source, read_all
 from wdscli.storage.ends import replaced
 from wdscli.tar import Form
@@ -162,15 +160,11 @@ def check_checksum(address: str, listed: ShardInfo | None, ledger: Ledger, versi
 def file_digest(address: str, algorithm: str, version: str = "") -> str:
     """The checksum of a file's bytes as they lie there, of ``version`` if one is given. Raises UsageError for an
     unknown algorithm, StorageError."""
-    digest = new_digest(algorithm)
-    if digest is None:
+    if new_digest(algorithm) is None:
         raise UsageError("no checksum to compute")
     with open_source(address, decompress=False) as source:
-        offset = 0
-        while data := source.read_some(offset, CHUNK):
-            digest.update(data)
-            offset += len(data)
+        found = checksum_of(source, algorithm) or ""
         source.confirm()
         if version and version != source.version:
             raise replaced(address)
-    return digest.hexdigest()
+    return found.partition(":")[2]
