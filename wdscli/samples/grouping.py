@@ -8,7 +8,7 @@ know where bytes come from, nor what a shard set is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -310,8 +310,10 @@ def iter_batches(
     lenient: bool = False,
     ignored: Ignored | None = None,
     chunk: int = CHUNK,
+    see: Callable[[Window], None] | None = None,
 ) -> Iterator[SampleBatch]:
-    """The samples of one archive, headers only, some hundreds at a time; memory is bounded by ``chunk``.
+    """The samples of one archive, headers only, some hundreds at a time; memory is bounded by ``chunk``. With ``see``
+    payloads are read too, and it is shown every window before its samples come out.
 
     Members that belong to no sample are counted into ``ignored``. Raises DataError after the whole samples that came
     before the trouble. The sample before it is among them when the trouble lies in a member of another key, or behind
@@ -321,7 +323,9 @@ def iter_batches(
     if ignored is not None:
         grouper.ignored = ignored
     try:
-        for window in scan(source, form=form, chunk=chunk):
+        for window in scan(source, form=form, payloads=see is not None, chunk=chunk):
+            if see is not None:
+                see(window)
             batch = grouper.add(window)
             if batch.keys:
                 yield batch

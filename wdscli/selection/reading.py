@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
-from wdscli.samples import Grouper, Ignored, SampleBatch, iter_batches, split_name
+from wdscli.samples import Ignored, SampleBatch, iter_batches, split_name
 from wdscli.samples.expected import check_member, payload_at
 from wdscli.selection.choice import Selection, SelectionState
-from wdscli.tar import CANONICAL, ByteSource, Form, Window, padded, scan
+from wdscli.tar import CANONICAL, ByteSource, Form, Window, padded
 
 MAX_LOOKED_INTO = 1 << 26
 """A payload above this many bytes is not decoded: memory is bounded by options, never by what a shard
@@ -43,43 +43,17 @@ def iter_selected(
     if state.done:
         return
     payloads = payloads or Payloads(source, selection.payload_fields)
-    if payloads.fields and batches is None:
-        yield from _looked_into(source, selection, state, form, lenient, ignored, payloads)
-        return
-    for batch in batches or iter_batches(source, form=form, lenient=lenient, ignored=ignored):
+    if batches is None:
+        see = payloads.see if payloads.fields else None
+        batches = iter_batches(source, form=form, lenient=lenient, ignored=ignored, see=see)
+    for batch in batches:
         payloads.batch = batch
         rows = selection.apply(batch, source.name, state, payloads.of)
         if rows:
             yield batch, rows
         if state.done:
             return
-
-
-def _looked_into(
-    source: ByteSource,
-    selection: Selection,
-    state: SelectionState,
-    form: Form,
-    lenient: bool,
-    ignored: Ignored | None,
-    payloads: Payloads,
-) -> Iterator[tuple[SampleBatch, list[int]]]:
-    grouper = Grouper(source.name, lenient=lenient)
-    if ignored is not None:
-        grouper.ignored = ignored
-    for window in scan(source, form=form, payloads=True):
-        payloads.see(window)
-        payloads.batch = batch = grouper.add(window)
-        rows = selection.apply(batch, source.name, state, payloads.of)
-        if rows:
-            yield batch, rows
-        if state.done:
-            return
         payloads.forget()
-    payloads.batch = batch = grouper.finish()
-    rows = selection.apply(batch, source.name, state, payloads.of)
-    if rows:
-        yield batch, rows
 
 
 class Payloads:

@@ -38,33 +38,11 @@ TEXT_METHODS = frozenset(f"{_CALLED} {_ASKED} rstrip split splitlines startswith
 _MAX_LENGTH = 10_000
 _MAX_BITS = 4096
 
-_LOGIC = (ast.BoolOp, ast.And, ast.Or, ast.Not, ast.IfExp, ast.UnaryOp, ast.BinOp, ast.USub, ast.UAdd)
-_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
-_ORDER = (
-    ast.Compare,
-    ast.Eq,
-    ast.NotEq,
-    ast.Lt,
-    ast.LtE,
-    ast.Gt,
-    ast.GtE,
-    ast.In,
-    ast.NotIn,
-    ast.Is,
-    ast.IsNot,
-)
-_VALUE = (
-    ast.Constant,
-    ast.List,
-    ast.Tuple,
-    ast.Set,
-    ast.Name,
-    ast.Load,
-    ast.Attribute,
-    ast.Subscript,
-    ast.Slice,
-)
-_NODES = (*_LOGIC, *_ARITHMETIC, *_ORDER, *_VALUE, ast.Call, ast.keyword)
+_LOGIC = "BoolOp And Or Not IfExp UnaryOp BinOp USub UAdd"
+_ARITHMETIC = "Add Sub Mult Div FloorDiv Mod Pow"
+_ORDER = "Compare Eq NotEq Lt LtE Gt GtE In NotIn Is IsNot"
+_VALUE = "Constant List Tuple Set Name Load Attribute Subscript Slice Call keyword"
+_NODES = tuple(getattr(ast, name) for name in f"{_LOGIC} {_ARITHMETIC} {_ORDER} {_VALUE}".split())
 _TWINS = {ast.BitAnd: ("&", "and"), ast.BitOr: ("|", "or"), ast.Invert: ("~", "not")}
 
 

@@ -274,14 +274,10 @@ class IndexBuilder:
 
     def __init__(self) -> None:
         self._keys = bytearray()
-        self._key_ends = array("Q")
-        self._starts = array("Q")
-        self._lengths = array("Q")
-        self._member_ends = array("Q")
         self._marks = bytearray()
+        self._key_ends, self._starts, self._lengths, self._member_ends = (array("Q") for _ in range(4))
+        self._member_offsets, self._member_sizes = array("Q"), array("Q")
         self._member_fields = array("I")
-        self._member_offsets = array("Q")
-        self._member_sizes = array("Q")
         self._field_ids: dict[bytes, int] = {}
         self._counts: list[int] = []
         self._bytes: list[int] = []
@@ -453,18 +449,9 @@ class IndexBuilder:
         """See :func:`digest_of`."""
         return _digest(self._columns())
 
-    def to_bytes(
-        self,
-        *,
-        shard: str,
-        size: int,
-        form: Form = CANONICAL,
-        ignored: dict[str, int] | None = None,
-        etag: str = "",
-    ) -> bytes:
-        """The whole index file. ``size`` is the shard's size in bytes, ``shard`` its file name, ``etag`` its version
-        where the store tells one."""
-        return b"".join(self.pieces(shard=shard, size=size, form=form, ignored=ignored, etag=etag))
+    def to_bytes(self, **about: Any) -> bytes:
+        """The whole index file; see :meth:`pieces`."""
+        return b"".join(self.pieces(**about))
 
     def pieces(
         self,
@@ -475,7 +462,8 @@ class IndexBuilder:
         ignored: dict[str, int] | None = None,
         etag: str = "",
     ) -> Iterator[Buffer]:
-        """:meth:`to_bytes` piece by piece: an index is large where samples are small, and is not held twice."""
+        """The index file piece by piece: it is large where samples are small, and is not held twice. ``size`` is the
+        shard's size in bytes, ``shard`` its file name, ``etag`` its version where the store tells one."""
         import msgpack
         from xxhash import xxh3_64
 
