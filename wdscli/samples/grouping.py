@@ -27,7 +27,7 @@ from wdscli.tar import (
     padded,
     scan,
 )
-from wdscli.tar.reader import CHUNK, Window
+from wdscli.tar.reader import CHUNK_BYTES, Window
 
 RAGGED = 0b100000
 """Flag of a sample between whose members others lie (folders, names without a dot): it cannot be copied as one run."""
@@ -309,7 +309,7 @@ def iter_batches(
     form: Form = CANONICAL,
     lenient: bool = False,
     ignored: Ignored | None = None,
-    chunk: int = CHUNK,
+    chunk: int = CHUNK_BYTES,
     see: Callable[[Window], None] | None = None,
 ) -> Iterator[SampleBatch]:
     """The samples of one archive, headers only, some hundreds at a time; memory is bounded by ``chunk``. With ``see``

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, UsageError
@@ -35,9 +36,9 @@ PayloadOf = Callable[[int, bytes], bytes]
 has."""
 
 OnError = Literal["stop", "skip"]
-_NAMED_AT_MOST = 3
 
 
+@dataclass(slots=True, eq=False)
 class SelectionState:
     """What a selection has counted so far, over the whole sequence of inputs; one for each run of a command.
 
@@ -48,30 +49,16 @@ class SelectionState:
     other names.
     """
 
-    __slots__ = (
-        "done",
-        "dropped",
-        "found",
-        "kept",
-        "matched",
-        "members",
-        "on_error",
-        "payload_bytes",
-        "seen",
-        "sightings",
-    )
-
-    def __init__(self, on_error: OnError = "stop") -> None:
-        self.on_error = on_error
-        self.seen = 0
-        self.matched = 0
-        self.kept = 0
-        self.members = 0
-        self.payload_bytes = 0
-        self.done = False
-        self.dropped: dict[str, int] = {}
-        self.found: set[bytes] = set()
-        self.sightings = Sightings()
+    on_error: OnError = "stop"
+    seen: int = 0
+    matched: int = 0
+    kept: int = 0
+    members: int = 0
+    payload_bytes: int = 0
+    done: bool = False
+    dropped: dict[str, int] = field(default_factory=dict)
+    found: set[bytes] = field(default_factory=set)
+    sightings: Sightings = field(default_factory=Sightings)
 
     def drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
@@ -301,11 +288,10 @@ class Selection(NamedTuple):
         unseen = self.key_rule.unseen(state.found)
         if not unseen or len(unseen) == len(self.key_rule.listed or ()):
             return []
-        named = ", ".join(to_text(key) for key in unseen[:_NAMED_AT_MOST])
-        more = f" and {len(unseen) - _NAMED_AT_MOST} more" if len(unseen) > _NAMED_AT_MOST else ""
+        named = listed([to_text(key) for key in unseen], ", ")
         noun = "key" if len(unseen) == 1 else "keys"
         files = " and ".join(self.key_rule.sources)
-        return [f"{len(unseen)} {noun} of {files} not found: {named}{more}"]
+        return [f"{len(unseen)} {noun} of {files} not found: {named}"]
 
 
 _TRIVIAL = Selection()

@@ -107,11 +107,7 @@ class Sightings:
                 self._look_into(place, batch, rows, payload_of)
 
     def _look_into(
-        self,
-        place: Place,
-        batch: SampleBatch,
-        rows: Sequence[int],
-        payload_of: Callable[[int, bytes], bytes],
+        self, place: Place, batch: SampleBatch, rows: Sequence[int], payload_of: Callable[[int, bytes], bytes]
     ) -> None:
         import json
 

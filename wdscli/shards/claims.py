@@ -27,19 +27,10 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from wdscli.errors import InputError, OutputError
+from wdscli.errors import OutputError
 from wdscli.shards.index import FOLDER, SUFFIX
-from wdscli.shards.inputs import MANIFEST_SUFFIX
-from wdscli.storage import (
-    OutputPattern,
-    base_name,
-    folder_of,
-    is_local,
-    is_stream,
-    list_folder,
-    remove,
-    sibling,
-)
+from wdscli.shards.inputs import MANIFEST_SUFFIX, names_in
+from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, remove, sibling
 from wdscli.storage.addresses import local_path
 from wdscli.storage.local import is_same_file, remove_if_abandoned
 
@@ -282,20 +273,12 @@ def receipt_address(address: str) -> str:
     return sibling(address, f"{FOLDER}/{base_name(address)}{RECEIPT}")
 
 
-def names_in(folder: str, keep: Callable[[str], bool] = bool) -> set[str]:
-    """What lies in a folder, as far as ``keep`` is true of it; nothing for one that is not there."""
-    try:
-        return set(list_folder(folder, keep))
-    except InputError:
-        return set()
-
-
 def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> int:
     """Remove temporary files in a folder of this machine, and in its ``.wds``, of which it is known that nobody writes
     them any more. ``is_own`` is asked of names of shards and manifests. Gives their number."""
     removed = 0
     for inside, ends in ((folder, ("",)), (f"{folder}{FOLDER}/", (SUFFIX, RECEIPT))):
-        for found in names_in(inside, _is_temporary):
+        for found in names_in(inside, keep=_is_temporary):
             name = _TEMPORARY.fullmatch(found)[1]  # type: ignore[index]
             if any(name.endswith(end) and is_own(name.removesuffix(end)) for end in ends):
                 removed += remove_if_abandoned(local_path(inside + found)) or False
@@ -320,7 +303,7 @@ def remove_temporaries(addresses: Iterable[str]) -> int:
 def _remove_in(folder: str, names: set[str]) -> int:
     names = names | {name[:_CUT] for name in names if len(os.fsencode(name)) > 4 * _CUT}
     removed = 0
-    for found in names_in(folder, _is_temporary):
+    for found in names_in(folder, keep=_is_temporary):
         match = _TEMPORARY.fullmatch(found)
         if match and match[1] in names:
             gone = remove_if_abandoned(local_path(folder + found)) if is_local(folder) else None
@@ -337,15 +320,8 @@ def remove_receipts(addresses: Iterable[str]) -> None:
         folders.setdefault(folder_of(address), set()).add(base_name(address) + RECEIPT)
     for folder, names in folders.items():
         inside = f"{folder}{FOLDER}/"
-        there = names_in(inside)
+        there = set(names_in(inside))
         for name in sorted(there & names):
             remove(inside + name)
         if there and there <= names and is_local(inside):
-            _remove_folder(local_path(inside))
-
-
-def _remove_folder(path: str) -> None:
-    try:
-        os.rmdir(path)
-    except OSError:
-        return
+            _remove_empty([local_path(inside)])

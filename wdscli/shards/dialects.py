@@ -20,7 +20,7 @@ from wdscli.storage import base_name, exists, sibling
 if TYPE_CHECKING:
     import sqlite3
 
-_AT_ONCE = 4096
+_SAMPLES_AT_ONCE = 4096
 _PIECE_BYTES = 1 << 20
 _NEW_KEYS = "give the samples new keys: wds cat --rekey '{shard}-{index:09d}' SHARDS -o all.tar"
 
@@ -71,7 +71,9 @@ def make_dialect(name: str, place: SetPlace) -> Dialect:
 
 
 def _batches(index: Index) -> Iterator[SampleBatch]:
-    return (index.batch(first, first + _AT_ONCE) for first in range(0, index.samples, _AT_ONCE))
+    return (
+        index.batch(first, first + _SAMPLES_AT_ONCE) for first in range(0, index.samples, _SAMPLES_AT_ONCE)
+    )
 
 
 def utf8_name(shard: ShardPlace, name: bytes, start: int, why: str) -> str:

@@ -262,9 +262,8 @@ def batches(
     """
     index = index_for(address, source, form, warn) if use_index else None
     if index is None:
-        yield from iter_batches(source, form=form, ignored=ignored)
-        return
-    yield from index_batches(index, ignored)
+        return iter_batches(source, form=form, ignored=ignored)
+    return index_batches(index, ignored)
 
 
 def index_for(
@@ -280,8 +279,8 @@ def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[Samp
     if ignored is not None:
         for reason, count in index.ignored.items():
             ignored.add(reason, count)
-    for first in range(0, index.samples, BATCH):
-        yield index.batch(first, first + BATCH)
+    for first in range(0, index.samples, BATCH_SAMPLES):
+        yield index.batch(first, first + BATCH_SAMPLES)
 
 
-BATCH = 4096
+BATCH_SAMPLES = 4096

@@ -59,9 +59,18 @@ class Source:
         """``length`` bytes from ``offset``, fewer only at the end.
 
         Raises InputError when the bytes cannot be had and DataError (``truncated``, ``corrupt``) for a
-        compressed stream that is cut or broken.
+        compressed stream that is cut or broken. An implementation gives this or :meth:`read_some`.
         """
-        raise NotImplementedError
+        data = self.read_some(offset, length)
+        if len(data) >= length or not data:
+            return data
+        # The kernel gives at most 2 GiB at once, a stream what is there; the end is only known by a read of nothing.
+        parts, have = [data], len(data)
+        while have < length and data:
+            data = self.read_some(offset + have, length - have)
+            parts.append(data)
+            have += len(data)
+        return b"".join(parts)
 
     def read_some(self, offset: int, length: int) -> bytes:
         """At most ``length`` bytes from ``offset``, what is there soon; none only at the end."""

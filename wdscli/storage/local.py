@@ -38,25 +38,13 @@ class LocalSource(Source):
     def read_at(self, offset: int, length: int) -> bytes:
         if length > _WHOLE_READ_BYTES:
             length = min(length, max(os.fstat(self._fd).st_size - offset, 0))
-        data = self.read_some(offset, length)
-        if len(data) == length or not data:
-            return data
-        return self._rest(data, offset, length)
+        return super().read_at(offset, length)
 
     def read_some(self, offset: int, length: int) -> bytes:
         try:
             return os.pread(self._fd, length, offset)
         except OSError as error:
             raise InputError(f"cannot read {self.name}: {reason(error)}", cause=error) from error
-
-    def _rest(self, data: bytes, offset: int, length: int) -> bytes:
-        """The kernel gives at most 2 GiB at once, and the end is only known by a read of nothing."""
-        parts, have = [data], len(data)
-        while have < length and data:
-            data = self.read_some(offset + have, length - have)
-            parts.append(data)
-            have += len(data)
-        return b"".join(parts)
 
     def confirm(self) -> None:
         # A file that was replaced is still the old one here; one that was written over has another time or size.

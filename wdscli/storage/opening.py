@@ -26,14 +26,7 @@ from wdscli.storage.addresses import (
     split_folder,
 )
 from wdscli.storage.ends import Sink, Source
-from wdscli.storage.local import (
-    LocalSink,
-    LocalSource,
-    local_version,
-    open_descriptor,
-    reason,
-    version_of,
-)
+from wdscli.storage.local import LocalSink, LocalSource, local_version, open_descriptor, reason, version_of
 
 HEAD_BYTES = 512
 """One block: enough to tell a compressed stream from a tar."""

@@ -71,17 +71,6 @@ class StreamSource(Source):
             return b""
         return self._next(min(length, _STEP_BYTES))
 
-    def read_at(self, offset: int, length: int) -> bytes:
-        data = self.read_some(offset, length)
-        if len(data) >= length or not data:
-            return data
-        parts, have = [data], len(data)
-        while have < length and data:
-            data = self._next(min(length - have, _STEP_BYTES))
-            parts.append(data)
-            have += len(data)
-        return b"".join(parts)
-
     def _next(self, length: int) -> bytes:
         """Some bytes from here on. The end is noted in ``size``."""
         if self._at == len(self._buffer):
@@ -128,30 +117,26 @@ class DescriptorReader:
         self._fd = -1 if self._owned else self._fd
 
 
-class CommandReader:
+class CommandReader(DescriptorReader):
     """What a shell command prints. The end is the end only when the command succeeds."""
 
     def __init__(self, name: str, command: str) -> None:
         import subprocess
 
-        self._name = name
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._process = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, bufsize=0)
         except (OSError, ValueError) as error:
             raise InputError(f"cannot run {name}: {error}", cause=error) from error
         assert self._process.stdout is not None
-        self._fd = self._process.stdout.fileno()
+        super().__init__(name, self._process.stdout.fileno(), owned=False)
         widen_pipe(self._fd)
 
     def read(self, length: int, /) -> bytes:
         process = self._process
         if process is None:
             return b""
-        try:
-            data = os.read(self._fd, length)
-        except OSError as error:
-            raise InputError(f"cannot read {self._name}: {reason(error)}", cause=error) from error
+        data = super().read(length)
         if not data:
             self._process = None
             _close_pipes(process)
