@@ -171,7 +171,7 @@ class TestMaking:
         self, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run("set")
-        monkeypatch.setattr("wdscli.ops.index.written", lambda *_: "read")
+        monkeypatch.setattr("wdscli.ops.index.checksum_of", lambda *_: "read")
         assert run("set").err.endswith(": 0 files made, 3 kept\n")
 
 
