@@ -249,7 +249,7 @@ def index_address(address: str) -> str:
     return sibling(address, f"{FOLDER}/{base_name(address)}{SUFFIX}")
 
 
-class Packed(NamedTuple):
+class SampleArrays(NamedTuple):
     """Canonical samples as arrays. One number a sample: bytes of its key (``keys`` has them one behind the other), its
     first byte, its bytes, its members; one a member: the place of its field in ``fields``, byte and bytes of the
     payload."""
@@ -305,34 +305,34 @@ class IndexBuilder:
         self._settle()
         self._add(batch)
 
-    def add_packed(self, packed: Packed, shift: int) -> None:
+    def add_arrays(self, samples: SampleArrays, shift: int) -> None:
         """Samples as arrays, whose places count from byte ``shift`` of this shard."""
         import numpy
 
         self._settle()
-        _extend(self._key_ends, packed.key_lengths.cumsum() + self._key_bytes)
-        self._keys += packed.keys
-        _extend(self._starts, packed.starts + shift)
-        _extend(self._lengths, packed.lengths)
-        _extend(self._member_ends, packed.counts.cumsum() + self._members)
-        self._marks += bytes(len(packed.starts))
-        ids = self._ids_of(packed)
+        _extend(self._key_ends, samples.key_lengths.cumsum() + self._key_bytes)
+        self._keys += samples.keys
+        _extend(self._starts, samples.starts + shift)
+        _extend(self._lengths, samples.lengths)
+        _extend(self._member_ends, samples.counts.cumsum() + self._members)
+        self._marks += bytes(len(samples.starts))
+        ids = self._ids_of(samples)
         _extend(self._member_fields, ids)
-        _extend(self._member_offsets, packed.offsets + shift)
-        _extend(self._member_sizes, packed.sizes)
+        _extend(self._member_offsets, samples.offsets + shift)
+        _extend(self._member_sizes, samples.sizes)
         counts = numpy.bincount(ids)
         # Exact: a float holds every whole number up to 2^53.
-        totals = numpy.bincount(ids, packed.sizes)
+        totals = numpy.bincount(ids, samples.sizes)
         for number in numpy.flatnonzero(counts).tolist():
             self._counts[number] += int(counts[number])
             self._bytes[number] += int(totals[number])
         self._relieve()
 
-    def _ids_of(self, packed: Packed) -> NDArray[numpy.int64]:
+    def _ids_of(self, samples: SampleArrays) -> NDArray[numpy.int64]:
         """The number of each member's field. New fields are numbered in the order in which they come."""
         import numpy
 
-        codes, fields = packed.codes, packed.fields
+        codes, fields = samples.codes, samples.fields
         if any(field not in self._field_ids for field in fields):
             firsts = {code: numpy.argmax(codes == code) for code in range(len(fields))}
             for code in sorted(firsts, key=firsts.__getitem__):

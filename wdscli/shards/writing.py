@@ -4,7 +4,7 @@ What it is: :class:`ShardFile`, what stands between the samples of one shard and
 stands between a command and its output; and :class:`ShardWriter`, the library's face, which rolls from shard to shard.
 
 How a shard is written: samples come by payload (:meth:`ShardFile.write`), or as runs of canonical members as they stand
-(:meth:`ShardFile.write_run`); all bytes pass through one method that hashes and writes them while they are in the
+(:meth:`ShardFile.write_blocks`); all bytes pass through one method that hashes and writes them while they are in the
 processor's cache. The shard has its final name only after :meth:`ShardFile.commit`; its index has its own right after.
 
 How a set is written: before anything is written it refuses what is there already; when it may replace a set, it takes
@@ -25,7 +25,7 @@ from wdscli.errors import DataError, InputError, OutputError, OutputExistsError,
 from wdscli.model import Sample, ShardInfo, to_bytes, to_text
 from wdscli.samples import SampleBatch, check_name, new_batch
 from wdscli.shards.claims import Claim, Ticket, claim_address, receipt_address, remove_abandoned
-from wdscli.shards.index import IndexBuilder, Packed, index_address
+from wdscli.shards.index import IndexBuilder, SampleArrays, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import Digest, is_shard, new_digest, written
@@ -70,7 +70,7 @@ def _checked(seconds: int, name: str) -> int:
 
 
 Payload = bytes | bytearray | memoryview
-Kept = tuple[bytes, bytes, int, Iterable[bytes]]
+Kept = tuple[bytes, bytes | None, int, Iterable[Payload]]
 Witness = Callable[[str, ShardInfo, str], None]
 """Called with a shard's address, its facts and its index's XXH3-64 ("" without one) when it is whole and has not got
 its name yet."""
@@ -175,24 +175,30 @@ class ShardFile:
                 tar.raw(part)
         self.index.add_sample(key, start, names, offsets, sizes)
 
-    def write_run(self, data: Payload, batch: SampleBatch) -> None:
-        """Whole canonical samples as they stand; ``batch`` describes them with the places they have in this shard."""
-        self._tar.raw(data)
-        self.index.add_batch(batch)
-
-    def write_packed(self, data: Payload, packed: Packed) -> None:
-        """:meth:`write_run` of samples as arrays, whose places count from the first byte of ``data``."""
+    def write_arrays(self, data: Payload, samples: SampleArrays) -> None:
+        """Whole canonical samples as they stand, whose places count from the first byte of ``data``."""
         shift = self._tar.position
         self._tar.raw(data)
-        self.index.add_packed(packed, shift)
+        self.index.add_arrays(samples, shift)
 
-    def write_pieces(self, key: bytes, fields: Sequence[tuple[bytes, int, Iterable[Payload]]]) -> None:
+    def write_pieces(self, key: bytes, fields: Iterable[tuple[bytes, int, Iterable[Payload]]]) -> None:
         """One sample whose payloads come in pieces: (field, bytes, pieces). Raises DataError when a payload has another
         length than was said."""
-        tar, start = self._tar, self._tar.position
-        names, offsets, sizes = [], [], []
-        for field, size, pieces in fields:
-            tar.begin(key + b"." + field, size)
+        self.write_kept(key, ((field, None, size, pieces) for field, size, pieces in fields))
+
+    def write_kept(self, key: bytes, members: Iterable[Kept]) -> None:
+        """:meth:`write_pieces` of members that may have headers of their own: (field, header blocks, payload bytes,
+        pieces of the payload)."""
+        tar, start, mark = self._tar, self._tar.position, 0
+        batch = new_batch()
+        for field, header, size, pieces in members:
+            name = key + b"." + field
+            batch.starts.append(tar.position)
+            if header is None:
+                tar.begin(name, size)
+            else:
+                tar.raw(header)
+                mark = FOREIGN
             offset = tar.position
             for piece in pieces:
                 tar.raw(piece)
@@ -200,32 +206,17 @@ class ShardFile:
                 raise DataError(
                     f"{tar.position - offset} payload bytes where {size} were announced",
                     code="changed",
-                    member=to_text(key + b"." + field),
+                    member=to_text(name),
                 )
             tar.raw(padding(size))
-            names.append(field)
-            offsets.append(offset)
-            sizes.append(size)
-        self.index.add_sample(key, start, names, offsets, sizes)
-
-    def write_kept(self, key: bytes, members: Iterable[Kept]) -> None:
-        """One sample with headers of its own: (field, header blocks, payload bytes, pieces of the payload)."""
-        tar, start = self._tar, self._tar.position
-        batch = new_batch()
-        for field, header, size, pieces in members:
-            batch.starts.append(tar.position)
-            tar.raw(header)
-            batch.offsets.append(tar.position)
-            for piece in pieces:
-                tar.raw(piece)
-            tar.raw(padding(size))
             batch.fields.append(field)
+            batch.offsets.append(offset)
             batch.sizes.append(size)
         if not batch.fields:
             raise DataError("a sample without members", code="changed", member=to_text(key), offset=start)
         batch.keys.append(key)
         batch.firsts.append(len(batch.fields))
-        batch.marks.append(FOREIGN)
+        batch.marks.append(mark)
         self.index.add_batch(batch)
 
     def write_blocks(self, data: Payload) -> None:

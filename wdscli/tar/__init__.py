@@ -1,9 +1,5 @@
 """Bytes to members and back. Knows nothing of samples, files or networks."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from wdscli.tar.columns import Columns as Columns
 from wdscli.tar.header import CANONICAL as CANONICAL
 from wdscli.tar.header import DIRECTORY as DIRECTORY
@@ -28,16 +24,3 @@ from wdscli.tar.scan import Scanner as Scanner
 from wdscli.tar.writer import ByteSink as ByteSink
 from wdscli.tar.writer import TarWriter as TarWriter
 from wdscli.tar.writer import padding as padding
-
-if TYPE_CHECKING:
-    from wdscli.tar.recover import next_header as next_header
-    from wdscli.tar.recover import scan_salvaging as scan_salvaging
-
-
-def __getattr__(name: str) -> Any:
-    """What only damaged archives need is imported when it is asked for."""
-    if name in ("next_header", "scan_salvaging"):
-        from wdscli.tar import recover
-
-        return getattr(recover, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
