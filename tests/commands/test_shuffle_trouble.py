@@ -42,8 +42,7 @@ from wdscli.run import run as running
 from wdscli.run.run import run_plan
 from wdscli.samples import iter_batches
 from wdscli.shards import find_index
-from wdscli.shards.index import IndexBuilder
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import IndexBuilder, index_address
 from wdscli.storage import open_source
 
 

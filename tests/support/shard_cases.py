@@ -20,7 +20,7 @@ from typing import Any
 import xxhash
 
 from wdscli.cli.main import main
-from wdscli.shards.find import find_index, scan_index
+from wdscli.shards.reading import find_index, scan_index
 from wdscli.storage import open_source
 from wdscli.tar import END_OF_ARCHIVE, build_header, padding
 

@@ -16,7 +16,7 @@ from xxhash import xxh3_64
 
 from wdscli.errors import UsageError
 from wdscli.ops.verify import VerifyReport, verify
-from wdscli.shards.writer import ShardWriter
+from wdscli.shards.writing import ShardWriter
 
 
 def make_set(folder: Path, prefix: str = "t", count: int = 6, checksum: str = "xxh3_128") -> list[str]:
@@ -59,7 +59,7 @@ def test_an_index_of_other_headers_is_stale(tmp_path: Path) -> None:
 
 def test_an_index_that_had_to_wait_in_a_file_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a shard with very many samples."""
-    monkeypatch.setattr("wdscli.shards.building.HELD", 50)
+    monkeypatch.setattr("wdscli.shards.index.HELD", 50)
     make_set(tmp_path)
     assert verify([str(tmp_path)], checksums=True, jobs=1).findings == ()
 

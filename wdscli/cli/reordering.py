@@ -53,8 +53,7 @@ def read_request(
     """What the engine is asked for; ``more`` are fields of the request. Raises UsageError."""
     from wdscli.plan.cut import Cuts
     from wdscli.plan.request import Request
-    from wdscli.shards.forms import make_form
-    from wdscli.shards.output import ShardSettings
+    from wdscli.shards.writing import ShardSettings, make_form
 
     form = make_form(output.mtime, output.long_names)
     return Request(

@@ -41,8 +41,7 @@ from wdscli.plan.survey import RENAMED, are_those, hash_key, hashes_of, headers_
 from wdscli.plan.table import Ordered, PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
-from wdscli.shards.output import ShardSettings
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.tar import GLOBAL, Scanner
 from wdscli.tar.header import BLOCK
 
@@ -292,7 +291,7 @@ class Copier:
             return False
         if self.walker.has_dirty_padding(view, packed):
             clear_padding(view, 0, packed.offsets.tolist(), packed.sizes.tolist())
-        self.shard.write_packed(view, packed)
+        self.shard.write_arrays(view, packed)
         return True
 
     def _counts(self, starts: I64) -> I64 | None:
@@ -313,7 +312,8 @@ class Copier:
         batch, counts = self._checked(view, base)
         if is_plain and not any(batch.flags):
             clear_padding(view, base, batch.offsets, batch.sizes)
-            self.shard.write_run(view, batch)
+            self.shard.write_blocks(view)
+            self.shard.announce(batch)
         else:
             self._rewrite(view, base, batch, counts)
 

@@ -33,8 +33,7 @@ from wdscli.samples.keyset import KeySet
 from wdscli.selection import Selection
 from wdscli.shards.inputs import fingerprint_of
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.output import OutputSet
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, open_source
 from wdscli.tar import GLOBAL
 

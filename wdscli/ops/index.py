@@ -19,14 +19,12 @@ from wdscli.executors import default_jobs, make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.run.set_manifest import SetPlan, Side, write_manifest
-from wdscli.shards.checksum import new_digest, written
 from wdscli.shards.claims import Claim
 from wdscli.shards.dialects import Dialect, ShardPlace, SideFile, make_dialect
-from wdscli.shards.find import etag_of, find_index, scan_index
-from wdscli.shards.index import Index, IndexBuilder, parse_index
+from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.inputs import open_set
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.reading import checksum_of, etag_of, find_index, new_digest, scan_index
 from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_sink, open_source, read_all
 from wdscli.storage.addresses import local_path
 
@@ -252,15 +250,9 @@ def _checksum(task: IndexTask, info: ShardInfo, source: Source) -> str | None:
         and (known.headers, known.size_bytes) == (info.headers, info.size_bytes)
     ):
         return known.checksum
-    digest = new_digest(task.checksum)
-    if digest is None:
-        return None
-    offset = 0
-    while data := source.read_some(offset, _PIECE):
-        digest.update(data)
-        offset += len(data)
+    found = checksum_of(source, task.checksum)
     source.confirm()
-    return written(task.checksum, digest)
+    return found
 
 
 def _refuse_repeats(builder: IndexBuilder, address: str) -> None:

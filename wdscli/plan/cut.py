@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.plan.table import Ordered
-from wdscli.shards.output import OutputSet, ShardSettings
-from wdscli.storage.expand import MAX_NAMES
+from wdscli.shards.writing import OutputSet, ShardSettings
+from wdscli.storage.patterns import MAX_NAMES
 from wdscli.tar import END_OF_ARCHIVE
 
 if TYPE_CHECKING:

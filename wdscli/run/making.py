@@ -14,7 +14,7 @@ from wdscli.errors import OutputExistsError
 from wdscli.model import ShardInfo
 from wdscli.run.post import run_post
 from wdscli.run.receipts import CheckTask, Witness, check_shard, read_receipt
-from wdscli.shards.output import after_hook
+from wdscli.shards.writing import after_hook
 
 
 class Making(NamedTuple):

@@ -34,8 +34,8 @@ from wdscli.run.receipts import Witness
 from wdscli.run.resuming import NOTHING, Kept, begin, tidy
 from wdscli.selection import Selection
 from wdscli.shards.claims import Claim, Ticket, claim_address
-from wdscli.shards.find import find_index
 from wdscli.shards.manifest import Manifest
+from wdscli.shards.reading import find_index
 from wdscli.storage import is_stream
 
 if TYPE_CHECKING:

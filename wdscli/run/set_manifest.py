@@ -16,8 +16,7 @@ from wdscli.errors import DataError, OutputExistsError
 from wdscli.model import ShardInfo
 from wdscli.shards.dialects import SetPlace
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, read_manifest
-from wdscli.shards.manifest import Manifest
-from wdscli.shards.naming import common_folder, name_from, set_prefix
+from wdscli.shards.manifest import Manifest, common_folder, name_from, set_prefix
 from wdscli.storage import exists, folder_of, is_local, is_stream, open_sink
 from wdscli.storage.addresses import local_path
 

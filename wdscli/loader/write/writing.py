@@ -30,7 +30,7 @@ from wdscli.loader.write.writing_tar import (
 )
 from wdscli.model import ShardInfo
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.output import OutputSet, ShardSettings, after_hook
+from wdscli.shards.writing import OutputSet, ShardSettings, after_hook
 from wdscli.tar import END_OF_ARCHIVE
 
 __all__ = ["ShardWriter", "TarWriter"]

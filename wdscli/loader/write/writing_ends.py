@@ -1,6 +1,6 @@
 """Where the loader's writers put a shard that is no plain file of its own: a file object, or something compressed.
 
-What it is: :class:`StreamEnd`, which takes samples as a :class:`~wdscli.shards.shardfile.ShardFile` does but has no
+What it is: :class:`StreamEnd`, which takes samples as a :class:`~wdscli.shards.writing.ShardFile` does but has no
 index and no facts to tell, and :func:`packing`, which says whether and how to compress. Compressed streams have no
 clock and no name in them: the same samples give the same bytes. It must not know how samples are encoded.
 """
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from wdscli.codecs.encode import GZIP_HEADER
 from wdscli.errors import OutputError, UsageError
-from wdscli.shards.shardfile import Payload
+from wdscli.shards.writing import Payload
 from wdscli.storage import is_stream, open_sink
 from wdscli.tar import Form
 from wdscli.tar import TarWriter as MemberWriter

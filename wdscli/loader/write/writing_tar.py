@@ -2,7 +2,7 @@
 
 What it is: :class:`TarWriter`, with webdataset's arguments and defaults. How: a sample is encoded
 (:mod:`~wdscli.codecs.encode`), its fields sorted by name, its names checked, and written in the canonical form by
-:class:`~wdscli.shards.shardfile.ShardFile`, which hashes and indexes on the way. It must not know of sets.
+:class:`~wdscli.shards.writing.ShardFile`, which hashes and indexes on the way. It must not know of sets.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from wdscli.loader.write.writing_ends import StreamEnd, packing
 from wdscli.model import ShardInfo, to_bytes
 from wdscli.samples import check_name
 from wdscli.shards.claims import Ticket
-from wdscli.shards.forms import make_form
-from wdscli.shards.output import ShardSettings
-from wdscli.shards.shardfile import Payload, ShardFile
+from wdscli.shards.writing import Payload, ShardFile, ShardSettings, make_form
 from wdscli.tar import Form, build_header, padded
 
 Encoding = bool | str | Mapping[str, Encode] | Encode | None
