@@ -1,7 +1,7 @@
 """Where one output shard ends and the next begins, and what each is called.
 
 What it is: :class:`Cuts`, what options say of it; :class:`Outputs`, from the text of ``-o`` to the
-:class:`~wdscli.shards.output.OutputSet` of each part; :func:`planned_shards`, which cuts samples in output order into
+:class:`~wdscli.shards.writing.OutputSet` of each part; :func:`planned_shards`, which cuts samples in output order into
 :class:`PlannedShard` and gives these their addresses. How: the bytes that lie before each sample make an array, in
 which the end of a shard is looked up; ten million samples are cut in a second. ``{part}`` is replaced before anything
 else is read in the text of ``-o``, which must be such that no two parts can have a file in common. It must not know how
