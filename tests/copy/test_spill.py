@@ -28,7 +28,7 @@ from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
-from wdscli.run.run import ReorderReport, run_plan
+from wdscli.run.execute import ReorderReport, run_plan
 
 Fix = Callable[..., None]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from wdscli.cli.output import Out
     from wdscli.plan.join.parts import JoinCounts
     from wdscli.plan.request import ReorderPlan
-    from wdscli.run.run import ReorderReport
+    from wdscli.run.execute import ReorderReport
 
 PARTS_TOLD = 20
 """So many parts are told one by one; more only with ``-v``."""

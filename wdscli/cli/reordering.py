@@ -28,7 +28,7 @@ def reorder(
     the plan is made."""
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
-    from wdscli.run.run import run_plan
+    from wdscli.run.execute import run_plan
 
     if request.plan_file is not None and not dry_run:
         check_free(request.plan_file, request.settings.force)

@@ -28,7 +28,7 @@ from wdscli.create.columns import (
 from wdscli.errors import DataError, InputError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_text
-from wdscli.run.post import run_post
+from wdscli.run.post_hook import run_post
 from wdscli.samples import SampleBatch
 from wdscli.shards.output import ShardSettings, after_hook
 from wdscli.shards.shardfile import ShardFile

@@ -46,7 +46,7 @@ _MEMBER_BYTES = 13_000
 class CreateOptions:
     """How shards are made of files; each is the option of the same name of ``wds create``.
 
-    ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post`).
+    ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post_hook`).
     ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.trust`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
     table where one is given, else ``path``. ``mtime`` None is SOURCE_DATE_EPOCH or 0. ``jobs`` None is one a

@@ -19,7 +19,7 @@ from wdscli.plan.scratch import Scratch
 from wdscli.plan.values import Pool
 from wdscli.plan.weights import Shares, Stop, interleaved
 from wdscli.progress import QUIET, Progress
-from wdscli.run.run import ReorderReport, reorder, run_plan
+from wdscli.run.execute import ReorderReport, reorder, run_plan
 
 SET_ENDED = "set-ended"
 """Why samples are left out with ``stop="first"``."""

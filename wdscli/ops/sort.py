@@ -16,7 +16,7 @@ from wdscli.plan.request import Request
 from wdscli.plan.sort_keys import KEY, TO_SORT_BY, How, Missing, SortKey, SortValues, lack_hint, sort_key
 from wdscli.plan.values import Pool
 from wdscli.progress import QUIET, Progress
-from wdscli.run.run import ReorderReport, reorder
+from wdscli.run.execute import ReorderReport, reorder
 
 
 class SortOrder(NamedTuple):

@@ -19,7 +19,7 @@ from wdscli.plan.shares import parse_ratio
 from wdscli.plan.split_orders import FamilyOrder, MapOrder, RatioOrder, SplitOptions
 from wdscli.plan.split_values import Asked, FamilyNames, GroupDigests
 from wdscli.progress import QUIET, Progress
-from wdscli.run.run import ReorderReport, reorder
+from wdscli.run.execute import ReorderReport, reorder
 from wdscli.storage import addresses_of
 
 __all__ = ["SplitOptions", "split", "split_order"]

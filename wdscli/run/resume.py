@@ -41,7 +41,7 @@ class Kept(NamedTuple):
     manifests: dict[int, Manifest]
 
 
-_REQUESTS = 16
+REQUESTS_AT_ONCE = 16
 NOTHING = Kept({}, frozenset(), {})
 
 
@@ -99,15 +99,19 @@ def find_kept(
     _clear_manifests(plan, manifests, parts)
     if everything:
         _refuse_strangers(plan, manifests)
+    form = plan.request.settings.form
+    checks = [
+        (found, found.receipt.check(found.shard.address, form))
+        for found in look(plan, [task for task in tasks if plan.planned[task].part not in manifests])
+        if found.there and _is_ours(plan, mark, found) and found.receipt is not None
+    ]
+    for task in tasks:
+        shard = plan.planned[task]
+        if shard.part in manifests:
+            info = manifests[shard.part].shards[shard.number]
+            checks.append((Found(task, shard, True, None), CheckTask(shard.address, info, None, form)))
     shards: dict[int, ShardInfo] = {}
     again = set()
-    checks = []
-    for found in look(plan, [task for task in tasks if plan.planned[task].part not in manifests]):
-        if found.there and _is_ours(plan, mark, found):
-            checks.append((found, _check_of(plan, found)))
-    checks += [
-        (Found(task, shard, True, None), check) for task, shard, check in _listed(plan, tasks, manifests)
-    ]
     # Before they are read: what is replaced after that is noticed at the end.
     versions = [_version_of(check.address) for _, check in checks]
     states = _states(plan, [one for _, one in checks], reading, progress)
@@ -149,7 +153,7 @@ def at_once(function: Callable[[str], Result], addresses: Sequence[str]) -> Iter
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(_REQUESTS) as threads:
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
         yield from threads.map(function, addresses)
 
 
@@ -204,23 +208,6 @@ def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
                 raise OutputExistsError(
                     f"{address} is there, and this {plan.operation} makes no such shard", hint=_away(plan)
                 )
-
-
-def _check_of(plan: ReorderPlan, found: Found) -> CheckTask:
-    assert found.receipt is not None
-    form = plan.request.settings.form
-    return CheckTask(found.shard.address, found.receipt.shard, found.receipt.index_seal, form)
-
-
-def _listed(
-    plan: ReorderPlan, tasks: Sequence[int], manifests: dict[int, Manifest]
-) -> Iterator[tuple[int, PlannedShard, CheckTask]]:
-    """The shards of complete parts, to be checked against the manifest."""
-    for task in tasks:
-        shard = plan.planned[task]
-        if shard.part in manifests:
-            info = manifests[shard.part].shards[shard.number]
-            yield task, shard, CheckTask(shard.address, info, None, plan.request.settings.form)
 
 
 def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifest]:
