@@ -20,7 +20,7 @@ from shard_cases import Members, content, numbered, outputs, sample, samples_of,
 from storage_servers import S3, s3_server
 
 from wdscli.cli.main import main
-from wdscli.copy import scatter, spill, spilled
+from wdscli.copy import spill, spilled
 from wdscli.errors import DataError, OutputError, UsageError
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan import scratch
@@ -43,7 +43,7 @@ def sized(monkeypatch: pytest.MonkeyPatch) -> Fix:
     """Fix the sizes of chunks and buckets."""
 
     def fix(chunk: int, bucket: int, loaded: bool, rows: int = 1000, hold: int = 0) -> None:
-        sizes = spill.Sizes(chunk, rows, bucket, loaded, hold)
+        sizes = spill.SpillSizes(chunk, rows, bucket, loaded, hold)
         monkeypatch.setattr(spill, "sizes_for", lambda *_: sizes)
 
     return fix
@@ -121,8 +121,8 @@ class TestSameBytes:
     ) -> None:
         by_gather = shuffled(awkward, tmp_path / "gather", strategy="gather")
         sized(1 << 20, 1 << 20, True, rows=3)
-        monkeypatch.setattr(spill, "BUCKET_ROWS", 5)
-        monkeypatch.setattr(scatter, "_BLOCK", 2)
+        monkeypatch.setattr(spill, "ROWS_PER_BUCKET", 5)
+        monkeypatch.setattr(spill, "ROWS_AT_ONCE", 2)
         assert shuffled(awkward, tmp_path / "spill") == by_gather
 
     def test_where_the_kernel_cannot_copy(

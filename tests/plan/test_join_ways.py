@@ -99,8 +99,8 @@ class TestSpill:
         wanted = way(tmp_path / "gather", inputs, Join(kind, policy), strategy="gather")
         assert len(wanted) > 4
         assert way(tmp_path / "spill", inputs, Join(kind, policy), strategy="spill") == wanted
-        monkeypatch.setattr(spill, "BUCKET_ROWS", 64)
-        monkeypatch.setattr(spill, "LEAST_BUCKET", 20_000)
+        monkeypatch.setattr(spill, "ROWS_PER_BUCKET", 64)
+        monkeypatch.setattr(spill, "LEAST_BUCKET_BYTES", 20_000)
         monkeypatch.setattr(copier, "COPY_BUFFER_BYTES", 9000)
         monkeypatch.setattr(copier, "ROWS_PER_CHUNK", 21)
         entered = buckets_entered(monkeypatch)

@@ -29,9 +29,9 @@ ELSEWHERE = (1 << 64) - 1
 """The place of a sample that was not spilled: it is read from its input."""
 PART_BITS = 44
 """A place: the part's number above so many bits, the byte in the part below."""
-LARGE = 1 << 20
+LARGE_SAMPLE_BYTES = 1 << 20
 """A sample of more bytes is read on its own, in pieces."""
-_GAP = 1 << 16
+GAP_BYTES = 1 << 16
 """Stretches that lie so near to each other are read as one."""
 
 
@@ -140,14 +140,14 @@ def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
     """The stretches in which samples lie, without the large ones, neighbours joined."""
     import numpy
 
-    small = (places != numpy.uint64(ELSEWHERE)) & (lengths <= LARGE)
+    small = (places != numpy.uint64(ELSEWHERE)) & (lengths <= LARGE_SAMPLE_BYTES)
     places, lengths = places[small], lengths[small]
     if not len(places):
         return []
     order = numpy.argsort(places)
     begins = places[order]
     ends = begins + lengths[order]
-    apart: I64 = numpy.flatnonzero(begins[1:] > ends[:-1] + numpy.uint64(_GAP)) + 1
+    apart: I64 = numpy.flatnonzero(begins[1:] > ends[:-1] + numpy.uint64(GAP_BYTES)) + 1
     firsts = numpy.concatenate(([0], apart))
     lasts = numpy.concatenate((apart, [len(begins)])) - 1
     return list(zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True))

@@ -10,14 +10,13 @@ It must not know about terminals or printing.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from wdscli.copy.buffers import clear_padding
+from wdscli.copy.buffers import clear_padding, fill
 from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
-from wdscli.errors import DataError, InputError, UsageError, WdsError
+from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.look.picking import Page, Picker
 from wdscli.model import to_text
 from wdscli.plan.cut import END_BYTES
@@ -39,8 +38,9 @@ from wdscli.shards.shardfile import ShardFile
 from wdscli.storage import Source, open_source
 from wdscli.tar import GLOBAL
 
-BUFFER = 1 << 18
-LARGE = 1 << 20
+COPY_BUFFER_BYTES = 1 << 18
+LARGE_SAMPLE_BYTES = 1 << 20
+"""A sample of more bytes is written piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class _Copier:
         self._globals: dict[str, Globals] = {}
         self._selection = selection
         self._is_plain = not selection.changes_members
-        self._buffer = memoryview(bytearray(BUFFER))
+        self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
         """Write the chosen rows of a page under their keys."""
@@ -309,7 +309,7 @@ class _Copier:
             return
         first = batch.firsts[row]
         plan = self._selection.plan_of(batch, row, source.name)
-        if batch.end(row) - batch.start(row) > LARGE:
+        if batch.end(row) - batch.start(row) > LARGE_SAMPLE_BYTES:
             self._shard.write_pieces(
                 key, [(field, batch.sizes[first + at], page.pieces(first + at)) for at, field in plan]
             )
@@ -325,16 +325,7 @@ def _run_bytes(starts: list[int], offsets: list[int], sizes: list[int]) -> int:
 def _pieces(source: Source, start: int, stop: int, buffer: memoryview) -> Iterator[memoryview]:
     """A range of a source, piece by piece, by way of one buffer."""
     while start < stop:
-        length = min(len(buffer), stop - start)
-        if source.fd is None:
-            data = source.read_at(start, length)
-            done = len(data)
-            buffer[:done] = data
-        else:
-            try:
-                done = os.preadv(source.fd, [buffer[:length]], start)
-            except OSError as error:
-                raise InputError(f"cannot read {source.name}: {error.strerror}") from error
+        done = fill(buffer[: stop - start], source, start)
         if not done:
             raise cut_short(source.name, start)
         yield buffer[:done]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.copy.copier import GatherTask, gather
-from wdscli.copy.spill import Layout, spill
+from wdscli.copy.spill import SpillLayout, spill
 from wdscli.errors import DataError, EngineError, OutputExistsError, WdsError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
@@ -163,7 +163,9 @@ class ShardTask(NamedTuple):
     post: str | None = None
 
 
-def _task(plan: ReorderPlan, mark: PlanMark, number: int, kept: Kept, spilled: Layout | None) -> ShardTask:
+def _task(
+    plan: ReorderPlan, mark: PlanMark, number: int, kept: Kept, spilled: SpillLayout | None
+) -> ShardTask:
     """What makes shard ``number`` of a plan: its own samples, and the inputs that these lie in. ``spilled`` must live
     until it has run."""
     shard, request = plan.planned[number], plan.request
