@@ -8,9 +8,8 @@ from wdscli.cli.made import plural
 from wdscli.cli.options import CommonOptions, JsonOptions, Shards, TrustOptions, grouped
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
-from wdscli.ops.index import IndexReport
+from wdscli.ops.index import IndexReport, Side
 from wdscli.ops.index import index as run
-from wdscli.run.set_manifest import Side
 from wdscli.shown import shown
 from wdscli.units import human_size
 
