@@ -234,54 +234,33 @@ class _Copier:
         self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
-        """Write the chosen rows of a page under their keys."""
-        if not page.source.seekable or not self._is_plain:
-            for row, key in chosen:
-                self._write(page, row, key)
+        """Write the chosen rows of a page under their keys: those that lie side by side and are canonical as they
+        stand, the others (of a stream all) member by member."""
+        stands = self._stand(page, chosen)
+        if all(stands) and _is_one_run(page.batch, len(chosen)):
+            self._copy_run(page, 0, len(chosen))
             return
-        for first, end in self._runs(page, chosen):
-            if end > first:
-                self._copy_run(page, chosen[first][0], chosen[end - 1][0] + 1)
+        batch, first = page.batch, 0
+        while first < len(chosen):
+            row, end = chosen[first][0], first + 1
+            if stands[first]:
+                while (
+                    end < len(chosen) and stands[end] and _adjoins(batch, chosen[end - 1][0], chosen[end][0])
+                ):
+                    end += 1
+                self._copy_run(page, row, row + end - first)
             else:
                 self._write(page, *chosen[first])
+            first = end
 
-    def _runs(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, int]]:
-        """Stretches (first, end) of ``chosen`` that lie side by side and are canonical; (at, at) for one sample that is
-        not, or gets another key."""
-        batch = page.batch
-        marks, keys = self._marks(batch), batch.keys
-        if len(chosen) == len(keys) and not any(marks) and all(key is keys[row] for row, key in chosen):
-            length = _run_bytes(batch.starts, batch.offsets, batch.sizes)
-            if batch.end(len(keys) - 1) - batch.start(0) == length:
-                yield 0, len(chosen)
-                return
-        first = at = 0
-        while at < len(chosen):
-            row, key = chosen[at]
-            if marks[row] or key is not keys[row]:
-                yield at, at
-                at += 1
-                continue
-            first = at
-            at += 1
-            while at < len(chosen) and self._continues(page, marks, chosen[at - 1][0], *chosen[at]):
-                at += 1
-            yield first, at
-
-    def _marks(self, batch: SampleBatch) -> list[int]:
-        """What keeps samples from being copied as they stand; headers that are to be kept do not."""
-        if not self._preserve:
-            return batch.marks
-        return [kept_mark(mark) for mark in batch.marks]
-
-    def _continues(self, page: Page, marks: list[int], before: int, row: int, key: bytes) -> bool:
-        batch = page.batch
-        return (
-            row == before + 1
-            and not marks[row]
-            and key is batch.keys[row]
-            and batch.end(before) == batch.start(row)
-        )
+    def _stand(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> list[bool]:
+        """Which samples can be copied as they stand. Headers that are to be kept do not keep them from it."""
+        if not page.source.seekable or not self._is_plain:
+            return [False] * len(chosen)
+        marks, keys = page.batch.marks, page.batch.keys
+        if self._preserve:
+            marks = list(map(kept_mark, marks))
+        return [not marks[row] and key is keys[row] for row, key in chosen]
 
     def _copy_run(self, page: Page, first: int, end: int) -> None:
         """Samples ``first`` to ``end`` of the batch, which lie side by side, as they stand."""
@@ -317,9 +296,16 @@ class _Copier:
             self._shard.write(key, [(field, page.payload(first + at)) for at, field in plan])
 
 
-def _run_bytes(starts: list[int], offsets: list[int], sizes: list[int]) -> int:
-    """Bytes that members take when nothing lies between them."""
-    return sum(offsets) - sum(starts) + sum([size + 511 & -512 for size in sizes])
+def _is_one_run(batch: SampleBatch, samples: int) -> bool:
+    """Whether so many samples are all that a batch has, and nothing lies between them."""
+    if samples != len(batch.keys) or not samples:
+        return False
+    length = sum(batch.offsets) - sum(batch.starts) + sum([size + 511 & -512 for size in batch.sizes])
+    return batch.end(samples - 1) - batch.start(0) == length
+
+
+def _adjoins(batch: SampleBatch, before: int, row: int) -> bool:
+    return row == before + 1 and batch.end(before) == batch.start(row)
 
 
 def _pieces(source: Source, start: int, stop: int, buffer: memoryview) -> Iterator[memoryview]:
