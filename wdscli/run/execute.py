@@ -36,7 +36,6 @@ from wdscli.selection import Selection
 from wdscli.shards.claims import Claim, claim_address
 from wdscli.shards.find import find_index
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.output import after_hook
 from wdscli.storage import is_stream
 
 if TYPE_CHECKING:
@@ -202,7 +201,7 @@ def make_shard(task: ShardTask) -> ShardInfo:
     follows fails; the shard stays."""
     address, settings = task.gather.address, task.gather.settings
     try:
-        info = _made(task.gather, task.post)
+        info = run_post(task.post, address, gather(task.gather))
     except OutputExistsError:
         receipt = read_receipt(address)
         if receipt is None or receipt.mark != task.witness.mark:
@@ -212,18 +211,11 @@ def make_shard(task: ShardTask) -> ShardInfo:
             raise
         if state == "whole" and receipt.posted:
             return receipt.shard
-        info = _made(task.gather._replace(settings=settings._replace(force=True)), task.post)
+        again = task.gather._replace(settings=settings._replace(force=True))
+        info = run_post(task.post, address, gather(again))
     if not task.witness.posted:
         task.witness.done(address)
     return info
-
-
-def _made(task: GatherTask, post: str | None) -> ShardInfo:
-    info = gather(task)
-    if post is None:
-        return info
-    run_post(post, task.address)
-    return after_hook(info, task.address)
 
 
 def finish_plan(plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Kept) -> ReorderReport:
