@@ -79,9 +79,9 @@ def buckets_entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         expected.extend([0, *task.spilled.buckets])
         begin(self, task, *more)
 
-    def watched(self: Any, row: int, open_part: Any) -> int:
+    def watched(self: Any, spilled: Any, row: int, end: int) -> None:
         seen.append(row)
-        return enter(self, row, open_part)
+        enter(self, spilled, row, end)
 
     begin, enter = copier.Copier.__init__, Reading.enter
     monkeypatch.setattr(copier.Copier, "__init__", begun)

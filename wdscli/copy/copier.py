@@ -124,21 +124,14 @@ class Copier:
         self.walker = Walker(task.settings.form, hash_key)
         self.buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
         # Where the bytes are read: in the inputs, which messages speak of in any case, or in what was spilled.
-        self.reading = Reading(task.spilled, self.rows)
+        self.reading = Reading(task.spilled, self.rows, inputs.__getitem__)
         self.tick = tick_of_task()
 
     def run(self) -> None:
         """All samples, in order."""
-        total, bucket = self.rows.total, self.reading.next_bucket
-        step = max(ROWS_PER_CHUNK // self.width, 1) * self.width
-        first = 0
-        while first < total:
-            if first == bucket:
-                bucket = self.reading.enter(first, self.inputs.__getitem__)
-            end = min(first + step, total, bucket if bucket > first else total)
+        for first, end in self.reading.chunks(max(ROWS_PER_CHUNK // self.width, 1) * self.width):
             rows = self.rows.part(first, end)
             self._copy_chunk(Chunk(rows, self.reading.places(rows, first), self.width))
-            first = end
         expected = self.task.samples.out_bytes
         if self.shard.position != expected:
             raise DataError(

@@ -340,8 +340,7 @@ class _File:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._is_one_system = hasattr(os, "copy_file_range")
-        self._in_kernel = True
+        self._in_kernel = hasattr(os, "copy_file_range")
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
         for first in range(0, len(parts), SLICES_PER_WRITE):
@@ -359,18 +358,15 @@ class _File:
 
     def _copied(self, descriptor: int, start: int, end: int) -> int:
         """Where the copy by the kernel ended: some file systems and pairs of them cannot."""
-        while start < end and self._in_kernel:
-            size = min(end - start, KERNEL_COPY_BYTES)
+        while start < end:
             try:
-                if self._is_one_system:
-                    done = os.copy_file_range(descriptor, self._descriptor, size, start)
-                else:
-                    done = os.sendfile(self._descriptor, descriptor, start, size)
+                size = min(end - start, KERNEL_COPY_BYTES)
+                done = os.copy_file_range(descriptor, self._descriptor, size, start)
             except OSError:
-                self._in_kernel, self._is_one_system = self._is_one_system, False
-                continue
+                self._in_kernel = False
+                break
             if not done:
-                return start
+                break
             start += done
         return start
 
