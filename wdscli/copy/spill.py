@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.copy.buffers import fill
-from wdscli.copy.spilled import ELSEWHERE, LARGE_SAMPLE_BYTES, PART_BITS, Spilled
+from wdscli.copy.spill_reading import ELSEWHERE, LARGE_SAMPLE_BYTES, PART_BITS, Spilled
 from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task
 from wdscli.plan.inputs import Inputs, edges_of
