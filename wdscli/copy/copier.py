@@ -2,11 +2,12 @@
 
 What it is: a task, :func:`gather`, that fills one shard with the samples a plan lists. How: a sample is one run of one
 input or, in a join, several runs, each a row of the plan. Runs are read into one buffer of a few MiB, adjacent ones by
-one call; the headers in the buffer are walked again, many at once where samples are small (:mod:`wdscli.copy.header_walk`),
-which proves that every run is what the plan took it for: fields, sizes, and a key that all runs of a sample share byte
-for byte, so that two keys of one hash are never joined. Then the buffer goes out as it stands, or member by member with
-new headers where a sample is not canonical yet, loses fields, changes names or has a field twice. Checksum and write
-find the bytes in the processor's cache. A sample larger than the buffer is copied in pieces.
+one call; the headers in the buffer are walked again, many at once where samples are small
+(:mod:`wdscli.copy.header_walk`), which proves that every run is what the plan took it for: fields, sizes, and a key
+that all runs of a sample share byte for byte, so that two keys of one hash are never joined. Then the buffer goes out
+as it stands, or member by member with new headers where a sample is not canonical yet, loses fields, changes names or
+has a field twice. Checksum and write find the bytes in the processor's cache. A sample larger than the buffer is copied
+in pieces.
 
 It must not know orders, cuts or selections beyond the names that members get, nor how partners were found.
 """
