@@ -134,13 +134,14 @@ def _chosen(picker: Picker, keys: _Keys) -> Iterator[tuple[Page, list[tuple[int,
 def _measure(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> CatReport:
     """What a dry run would write. Headers alone decide, but where ``--where`` looks into payloads."""
     samples = members = size = 0
+    known: dict[str, Globals] = {}
     for page, chosen in _chosen(picker, keys):
         for row, key in chosen:
             sizes = out_sizes(page.batch, row, picker.selection, page.source.name, key)
             samples += 1
             members += len(sizes)
             if preserve:
-                size += kept_length(_kept(page, row, request.selection, {}))
+                size += kept_length(_kept(page, row, request.selection, known))
             else:
                 size += out_length(sizes, request.settings.form)
     picker.check_empty(samples)

@@ -56,31 +56,24 @@ class Found(NamedTuple):
 
 def begin(plan: ReorderPlan, mark: PlanMark, progress: Progress) -> Kept:
     """Clear the way for all tasks of a plan. Raises OutputExistsError for what is there and must not be replaced."""
-    if any(part.output.pattern.is_stream for part in plan.parts):
-        if plan.request.resume:
-            raise UsageError(
-                "what went into a stream cannot be gone on with", hint="--resume is for shards in files"
-            )
+    is_stream = any(part.output.pattern.is_stream for part in plan.parts)
+    if not plan.request.resume:
         for part in plan.parts:
             part.output.begin(plan.shards.addresses)
+        if plan.request.settings.force and not is_stream:
+            files = _own_files(plan)
+            remove_receipts(files)
+            remove_temporaries(files)
         return NOTHING
-    if not plan.request.resume:
-        _begin_anew(plan)
-        return NOTHING
+    if is_stream:
+        raise UsageError(
+            "what went into a stream cannot be gone on with", hint="--resume is for shards in files"
+        )
     if not plan.is_stored:
         remove_temporaries(_own_files(plan))
     for part in plan.parts:
         part.output.check(plan.shards.addresses, may_exist=True)
     return find_kept(plan, mark, range(len(plan.planned)), progress)
-
-
-def _begin_anew(plan: ReorderPlan) -> None:
-    for part in plan.parts:
-        part.output.begin(plan.shards.addresses)
-    if plan.request.settings.force:
-        files = _own_files(plan)
-        remove_receipts(files)
-        remove_temporaries(files)
 
 
 def _own_files(plan: ReorderPlan) -> list[str]:
