@@ -2,7 +2,7 @@
 
 What it is: :class:`Join`, which plans in place of an order, and :func:`join`. How: each set is surveyed as ever; a
 table becomes a shard in scratch space first. Samples are matched by the XXH3-64 of their keys; the task that copies
-them proves by name that partners belong together (:mod:`wdscli.copy.joined`). What a joined sample will be is decided
+them proves by name that partners belong together (:mod:`wdscli.copy.copier`). What a joined sample will be is decided
 for each combination of fields, of which there are few, so that the bytes of all output samples are known exactly from
 sums over arrays. It must not know how shards are written.
 """
