@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wdscli.plan.orders import Order
     from wdscli.plan.plan import ReorderPlan
     from wdscli.plan.request import Request
-    from wdscli.run.run import ReorderReport
+    from wdscli.run.execute import ReorderReport
 
 PARTS_TOLD = 20
 """So many parts are told one by one; more only with ``-v``."""
@@ -94,7 +94,7 @@ def reorder(
     """Do what ``request`` asks in this order. ``planned`` is called once the plan is made."""
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
-    from wdscli.run.run import run_plan
+    from wdscli.run.execute import run_plan
 
     if request.plan_file is not None and not dry_run:
         _check_free(request.plan_file, request.settings.force)
