@@ -240,16 +240,6 @@ Jobs = Annotated[
 ]
 
 
-Preserve = Annotated[
-    bool,
-    typer.Option(
-        "--preserve",
-        help="Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.",
-        rich_help_panel="Output",
-    ),
-]
-
-
 class OutputOptions(NamedTuple):
     """Where shards are written, and how."""
 

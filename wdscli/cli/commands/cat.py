@@ -10,7 +10,6 @@ from wdscli.cli.options import (
     DuplicateOptions,
     InputOptions,
     MaxDecoded,
-    Preserve,
     Shards,
     StreamOptions,
     Text,
@@ -38,7 +37,13 @@ def cat(
     *,
     shards: Shards,
     output: StreamOptions,
-    preserve: Preserve = False,
+    preserve: Annotated[
+        bool,
+        panel("Output")(
+            "--preserve",
+            "Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.",
+        ),
+    ] = False,
     field: Annotated[
         Text, _instead("--field FIELD", "The payloads of one field, one after the other.")
     ] = None,
@@ -82,9 +87,9 @@ def cat(
     limit = decoded_limit(max_decoded, None if to_jsonl else "--to-jsonl")
     out = Out(inputs.common)
     progress = out.progress()
-    request = read_request(shards, output, CutOptions(), inputs, preserve=preserve)
+    request = read_request(shards, output, CutOptions(), inputs)
     if not others:
-        _write_tar(out, request, progress, output.dry_run)
+        _write_tar(out, request, progress, preserve, output.dry_run)
         return
     picker = _picker(request, progress, others[0])
     if field is not None:
@@ -161,10 +166,10 @@ def _put(out: Out, request: Request, picker: Picker, pieces: Iterable[bytes]) ->
             sink.write(piece)
 
 
-def _write_tar(out: Out, request: Request, progress: Progress, dry_run: bool) -> None:
+def _write_tar(out: Out, request: Request, progress: Progress, preserve: bool, dry_run: bool) -> None:
     from wdscli.ops.cat import cat as write
 
-    report = write(request, dry_run=dry_run, progress=progress)
+    report = write(request, preserve=preserve, dry_run=dry_run, progress=progress)
     if request.output != "-" or dry_run:
         done = "would write" if dry_run else "wrote"
         out.summary(f"{done} {plural(report.samples, 'sample')}, {human_size(report.bytes_out)}")

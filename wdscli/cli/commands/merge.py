@@ -11,7 +11,6 @@ import typer
 from wdscli.cli.options import (
     OutputOptions,
     PlannedCutOptions,
-    Preserve,
     ReorderOptions,
     Text,
     Texts,
@@ -145,7 +144,6 @@ def merge(
     join: JoinOptions,
     dedup: DedupOptions,
     cuts: PlannedCutOptions,
-    preserve: Preserve = False,
     more: ReorderOptions,
 ) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
@@ -166,7 +164,7 @@ def merge(
         raise UsageError("--report lists duplicates", hint="--dedup key, or --dedup FIELD, finds them")
     if dedup.report == "-":
         raise UsageError("--report names a file", hint="--json lists the duplicates on standard output")
-    request = read_request(shards, output, cuts, more.inputs, preserve=preserve, **more.engine._asdict())
+    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
     how = join.parse()
     if how is not None:
         for name, value in {"dedup": dedup.dedup, **turns._asdict()}.items():

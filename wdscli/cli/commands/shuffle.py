@@ -8,7 +8,6 @@ from wdscli.cli.options import (
     Number,
     OutputOptions,
     PlannedCutOptions,
-    Preserve,
     ReorderOptions,
     Shards,
     grouped,
@@ -45,7 +44,6 @@ def shuffle(
         ),
     ] = None,
     cuts: PlannedCutOptions,
-    preserve: Preserve = False,
     more: ReorderOptions,
 ) -> None:
     """Write all samples in an order that only the seed decides.
@@ -71,7 +69,7 @@ def shuffle(
             "--quality and the shard cannot share standard output", hint="-o out-%06d.tar, or -n"
         )
     out = Out(more.inputs.common, json=more.json.json)
-    request = read_request(shards, output, cuts, more.inputs, preserve=preserve, **more.engine._asdict())
+    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
     if not quality:
         reorder(out, request, ShuffledOrder(seed), dry_run=output.dry_run)
         return

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from wdscli.cli.options import (
     OutputOptions,
     PlannedCutOptions,
-    Preserve,
     ReorderOptions,
     Shards,
     Texts,
@@ -48,7 +47,6 @@ def sort(
         ),
     ] = None,
     cuts: PlannedCutOptions,
-    preserve: Preserve = False,
     more: ReorderOptions,
 ) -> None:
     """Write all samples sorted by key, by a field or by a value in JSON.
@@ -67,7 +65,7 @@ def sort(
     if natural and numeric:
         raise UsageError("--natural and --numeric exclude each other", hint="--by WHAT:n --by WHAT:V")
     out = Out(more.inputs.common, json=more.json.json)
-    request = read_request(shards, output, cuts, more.inputs, preserve=preserve, **more.engine._asdict())
+    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
     order = sort_order(
         by or [],
         how="natural" if natural else "numeric" if numeric else "plain",

@@ -5,7 +5,6 @@ from typing import Annotated, NamedTuple
 from wdscli.cli.options import (
     OutputOptions,
     PlannedCutOptions,
-    Preserve,
     ReorderOptions,
     Shards,
     Text,
@@ -67,7 +66,6 @@ def split(
     output: OutputOptions,
     cuts: PlannedCutOptions,
     parts: PartOptions,
-    preserve: Preserve = False,
     more: ReorderOptions,
 ) -> None:
     """Cut a set into other shards, or divide it into parts.
@@ -85,6 +83,6 @@ def split(
     from wdscli.ops.split import SplitOptions, split_order
 
     out = Out(more.inputs.common, json=more.json.json)
-    request = read_request(shards, output, cuts, more.inputs, preserve=preserve, **more.engine._asdict())
+    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
     order = split_order(request, SplitOptions(**{**parts._asdict(), "by_map": tuple(parts.by_map or ())}))
     reorder(out, request, order, dry_run=output.dry_run)
