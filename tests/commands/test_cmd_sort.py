@@ -40,6 +40,7 @@ from wdscli.plan.sort_keys import MAX_VALUE, SortValues, sort_key
 from wdscli.samples import SampleBatch
 
 Command = Callable[..., Ran]
+pytestmark = pytest.mark.usefixtures("shared_workers")
 COMMAND = ["sort"]
 GOOD = settings(
     max_examples=25,

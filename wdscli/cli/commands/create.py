@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wdscli.create.table import TableOptions
     from wdscli.ops.create import CreateOptions, CreateReport
 
-RENAMES_TOLD = 3
+RENAMES_SHOWN = 3
 
 _source = panel("Sources")
 _sample = panel("Samples")
@@ -209,9 +209,9 @@ def _print(out: Out, report: "CreateReport") -> None:
         kinds = "1 class" if len(report.classes) == 1 else f"{len(report.classes)} classes"
         out.summary(f"labelled {kinds}; the manifest has their names")
     if report.renamed:
-        told = [f"{old} -> {new}" for new, old in list(report.renamed.items())[:RENAMES_TOLD]]
-        more = ", ..." if report.renamed_keys > len(told) else ""
-        out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(told)}{more}")
+        pairs = [f"{old} -> {new}" for new, old in list(report.renamed.items())[:RENAMES_SHOWN]]
+        more = ", ..." if report.renamed_keys > len(pairs) else ""
+        out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(pairs)}{more}")
 
 
 def _print_plan(out: Out, report: "CreateReport") -> None:

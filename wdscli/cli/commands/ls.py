@@ -113,7 +113,7 @@ def ls(
         _print_members(out, found, long)
     else:
         _print_samples(out, found, long)
-    _tell(out, found.report(), skips=errors.on_error == "skip")
+    _print_remarks(out, found.report(), skips=errors.on_error == "skip")
 
 
 def _print_samples(out: Out, found: Listing, long: bool) -> None:
@@ -242,7 +242,7 @@ def _print_shards(out: Out, found: Listing) -> None:
         out.rows(header, rows, right=(1, 2, 3, 4, 5))
 
 
-def _tell(out: Out, report: LsReport, *, skips: bool) -> None:
+def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:
     """What the user should hear once the listing is over. Raises InputNotFoundError when the set is not whole, and that
     is not to be skipped."""
     for remark in report.remarks:

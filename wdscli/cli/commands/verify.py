@@ -206,9 +206,9 @@ def _print_text(out: Out, report: VerifyReport) -> None:
         out.line("")
 
 
-def _by_code(told: Sequence[Finding], counts: Mapping[str, int]) -> dict[str, list[Finding]]:
+def _by_code(findings: Sequence[Finding], counts: Mapping[str, int]) -> dict[str, list[Finding]]:
     by_code: dict[str, list[Finding]] = {code: [] for code in counts}
-    for finding in told:
+    for finding in findings:
         by_code[finding.code].append(finding)
     return by_code
 
