@@ -90,9 +90,17 @@ class TrustOptions(NamedTuple):
 
 
 class JsonOptions(NamedTuple):
-    """For commands whose result is worth reading by a program."""
+    """Whether a program reads the result."""
 
     json: Annotated[bool, _output("--json", "Print JSON Lines.")] = False
+
+
+class GeneralOptions(NamedTuple):
+    """What a command takes whose result is worth reading by a program."""
+
+    json: JsonOptions
+    trust: TrustOptions
+    common: CommonOptions
 
 
 class SelectionOptions(NamedTuple):

@@ -18,7 +18,7 @@ from wdscli.cli.options import (
     panel,
 )
 from wdscli.cli.output import Out, by_reason, plural
-from wdscli.cli.reordering import read_request, print_losses
+from wdscli.cli.reordering import print_losses, read_request
 from wdscli.errors import UsageError
 from wdscli.units import human_size
 

@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from wdscli.cli.options import (
-    CommonOptions,
     ErrorOptions,
-    JsonOptions,
+    GeneralOptions,
     SelectionOptions,
     Shards,
-    TrustOptions,
     grouped,
     panel,
 )
@@ -69,10 +67,8 @@ def ls(
         ),
     ] = False,
     selection: SelectionOptions,
-    output: JsonOptions,
+    general: GeneralOptions,
     errors: ErrorOptions,
-    trust: TrustOptions,
-    common: CommonOptions,
 ) -> None:
     """List what is in shards: samples, members, shards or a summary.
 
@@ -95,14 +91,14 @@ def ls(
         )
     if long and (by_shard or summary):
         raise UsageError("-l is for samples and members", hint="leave it out, or --shards and --summary")
-    out = Out(common, json=output.json)
+    out = Out(general.common, json=general.json.json)
     # Rows, or whatever pages them, would run through a bar; a summary comes when all is read.
-    progress = out.progress() if summary else Bar(out, bool(common.progress))
+    progress = out.progress() if summary else Bar(out, bool(general.common.progress))
     found = open_listing(
         shards,
         selection=selection.parse(),
         on_error=errors.on_error,
-        trust_addresses=trust.trust_addresses,
+        trust_addresses=general.trust.trust_addresses,
         progress=progress,
     )
     if summary:
