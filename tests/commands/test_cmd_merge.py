@@ -42,6 +42,7 @@ from wdscli.selection import Selection
 from wdscli.tar import Form
 
 Command = Callable[..., Ran]
+pytestmark = pytest.mark.usefixtures("shared_workers")
 COMMAND = ["merge"]
 
 

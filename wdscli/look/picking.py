@@ -86,7 +86,7 @@ class Picker:
         self.limit = selection.limit if counts_later else None
         self.selection = selection._replace(limit=None) if counts_later else selection
         self.state: SelectionState = self.selection.new_state(on_error)
-        self._asked = selection
+        self._requested = selection
         if self.limit == 0:
             self.stop()
         self.troubles: list[DataError] = []
@@ -147,7 +147,7 @@ class Picker:
 
     def check_empty(self, samples: int) -> None:
         """Raise DataError when none of the samples that were read is left."""
-        check_empty(samples, self._asked, self._on_error, self.dropped, allow=self.allow_empty)
+        check_empty(samples, self._requested, self._on_error, self.dropped, allow=self.allow_empty)
 
     def _pages(self, source: Source) -> Iterator[Page]:
         if source.seekable:
