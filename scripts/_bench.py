@@ -380,7 +380,7 @@ def make_indexes(folder: Path, count: int, field: bytes = b"txt") -> None:
         ones = full(IN_SHARD, 1, dtype=int64)
         keys = b"".join([b"n%09d" % (first + row) for row in range(IN_SHARD)])
         builder = IndexBuilder()
-        builder.add_packed(
+        builder.add_arrays(
             SampleArrays(
                 keys,
                 10 * ones,

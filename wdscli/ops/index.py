@@ -39,7 +39,6 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import local_path
 
-HASHED_PIECE_BYTES = 1 << 20
 WORTH_PROCESSES_BYTES = 1 << 27
 SHARED_CLAIM = "index"
 """Several runs may make the indexes of one set: they make the same."""
