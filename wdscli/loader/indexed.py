@@ -28,7 +28,7 @@ from wdscli.loader.read.pool import Pool
 from wdscli.loader.read.selected import Filter, FilteredCatalog, filtered
 from wdscli.loader.stages.fluent import PerSample
 from wdscli.loader.stats import Counts
-from wdscli.storage.trust import check_pipe
+from wdscli.storage.addresses import check_pipe
 
 if TYPE_CHECKING:
     import numpy

@@ -25,7 +25,7 @@ from wdscli.loader.read.source import IndexedSource, PositionSource
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stages.per_sample import Files
-from wdscli.storage.trust import check_pipe
+from wdscli.storage.addresses import check_pipe
 
 Self = TypeVar("Self", bound="WebDataset")
 Splitter: TypeAlias = Callable[..., Any]

@@ -1,7 +1,7 @@
 """A set to write, sample by sample: the library's face.
 
 What it is: :class:`SampleWriter`, which rolls from shard to shard, and :class:`ShardWriter`, which leaves shards,
-indexes and a manifest; the loader's writers are others. How: one :class:`~wdscli.shards.shardfile.ShardFile` at a time;
+indexes and a manifest; the loader's writers are others. How: one :class:`~wdscli.shards.writing.ShardFile` at a time;
 before a sample is written its exact length in tar bytes decides whether it still fits. It must not know where samples
 come from.
 """
@@ -16,8 +16,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import Sample, ShardInfo, to_bytes
 from wdscli.samples import check_name
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.output import OutputSet, ShardSettings
-from wdscli.shards.shardfile import Payload, ShardFile
+from wdscli.shards.writing import OutputSet, Payload, ShardFile, ShardSettings
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded
 
 _MAX_KNOWN = 1024

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from wdscli.codecs.decode_images import SPECS, Images
 from wdscli.codecs.decode_media import MEDIA
-from wdscli.codecs.decode_values import Pickles, basichandlers
+from wdscli.codecs.decode_values import basichandlers, pickles
 from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
 from wdscli.codecs.parts import ByExtension, Continue, Decode, Handler, extension
 from wdscli.errors import DataError, UsageError
@@ -159,7 +159,7 @@ def _named(name: str) -> Handler:
     if name in MEDIA:
         return MEDIA[name]
     if name == "pickle":
-        return Pickles()
+        return pickles
     raise UsageError(f'no such decoder: "{name}"', hint=", ".join(sorted((*SPECS, *MEDIA, "pickle"))))
 
 

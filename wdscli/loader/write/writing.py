@@ -23,10 +23,8 @@ from wdscli.codecs.encode import Encode, make_encoder
 from wdscli.errors import OutputExistsError, UsageError
 from wdscli.loader.write.sinks import PackedSink, packing
 from wdscli.model import ShardInfo
-from wdscli.shards.forms import make_form
-from wdscli.shards.output import OutputSet, ShardSettings, after_hook
-from wdscli.shards.shardfile import ShardFile
 from wdscli.shards.writer import SampleWriter
+from wdscli.shards.writing import OutputSet, ShardFile, ShardSettings, after_hook, make_form
 from wdscli.storage import open_sink
 from wdscli.tar import Form
 
@@ -94,7 +92,7 @@ def open_shard(
         if kind is None and target is None:
             return settings.open(address)
         to = target or open_sink(address, force=settings.force, fsync=settings.fsync, packed=True)
-    return ShardFile(address, form=settings.form, checksum="none", sink=PackedSink(address, to, kind))
+    return ShardFile(address, ShardSettings(settings.form, "none"), PackedSink(address, to, kind))
 
 
 class TarWriter(SampleWriter):
