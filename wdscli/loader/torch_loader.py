@@ -142,9 +142,13 @@ class WebLoader(Fluent):
         start, iteration = start._replace(topology=topology), data.standing.begin()
         if not self._replays:
             return data.followed(self._units(start), start, 1, iteration)
-        items: Iterator[Any] = chain.from_iterable(unit.items for unit in self._units(start))
-        if not self._exact:
-            items = self._plain(data.beginning_at(start._replace(item=0, topology=None)))
+        # No worker starts before the first item is asked for.
+        if self._exact:
+            items = chain.from_iterable(unit.items for unit in self._units(start))
+        else:
+            items = chain.from_iterable(
+                map(self._plain, [data.beginning_at(start._replace(item=0, topology=None))])
+            )
         return data.replayed(self._run(items, start.epoch), start, iteration)
 
     @property
