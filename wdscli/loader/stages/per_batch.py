@@ -134,18 +134,11 @@ def _same_fields(samples: Sequence[Any]) -> None:
     wanted = samples[0].keys()
     for sample in samples:
         if not isinstance(sample, dict) or sample.keys() != wanted:
-            odd = (
-                sorted(map(str, wanted ^ sample.keys()))
-                if isinstance(sample, dict)
-                else [type(sample).__name__]
-            )
-            raise DataError(
-                f"samples of one batch have different fields: {', '.join(odd)}",
-                code="collation",
-                shard=text_of(sample, "__url__"),
-                member=text_of(sample, "__key__"),
-                hint="choose those that all have with to_tuple or rename(keep=False), or batched(collation_fn=None)",
-            )
+            odd = [type(sample).__name__]
+            if isinstance(sample, dict):
+                odd = sorted(map(str, wanted ^ sample.keys()))
+            hint = "choose those that all have with to_tuple or rename(keep=False), or batched(collation_fn=None)"
+            raise _misfit(sample, f"samples of one batch have different fields: {', '.join(odd)}", hint)
 
 
 def _same_lengths(samples: Sequence[Any]) -> None:
@@ -157,18 +150,18 @@ def _same_lengths(samples: Sequence[Any]) -> None:
 def _unequal(samples: Sequence[Any], name: str | int, error: _Shapes) -> DataError:
     sample = samples[error.place]
     column = f'field "{name}"' if isinstance(name, str) else f"value {name} of the tuples"
-    return DataError(
-        f"{column} cannot be batched, {error.message}",
-        code="collation",
-        shard=text_of(sample, "__url__"),
-        member=text_of(sample, "__key__"),
-        hint="bring them to one shape with map_dict or map_tuple, or batched(collation_fn=None) for lists",
-    )
+    hint = "bring them to one shape with map_dict or map_tuple, or batched(collation_fn=None) for lists"
+    return _misfit(sample, f"{column} cannot be batched, {error.message}", hint)
+
+
+def _misfit(sample: Any, said: str, hint: str) -> DataError:
+    shard, key = text_of(sample, "__url__"), text_of(sample, "__key__")
+    return DataError(said, code="collation", shard=shard, member=key, hint=hint)
 
 
 def collated(samples: list[Any]) -> Any:
-    """One batch of samples, by :func:`wdscli.loader.stages.per_batch.default_collation`; under the workers of a
-    DataLoader with columns of bytes packed, see :mod:`wdscli.loader.stages.per_batch`."""
+    """One batch of samples, by :func:`default_collation`; under the workers of a DataLoader with columns of bytes
+    packed."""
     return for_transport(default_collation(samples))
 
 
