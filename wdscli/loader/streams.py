@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import SHARDS, Permutation, Shuffle, key
-from wdscli.loader.place.place import Place
 from wdscli.loader.place.ranks import Share, in_worker
 from wdscli.loader.place.share import Batches, Tail
+from wdscli.loader.place.state import Place
 from wdscli.loader.read.catalog import Catalog, only_streams
 from wdscli.loader.read.failures import Failed, OnError, Policy
-from wdscli.loader.read.fetch import Raw
-from wdscli.loader.read.meter import METER
+from wdscli.loader.read.fetch import METER, Raw
 from wdscli.loader.read.reading import Read
 from wdscli.loader.read.source import EpochReader
 from wdscli.loader.stages.policy import StopEpoch

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from wdscli.errors import UsageError
 from wdscli.loader.order.schedule import Schedule, Stop
-from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is, instead
-from wdscli.loader.read.source import EpochReader, PositionSource
+from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is
+from wdscli.loader.read.source import EpochReader, PositionSource, instead
 from wdscli.loader.stages.fields import Label, named
 from wdscli.loader.stages.recipe import DROPPED
 

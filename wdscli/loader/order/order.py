@@ -16,16 +16,20 @@ What it is: :class:`EpochOrder`, which says for any positions of an epoch which 
   are permuted by ``key(seed, epoch, 2, c, i)``.
 * ``"full"``: all samples are permuted by ``key(seed, epoch, 3)``. ``"none"``: they come in the order of the shards.
 
-It must not know what is in a shard, nor who reads which position.
+:func:`seeded` gives the dice that stages throw a key of the same kind. It must not know what is in a shard, nor who
+reads which position.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isqrt
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from wdscli.errors import UsageError
-from wdscli.ordering import mix
+from wdscli.ordering import mix, mix_array
 
 if TYPE_CHECKING:
     import numpy
@@ -35,12 +39,14 @@ if TYPE_CHECKING:
     U64: TypeAlias = NDArray[numpy.uint64]
 
 Shuffle = Literal["window", "full", "none"]
-SHARDS, WINDOW, FULL = 1, 2, 3
-"""What a key is for."""
+SHARDS, WINDOW, FULL, DICE = 1, 2, 3, 9
+"""What a key is for. Others: ``MIX`` of schedule, ``THINNED`` and ``MIXED`` of views, and those of stages."""
 SORTED = 1 << 20
+"""Things that are permuted by sorting them; more are computed one by one."""
 ROUNDS = 6
 LANES = 8
 CAP = 1 << 18
+"""Samples of a window in one lane."""
 
 
 def key(*parts: int) -> int:
@@ -51,68 +57,42 @@ def key(*parts: int) -> int:
     return state
 
 
-def mixed(x: U64) -> U64:
-    """``mix`` of each number; ``x`` is not kept."""
-    import numpy
-
-    x = x + numpy.uint64(0x9E3779B97F4A7C15)
-    x ^= x >> numpy.uint64(30)
-    x *= numpy.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> numpy.uint64(27)
-    x *= numpy.uint64(0x94D049BB133111EB)
-    x ^= x >> numpy.uint64(31)
-    return x
-
-
 class Permutation:
     """A permutation of ``range(count)`` by a key of 64 bits."""
 
     def __init__(self, count: int, key: int) -> None:
-        self._count = count
-        self._key = key
+        import numpy
+
+        self._count, self._key = count, key
         self._table: I64 | None = None
         if count <= SORTED:
-            self._table = _sorted(count, key)
+            places: U64 = numpy.arange(count, dtype=numpy.uint64)
+            self._table = mix_array(places ^ numpy.uint64(key)).argsort(kind="stable")
 
     def at(self, places: I64) -> I64:
         """Where each of some places goes."""
         if self._table is not None:
             return self._table[places]
-        return _walked(places, self._count, self._key)
+        found = self._feistel(places)
+        outside = (found >= self._count).nonzero()[0]
+        while len(outside):
+            found[outside] = self._feistel(found[outside])
+            outside = outside[found[outside] >= self._count]
+        return found
 
+    def _feistel(self, places: I64) -> I64:
+        import numpy
 
-def _sorted(count: int, key: int) -> I64:
-    import numpy
-
-    places: U64 = numpy.arange(count, dtype=numpy.uint64)
-    return numpy.argsort(mixed(places ^ numpy.uint64(key)), kind="stable").astype(numpy.int64)
-
-
-def _walked(places: I64, count: int, key: int) -> I64:
-    import numpy
-
-    found = _feistel(places, count, key)
-    outside = numpy.flatnonzero(found >= count)
-    while len(outside):
-        found[outside] = _feistel(found[outside], count, key)
-        outside = outside[found[outside] >= count]
-    return found
-
-
-def _feistel(places: I64, count: int, key: int) -> I64:
-    import numpy
-
-    rows = isqrt(count - 1) + 1
-    columns = -(-count // rows)
-    a, b = numpy.uint64(rows), numpy.uint64(columns)
-    left, right = numpy.divmod(places.astype(numpy.uint64), b)
-    for number in range(ROUNDS):
-        of_round = numpy.uint64(mix(key + number))
-        if number % 2 == 0:
-            left = (left + mixed(right ^ of_round) % a) % a
-        else:
-            right = (right + mixed(left ^ of_round) % b) % b
-    return (left * b + right).astype(numpy.int64)
+        rows = isqrt(self._count - 1) + 1
+        a, b = numpy.uint64(rows), numpy.uint64(-(-self._count // rows))
+        left, right = numpy.divmod(places.astype(numpy.uint64), b)
+        for number in range(ROUNDS):
+            of_round = numpy.uint64(mix(self._key + number))
+            if number % 2 == 0:
+                left = (left + mix_array(right ^ of_round) % a) % a
+            else:
+                right = (right + mix_array(left ^ of_round) % b) % b
+        return (left * b + right).astype(numpy.int64)
 
 
 class EpochOrder:
@@ -143,7 +123,7 @@ class EpochOrder:
                 numpy.arange(len(counts), dtype=numpy.int64)
             )
             counts = counts[self._shards]
-        self._ends: I64 = numpy.cumsum(counts, dtype=numpy.int64)
+        self._ends: I64 = counts.cumsum(dtype=numpy.int64)
         self.total = int(self._ends[-1]) if len(counts) else 0
         self._lanes = max(1, min(lanes, self.total))
         self._window = max(1, min(cap, -(-window * self.total // (max(1, len(counts)) * self._lanes))))
@@ -159,7 +139,7 @@ class EpochOrder:
             positions = self._full.at(positions)
         elif self._shuffle == "window":
             positions = self._in_windows(positions)
-        rows = numpy.searchsorted(self._ends, positions, side="right")
+        rows = self._ends.searchsorted(positions, "right")
         samples = positions - numpy.where(rows > 0, self._ends[rows - 1], 0)
         return (rows if self._shards is None else self._shards[rows]), samples
 
@@ -171,7 +151,7 @@ class EpochOrder:
         places, lane_of = numpy.divmod(positions, lanes)
         found: I64 = numpy.empty_like(positions)
         for lane in numpy.unique(lane_of).tolist():
-            chosen = numpy.flatnonzero(lane_of == lane)
+            chosen = (lane_of == lane).nonzero()[0]
             count = base + (lane < longer)
             begin = lane * base + min(lane, longer)
             found[chosen] = begin + self._in_lane(places[chosen], lane, count)
@@ -184,7 +164,7 @@ class EpochOrder:
         window_of = ((places + 1) * windows - 1) // count
         found: I64 = numpy.empty_like(places)
         for window in numpy.unique(window_of).tolist():
-            chosen = numpy.flatnonzero(window_of == window)
+            chosen = (window_of == window).nonzero()[0]
             first, end = count * window // windows, count * (window + 1) // windows
             permuted = self._permutation(lane, window, end - first)
             found[chosen] = first + permuted.at(places[chosen] - first)
@@ -199,3 +179,31 @@ class EpochOrder:
             known = Permutation(count, key(self._seed, self._epoch, WINDOW, lane, window))
             self._windows[lane, window] = known
         return known
+
+
+@contextmanager
+def seeded(*parts: int, kept: bool) -> Iterator[None]:
+    """The global generators of ``random``, numpy and torch begin at ``key(9, *parts)``; with ``kept`` they are put back
+    at the end, for in the main process the model throws them too. A batch is made in here, so that random crops and
+    flips are the same in a run that was interrupted and in one that was not. Threads that share them have no order."""
+    import random
+
+    import numpy
+
+    seed = key(DICE, *parts)
+    torch = sys.modules.get("torch")
+    if kept:
+        plain, arrays = random.getstate(), numpy.random.get_state()
+        tensors = None if torch is None else torch.default_generator.get_state()
+    random.seed(seed)
+    numpy.random.seed(seed & 0xFFFFFFFF)
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        if kept:
+            random.setstate(plain)
+            numpy.random.set_state(arrays)
+            if torch is not None:
+                torch.default_generator.set_state(tensors)

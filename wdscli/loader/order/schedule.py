@@ -24,7 +24,8 @@ from numbers import Rational
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from wdscli.errors import UsageError
-from wdscli.loader.order.order import key, mixed
+from wdscli.loader.order.order import key
+from wdscli.ordering import mix_array
 
 if TYPE_CHECKING:
     import numpy
@@ -105,7 +106,7 @@ class Pattern:
         self.sets: I64 = numpy.array(sets, dtype=numpy.int64)
         self.quotas: I64 = numpy.array(quotas, dtype=numpy.int64) // divisor
         self.size = int(self.quotas.sum())
-        self._firsts: I64 = numpy.cumsum(self.quotas) - self.quotas
+        self._firsts: I64 = self.quotas.cumsum() - self.quotas
         self._labels: I64 = numpy.repeat(numpy.arange(len(sets), dtype=numpy.int64), self.quotas)
         self._key = of_phase
         self._kept: tuple[bytes, tuple[I64, I64]] | None = None
@@ -122,8 +123,8 @@ class Pattern:
 
         labels = numpy.broadcast_to(self._labels, (len(blocks), self.size))
         if self._key is not None:
-            keys = mixed(blocks.astype(numpy.uint64) ^ numpy.uint64(self._key))
-            hashes = mixed(numpy.arange(self.size, dtype=numpy.uint64)[None, :] ^ keys[:, None])
+            keys = mix_array(blocks.astype(numpy.uint64) ^ numpy.uint64(self._key))
+            hashes = mix_array(numpy.arange(self.size, dtype=numpy.uint64)[None, :] ^ keys[:, None])
             labels = self._labels[numpy.argsort(hashes, axis=1, kind="stable")]
         turns: I64 = numpy.empty(labels.shape, dtype=numpy.int64)
         by_set = numpy.argsort(labels, axis=1, kind="stable")

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.loader.read.failures import Failed, Policy, Replacing, Spare
-from wdscli.loader.read.meter import Times
-from wdscli.loader.read.reading import Block, Read
+from wdscli.loader.read.failures import Failed, Policy, Replacing
+from wdscli.loader.read.reading import Block, Read, Times
+from wdscli.loader.read.source import Spare
 from wdscli.loader.stages.policy import StopEpoch
 from wdscli.loader.stages.recipe import Pipeline, Unit
 
