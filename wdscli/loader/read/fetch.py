@@ -150,12 +150,12 @@ class Fetcher:
 
     def _of_shard(self, shard: int, places: I64) -> list[Raw]:
         """Samples of one shard, by places that rise."""
-        source = self.source(shard)
+        source, table = self.source(shard), self._catalog.table(shard)
         if len(places) < FEW_SAMPLES and source.fd is not None:
-            found = list(map(self.reader(shard), places.tolist()))
+            found = [read_one(table, source, self._fields, place) for place in places.tolist()]
             METER.add(sum(len(data) for raw in found for data in raw.values() if type(data) is bytes))
             return found
-        rows = Rows(self._catalog.table(shard), places, self._fields)
+        rows = Rows(table, places, self._fields)
         METER.add(int(rows.sizes.sum()))
         return rows.samples(_payloads(source, rows, self._fields is None) if len(rows.sizes) else [])
 

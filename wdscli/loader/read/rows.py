@@ -109,18 +109,20 @@ class Rows:
         """Reads of things that lie from ``begins`` to ``stops``, with ``counts`` members each, None for one."""
         import numpy
 
-        apart = (begins[1:] - stops[:-1] > gap_bytes) | (begins[1:] < begins[:-1])
+        is_first: NDArray[numpy.bool_] = numpy.ones(len(begins), dtype=bool)
+        is_last = is_first.copy()
+        is_first[1:] = (begins[1:] - stops[:-1] > gap_bytes) | (begins[1:] < begins[:-1])
         if int(stops[-1] - begins[0]) > READ_BYTES:
             parts = (begins - begins[0]) // READ_BYTES
-            apart |= parts[1:] != parts[:-1]
-        firsts: I64 = numpy.append(0, apart.nonzero()[0] + 1)
-        ends: I64 = numpy.append(firsts[1:], len(begins))
+            is_first[1:] |= parts[1:] != parts[:-1]
+        is_last[:-1] = is_first[1:]
+        firsts, lasts = is_first.nonzero()[0], is_last.nonzero()[0]
         bases = begins[firsts]
-        members = ends - firsts if counts is None else numpy.add.reduceat(counts, firsts)
+        members = lasts - firsts + 1 if counts is None else numpy.add.reduceat(counts, firsts)
         inside = self.offsets - bases.repeat(members)
         return Reads(
             bases.tolist(),
-            (stops[ends - 1] - bases).tolist(),
+            (stops[lasts] - bases).tolist(),
             members.tolist(),
             inside,
             inside.tolist(),
@@ -214,10 +216,10 @@ def _members(table: ShardTable, places: I64) -> tuple[I64, I64]:
 
 def _keys(table: ShardTable, places: I64) -> tuple[list[bytes], int]:
     """(the keys of some samples, how long each is: 0 when they are not of one length)."""
-    import numpy
-
     ends = table.key_ends[places]
-    begins = numpy.where(places > 0, table.key_ends[places - 1], 0)
+    begins = table.key_ends[places - 1]
+    if not places[0]:
+        begins[places == 0] = 0
     lengths = ends - begins
     length = int(lengths[0]) if (lengths == lengths[0]).all() else 0
     keys = table.keys
