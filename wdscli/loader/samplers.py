@@ -118,9 +118,7 @@ class ShardSampler:
 
     def _numbers(self, order: EpochOrder, batches: Batches, first: int, end: int) -> list[int]:
         """The samples of batches ``first`` to ``end`` of this rank, one behind the other."""
-        import numpy
-
-        positions = numpy.concatenate([batches.positions(number) for number in range(first, end)])
+        positions, _ = batches.several(range(first, end))
         numbers: list[int] = self._layout.numbers(*order.locate(positions)).tolist()
         return numbers
 

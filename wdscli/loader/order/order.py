@@ -57,6 +57,14 @@ def key(*parts: int) -> int:
     return state
 
 
+def groups(numbers: I64) -> Iterator[tuple[int, I64]]:
+    """(number, rows where it stands), for each number that there is."""
+    import numpy
+
+    for number in numpy.unique(numbers).tolist():
+        yield number, (numbers == number).nonzero()[0]
+
+
 class Permutation:
     """A permutation of ``range(count)`` by a key of 64 bits."""
 
@@ -150,21 +158,16 @@ class EpochOrder:
         lanes, base, longer = self._lanes, *divmod(self.total, self._lanes)
         places, lane_of = numpy.divmod(positions, lanes)
         found: I64 = numpy.empty_like(positions)
-        for lane in numpy.unique(lane_of).tolist():
-            chosen = (lane_of == lane).nonzero()[0]
+        for lane, chosen in groups(lane_of):
             count = base + (lane < longer)
             begin = lane * base + min(lane, longer)
             found[chosen] = begin + self._in_lane(places[chosen], lane, count)
         return found
 
     def _in_lane(self, places: I64, lane: int, count: int) -> I64:
-        import numpy
-
         windows = -(-count // self._window)
-        window_of = ((places + 1) * windows - 1) // count
-        found: I64 = numpy.empty_like(places)
-        for window in numpy.unique(window_of).tolist():
-            chosen = (window_of == window).nonzero()[0]
+        found: I64 = places.copy()
+        for window, chosen in groups(((places + 1) * windows - 1) // count):
             first, end = count * window // windows, count * (window + 1) // windows
             permuted = self._permutation(lane, window, end - first)
             found[chosen] = first + permuted.at(places[chosen] - first)

@@ -8,13 +8,10 @@ know what is in a sample.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    I64: TypeAlias = NDArray[numpy.int64]
+    from wdscli.loader.order.order import I64
 
 
 class Ordinals:

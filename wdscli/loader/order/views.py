@@ -15,15 +15,13 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdscli.errors import UsageError
-from wdscli.loader.order.order import EpochOrder, key
+from wdscli.loader.order.order import EpochOrder, groups, key
 from wdscli.loader.read.source import EpochReader, PositionSource, instead
 from wdscli.ordering import mix_array
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
+    from wdscli.loader.order.order import I64
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
 THINNED, MIXED = 5, 6
 """What a key is for, as in :mod:`wdscli.loader.order.order`."""
@@ -232,10 +230,8 @@ class _SpanReader:
             return []
         places = positions + self._skipped
         self._measure(int(places.max()))
-        numbers = numpy.searchsorted(numpy.array(self._ends, dtype=numpy.int64), places, side="right")
         found: list[Any] = [None] * len(places)
-        for number in numpy.unique(numbers).tolist():
-            rows = numpy.flatnonzero(numbers == number)
+        for number, rows in groups(numpy.array(self._ends).searchsorted(places, "right")):
             begin = self._ends[number - 1] if number else 0
             for row, sample in zip(rows.tolist(), self._reader(number).read(places[rows] - begin)):
                 found[row] = sample

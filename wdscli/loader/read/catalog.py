@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from warnings import warn
 
 from wdscli.errors import DataError, InputError, StorageError, WdsError
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    I64: TypeAlias = NDArray[numpy.int64]
+    from wdscli.loader.order.order import I64
+
 
 Result = TypeVar("Result")
 Value = TypeVar("Value")

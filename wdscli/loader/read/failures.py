@@ -14,21 +14,19 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
+from wdscli.loader.order.order import groups
 from wdscli.loader.stages.policy import Handler, Replaced, StopEpoch, reraise_exception
 from wdscli.storage import open_source
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
+    from wdscli.loader.order.order import I64
     from wdscli.loader.read.catalog import Catalog
     from wdscli.loader.read.fetch import Fetcher, Pool, Raw
     from wdscli.loader.stats import Counts
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
 OnError = Literal["raise", "skip", "substitute"]
 
@@ -47,11 +45,8 @@ class Failed(NamedTuple):
 
 def read_each(catalog: Catalog, fetcher: Fetcher | Pool, shards: I64, places: I64) -> list[Raw | Failed]:
     """The samples at ``places`` of ``shards`` in the order asked for, with Failed where one cannot be read."""
-    import numpy
-
     found: list[Any] = [None] * len(shards)
-    for shard in numpy.unique(shards).tolist():
-        rows = (shards == shard).nonzero()[0]
+    for shard, rows in groups(shards):
         for row, sample in zip(rows.tolist(), _of_shard(catalog, fetcher, shard, places[rows])):
             found[row] = sample
     return found

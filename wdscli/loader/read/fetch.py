@@ -17,10 +17,11 @@ from contextlib import suppress
 from functools import cache, cached_property, partial
 from itertools import chain, pairwise, repeat
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from wdscli.errors import DataError, InputError
+from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog, ShardTable
 from wdscli.loader.read.rows import HEADER_BYTES, Rows, changed
@@ -30,10 +31,8 @@ from wdscli.storage import Source, is_local, open_source
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    import numpy
-    from numpy.typing import NDArray
+    from wdscli.loader.order.order import I64
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
 Raw = dict[str, Any]
 """A sample as it is read: ``__key__``, ``__url__`` and a payload for each field."""
@@ -447,11 +446,10 @@ def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
     or stretches of neighbours when there are fewer shards than threads."""
     import numpy
 
-    order = numpy.lexsort((places, shards)).astype(numpy.int64)
+    order = numpy.lexsort((places, shards))
     different = len(numpy.unique(shards))
     if different >= threads:
-        lane_of = shards[order] % threads
-        return [(lane, order[lane_of == lane]) for lane in numpy.unique(lane_of).tolist()]
+        return [(lane, order[rows]) for lane, rows in groups(shards[order] % threads)]
     lanes = max(different, min(threads, len(order) // SAMPLES_PER_THREAD))
     return [(lane, rows) for lane, rows in enumerate(numpy.array_split(order, lanes)) if len(rows)]
 

@@ -17,18 +17,15 @@ from collections.abc import Generator, Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from threading import Condition, Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.loader.read.fetch import METER
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
+    from wdscli.loader.order.order import I64
     from wdscli.loader.place.share import Batches
     from wdscli.loader.read.source import EpochReader
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
 BLOCK_BYTES = 16 << 20
 """Payloads that are read at once, at least a batch."""

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
+    from wdscli.loader.order.order import I64
     from wdscli.loader.read.catalog import ShardTable
     from wdscli.storage import Source
 
-    I64: TypeAlias = NDArray[numpy.int64]
     U8: TypeAlias = NDArray[numpy.uint8]
 
 HEADER_BYTES = 512

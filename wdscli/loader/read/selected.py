@@ -21,10 +21,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from copy import copy
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from warnings import warn
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
+from wdscli.loader.order.order import groups
 from wdscli.loader.read.catalog import Catalog, Recent, each_shard
 from wdscli.loader.read.fetch import Fetcher, Raw
 from wdscli.loader.wording import argument, in_code, texts
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
+    from wdscli.loader.order.order import I64
     from wdscli.samples import SampleBatch
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
 OnUndecodable = Literal["raise", "skip"]
 SENT_BYTES = 1 << 20
@@ -210,14 +211,11 @@ class FilteredCatalog(Catalog):
 
     def places(self, shards: I64, samples: I64) -> I64:
         """The true places of kept samples."""
-        import numpy
-
-        found: I64 = numpy.array(samples, dtype=numpy.int64)
-        for shard in numpy.unique(shards).tolist():
+        found = samples.copy()
+        for shard, rows in groups(shards):
             kept = self.kept(shard)
             if kept is not None:
-                those = shards == shard
-                found[those] = kept[samples[those]]
+                found[rows] = kept[samples[rows]]
         return found
 
     def place(self, shard: int, sample: int) -> int:
@@ -273,16 +271,9 @@ class FilteredCatalog(Catalog):
         self._unpacked = Recent(UNPACKED_PLACES, len)
 
 
-def filtered(
-    catalog: Catalog,
-    *,
-    where: str | None = None,
-    keys: str | Sequence[str] | None = None,
-    keys_from: str | None = None,
-    on_error: str = "raise",
-) -> Catalog:
-    """``catalog`` with only what the options select; the catalog itself when they select everything."""
-    chosen = Filter.parse(where=where, keys=keys, keys_from=keys_from, on_error=on_error)
+def filtered(catalog: Catalog, **options: Any) -> Catalog:
+    """``catalog`` with only what the options of :meth:`Filter.parse` select; itself when they select everything."""
+    chosen = Filter.parse(**options)
     return catalog if chosen is None else FilteredCatalog(catalog, chosen)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wdscli.errors import DataError, StorageError
 from wdscli.loader.checks import want_whole, want_word
@@ -21,10 +21,7 @@ from wdscli.loader.read.fetch import Fetcher, Pool, Raw
 from wdscli.storage import is_local
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    I64: TypeAlias = NDArray[numpy.int64]
+    from wdscli.loader.order.order import I64
 
 
 class PositionSource(Protocol):
