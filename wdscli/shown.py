@@ -15,19 +15,21 @@ from typing import Any
 
 HIDDEN = "***"
 
+_MARK = re.compile(r"://|[?&]|pipe:|(?i:authorization|cookie|bearer |basic )")
+"""What a text has in it that may hold a secret. Every error asks; the rest is compiled when one says yes."""
+
 # Quotes end a URL where text quotes one; ' may also stand in a password.
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://([^\s\"<>`]+)")
-_AUTHORITY_END = re.compile(r"[/?#\\]")
-_PORT = re.compile(r"\[[^\]]*\](?::[0-9]*)?|[^:]*(?::[0-9]*)?:*")
-_QUERY = re.compile(r"([?&#])([\w.\-~%\[\]$+]+)=([^&#\s\"<>`]+)")
-_BARE_QUERY = re.compile(r"\?([A-Za-z0-9+/_%~.\-]+)(?=$|[\s\"'&#<>`):,;\]}])")
-_TAIL = re.compile(r"[:,.;)\]}']*$")
-_OPAQUE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+/_=%~.,:\-]{20,}")
-_FILE_NAME = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,6}")
-_SECRET = re.compile(
-    r"sig|token|secret|pass|pwd|^pw$|cred|auth|key|sess|jwt|hmac|policy|code|ticket|bearer|cookie|md5|hash|nonce"
-    r"|x-(amz|goog|oss|ms|cos)-",
-    re.IGNORECASE,
+_URL = r"([A-Za-z][A-Za-z0-9+.\-]*)://([^\s\"<>`]+)"
+_AUTHORITY_END = r"[/?#\\]"
+_PORT = r"\[[^\]]*\](?::[0-9]*)?|[^:]*(?::[0-9]*)?:*"
+_QUERY = r"([?&#])([\w.\-~%\[\]$+]+)=([^&#\s\"<>`]+)"
+_BARE_QUERY = r"\?([A-Za-z0-9+/_%~.\-]+)(?=$|[\s\"'&#<>`):,;\]}])"
+_TAIL = r"[:,.;)\]}']*$"
+_OPAQUE = r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+/_=%~.,:\-]{20,}"
+_FILE_NAME = r".*\.[A-Za-z][A-Za-z0-9]{1,6}"
+_SECRET = (
+    r"(?i)sig|token|secret|pass|pwd|^pw$|cred|auth|key|sess|jwt|hmac|policy|code|ticket|bearer|cookie|md5|hash|nonce"
+    r"|x-(amz|goog|oss|ms|cos)-"
 )
 _CONTAINERS = frozenset(("abfs", "abfss", "az", "adl", "wasb", "wasbs"))
 """Kinds whose addresses have the name of a container where others have a user's."""
@@ -39,21 +41,20 @@ _WORD = (
     r"[\w.\-]*(?:token|secret|passw|passphrase|pwd|credential|signature|authorization|cookie|session|"
     r"(?:api|access|account|private|auth|sas)[_\-]?key)[\w.\-]*"
 )
-_COMMAND = (
-    # curl -H 'Name: value', --header="Name: value"
-    (re.compile(rf"(?<!\S)(-H|--header|--proxy-header)(\s*=?\s*)({_VALUE})"), "header"),
-    # curl -u name:password
-    (re.compile(rf"(?<!\S)(-u|-U|--user|--proxy-user)(\s*=?\s*)({_VALUE})"), "user"),
-    (re.compile(rf"(?i)(--?{_WORD})(\s*=\s*|\s+)((?!-){_VALUE})"), "all"),
-    (re.compile(rf"(?i)({_WORD})(\s*=\s*)({_VALUE})"), "all"),
-    (re.compile(rf"(sshpass)(\s+-p\s*)({_VALUE})"), "all"),
+_NAMED_VALUES = (
+    rf"(?<!\S)(-H|--header|--proxy-header)(\s*=?\s*)({_VALUE})",  # curl -H 'Name: value', --header="Name: value"
+    rf"(?<!\S)(-u|-U|--user|--proxy-user)(\s*=?\s*)({_VALUE})",  # curl -u name:password
 )
-_HEADER = re.compile(
+_VALUES = (
+    rf"(?i)(--?{_WORD})(\s*=\s*|\s+)((?!-){_VALUE})",
+    rf"(?i)({_WORD})(\s*=\s*)({_VALUE})",
+    rf"(sshpass)(\s+-p\s*)({_VALUE})",
+)
+_HEADER = (
     r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|private-token|[\w\-]*api-?key|x-[\w\-]*(?:token|key|secret))"
     r"(['\"]?\s*:\s*['\"]?)(?!\*\*\*)([^'\"\n]+)"
 )
-_SCHEME = re.compile(r"\b(Bearer|Basic)(\s+)[A-Za-z0-9._~+/=\-]{6,}")
-_MARK = re.compile(r"://|[?&]|pipe:|(?i:authorization|cookie|bearer |basic )")
+_SCHEME = r"\b(Bearer|Basic)(\s+)[A-Za-z0-9._~+/=\-]{6,}"
 
 
 def shown(text: str) -> str:
@@ -68,11 +69,11 @@ def shown(text: str) -> str:
     """
     if _MARK.search(text) is None:
         return text
-    text = _URL.sub(_without_login, text)
-    text = _QUERY.sub(_without_value, text)
-    text = _BARE_QUERY.sub(_without_query, text)
-    text = _SCHEME.sub(rf"\1\2{HIDDEN}", text)
-    text = _HEADER.sub(rf"\1\2{HIDDEN}", text)
+    text = re.sub(_URL, _without_login, text)
+    text = re.sub(_QUERY, _without_value, text)
+    text = re.sub(_BARE_QUERY, lambda found: f"?{HIDDEN}" if _is_opaque(found[1]) else found[0], text)
+    text = re.sub(_SCHEME, rf"\1\2{HIDDEN}", text)
+    text = re.sub(_HEADER, rf"\1\2{HIDDEN}", text)
     begin = text.find("pipe:")
     return text if begin < 0 else text[:begin] + _command(text[begin:])
 
@@ -96,9 +97,9 @@ def _without_login(found: re.Match[str]) -> str:
     kind, rest = found[1], found[2]
     cut = rest.find("/") if "/" in rest else len(rest)
     if "@" not in rest[:cut]:
-        end = _AUTHORITY_END.search(rest)
+        end = re.search(_AUTHORITY_END, rest)
         cut = len(rest) if end is None else end.start()
-        if "@" in rest and not _PORT.fullmatch(rest[:cut]):
+        if "@" in rest and not re.fullmatch(_PORT, rest[:cut]):
             # No port: a password with a slash of its own.
             cut = len(rest)
     host = rest[:cut]
@@ -106,7 +107,7 @@ def _without_login(found: re.Match[str]) -> str:
     if at and _is_secret_login(kind.lower(), login):
         login = HIDDEN
     # A second address may follow the first: a.tar::https://..., or ?url=https://...
-    return f"{kind}://{login}{at}{host}{_URL.sub(_without_login, rest[cut:])}"
+    return f"{kind}://{login}{at}{host}{re.sub(_URL, _without_login, rest[cut:])}"
 
 
 def _is_secret_login(kind: str, login: str) -> bool:
@@ -115,30 +116,26 @@ def _is_secret_login(kind: str, login: str) -> bool:
 
 def _without_value(found: re.Match[str]) -> str:
     mark, name, value = found[1], found[2], found[3]
-    tail = _TAIL.search(value)
+    tail = re.search(_TAIL, value)
     bare = value[: tail.start()] if tail else value
-    if not bare or not (_SECRET.search(name) or _SECRET.search(bare.partition("=")[0]) or _is_opaque(bare)):
+    if not bare or not (
+        re.search(_SECRET, name) or re.search(_SECRET, bare.partition("=")[0]) or _is_opaque(bare)
+    ):
         return found[0]
     return f"{mark}{name}={HIDDEN}{value[len(bare) :]}"
 
 
-def _without_query(found: re.Match[str]) -> str:
-    return f"?{HIDDEN}" if _is_opaque(found[1]) else found[0]
-
-
 def _is_opaque(value: str) -> bool:
     """Whether a value looks like a key and not like a word, a number or a file's name."""
-    return bool(_OPAQUE.fullmatch(value)) and not _FILE_NAME.fullmatch(value)
+    return bool(re.fullmatch(_OPAQUE, value)) and not re.fullmatch(_FILE_NAME, value)
 
 
 def _command(text: str) -> str:
-    for pattern, what in _COMMAND:
-        text = pattern.sub(_HIDE[what], text)
+    for pattern in _NAMED_VALUES:
+        text = re.sub(pattern, _hide_after_colon, text)
+    for pattern in _VALUES:
+        text = re.sub(pattern, rf"\1\2{HIDDEN}", text)
     return text
-
-
-def _hide_all(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}{HIDDEN}"
 
 
 def _hide_after_colon(found: re.Match[str]) -> str:
@@ -149,9 +146,6 @@ def _hide_after_colon(found: re.Match[str]) -> str:
         return found[0]
     space = " " if value.startswith(" ") else ""
     return f"{found[1]}{found[2]}{quote}{name}:{space}{HIDDEN}{quote}"
-
-
-_HIDE = {"all": _hide_all, "header": _hide_after_colon, "user": _hide_after_colon}
 
 
 def cause_of(error: BaseException) -> BaseException:

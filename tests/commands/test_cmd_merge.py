@@ -99,12 +99,6 @@ class TestInputOrder:
         good(*shards, "-o", tmp_path / "new.tar", "--rekey", "{shard}/{index:03d}")
         assert keys_of(tmp_path / "new.tar")[11:14] == ["in-0/011", "in-1/000", "in-2/000"]
 
-    def test_preserve(self, good: Command, tmp_path: Path) -> None:
-        names = write_shards(tmp_path / "in", [numbered(3, "a"), numbered(2, "b")], mode=0o640, mtime=77)
-        good(*names, "-o", tmp_path / "out.tar", "--preserve", "--interleave")
-        assert letters(tmp_path / "out.tar") == "ababa"
-        assert b"0000640" in (tmp_path / "out.tar").read_bytes()[:512]
-
     @pytest.mark.parametrize(("policy", "keys"), [("skip", "aaa"), ("rekey", "aaaaaa")])
     def test_on_duplicate(self, good: Command, run: Command, tmp_path: Path, policy: str, keys: str) -> None:
         names = write_shards(tmp_path / "in", [numbered(3, "a"), numbered(3, "a")])

@@ -498,7 +498,6 @@ class TestCommand:
             (["--join", "left"], "two sets, or a table"),
             (["--join", "left", "b.tar", "--interleave"], "--interleave is not for a join"),
             (["--join", "left", "b.tar", "--dedup", "key"], "--dedup is not for a join"),
-            (["--join", "left", "b.tar", "--preserve"], "canonical form"),
             (["--join", "left", "b.tar", "--rekey", "{key}-{index}"], "a join keeps keys"),
             (["--join", "left", "b.tar", "--plan", "p", "--resume"], "nothing to --resume"),
             (["--join", "outer", "b.tar", "--slice", ":3"], "an outer join takes all"),

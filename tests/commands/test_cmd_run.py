@@ -82,7 +82,6 @@ class TestTheSameBytes:
             ("shuffle", ["--seed", "5", "--shards", "3", "--drop", "jpg", "--rename", "label=cls"]),
             ("shuffle", ["--rekey", "{shard}/{index:04d}", "--max-size", "9000", "--mtime", "77"]),
             ("shuffle", ["--keys", "a*", "--limit", "7", "--no-index", "--checksum", "sha256"]),
-            ("shuffle", ["--preserve", "--max-count", "5"]),
             ("sort", ["--by", "cls:n", "--reverse", "--max-count", "5"]),
             ("split", ["--max-count", "4"]),
             ("merge", ["--max-count", "10"]),
@@ -512,7 +511,7 @@ def fits_as_well(place: tuple[Any, ...], other: Any) -> bool:
     texts = ("format", "operation", "output", "rekey", "post", "fingerprint", "settings.checksum", "wdscli")
     return (
         place[:1] == ("options",)
-        or (other is True and (name == "preserve" or place[:1] == ("settings",)))
+        or (other is True and place[:1] == ("settings",))
         or (other is None and name in may_be_none)
         or (isinstance(other, str) and (name in texts or place[:1] in (("plan",), ("inputs",), ("parts",))))
         or (other in (-1, 1 << 70) and name == "seed")

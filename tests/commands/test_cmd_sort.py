@@ -6,7 +6,6 @@ import json
 import os
 import random
 import subprocess
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -536,13 +535,6 @@ class TestEngine:
         for number, inputs in enumerate((names, addresses)):
             sort(Request(inputs, f"{tmp_path}/{number}/out.tar", jobs=1), by=["cls:nr", "key"])
         assert content(tmp_path / "0") == content(tmp_path / "1")
-
-    def test_preserve(self, good: Command, tmp_path: Path) -> None:
-        names = write_shards(tmp_path / "in", [numbered(3, "b"), numbered(3, "a")], mode=0o640, mtime=77)
-        good(*names, "-o", tmp_path / "out.tar", "--preserve")
-        assert keys_of(tmp_path / "out.tar") == ["a000", "a001", "a002", "b000", "b001", "b002"]
-        with tarfile.open(tmp_path / "out.tar") as tar:
-            assert {(info.mode, info.mtime) for info in tar} == {(0o640, 77)}
 
     def test_repeated_keys(self, run: Command, good: Command, tmp_path: Path) -> None:
         samples = [one("b", cls=b"1"), one("a", cls=b"1"), one("b", cls=b"2")]

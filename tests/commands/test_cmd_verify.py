@@ -391,8 +391,7 @@ def test_a_bomb_is_refused(wds: Any, tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_the_man_page_names_every_code_with_its_severity() -> None:
-    from wdscli.verify.findings import KINDS
-    from wdscli.verify.profiles import DEMANDS
+    from wdscli.verify.findings import DEMANDS, KINDS
 
     page = (Path(__file__).parents[2] / "man/prose/wdscli-verify.1").read_text()
     told = {**KINDS, **DEMANDS}

@@ -38,7 +38,6 @@ CASES: dict[str, tuple[list[str], str, bool]] = {
         "repeats",
         False,
     ),
-    "shuffle, headers kept": (["shuffle", "--preserve", "--shards", "4"], "all", True),
     "shuffle, some fields": (
         ["shuffle", "--fields", "cls,txt", "--keys", "*s*", "--shards", "4"],
         "all",
@@ -46,7 +45,6 @@ CASES: dict[str, tuple[list[str], str, bool]] = {
     ),
     "sort by key": (["sort", "--by", "key", *CUT], "all", True),
     "sort by class": (["sort", "--by", "cls", *CUT], "all", True),
-    "sort, headers kept": (["sort", "--by", "json.w", "--preserve", *CUT], "all", True),
     "split": (["split", *CUT], "all", True),
     "merge": (["merge", "--shards", "3"], "all", True),
     "merge in turns": (["merge", "--interleave", *CUT], "all", True),

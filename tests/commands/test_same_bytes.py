@@ -57,7 +57,6 @@ CASES: dict[str, Sequence[Sequence[str]]] = {
         ("shuffle", "indexed", "-o", OUT, "--seed", "4", "--strategy", "spill", "--max-count", "8")
     ],
     "shuffle, two jobs": [("shuffle", "all", "-o", OUT, "--seed", "3", "-j2", *CUT)],
-    "shuffle, headers kept": [("shuffle", "all", "-o", OUT, "--preserve", "--shards", "4")],
     "shuffle, keys renamed": [("shuffle", "all", "-o", OUT, "--rekey", "{shard}-{index:09d}", *CUT)],
     "shuffle, repeats refused": [("shuffle", "repeats", "-o", OUT)],
     "shuffle, repeats left out": [("shuffle", "repeats", "-o", OUT, "--on-duplicate", "skip", "--max-count", "7")],

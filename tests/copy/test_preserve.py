@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from wdscli.cli.main import main
+from wdscli.ops.cat import cat
+from wdscli.plan.request import Request
 from wdscli.shards import find_index
 from wdscli.shards.find import scan_index
 from wdscli.storage import open_source
@@ -55,20 +57,18 @@ def run(*words: str) -> None:
     assert main([*words, "-q"]) == 0
 
 
-@pytest.mark.parametrize("command", ["cat", "shuffle"])
 @pytest.mark.parametrize("globals_", [{}, {"comment": "of all", "ARCHIVE.id": "abc"}])
-def test_headers_stay_as_they_are(tmp_path: Path, command: str, globals_: dict[str, str]) -> None:
+def test_headers_stay_as_they_are(tmp_path: Path, globals_: dict[str, str]) -> None:
     source, out = pax_shard(tmp_path / "in.tar", **globals_), str(tmp_path / "out.tar")
-    run(command, source, "-o", out, "--preserve")
+    run("cat", source, "-o", out, "--preserve")
     assert facts(out) == facts(source)
-    run(command, source, "-o", str(tmp_path / "plain.tar"))
+    run("cat", source, "-o", str(tmp_path / "plain.tar"))
     assert facts(tmp_path / "plain.tar") != facts(source)
 
 
-@pytest.mark.parametrize("command", ["cat", "shuffle"])
-def test_the_index_is_true_and_the_set_is_clean(tmp_path: Path, command: str) -> None:
+def test_the_index_is_true_and_the_set_is_clean(tmp_path: Path) -> None:
     source, out = pax_shard(tmp_path / "in.tar", comment="of all"), str(tmp_path / "set" / "out.tar")
-    run(command, source, "-o", out, "--preserve")
+    run("cat", source, "-o", out, "--preserve")
     with open_source(out) as shard:
         index = find_index(out, shard)
         assert index is not None
@@ -76,10 +76,9 @@ def test_the_index_is_true_and_the_set_is_clean(tmp_path: Path, command: str) ->
     run("verify", "--checksums", str(tmp_path / "set"))
 
 
-@pytest.mark.parametrize("command", ["cat", "shuffle"])
-def test_fields_are_left_out_and_the_others_keep_their_headers(tmp_path: Path, command: str) -> None:
+def test_fields_are_left_out_and_the_others_keep_their_headers(tmp_path: Path) -> None:
     source, out = pax_shard(tmp_path / "in.tar"), str(tmp_path / "out.tar")
-    run(command, source, "-o", out, "--preserve", "--fields", "cls")
+    run("cat", source, "-o", out, "--preserve", "--fields", "cls")
     wanted = {name: said for name, said in facts(source).items() if name.endswith(".cls")}
     assert facts(out) == wanted
 
@@ -92,22 +91,20 @@ def test_a_run_of_members_is_copied_byte_for_byte(tmp_path: Path) -> None:
     assert out.read_bytes() == data[:end] + bytes(1024)
 
 
-@pytest.mark.parametrize("command", ["cat", "shuffle"])
 @pytest.mark.parametrize("address", ["pipe:cat in.tar", "in.tar.gz"])
 def test_streams_keep_their_headers_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, address: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     source = pax_shard(tmp_path / "in.tar", comment="of all")
     subprocess.run(["gzip", "-k", source], check=True)
-    run(command, address, "-o", "out.tar", "--preserve")
-    run(command, "in.tar", "-o", "straight.tar", "--preserve")
+    run("cat", address, "-o", "out.tar", "--preserve")
+    run("cat", "in.tar", "-o", "straight.tar", "--preserve")
     assert facts("out.tar") == facts(source)
     assert Path("out.tar").read_bytes() == Path("straight.tar").read_bytes()
 
 
-@pytest.mark.parametrize("command", ["cat", "shuffle"])
-def test_what_lies_between_the_members_of_a_sample_is_left_out(tmp_path: Path, command: str) -> None:
+def test_what_lies_between_the_members_of_a_sample_is_left_out(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "in.tar", "w", format=tarfile.GNU_FORMAT) as tar:
         tar.addfile(*member("a.jpg", b"1", uid=7))
         folder = tarfile.TarInfo("folder")
@@ -116,7 +113,7 @@ def test_what_lies_between_the_members_of_a_sample_is_left_out(tmp_path: Path, c
         tar.addfile(*member("a.txt", b"22", uid=8))
         tar.addfile(*member("b.txt", b"3" * (1 << 20), uid=9))
     out = str(tmp_path / "out.tar")
-    run(command, str(tmp_path / "in.tar"), "-o", out, "--preserve")
+    run("cat", str(tmp_path / "in.tar"), "-o", out, "--preserve")
     assert {name: said[1] for name, said in facts(out).items()} == {"a.jpg": 7, "a.txt": 8, "b.txt": 9}
 
 
@@ -131,27 +128,25 @@ def test_every_format_of_gnu_tar(tmp_path: Path, form: str) -> None:
     subprocess.run(
         ["tar", "cf", source, f"--format={form}", "-C", str(tmp_path / "tree"), *names], check=True
     )
-    run("shuffle", source, "-o", out, "--preserve", "--seed", "3")
+    run("cat", source, "-o", out, "--preserve")
     assert facts(out) == facts(source)
 
 
-def test_a_dry_run_knows_the_size(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    source = pax_shard(tmp_path / "in.tar", comment="of all")
-    run("shuffle", source, "-o", str(tmp_path / "out.tar"), "--preserve", "-n")
-    planned = int(capfd.readouterr().out.split("\t")[2])
-    run("shuffle", source, "-o", str(tmp_path / "out.tar"), "--preserve")
+def test_a_dry_run_knows_the_size(tmp_path: Path) -> None:
+    request = Request([pax_shard(tmp_path / "in.tar", comment="of all")], str(tmp_path / "out.tar"))
+    planned = cat(request, preserve=True, dry_run=True).bytes_out
+    assert cat(request, preserve=True).bytes_out == planned
     assert (tmp_path / "out.tar").stat().st_size == planned
 
 
 @pytest.mark.parametrize(
     "words", [["--rekey", "{index}"], ["--rename", "a=jpg"], ["--on-duplicate", "rekey"]]
 )
-@pytest.mark.parametrize("command", ["cat", "shuffle"])
 def test_new_names_need_new_headers(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str, words: list[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     source = pax_shard(tmp_path / "in.tar")
-    assert main([command, source, "-o", str(tmp_path / "out.tar"), "--preserve", *words]) == 2
+    assert main(["cat", source, "-o", str(tmp_path / "out.tar"), "--preserve", *words]) == 2
     assert "--preserve keeps names" in capfd.readouterr().err
     assert not (tmp_path / "out.tar").exists()
 

@@ -61,7 +61,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "skip": {},
     "rekey": {"on_duplicate": "rekey"},
     "new keys": {"rekey": "{shard}/{index}"},
-    "preserve": {"preserve": True},
     "one shard": {"cuts": Cuts(shards=1)},
     "three shards": {"cuts": Cuts(shards=3)},
 }

@@ -442,7 +442,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         "more",
-        [{"rekey": "{key}-{index}"}, {"on_duplicate": "rekey"}, {"preserve": True}],
+        [{"rekey": "{key}-{index}"}, {"on_duplicate": "rekey"}],
         ids=lambda more: next(iter(more)),
     )
     def test_what_a_join_cannot_do(self, tmp_path: Path, more: dict[str, Any]) -> None:

@@ -14,8 +14,8 @@ from wdscli.errors import UsageError
 from wdscli.ops.verify import VerifyReport, verify
 from wdscli.tar import END_OF_ARCHIVE, Form, build_header, padding
 from wdscli.tar.header import extended, pax_record
-from wdscli.verify.findings import KINDS
-from wdscli.verify.profiles import DEMANDS, PROFILES
+from wdscli.verify.findings import DEMANDS, KINDS
+from wdscli.verify.profiles import PROFILES
 
 LONG = b"d" * 150 + b".jpg"
 FIVE = [(b"%d.%s" % (n, field), b"1") for n in range(5) for field in (b"cls", b"jpg")]

@@ -56,7 +56,6 @@ def reorder_request(
     errors: ErrorOptions,
     *,
     engine: EngineOptions | None = None,
-    preserve: bool = False,
     allow_empty: bool = False,
     trust: TrustOptions | None = None,
 ) -> Request:
@@ -70,7 +69,6 @@ def reorder_request(
         on_error=errors.on_error,
         on_duplicate=duplicates.on_duplicate,
         rekey=duplicates.rekey,
-        preserve=preserve,
         allow_empty=allow_empty,
         jobs=getattr(output, "jobs", 1),
         post=getattr(output, "post", None),

@@ -24,7 +24,6 @@ from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo
 from wdscli.plan.headers import are_those, hashes_of, headers_of, headers_of_batch
 from wdscli.plan.inputs import Inputs, edges_of, is_cold, totals_of
-from wdscli.plan.preserve import APART, kept_members
 from wdscli.plan.ranges import grouped_as_planned, members_of_run, pieces_of
 from wdscli.plan.rekey import Rekey, shard_stem
 from wdscli.plan.scratch import Input
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from wdscli.plan.table import I64
     from wdscli.shards.index import Packed
 
-ALONE = GLOBAL | APART
 BUFFER = 1 << 22
 """Bytes that are read, looked at and written together."""
 AHEAD = 1 << 24
@@ -61,7 +59,6 @@ class GatherTask(NamedTuple):
     samples: Ordered
     selection: Selection
     rekey: Rekey | None = None
-    preserve: bool = False
     spilled: Spilled | None = None
     beside: Beside | None = None
     """The further parts of the samples, where these are joined."""
@@ -100,7 +97,7 @@ class _Gatherer:
         self.buffer = memoryview(bytearray(BUFFER))
         self.rows = range(0)
         self.begins: list[int] = []
-        self.is_plain = not (task.selection.changes_members or task.preserve)
+        self.is_plain = not task.selection.changes_members
         # Where the bytes are read: in the inputs, which messages speak of in any case, or in what was spilled.
         self.reading = Reading(task.spilled, task.samples)
         self.bucket = self.reading.next_bucket
@@ -150,7 +147,7 @@ class _Gatherer:
         begin = ends[first]
         end = bisect_right(ends, begin + BUFFER, first) - 1
         if any(self.marks[first:end]):
-            end = next((row for row in range(first, end) if self.marks[row] & ALONE), end)
+            end = next((row for row in range(first, end) if self.marks[row] & GLOBAL), end)
         if end == first:
             return first
         self.rows = range(first, end)
@@ -266,9 +263,7 @@ class _Gatherer:
         first = self.ends[self.rows.start]
         self.begins = [end - first for end in self.ends[self.rows.start : self.rows.stop]]
         batch = self._checked(view, base)
-        if self.task.preserve:
-            self.shard.write_run(view, batch)
-        elif is_plain and not any(batch.flags):
+        if is_plain and not any(batch.flags):
             clear_padding(view, base, batch.offsets, batch.sizes)
             self.shard.write_run(view, batch)
         else:
@@ -346,9 +341,6 @@ class _Gatherer:
         key = batch.keys[0]
         if not self.marks[row] & RENAMED and hash_key(key) != self._planned_key(row):
             raise self._changed(row)
-        if self.task.preserve:
-            self.shard.write_kept(key, kept_members(source, batch, 0, self.task.selection, known))
-            return
         shard = self._address(row)
         members = [
             (field, batch.sizes[at], self._told(pieces_of(source, batch.offsets[at], batch.sizes[at])))

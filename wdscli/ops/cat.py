@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from wdscli.copy.padding import clear_padding
+from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.look.picking import Page, Picker
 from wdscli.model import to_text
 from wdscli.plan.cut import END_BYTES
 from wdscli.plan.plan import shaping_options
-from wdscli.plan.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.plan.ranges import Globals, cut_short
 from wdscli.plan.rekey import DEFAULT, Rekey, shard_stem
 from wdscli.plan.repeats import HINT
@@ -56,9 +56,12 @@ class CatReport:
     manifest: Manifest | None
 
 
-def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) -> CatReport:
+def cat(
+    request: Request, *, preserve: bool = False, dry_run: bool = False, progress: Progress = QUIET
+) -> CatReport:
     """Write the selected samples of ``request.inputs`` to ``request.output``, one archive.
 
+    With ``preserve`` the headers of members stay as they are.
     ``cuts`` and ``jobs`` of the request are not used. Raises UsageError, InputError, DataError, OutputError.
 
     >>> from wdscli.shards import ShardReader, ShardWriter
@@ -70,14 +73,14 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/all.tar")]
     (5, ['n0', 'n1', 'n2', 'n3', 'n4'])
     """
-    if request.preserve:
+    if preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
     picker = Picker(
         request.inputs,
         request.selection,
         on_error=request.on_error,
         form=request.settings.form,
-        copies_streams=request.preserve,
+        copies_streams=preserve,
         allow_empty=request.allow_empty,
         counts_later=request.on_duplicate == "skip",
         trust_addresses=request.trust_addresses,
@@ -90,10 +93,10 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     progress.start("copying", len(picker.set.addresses), "shards")
     keys = _Keys(request.on_duplicate, request.rekey, picker)
     if dry_run:
-        return _measure(picker, keys, request)
+        return _measure(picker, keys, request, preserve)
     with output.claimed(picker.set.addresses):
         with output.settings.open(output.address(0)) as shard:
-            copier, written = _Copier(request, shard), 0
+            copier, written = _Copier(request.selection, preserve, shard), 0
             for page, chosen in _chosen(picker, keys):
                 copier.copy(page, chosen)
                 written += len(chosen)
@@ -101,7 +104,10 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
             info = shard.commit()
         progress.finish()
         manifest = output.finish(
-            [info], operation="cat", options=shaping_options(request), inputs=[fingerprint_of(picker.set)]
+            [info],
+            operation="cat",
+            options=shaping_options(request, preserve),
+            inputs=[fingerprint_of(picker.set)],
         )
     return CatReport(
         info.samples, info.members, picker.bytes_in, info.size_bytes, picker.dropped, picker.ignored, manifest
@@ -125,7 +131,7 @@ def _chosen(picker: Picker, keys: _Keys) -> Iterator[tuple[Page, list[tuple[int,
             picker.stop()
 
 
-def _measure(picker: Picker, keys: _Keys, request: Request) -> CatReport:
+def _measure(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> CatReport:
     """What a dry run would write. Headers alone decide, but where ``--where`` looks into payloads."""
     samples = members = size = 0
     for page, chosen in _chosen(picker, keys):
@@ -133,7 +139,7 @@ def _measure(picker: Picker, keys: _Keys, request: Request) -> CatReport:
             sizes = out_sizes(page.batch, row, picker.selection, page.source.name, key)
             samples += 1
             members += len(sizes)
-            if request.preserve:
+            if preserve:
                 size += kept_length(_kept(page, row, request.selection, {}))
             else:
                 size += out_length(sizes, request.settings.form)
@@ -219,12 +225,12 @@ def _kept(page: Page, row: int, selection: Selection, known: dict[str, Globals])
 class _Copier:
     """Samples of pages into one shard."""
 
-    def __init__(self, request: Request, shard: ShardFile) -> None:
+    def __init__(self, selection: Selection, preserve: bool, shard: ShardFile) -> None:
         self._shard = shard
-        self._preserve = request.preserve
+        self._preserve = preserve
         self._globals: dict[str, Globals] = {}
-        self._selection = request.selection
-        self._is_plain = not request.selection.changes_members
+        self._selection = selection
+        self._is_plain = not selection.changes_members
         self._buffer = memoryview(bytearray(BUFFER))
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
@@ -266,7 +272,7 @@ class _Copier:
         """What keeps samples from being copied as they stand; headers that are to be kept do not."""
         if not self._preserve:
             return batch.marks
-        return [kept_mark(mark, self._selection) for mark in batch.marks]
+        return [kept_mark(mark) for mark in batch.marks]
 
     def _continues(self, page: Page, marks: list[int], before: int, row: int, key: bytes) -> bool:
         batch = page.batch

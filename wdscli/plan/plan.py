@@ -21,7 +21,6 @@ from wdscli.plan.limiting import first_of_order, first_of_pool, reading_selectio
 from wdscli.plan.memory import check_fits, limits_for
 from wdscli.plan.orders import Order, Part, Planner
 from wdscli.plan.outputs import FIELD, Outputs
-from wdscli.plan.preserve import check_preserve
 from wdscli.plan.reach import ALONE, STORED, away, check_reach
 from wdscli.plan.rekey import DEFAULT, Rekey
 from wdscli.plan.repeats import renamed, repeated_error, repeated_rows
@@ -54,8 +53,6 @@ def make_plan(
     """
     if isinstance(order, Planner):
         return order.plan(request, scratch, progress=progress)
-    if request.preserve:
-        check_preserve(request.selection, request.rekey, request.on_duplicate)
     shards, sets = open_sets(request, progress)
     if request.selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
@@ -74,7 +71,6 @@ def make_plan(
         rekey if request.on_duplicate != "rekey" else None,
         request.use_index,
         request.on_error,
-        request.preserve,
         extract=order.extract,
     )
     limits = limits_for(request.memory, request.jobs)
@@ -242,7 +238,7 @@ def sum_counts(parts: Sequence[dict[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def shaping_options(request: Request) -> dict[str, Any]:
+def shaping_options(request: Request, preserve: bool = False) -> dict[str, Any]:
     """The options that shape the result, as the manifest tells them; those left at their default are not named."""
     given: dict[str, Any] = {
         "max_count": request.cuts.max_count,
@@ -251,7 +247,7 @@ def shaping_options(request: Request) -> dict[str, Any]:
         "divisible_by": request.cuts.divisible_by,
         "on_duplicate": None if request.on_duplicate == "error" else request.on_duplicate,
         "rekey": request.rekey,
-        "preserve": request.preserve or None,
+        "preserve": preserve or None,
         "mtime": request.settings.form.mtime or None,
         "long_names": None if request.settings.form.long_names == "pax" else request.settings.form.long_names,
         **(request.selection_text or {}),

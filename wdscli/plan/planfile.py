@@ -88,7 +88,6 @@ HEADER: dict[str, Any] = {
         }
     ),
     "rekey": OrNone(str),
-    "preserve": bool,
     "post": OrNone(str),
     "inputs": Each(list, [str, int, str]),
     "fingerprint": OrNone(str),
@@ -199,7 +198,6 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         },
         "fields": plain_rule(request.selection.field_rule),
         "rekey": None if plan.rekey is None else plan.rekey.format,
-        "preserve": request.preserve,
         "post": request.post,
         "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))] for one in plan.inputs],
         "fingerprint": plan.fingerprint_in,
@@ -461,7 +459,6 @@ def _request(header: Mapping[str, Any], inputs: list[str], settings: Settings) -
         output=header["output"],
         settings=shard_settings,
         selection=Selection(field_rule=_field_rule(header["fields"])),
-        preserve=header["preserve"],
         post=header["post"],
         strategy="gather",
         resume=True,
@@ -525,7 +522,6 @@ def _shaping(plan: ReorderPlan) -> dict[str, Any]:
         "index": settings.with_index,
         "fields": plain_rule(plan.request.selection.field_rule),
         "rekey": plan.rekey.format if plan.rekey else None,
-        "preserve": plan.request.preserve,
     }
 
 

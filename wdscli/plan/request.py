@@ -62,8 +62,6 @@ class Request(NamedTuple):
     on_error: OnError = "stop"
     on_duplicate: OnDuplicate = "error"
     rekey: str | None = None
-    preserve: bool = False
-    """Keep the headers of members as they are."""
     jobs: int | None = None
     use_index: bool = True
     tmp: str | None = None

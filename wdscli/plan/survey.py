@@ -19,8 +19,6 @@ from wdscli.errors import DataError
 from wdscli.plan.headers import headers_of_batches
 from wdscli.plan.indexed import plain_rows
 from wdscli.plan.overflow import Overflow, StoredRows
-from wdscli.plan.preserve import kept_length, kept_mark, kept_members
-from wdscli.plan.ranges import Globals
 from wdscli.plan.rekey import Rekey, shard_stem
 from wdscli.plan.scratch import Input, refused, spool
 from wdscli.plan.table import GrowingTable, PlanTable, row_type
@@ -34,7 +32,7 @@ from wdscli.selection.named import Named, Sightings
 from wdscli.selection.reading import Payloads, iter_selected
 from wdscli.shards.find import batches, index_batches, index_for
 from wdscli.storage import Source
-from wdscli.tar import GLOBAL, Form, build_header, padded
+from wdscli.tar import Form, build_header, padded
 from wdscli.tar.header import BLOCK
 
 if TYPE_CHECKING:
@@ -95,7 +93,6 @@ class SurveyTask(NamedTuple):
     rekey: Rekey | None = None
     use_index: bool = True
     on_error: OnError = "stop"
-    preserve: bool = False
     spool: str = ""
     extract: Extract | None = None
     overflow: str | None = None
@@ -332,8 +329,7 @@ def _index_for(task: SurveyTask, source: Source, payloads: Payloads, found: Surv
     """The index to go by, if there is one and it says enough."""
     if task.on_error == "skip" or not task.use_index or task.input.copy:
         return None
-    # An index does not say where the headers of a sample's later members begin.
-    if task.preserve or (payloads.fields and source.fd is None):
+    if payloads.fields and source.fd is None:
         return None
     return index_for(task.address, source, task.form, found.warnings.append)
 
@@ -386,9 +382,6 @@ def _add(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence
         _add_plain(columns, batch)
         return
     chosen = range(len(batch.keys)) if rows is None else rows
-    if task.preserve:
-        _add_kept(columns, task, batch, chosen)
-        return
     stem = shard_stem(task.address)
     for row in chosen:
         key = batch.keys[row]
@@ -413,20 +406,6 @@ def _add_plain(columns: _Columns, batch: SampleBatch) -> None:
     columns.members.extend([end - first for first, end in pairwise(firsts)])
     columns.marks.extend(bytes(len(starts)))
     columns.keys.extend(map(hash_key, batch.keys))
-
-
-def _add_kept(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence[int]) -> None:
-    """Samples whose headers stay as they are."""
-    with task.input.open() as source:
-        before = Globals(source) if any(mark & GLOBAL for mark in batch.marks) else None
-        for row in rows:
-            start, end, mark = batch.start(row), batch.end(row), kept_mark(batch.marks[row], task.selection)
-            length = end - start
-            if mark:
-                known = before.before(start) if before is not None and mark & GLOBAL else None
-                length = kept_length(kept_members(source, batch, row, task.selection, known))
-            members = len(task.selection.plan_of(batch, row, task.address))
-            columns.add(batch, row, length, members, mark, hash_key(batch.keys[row]))
 
 
 def _warner(warnings: list[str]) -> Callable[[DataError], None]:

@@ -194,7 +194,6 @@ def gather_task(plan: ReorderPlan, shard: PlannedShard) -> GatherTask:
         samples,
         Selection(field_rule=plan.request.selection.field_rule),
         plan.rekey,
-        plan.request.preserve,
         beside=beside,
     )
 

@@ -1,25 +1,27 @@
 """What verify says: findings, the table of their kinds, and the ledger that gathers them within bounds.
 
 What it is: a :class:`Finding` is one thing that is wrong, at one place, with what to do about it. How: every kind has
-a code, a severity and a default hint in one table, :data:`KINDS`, from which the man page's list is made too. A
-:class:`Ledger` keeps the first findings of each kind and counts the rest, so that a shard of a million bad members
-costs no more memory than one of a hundred; :class:`Findings` does the same for all shards.
+a code, a severity and a default hint in a table, :data:`KINDS` or :data:`DEMANDS`, from which the man page's list is
+made too. A :class:`Ledger` keeps the first findings of each kind and counts the rest, so that a shard of a million bad
+members costs no more memory than one of a hundred; the ledger of a set does the same with those of its shards.
 
 It must not know how anything is found, nor how it is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from wdscli.errors import DataError
+from wdscli.model import to_text
 from wdscli.shown import shown
 
 Severity = Literal["error", "warning"]
 
 MAX_FINDINGS = 100
-"""Findings of one kind that are told in full."""
+"""Findings of one kind that are reported in full."""
 
 
 class Finding(NamedTuple):
@@ -134,25 +136,87 @@ KINDS: dict[str, Kind] = {
     ),
 }
 
+DEMANDS: dict[str, Kind] = {
+    "webdataset-upper-case": Kind(
+        "warning",
+        "webdataset gives a field in lower case: the code must ask for it so",
+        "write the field in lower case",
+    ),
+    "webdataset-case-collision": Kind(
+        "error",
+        "webdataset stops at two fields of a sample that differ in case only",
+        "rename one of the fields",
+    ),
+    "webdataset-reserved-field": Kind(
+        "error", "webdataset keeps __key__, __url__ and __local_path__ for itself", "rename the field"
+    ),
+    "webdataset-skipped": Kind(
+        "warning", "webdataset passes over names of the form __x__", "rename the member"
+    ),
+    "hf-mixed-fields": Kind(
+        "error",
+        "Hugging Face datasets wants the same fields in the first five samples",
+        "put samples that have every field first",
+    ),
+    "hf-dropped-field": Kind(
+        "warning",
+        "Hugging Face datasets drops a field that the first five samples lack",
+        "put samples that have every field first, or give load_dataset its features",
+    ),
+    "hf-not-an-integer": Kind(
+        "error",
+        "Hugging Face datasets parses cls, cls2, index, inx and id as integers",
+        "rename the field, or mend it",
+    ),
+    "hf-raw-field": Kind(
+        "warning",
+        "Hugging Face datasets knows no feature for the field and gives raw bytes",
+        "decode it in your own code",
+    ),
+    "hf-skipped": Kind(
+        "warning", 'Hugging Face datasets passes over files that begin with "." or "__"', "rename the member"
+    ),
+    "dali-pax-header": Kind(
+        "error",
+        "DALI cannot read pax headers, unless it has an index that leads past them",
+        "write the shards again with --long-names gnu, or make an index with `wds index --dialect dali`",
+    ),
+    "dali-blank": Kind("error", "a DALI index cannot hold names with blanks", "rename the member"),
+    "dali-missing-component": Kind(
+        "warning",
+        "DALI gives an empty tensor for a component that a sample lacks",
+        "choose missing_component_behavior, or make samples whole",
+    ),
+    "dali-compressed": Kind(
+        "error", "DALI reads plain tar only", "decompress the shard: `wds cat SHARD -o OUT.tar`"
+    ),
+    "energon-empty-shard": Kind(
+        "error", "Energon refuses a shard without samples", "remove the shard from the set"
+    ),
+    "energon-compressed": Kind(
+        "error",
+        "Energon's index points into the plain tar",
+        "decompress the shard: `wds cat SHARD -o OUT.tar`",
+    ),
+    "energon-skipped": Kind("warning", "Energon passes over names of the form __x__", "rename the member"),
+}
+"""What four readers demand beyond what any reader does; each code begins with the reader's name."""
+
 
 def kind_of(code: str) -> Kind:
-    """The row of a code; codes of profiles (``dali-pax-header``) are in ``profiles``."""
-    known = KINDS.get(code)
-    if known is None:
-        from wdscli.verify.profiles import DEMANDS
-
-        known = DEMANDS.get(code)
-    return known or Kind("error", "", None)
+    """The row of a code."""
+    return KINDS.get(code) or DEMANDS.get(code) or Kind("error", "")
 
 
 class Ledger:
-    """The findings of one shard: of each kind the first ``limit``, and the count of all."""
+    """The findings of one shard, or of a set: of each kind the first ``limit``, and the count of all."""
 
-    def __init__(self, shard: str, limit: int = MAX_FINDINGS) -> None:
+    def __init__(self, shard: str = "", limit: int = MAX_FINDINGS) -> None:
         self.shard = shown(shard)
         self.limit = limit
         self.findings: list[Finding] = []
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self._reported: Counter[str] = Counter()
 
     def add(
         self,
@@ -160,29 +224,40 @@ class Ledger:
         message: str,
         *,
         offset: int | None = None,
-        member: str | None = None,
+        member: bytes | str | None = None,
         hint: str | None = None,
     ) -> None:
-        """One finding; told in full while its kind has had fewer than ``limit``."""
-        count = self.counts.get(code, 0)
-        self.counts[code] = count + 1
-        if count < self.limit:
+        """One finding; reported in full while its kind has had fewer than ``limit``."""
+        self.counts[code] += 1
+        if self.room(code):
             kind = kind_of(code)
             text, hint = shown(message), shown(hint) if hint else kind.hint
-            self.findings.append(Finding(code, kind.severity, self.shard, offset, member, text, hint))
+            name = to_text(member) if isinstance(member, bytes) else member
+            self._report(Finding(code, kind.severity, self.shard, offset, name, text, hint))
+
+    def _report(self, finding: Finding) -> None:
+        self._reported[finding.code] += 1
+        self.findings.append(finding)
 
     def add_error(self, error: DataError) -> None:
         """A finding from an error that a reader raised."""
         self.add(error.code, error.message, offset=error.offset, member=error.member, hint=error.hint)
 
+    def add_all(self, ledger: Ledger) -> None:
+        """What the ledger of one shard says."""
+        self.counts.update(ledger.counts)
+        for finding in ledger.findings:
+            if self.room(finding.code):
+                self._report(finding)
+
     def more(self, code: str, count: int) -> None:
         """``count`` findings that are counted only."""
         if count > 0:
-            self.counts[code] = self.counts.get(code, 0) + count
+            self.counts[code] += count
 
     def room(self, code: str) -> int:
-        """How many more findings of this kind are told in full."""
-        return max(0, self.limit - self.counts.get(code, 0))
+        """How many more findings of this kind are reported in full."""
+        return self.limit - self._reported[code]
 
     def has(self, codes: Iterable[str]) -> bool:
         """Whether there is any finding of these kinds."""
@@ -195,26 +270,6 @@ class Ledger:
                 finding._replace(hint=_COPY_AGAIN) if finding.code in _SIDE_FILES else finding
                 for finding in self.findings
             ]
-
-
-class Findings:
-    """What all ledgers of a set say: of each kind the first ``limit``, and the count of all."""
-
-    def __init__(self, limit: int = MAX_FINDINGS) -> None:
-        self.limit = limit
-        self.told: list[Finding] = []
-        self.counts: dict[str, int] = {}
-        self._room: dict[str, int] = {}
-
-    def add(self, findings: Sequence[Finding], counts: dict[str, int]) -> None:
-        """The findings of one ledger, and its counts."""
-        for finding in findings:
-            room = self._room.get(finding.code, self.limit)
-            if room:
-                self._room[finding.code] = room - 1
-                self.told.append(finding)
-        for code, count in counts.items():
-            self.counts[code] = self.counts.get(code, 0) + count
 
 
 STRUCTURAL = frozenset(

@@ -9,17 +9,16 @@ It must not open anything, and leaves payloads and files beside the shard to oth
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from wdscli.model import to_text
 from wdscli.samples import Grouper, SampleBatch, is_dunder, may_be_unsafe, why_unsafe
 from wdscli.samples.grouping import hidden
 from wdscli.shards.index import IndexBuilder
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, Window
 from wdscli.verify.findings import Ledger
 from wdscli.verify.keys import KeyColumns
-from wdscli.verify.names import Fields, Problem, judge_fields
-from wdscli.verify.profiles import Judge
+from wdscli.verify.profiles import Fields, Judge, Problem, judge_fields
 
 MAX_SHAPES = 1 << 12
 """Different lists of fields that are remembered; samples with yet others are judged and then forgotten."""
@@ -33,18 +32,16 @@ _KIND_MESSAGES = {
 }
 
 
+@dataclass(slots=True)
 class Shape:
     """The fields of a sample in order: the bits they have in the key columns, what is wrong with them, how many samples
     have them, and the first of these."""
 
-    __slots__ = ("count", "key", "mask", "offset", "problems")
-
-    def __init__(self, mask: int, problems: list[Problem], offset: int, key: bytes) -> None:
-        self.mask = mask
-        self.problems = problems
-        self.count = 0
-        self.offset = offset
-        self.key = key
+    mask: int
+    problems: list[Problem]
+    offset: int
+    key: bytes
+    count: int = 0
 
 
 class ShapeCount(NamedTuple):
@@ -55,11 +52,11 @@ class ShapeCount(NamedTuple):
     key: bytes
 
 
-class _LenientGrouper(Grouper):
-    """A grouper that reports what it passes over."""
+class _ReportingGrouper(Grouper):
+    """A lenient grouper that reports what it passes over."""
 
-    def __init__(self, shard: str, ledger: Ledger) -> None:
-        super().__init__(shard, lenient=True)
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger.shard, lenient=True)
         self._ledger = ledger
 
     def ignore(self, name: bytes, kind: int, start: int, size: int) -> None:
@@ -68,15 +65,11 @@ class _LenientGrouper(Grouper):
             self._ledger.add_error(hidden(self.shard, start, name, size))
         if kind == DIRECTORY or (kind == REGULAR and is_dunder(name)):
             return
-        if kind == REGULAR:
-            code, message = (
-                "no-field",
-                "the file belongs to no sample: no dot after the first letter of its name",
-            )
-        else:
+        code, message = "no-field", "the file belongs to no sample: no dot after the first letter of its name"
+        if kind != REGULAR:
             code = KIND_NAMES[kind]
             message = _KIND_MESSAGES[code]
-        self._ledger.add(code, message, offset=start, member=to_text(name))
+        self._ledger.add(code, message, offset=start, member=name)
 
 
 class HeaderPass:
@@ -98,51 +91,37 @@ class HeaderPass:
         self.keys = KeyColumns(keep_names=keep_names)
         self.samples = 0
         self.members = 0
-        self._grouper = _LenientGrouper(ledger.shard, ledger)
+        self._grouper = _ReportingGrouper(ledger)
         self._required = required
         self._judge = judge
         self._builder = builder
         self._shapes: dict[Fields, Shape] = {}
         self._room = MAX_NAMES
 
-    def add(self, window: Window) -> SampleBatch:
-        """The members of one window; returns the samples that are whole now."""
-        columns = window.columns
-        self.members += len(columns.names)
-        if may_be_unsafe(columns.names):
-            self._check_names(window)
-        if 0 in columns.sizes:
-            self._check_sizes(window)
+    def add(self, window: Window) -> None:
+        """The members of one window."""
+        names, starts, _, sizes, flags = window.columns
+        self.members += len(names)
+        if may_be_unsafe(names):
+            for name, start in zip(names, starts):
+                if reason := why_unsafe(name):
+                    self.ledger.add("unsafe-name", reason, offset=start, member=name)
+        if 0 in sizes:
+            for name, start, size, flag in zip(names, starts, sizes, flags):
+                if not size and flag & KIND_MASK == REGULAR:
+                    self.ledger.add("empty-payload", "the member has no bytes", offset=start, member=name)
         if self._judge is not None:
             self._judge.members(window)
-        batch = self._grouper.add(window)
-        self._add_batch(batch)
-        return batch
+        self._add_batch(self._grouper.add(window))
 
-    def finish(self) -> SampleBatch:
+    def finish(self) -> None:
         """The last sample."""
-        batch = self._grouper.finish()
-        self._add_batch(batch)
-        return batch
+        self._add_batch(self._grouper.finish())
 
     @property
     def ignored(self) -> dict[str, int]:
         """Members that are part of no sample, by reason."""
         return self._grouper.ignored.counts
-
-    def _check_names(self, window: Window) -> None:
-        for name, start in zip(window.columns.names, window.columns.starts):
-            reason = why_unsafe(name)
-            if reason:
-                self.ledger.add("unsafe-name", reason, offset=start, member=to_text(name))
-
-    def _check_sizes(self, window: Window) -> None:
-        names, starts, _, sizes, flags = window.columns
-        for name, start, size, flag in zip(names, starts, sizes, flags):
-            if not size and flag & KIND_MASK == REGULAR:
-                self.ledger.add(
-                    "empty-payload", "the member has no bytes", offset=start, member=to_text(name)
-                )
 
     def _add_batch(self, batch: SampleBatch) -> None:
         if not batch.keys:
@@ -195,22 +174,13 @@ class HeaderPass:
         """How many samples have which fields, in whatever order; lists that were not remembered are left out."""
         counts: dict[frozenset[bytes], ShapeCount] = {}
         for names, shape in self._shapes.items():
-            fields = frozenset(names)
-            known = counts.get(fields)
-            if known is not None:
-                counts[fields] = known._replace(samples=known.samples + shape.count)
-            else:
-                counts[fields] = ShapeCount(shape.count, shape.offset, shape.key)
+            first = counts.get(frozenset(names), ShapeCount(0, shape.offset, shape.key))
+            counts[frozenset(names)] = first._replace(samples=first.samples + shape.count)
         return counts
 
     def _report(self, problem: Problem, batch: SampleBatch, row: int) -> None:
-        if not self.ledger.room(problem.code):
-            self.ledger.more(problem.code, 1)
-            return
-        first, key = batch.firsts[row], batch.keys[row]
-        if problem.place is None:
-            offset, member = batch.starts[first], key
-        else:
-            offset = batch.starts[first + problem.place]
-            member = key + b"." + batch.fields[first + problem.place]
-        self.ledger.add(problem.code, problem.message, offset=offset, member=to_text(member))
+        at, member = batch.firsts[row], batch.keys[row]
+        if problem.place is not None:
+            at += problem.place
+            member += b"." + batch.fields[at]
+        self.ledger.add(problem.code, problem.message, offset=batch.starts[at], member=member)

@@ -32,26 +32,21 @@ def digester() -> Callable[[bytes], int]:
     return xxh3_64_intdigest
 
 
-class Repeat(NamedTuple):
-    """Sample ``row`` has a key that sample ``first`` had before (in other case, for ``case-collision``)."""
-
-    row: int
-    first: int
+INTERLEAVED, DUPLICATE, COLLISION = 1, 2, 3
+"""How a sample repeats an earlier key: with fields that are all new to it, with one that is not, in another case."""
 
 
 class Repeats(NamedTuple):
-    """The samples of one shard whose key was there before, by kind, as rows in rising order."""
+    """For each sample of one shard how it repeats a key (0: not at all), and the sample that had the key first."""
 
-    interleaved: NDArray[numpy.int64]
-    duplicate: NDArray[numpy.int64]
-    collision: NDArray[numpy.int64]
+    kinds: NDArray[numpy.uint8]
     firsts: NDArray[numpy.int64]
-    """For each row of the shard the row that had its key first."""
 
-    def of(self, kind: str, limit: int) -> list[Repeat]:
-        """The first ``limit`` of a kind."""
-        rows = getattr(self, kind)[:limit].tolist()
-        return [Repeat(row, int(self.firsts[row])) for row in rows]
+    def rows(self, kind: int) -> NDArray[numpy.int64]:
+        """The samples of a kind, in rising order."""
+        import numpy
+
+        return numpy.flatnonzero(self.kinds == kind)
 
 
 class KeyColumns:
@@ -67,20 +62,13 @@ class KeyColumns:
         self._names = bytearray() if keep_names else None
         self._name_ends = array("Q")
 
-    def bit(self, field: bytes) -> int:
-        """One bit a field; all fields after the 63rd share one."""
-        known = self._bits.get(field)
-        if known is None:
-            known = 1 << min(len(self._bits), _CATCH_ALL)
-            if len(self._bits) <= _CATCH_ALL:
-                self._bits[field] = known
-        return known
-
     def mask(self, fields: Iterable[bytes]) -> int:
-        """The bits of a sample's fields."""
+        """The bits of a sample's fields, one a field; all fields after the 63rd share one."""
         mask = 0
         for field in fields:
-            mask |= self.bit(field)
+            if field not in self._bits and len(self._bits) <= _CATCH_ALL:
+                self._bits[field] = 1 << len(self._bits)
+            mask |= self._bits.get(field, 1 << _CATCH_ALL)
         return mask
 
     def add(self, batch: SampleBatch, masks: list[int]) -> None:
@@ -95,13 +83,9 @@ class KeyColumns:
         self.starts.extend([starts[first] for first in batch.firsts[:-1]])
         self.masks.extend(masks)
         if self._names is not None:
-            self._keep(keys)
-
-    def _keep(self, keys: list[bytes]) -> None:
-        assert self._names is not None
-        for key in keys:
-            self._names += key
-            self._name_ends.append(len(self._names))
+            for key in keys:
+                self._names += key
+                self._name_ends.append(len(self._names))
 
     def name(self, row: int) -> bytes | None:
         """A key that was kept."""
@@ -112,83 +96,61 @@ class KeyColumns:
     def repeats(self) -> Repeats | None:
         """Samples whose key was there before; None when there are none."""
         folded = self.digests if self._folded is None else self._folded
-        if not has_repeats(folded):
+        if not _has_repeats([folded]):
             return None
-        return _classified(self.digests, self.masks, folded)
+        import numpy
+
+        count = len(folded)
+        kinds: NDArray[numpy.uint8] = numpy.zeros(count, dtype=numpy.uint8)
+        firsts: NDArray[numpy.int64] = numpy.arange(count, dtype=numpy.int64)
+        for first, *rows in _groups(numpy.frombuffer(self.digests, dtype=numpy.uint64)):
+            seen = self.masks[first]
+            for row in rows:
+                kinds[row] = DUPLICATE if seen & self.masks[row] else INTERLEAVED
+                seen |= self.masks[row]
+            firsts[rows] = first
+        others = numpy.flatnonzero(kinds == 0)
+        for first, *rows in _groups(numpy.frombuffer(folded, dtype=numpy.uint64)[others]):
+            kinds[others[rows]] = COLLISION
+            firsts[others[rows]] = others[first]
+        return Repeats(kinds, firsts)
 
     def distinct(self, repeats: Repeats | None) -> bytes:
         """The digests of all samples but those that repeat a key of this shard, in order, packed."""
         if repeats is None:
             return self.digests.tobytes()
+        return self.packed((repeats.kinds == 0) | (repeats.kinds == COLLISION))
+
+    def packed(self, chosen: NDArray[numpy.bool_]) -> bytes:
+        """The digests of some samples, in order."""
         import numpy
 
-        digests: NDArray[numpy.uint64] = numpy.frombuffer(self.digests, dtype=numpy.uint64)
-        keep: NDArray[numpy.bool_] = numpy.ones(len(digests), dtype=bool)
-        keep[repeats.interleaved] = False
-        keep[repeats.duplicate] = False
-        packed: bytes = digests[keep].tobytes()
+        packed: bytes = numpy.frombuffer(self.digests, dtype=numpy.uint64)[chosen].tobytes()
         return packed
 
 
-def has_repeats(digests: array[int]) -> bool:
-    """Whether any number is there twice."""
-    if len(digests) <= FEW:
-        return len(set(digests)) < len(digests)
+def _has_repeats(parts: Iterable[array[int] | bytes]) -> bool:
+    """Whether any digest is there twice."""
+    views = [memoryview(part).cast("B").cast("Q") for part in parts]
+    total = sum(map(len, views))
+    if total <= FEW:
+        return len(set().union(*views)) < total
     import numpy
 
-    ordered: NDArray[numpy.uint64] = numpy.sort(numpy.frombuffer(digests, dtype=numpy.uint64))
+    ordered: NDArray[numpy.uint64] = numpy.concatenate([numpy.asarray(view) for view in views])
+    ordered.sort()
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
-def _runs(digests: NDArray[numpy.uint64]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
-    """(the rows in order of their digest, the places in that order at which a digest repeats the one before)."""
+def _groups(digests: NDArray[numpy.uint64]) -> Iterator[list[int]]:
+    """The rows of each digest that is there more than once, in rising order."""
     import numpy
 
     order = numpy.argsort(digests, kind="stable")
     ordered = digests[order]
-    return order, numpy.flatnonzero(ordered[1:] == ordered[:-1]) + 1
-
-
-def _classified(digests: array[int], masks: array[int], folded: array[int]) -> Repeats:
-    """A repeat whose fields are all new to its key can be joined (interleaved), another is a duplicate."""
-    import numpy
-
-    count = len(digests)
-    exact: NDArray[numpy.uint64] = numpy.frombuffer(digests, dtype=numpy.uint64)
-    kinds: NDArray[numpy.uint8] = numpy.zeros(count, dtype=numpy.uint8)
-    firsts: NDArray[numpy.int64] = numpy.arange(count, dtype=numpy.int64)
-    order, places = _runs(exact)
-    last, seen, first = -1, 0, 0
-    for place in places.tolist():
-        if place != last + 1:
-            first = int(order[place - 1])
-            seen = masks[first]
-        row = int(order[place])
-        kinds[row] = 2 if seen & masks[row] else 1
-        firsts[row] = first
-        seen |= masks[row]
-        last = place
-    collisions = _collisions(numpy.frombuffer(folded, dtype=numpy.uint64), kinds, firsts)
-    return Repeats(numpy.flatnonzero(kinds == 1), numpy.flatnonzero(kinds == 2), collisions, firsts)
-
-
-def _collisions(
-    folded: NDArray[numpy.uint64], kinds: NDArray[numpy.uint8], firsts: NDArray[numpy.int64]
-) -> NDArray[numpy.int64]:
-    """Rows whose key, in lower case, is that of an earlier row of another key."""
-    import numpy
-
-    rows = numpy.flatnonzero(kinds == 0)
-    order, places = _runs(folded[rows])
-    last, first, found = -1, 0, []
-    for place in places.tolist():
-        if place != last + 1:
-            first = int(rows[order[place - 1]])
-        row = int(rows[order[place]])
-        firsts[row] = first
-        found.append(row)
-        last = place
-    return numpy.array(sorted(found), dtype=numpy.int64)
+    edges = numpy.flatnonzero(numpy.diff(ordered[1:] == ordered[:-1], prepend=False, append=False))
+    for begin, end in edges.reshape(-1, 2).tolist():
+        yield order[begin : end + 1].tolist()
 
 
 class Across(NamedTuple):
@@ -204,18 +166,9 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acros
 
     ``packed`` are the distinct digests of each shard; the list is emptied, so that they are held once only.
     """
-    total = sum(map(len, packed)) // 8
-    if total <= FEW:
-        seen: set[int] = set()
-        for part in packed:
-            seen.update(memoryview(part).cast("Q"))
-        if len(seen) == total:
-            packed.clear()
-            return
-    yield from _repeats_across(packed, limit)
-
-
-def _repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Across]]:
+    if sum(map(len, packed)) <= 8 * FEW and not _has_repeats(packed):
+        packed.clear()
+        return
     import numpy
 
     ends: NDArray[numpy.int64] = numpy.cumsum([len(part) // 8 for part in packed])
@@ -239,5 +192,5 @@ def _repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acro
         first_in[places[~known]] = shard
         again, where = hits[known], places[known]
         if len(again):
-            told = part[again[:limit]].tolist()
-            yield shard, Across(told, first_in[where[:limit]].tolist(), len(again))
+            first = part[again[:limit]].tolist()
+            yield shard, Across(first, first_in[where[:limit]].tolist(), len(again))

@@ -1,90 +1,32 @@
-"""What four other readers demand of a shard, beyond what any reader does.
+"""What is demanded of names and fields: by any reader, and by four of them beyond that.
 
-What it is: one table of demands, each with the reader's name in its code, and a :class:`Judge` that looks for breaches
-of them in the columns of one shard. How: the demands were read in those readers' sources (webdataset 1.0, Hugging Face
-datasets 5.2, NVIDIA DALI 2.4 and its ``wds2idx``, Megatron-Energon 7.4). Most are about a field or a name as such and
-are told once a shard; what breaks single samples is told for each.
+What it is: :func:`judge_fields`, which says what is wrong with the fields of a sample whoever reads it, and
+:class:`Judge`, which looks for breaches of :data:`~wdscli.verify.findings.DEMANDS` in the columns of one shard. How:
+samples share few lists of fields, so each list is judged once and the verdict is kept by whoever asks. The demands were
+read in the readers' sources (webdataset 1.0, Hugging Face datasets 5.2, NVIDIA DALI 2.4 and its ``wds2idx``,
+Megatron-Energon 7.4). Those about a name or a field as such are rows of two tables, :data:`MEMBER_RULES` (reported for
+each member) and :data:`FIELD_RULES` (once a shard for each field); the rest are methods.
 
 It must not know how findings are shown, nor read payloads but the few small ones that Hugging Face parses as numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch, is_dunder
 from wdscli.tar import GLOBAL, KIND_MASK, REGULAR, ByteSource, Window
-from wdscli.verify.findings import Kind, Ledger
-from wdscli.verify.names import Fields, Problem
+from wdscli.verify.findings import Ledger
 
+Fields = tuple[bytes, ...]
 PROFILES = ("webdataset", "hf", "dali", "energon")
-
-DEMANDS: dict[str, Kind] = {
-    "webdataset-upper-case": Kind(
-        "warning",
-        "webdataset gives a field in lower case: the code must ask for it so",
-        "write the field in lower case",
-    ),
-    "webdataset-case-collision": Kind(
-        "error",
-        "webdataset stops at two fields of a sample that differ in case only",
-        "rename one of the fields",
-    ),
-    "webdataset-reserved-field": Kind(
-        "error", "webdataset keeps __key__, __url__ and __local_path__ for itself", "rename the field"
-    ),
-    "webdataset-skipped": Kind(
-        "warning", "webdataset passes over names of the form __x__", "rename the member"
-    ),
-    "hf-mixed-fields": Kind(
-        "error",
-        "Hugging Face datasets wants the same fields in the first five samples",
-        "put samples that have every field first",
-    ),
-    "hf-dropped-field": Kind(
-        "warning",
-        "Hugging Face datasets drops a field that the first five samples lack",
-        "put samples that have every field first, or give load_dataset its features",
-    ),
-    "hf-not-an-integer": Kind(
-        "error",
-        "Hugging Face datasets parses cls, cls2, index, inx and id as integers",
-        "rename the field, or mend it",
-    ),
-    "hf-raw-field": Kind(
-        "warning",
-        "Hugging Face datasets knows no feature for the field and gives raw bytes",
-        "decode it in your own code",
-    ),
-    "hf-skipped": Kind(
-        "warning", 'Hugging Face datasets passes over files that begin with "." or "__"', "rename the member"
-    ),
-    "dali-pax-header": Kind(
-        "error",
-        "DALI cannot read pax headers, unless it has an index that leads past them",
-        "write the shards again with --long-names gnu, or make an index with `wds index --dialect dali`",
-    ),
-    "dali-blank": Kind("error", "a DALI index cannot hold names with blanks", "rename the member"),
-    "dali-missing-component": Kind(
-        "warning",
-        "DALI gives an empty tensor for a component that a sample lacks",
-        "choose missing_component_behavior, or make samples whole",
-    ),
-    "dali-compressed": Kind(
-        "error", "DALI reads plain tar only", "decompress the shard: `wds cat SHARD -o OUT.tar`"
-    ),
-    "energon-empty-shard": Kind(
-        "error", "Energon refuses a shard without samples", "remove the shard from the set"
-    ),
-    "energon-compressed": Kind(
-        "error",
-        "Energon's index points into the plain tar",
-        "decompress the shard: `wds cat SHARD -o OUT.tar`",
-    ),
-    "energon-skipped": Kind("warning", "Energon passes over names of the form __x__", "rename the member"),
-}
+HF_FIRST_SAMPLES = 5
+MAX_SEEN_FIELDS = 1 << 14
+"""A shard of a million different fields is not remembered whole."""
+_MAX_NUMBER_BYTES = 64
 
 _RESERVED = (b"__key__", b"__url__", b"__local_path__")
 _INTEGERS = frozenset((b"cls", b"cls2", b"index", b"inx", b"id"))
@@ -95,9 +37,110 @@ _KNOWN_TO_HF = frozenset(
     vda vst webp wmf emf xbm xpm aiff au avr caf flac htk svx mat4 mat5 mpc2k ogg paf pvf raw rf64 sd2 sds ircam voc
     w64 wav nist wavex wve xi mp3 opus mkv mp4 avi mov glb ply stl""".split()
 )
-_BLANKS = (b" ", b"\t", b"\r", b"\v", b"\f")
+_BLANKS = (b" ", b"\t", b"\r", b"\v", b"\f", b"\n")
 _COMPRESSED = frozenset((b"gz", b"bz2", b"xz", b"lz4", b"zst"))
-FIRST_SAMPLES = 5
+
+
+class Problem(NamedTuple):
+    """Something wrong with the fields of a sample. ``place`` is the member's place in the sample, or None when it is
+    the sample as a whole that is wrong."""
+
+    code: str
+    message: str
+    place: int | None
+
+
+def judge_fields(fields: Fields, required: Fields) -> list[Problem]:
+    """What is wrong with the fields of a sample, in its order of members."""
+    problems = [
+        Problem("missing-field", f'the sample has no field "{to_text(field)}"', None)
+        for field in required
+        if field not in fields
+    ]
+    for place, other in _alike(fields):
+        field = to_text(fields[place])
+        if fields[place] in fields[:place]:
+            problems.append(
+                Problem("duplicate-field", f'the field "{field}" comes twice in one sample', place)
+            )
+        else:
+            message = f'the fields "{to_text(other)}" and "{field}" differ in case only'
+            problems.append(Problem("case-collision", message, place))
+    return problems
+
+
+def _alike(fields: Fields) -> Iterator[tuple[int, bytes]]:
+    """The places of fields that an earlier one is like, but perhaps for its case, and the first such."""
+    first: dict[bytes, int] = {}
+    for place, field in enumerate(fields):
+        before = first.setdefault(field.lower(), place)
+        if before != place:
+            yield place, fields[before]
+
+
+class MemberRule(NamedTuple):
+    """A demand on single members. ``breaks`` takes a name and its kind, and is asked where any of ``marks`` is in the
+    names of a window; a NUL stands before each name there."""
+
+    code: str
+    message: str
+    marks: tuple[bytes, ...]
+    breaks: Callable[[bytes, int], bool]
+
+
+def _is_skipped(name: bytes, kind: int) -> bool:
+    return kind == REGULAR and is_dunder(name)
+
+
+MEMBER_RULES = (
+    MemberRule("webdataset-skipped", "webdataset passes over the member", (b"__",), _is_skipped),
+    MemberRule("energon-skipped", "energon passes over the member", (b"__",), _is_skipped),
+    MemberRule(
+        "hf-skipped",
+        "Hugging Face datasets passes over the member",
+        (b"__", b"/.", b"\0."),
+        lambda name, kind: kind == REGULAR and name[name.rfind(b"/") + 1 :].startswith((b".", b"__")),
+    ),
+    MemberRule(
+        "dali-blank",
+        "DALI: the name has a blank",
+        _BLANKS,
+        lambda name, _: len(name.split()) > 1 or name.strip() != name,
+    ),
+)
+
+
+class FieldRule(NamedTuple):
+    """A demand on fields, whatever the sample. The message may have ``{field}`` and ``{lower}``, the same in lower
+    case."""
+
+    code: str
+    message: str
+    breaks: Callable[[bytes], bool]
+
+
+def _is_raw_for_hf(field: bytes) -> bool:
+    parts = field.lower().split(b".")
+    if len(parts) > 1 and parts[-1] in _COMPRESSED:
+        parts.pop()
+    return parts[-1] not in _KNOWN_TO_HF
+
+
+FIELD_RULES = (
+    FieldRule(
+        "webdataset-reserved-field",
+        "webdataset: the field's name is reserved",
+        lambda field: field in _RESERVED,
+    ),
+    FieldRule(
+        "webdataset-upper-case",
+        'webdataset: the field "{field}" is given as "{lower}"',
+        lambda field: field != field.lower(),
+    ),
+    FieldRule(
+        "hf-raw-field", 'Hugging Face datasets: the field "{field}" is given as raw bytes', _is_raw_for_hf
+    ),
+)
 
 
 def parse_profiles(names: Sequence[str]) -> tuple[str, ...]:
@@ -116,8 +159,10 @@ class Judge:
     ) -> None:
         self._ledger = ledger
         self._profiles = frozenset(profiles)
+        self._member_rules = [rule for rule in MEMBER_RULES if rule.code.partition("-")[0] in profiles]
+        self._field_rules = [rule for rule in FIELD_RULES if rule.code.partition("-")[0] in profiles]
         self._source = source
-        self._first_shard = first_shard
+        self._looks_at_first = first_shard and "hf" in profiles
         self._seen: set[bytes] = set()
         self._first_fields: list[frozenset[bytes]] = []
         self._component: frozenset[bytes] | None = None
@@ -126,7 +171,11 @@ class Judge:
         """What is wrong with the fields of a sample, for each sample that has them."""
         problems = []
         if "webdataset" in self._profiles:
-            problems += _case_collisions(names)
+            for place, other in _alike(names):
+                if other != names[place]:
+                    both = f'"{to_text(other)}" and "{to_text(names[place])}"'
+                    message = f"webdataset: the fields {both} are one in lower case"
+                    problems.append(Problem("webdataset-case-collision", message, place))
         if "dali" in self._profiles:
             if self._component is None:
                 self._component = frozenset(names)
@@ -138,49 +187,30 @@ class Judge:
     def members(self, window: Window) -> None:
         """Names and headers of a window's members."""
         names, starts, offsets, _, flags = window.columns
-        joined = b"\n".join(names)
+        joined = b"\0" + b"\0".join(names)
+        for rule in self._member_rules:
+            if any(mark in joined for mark in rule.marks):
+                for name, start, flag in zip(names, starts, flags):
+                    if rule.breaks(name, flag & KIND_MASK):
+                        self._ledger.add(rule.code, rule.message, offset=start, member=name)
         if "dali" in self._profiles:
-            self._dali_names(window, joined)
             for row, (start, offset, flag) in enumerate(zip(starts, offsets, flags)):
-                if offset - start > 512 or flag & GLOBAL:
-                    self._dali_header(window, row)
-        if b"__" in joined or b"/." in joined or names[:1] == [b"."]:
-            self._skipped(window)
+                if (offset - start > 512 or flag & GLOBAL) and self._has_pax(window, row):
+                    message = "DALI: the member has a pax header"
+                    self._ledger.add("dali-pax-header", message, offset=start, member=names[row])
         if "hf" in self._profiles:
             self._hf_numbers(window)
 
-    def _dali_names(self, window: Window, joined: bytes) -> None:
-        names, starts = window.columns.names, window.columns.starts
-        if any(blank in joined for blank in _BLANKS) or joined.count(b"\n") >= max(1, len(names)):
-            for name, start in zip(names, starts):
-                if len(name.split()) > 1 or name.strip() != name:
-                    self._add("dali-blank", "DALI: the name has a blank", start, name)
-
-    def _dali_header(self, window: Window, row: int) -> None:
-        columns = window.columns
-        start, name = columns.starts[row], columns.names[row]
+    def _has_pax(self, window: Window, row: int) -> bool:
+        start = window.columns.starts[row]
         at = start - window.base + 156
-        if columns.flags[row] & GLOBAL:
-            typeflag = b"g"
-        elif 0 <= at < len(window.buffer):
+        if window.columns.flags[row] & GLOBAL:
+            return True
+        if 0 <= at < len(window.buffer):
             typeflag = window.buffer[at : at + 1]
         else:
             typeflag = self._source.read_at(start + 156, 1) if self._source.seekable else b""
-        if typeflag in (b"x", b"g"):
-            self._add("dali-pax-header", "DALI: the member has a pax header", start, name)
-
-    def _skipped(self, window: Window) -> None:
-        names, starts, _, _, flags = window.columns
-        for name, start, flag in zip(names, starts, flags):
-            if flag & KIND_MASK != REGULAR:
-                continue
-            if is_dunder(name):
-                for profile in ("webdataset", "energon"):
-                    if profile in self._profiles:
-                        self._add(f"{profile}-skipped", f"{profile} passes over the member", start, name)
-            base = name[name.rfind(b"/") + 1 :]
-            if "hf" in self._profiles and base.startswith((b".", b"__")):
-                self._add("hf-skipped", "Hugging Face datasets passes over the member", start, name)
+        return typeflag in (b"x", b"g")
 
     def _hf_numbers(self, window: Window) -> None:
         columns = window.columns
@@ -188,56 +218,40 @@ class Judge:
             extension = name[name.rfind(b".") + 1 :].lower()
             if extension not in _INTEGERS or columns.flags[row] & KIND_MASK != REGULAR:
                 continue
-            if columns.sizes[row] > 64 or not _is_integer(window.payload(row)):
+            if columns.sizes[row] > _MAX_NUMBER_BYTES or not _is_integer(window.payload(row)):
                 message = "Hugging Face datasets: the payload is not an integer"
-                self._add("hf-not-an-integer", message, columns.starts[row], name)
+                self._ledger.add("hf-not-an-integer", message, offset=columns.starts[row], member=name)
 
     def samples(self, batch: SampleBatch) -> None:
-        """Whole samples: what is told once a shard for each field."""
-        if "hf" in self._profiles and self._first_shard and len(self._first_fields) < FIRST_SAMPLES:
+        """Whole samples: what is reported once a shard for each field."""
+        if self._looks_at_first:
             self._hf_first(batch)
-        for field in set(batch.fields) - self._seen:
-            # A shard of a million different fields is not remembered whole.
-            if len(self._seen) < 1 << 14:
-                self._seen.add(field)
-            place = batch.fields.index(field)
-            self._field(field, batch.starts[place])
+        for field in dict.fromkeys(batch.fields):
+            if field not in self._seen:
+                if len(self._seen) < MAX_SEEN_FIELDS:
+                    self._seen.add(field)
+                self._field(field, batch.starts[batch.fields.index(field)])
 
     def _hf_first(self, batch: SampleBatch) -> None:
-        for row in range(min(len(batch.keys), FIRST_SAMPLES - len(self._first_fields))):
+        for row in range(min(len(batch.keys), HF_FIRST_SAMPLES - len(self._first_fields))):
             fields = frozenset(batch.fields[batch.firsts[row] : batch.firsts[row + 1]])
             self._first_fields.append(fields)
             if fields != self._first_fields[0]:
                 message = (
                     "Hugging Face datasets: one of the first five samples has other fields than the first"
                 )
-                self._add("hf-mixed-fields", message, batch.start(row), batch.keys[row])
+                self._ledger.add("hf-mixed-fields", message, offset=batch.start(row), member=batch.keys[row])
 
     def _field(self, field: bytes, start: int) -> None:
         """A field seen for the first time."""
-        if "webdataset" in self._profiles:
-            if field in _RESERVED:
-                self._add(
-                    "webdataset-reserved-field", "webdataset: the field's name is reserved", start, field
-                )
-            if field != field.lower():
-                message = f'webdataset: the field "{to_text(field)}" is given as "{to_text(field.lower())}"'
-                self._add("webdataset-upper-case", message, start, field)
-        if "hf" in self._profiles:
-            self._hf_field(field, start)
-
-    def _hf_field(self, field: bytes, start: int) -> None:
-        if self._first_shard and not any(field in fields for fields in self._first_fields):
-            message = (
-                f'Hugging Face datasets: the field "{to_text(field)}" is in none of the first five samples'
-            )
-            self._add("hf-dropped-field", message, start, field)
-        parts = field.lower().split(b".")
-        if len(parts) > 1 and parts[-1] in _COMPRESSED:
-            parts.pop()
-        if parts[-1] not in _KNOWN_TO_HF:
-            message = f'Hugging Face datasets: the field "{to_text(field)}" is given as raw bytes'
-            self._add("hf-raw-field", message, start, field)
+        name, lower = to_text(field), to_text(field.lower())
+        for rule in self._field_rules:
+            if rule.breaks(field):
+                message = rule.message.format(field=name, lower=lower)
+                self._ledger.add(rule.code, message, offset=start, member=field)
+        if self._looks_at_first and not any(field in fields for fields in self._first_fields):
+            message = f'Hugging Face datasets: the field "{name}" is in none of the first five samples'
+            self._ledger.add("hf-dropped-field", message, offset=start, member=field)
 
     def finish(self, *, samples: int, is_compressed: bool) -> None:
         """What only the whole shard tells."""
@@ -246,22 +260,6 @@ class Judge:
         for profile in ("dali", "energon"):
             if profile in self._profiles and is_compressed:
                 self._ledger.add(f"{profile}-compressed", f"{profile}: the shard is compressed")
-
-    def _add(self, code: str, message: str, offset: int, member: bytes) -> None:
-        self._ledger.add(code, message, offset=offset, member=to_text(member))
-
-
-def _case_collisions(names: Fields) -> list[Problem]:
-    seen: dict[bytes, bytes] = {}
-    problems = []
-    for place, field in enumerate(names):
-        other = seen.setdefault(field.lower(), field)
-        if other != field:
-            message = (
-                f'webdataset: the fields "{to_text(other)}" and "{to_text(field)}" are one in lower case'
-            )
-            problems.append(Problem("webdataset-case-collision", message, place))
-    return problems
 
 
 def _is_integer(payload: bytes) -> bool:

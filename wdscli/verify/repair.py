@@ -9,35 +9,34 @@ It must not know how its report is shown.
 
 from __future__ import annotations
 
-import os
+from array import array
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_tasks
-from wdscli.model import ShardInfo, to_bytes, to_text
-from wdscli.plan.scratch import pieces_to_end
+from wdscli.model import ShardInfo, to_bytes
+from wdscli.plan.ranges import pieces_of
+from wdscli.plan.scratch import Input, Scratch, spool
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import SampleBatch
 from wdscli.shards.inputs import open_set
 from wdscli.shards.output import OutputSet, ShardSettings
-from wdscli.shards.shardfile import ShardFile
 from wdscli.storage import Source, open_source
-from wdscli.tar import ByteSource, build_header, padding
-from wdscli.verify.findings import MAX_FINDINGS, Finding, Findings, Ledger
+from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
 from wdscli.verify.keys import digester, repeats_across
-from wdscli.verify.run import choose_jobs
-from wdscli.verify.runs import Run
-from wdscli.verify.salvage import plan_shard
+from wdscli.verify.profiles import Fields
+from wdscli.verify.salvage import Plan, plan_shard
+from wdscli.verify.set import choose_jobs
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-CHUNK = 1 << 20
-LARGE_SAMPLE = 1 << 24
+LARGE_SAMPLE_BYTES = 1 << 24
 """A sample of more bytes is copied in pieces."""
+_EVERY = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +58,19 @@ class SalvageTask(NamedTuple):
     address: str
     max_decoded: int | None = None
     limit: int = MAX_FINDINGS
+    required: Fields = ()
     output: str | None = None
     settings: ShardSettings = ShardSettings()
     dropped: bytes = b""
-    required: tuple[bytes, ...] = ()
 
 
 class SalvageResult(NamedTuple):
-    """``digests`` are the keys that can be saved; ``info`` the shard that was written."""
+    """``ledger`` says what is left out and why, ``digests`` are the keys that can be saved; ``info`` is the shard that
+    was written."""
 
-    findings: list[Finding]
-    counts: dict[str, int]
-    digests: bytes
-    info: ShardInfo | None
+    ledger: Ledger
+    digests: bytes = b""
+    info: ShardInfo | None = None
 
 
 def repair(
@@ -98,24 +97,30 @@ def repair(
     addresses, target = check_repair(inputs, output, settings, trust_addresses=trust_addresses)
     required = tuple(map(to_bytes, require))
     tasks = [
-        SalvageTask(address, max_decoded if decode else None, max_findings, required=required)
-        for address in addresses
+        SalvageTask(address, max_decoded if decode else None, max_findings, required) for address in addresses
     ]
     with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
-        plan = _plan(executor, tasks, progress)
-        writes = [task for task, count in zip(plan.tasks, plan.counts) if count]
+        left_out = Ledger(limit=max_findings)
+        counts = _plan_all(executor, tasks, left_out, progress)
+        writes = [task for task, count in zip(tasks, counts) if count]
         if target.pattern.count is not None and target.pattern.count != len(writes):
             raise UsageError(
                 f"{output} names {target.pattern.count} shards, and {len(writes)} can be saved",
                 hint="repaired-%06d.tar names as many as needed",
             )
-        if dry_run:
-            return _report(plan, sum(plan.counts), [], None)
-        with target.claimed(addresses):
-            infos = _write_all(executor, writes, target, progress)
-            target.finish(infos, operation="repair", options={"decode": True} if decode else {})
-    samples = sum(info.samples for info in infos)
-    return _report(plan, samples, infos, target.manifest_address)
+        infos: list[ShardInfo] = []
+        if not dry_run:
+            with target.claimed(addresses):
+                infos = _write_all(executor, writes, target, progress)
+                target.finish(infos, operation="repair", options={"decode": True} if decode else {})
+    return RepairReport(
+        shards=len(tasks),
+        samples=sum(counts) if dry_run else sum(info.samples for info in infos),
+        written=tuple(infos),
+        manifest=None if dry_run else target.manifest_address,
+        left_out=tuple(left_out.findings),
+        counts=dict(left_out.counts),
+    )
 
 
 def check_repair(
@@ -140,36 +145,26 @@ def check_repair(
     return addresses, target
 
 
-def _report(plan: _Plan, samples: int, infos: Sequence[ShardInfo], manifest: str | None) -> RepairReport:
-    found = plan.left_out
-    return RepairReport(
-        len(plan.tasks), samples, tuple(infos), manifest, tuple(found.told), dict(found.counts)
-    )
-
-
-class _Plan(NamedTuple):
-    """What to do for each input, how many samples it has left, and what is left out."""
-
-    tasks: list[SalvageTask]
-    counts: list[int]
-    left_out: Findings
-
-
-def _plan(executor: Executor, tasks: list[SalvageTask], progress: Progress) -> _Plan:
-    left_out, digests, counts = Findings(tasks[0].limit if tasks else 0), [], []
+def _plan_all(
+    executor: Executor, tasks: list[SalvageTask], left_out: Ledger, progress: Progress
+) -> list[int]:
+    """How many samples each input has left. The tasks are told of the keys that earlier inputs have."""
+    digests = []
     progress.start("plan repair", len(tasks), "shards")
     for result in run_tasks(executor, salvage, tasks):
-        left_out.add(result.findings, result.counts)
+        left_out.add_all(result.ledger)
         digests.append(result.digests)
-        counts.append(len(result.digests) // 8)
         progress.advance(1)
-    for number, dropped in _dropped(digests).items():
-        tasks[number] = tasks[number]._replace(dropped=dropped)
-        counts[number] -= len(dropped) // 8
-    for result in run_tasks(executor, tell_dropped, [task for task in tasks if task.dropped]):
-        left_out.add(result.findings, result.counts)
+    counts = [len(packed) // 8 for packed in digests]
+    repeating = []
+    for number, across in repeats_across(digests, _EVERY):
+        tasks[number] = tasks[number]._replace(dropped=array("Q", across.digests).tobytes())
+        repeating.append(tasks[number])
+        counts[number] -= across.total
+    for result in run_tasks(executor, salvage, repeating):
+        left_out.add_all(result.ledger)
     progress.finish()
-    return _Plan(tasks, counts, left_out)
+    return counts
 
 
 def _write_all(
@@ -189,122 +184,61 @@ def _write_all(
     return infos
 
 
-def _dropped(digests: list[bytes]) -> dict[int, bytes]:
-    """For each input the digests, packed, of keys that an earlier one has."""
-    from array import array
-
-    everything = 1 << 62
-    return {
-        number: array("Q", across.digests).tobytes() for number, across in repeats_across(digests, everything)
-    }
-
-
 def salvage(task: SalvageTask) -> SalvageResult:
-    """Plan one input, or plan and write it. Damage is no error here."""
+    """Plan one input; or, with an output, write what the plan saves; or name the samples that are ``dropped``. Damage
+    is no error here."""
     ledger = Ledger(task.address, task.limit)
     try:
-        with open_source(task.address) as source, _Seekable(source) as seekable:
+        with ExitStack() as stack:
+            original = stack.enter_context(open_source(task.address))
+            source = _seekable(original, stack)
+            is_first = task.output is None and not task.dropped
+            # Whatever it leaves out was reported when it was made first.
+            plan_ledger = ledger if is_first else Ledger(limit=0)
+            plan = plan_shard(source, plan_ledger, max_decoded=task.max_decoded, required=task.required)
+            if is_first:
+                return SalvageResult(ledger, plan.digests)
             if task.output is None:
-                plan = plan_shard(seekable, ledger, max_decoded=task.max_decoded, required=task.required)
-                return SalvageResult(ledger.findings, ledger.counts, plan.digests, None)
-            return _write(task, seekable)
+                _report_dropped(task, plan, ledger)
+                return SalvageResult(ledger)
+            return SalvageResult(ledger, info=_write(task, task.output, plan, source, original))
     except (DataError, StorageError) as error:
-        if task.output is not None:
+        if task.output is not None or task.dropped:
             raise
         ledger.add("unreadable", f"nothing saved: {error.message}", hint=error.hint)
-    return SalvageResult(ledger.findings, ledger.counts, b"", None)
+    return SalvageResult(ledger)
 
 
-def _write(task: SalvageTask, source: _Seekable) -> SalvageResult:
-    """Write what the plan saves; what it does not was told when the plan was made first."""
-    plan = plan_shard(source, Ledger(task.address, 0), max_decoded=task.max_decoded, required=task.required)
-    dropped = set(memoryview(task.dropped).cast("Q"))
-    digest = digester()
-    assert task.output is not None
-    with task.settings.open(task.output) as shard:
-        for run in plan.samples():
-            if not dropped or digest(run.key) not in dropped:
-                _copy(run, source, shard)
-        source.confirm()
-        info = shard.commit()
-    return SalvageResult([], {}, plan.digests, info)
+def _seekable(source: Source, stack: ExitStack) -> Source:
+    """A source that can be read at any place: the one given, or a copy of it. A compressed stream that breaks off is
+    copied as far as it goes."""
+    if source.seekable:
+        return source
+    path = stack.enter_context(Scratch()).new_path("shard")
+    spool(source, path, cut=lambda error: None)
+    return stack.enter_context(Input(source.name, path).open())
 
 
-def tell_dropped(task: SalvageTask) -> SalvageResult:
+def _report_dropped(task: SalvageTask, plan: Plan, ledger: Ledger) -> None:
     """Name the samples that are left out because an earlier shard has their key."""
-    ledger = Ledger(task.address, task.limit)
-    dropped = set(memoryview(task.dropped).cast("Q"))
-    digest = digester()
-    with open_source(task.address) as source, _Seekable(source) as seekable:
-        plan = plan_shard(
-            seekable, Ledger(task.address, 0), max_decoded=task.max_decoded, required=task.required
-        )
-        for run in plan.samples():
-            if digest(run.key) in dropped:
-                message = "sample left out: an earlier shard has its key"
-                ledger.add("duplicate-key", message, offset=run.start, member=to_text(run.key))
-    return SalvageResult(ledger.findings, ledger.counts, b"", None)
+    dropped, digest = set(memoryview(task.dropped).cast("Q")), digester()
+    for sample in plan.samples():
+        if digest(sample.key) in dropped:
+            message = "sample left out: an earlier shard has its key"
+            ledger.add("duplicate-key", message, offset=sample.start, member=sample.key)
 
 
-def _copy(run: Run, source: ByteSource, shard: ShardFile) -> None:
-    if sum(part.size for part in run.parts) <= LARGE_SAMPLE:
-        shard.write(run.key, [(part.field, source.read_at(part.offset, part.size)) for part in run.parts])
-    else:
-        _copy_in_pieces(run, source, shard)
-
-
-def _copy_in_pieces(run: Run, source: ByteSource, shard: ShardFile) -> None:
-    """A large sample, a chunk at a time."""
-    starts, offsets = [], []
-    for part in run.parts:
-        starts.append(shard.position)
-        shard.write_blocks(build_header(run.key + b"." + part.field, part.size, shard.form))
-        offsets.append(shard.position)
-        for at in range(0, part.size, CHUNK):
-            shard.write_blocks(source.read_at(part.offset + at, min(CHUNK, part.size - at)))
-        shard.write_blocks(padding(part.size))
-    count = len(run.parts)
-    fields, sizes = [part.field for part in run.parts], [part.size for part in run.parts]
-    shard.announce(
-        SampleBatch(shard.samples, [run.key], [0, count], fields, starts, offsets, sizes, [0] * count, [0])
-    )
-
-
-class _Seekable:
-    """A source that can be read at any place: the one given, or a copy of it in a temporary file.
-
-    A compressed stream that breaks off is copied as far as it goes.
-    """
-
-    seekable = True
-
-    def __init__(self, source: Source) -> None:
-        self.name = source.name
-        self.size: int | None = source.size
-        self._copy: IO[bytes] | None = None
-        self.read_at = source.read_at
-        self.confirm = source.confirm
-        if not source.seekable:
-            self._spool(source)
-
-    def read_some(self, offset: int, length: int) -> bytes:
-        return self.read_at(offset, length)
-
-    def _spool(self, source: Source) -> None:
-        from tempfile import TemporaryFile
-
-        copy = self._copy = TemporaryFile()  # noqa: SIM115 - closed by __exit__
-        size = 0
-        for data in pieces_to_end(source, lambda _: None):
-            copy.write(data)
-            size += len(data)
-        copy.flush()
-        self.size = size
-        self.read_at = lambda offset, length: os.pread(copy.fileno(), length, offset)
-
-    def __enter__(self) -> _Seekable:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._copy is not None:
-            self._copy.close()
+def _write(task: SalvageTask, output: str, plan: Plan, source: Source, original: Source) -> ShardInfo:
+    dropped, digest = set(memoryview(task.dropped).cast("Q")), digester()
+    with task.settings.open(output) as shard:
+        for sample in plan.samples():
+            if dropped and digest(sample.key) in dropped:
+                continue
+            if sum(member.size for member in sample.members) <= LARGE_SAMPLE_BYTES:
+                payloads = [(field, source.read_at(offset, size)) for field, offset, size in sample.members]
+                shard.write(sample.key, payloads)
+            else:
+                pieces = [(name, size, pieces_of(source, at, size)) for name, at, size in sample.members]
+                shard.write_pieces(sample.key, pieces)
+        original.confirm()
+        return shard.commit()

@@ -1,165 +1,244 @@
 """Which samples of one damaged shard can be saved: the plan of a repair.
 
-What it is: :func:`plan_shard`. How: one pass over the headers gathers 24 bytes a run; runs whose key was there before
-are joined to the first when all their fields are new to it, and left out otherwise; a sample next to lost bytes is kept
-only when it has every field that most samples have, or that is required. A second pass reads the places of the runs
-that are joined. It must not write.
+What it is: :func:`plan_shard`, from a shard to a :class:`Plan`. How: members are taken one by one from a scan that goes
+on after damage, as *stretches*: members of one key side by side. What no good shard may hold is left out and reported;
+a stretch next to a place where bytes were lost is marked, because it may lack members. One pass over the headers
+gathers 24 bytes a stretch; those whose key was there before are joined to the first when all their fields are new to
+it, and left out otherwise; a sample next to lost bytes is kept only when it has every field that most samples have, or
+that is required. A second pass reads the places of what is joined.
+
+It must not write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.model import to_text
-from wdscli.samples import new_batch
-from wdscli.tar import ByteSource
+from wdscli.errors import DataError
+from wdscli.model import to_bytes, to_text
+from wdscli.samples import new_batch, split_name, why_ignored, why_unsafe
+from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, ByteSource, Window
+from wdscli.tar.recover import scan_salvaging
 from wdscli.verify.findings import Ledger
-from wdscli.verify.keys import KeyColumns
-from wdscli.verify.names import Fields
-from wdscli.verify.runs import Part, Run, read_runs
+from wdscli.verify.keys import DUPLICATE, INTERLEAVED, KeyColumns
+from wdscli.verify.profiles import Fields
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
 
-class Salvage:
-    """The plan for one shard. ``count`` samples can be saved; ``digests`` are those of their keys, packed, in order."""
+class Payload(NamedTuple):
+    """One member of a stretch: its field, and the place of its payload."""
 
-    def __init__(self, source: ByteSource, keys: KeyColumns) -> None:
-        self._source = source
-        self._keys = keys
-        self.dropped: set[int] = set()
-        self.joined: dict[int, list[Part]] = {}
-        self.first_of: dict[int, int] = {}
-        """For each run that is joined to another, that other."""
-        self.digests = b""
+    field: bytes
+    offset: int
+    size: int
 
-    @property
-    def count(self) -> int:
-        return len(self.digests) // 8
 
-    def samples(self) -> Iterator[Run]:
-        """The samples to write, in the order of the shard, with the parts that were joined to them."""
-        for run in read_runs(self._source, Ledger(self._source.name, 0)):
-            if run.row not in self.dropped:
-                run.parts += self.joined.get(run.row, ())
-                yield run
+@dataclass(slots=True)
+class Stretch:
+    """Members of one key side by side, the ``row``-th of its shard. ``is_hit`` says that bytes were lost next to it."""
+
+    row: int
+    key: bytes
+    start: int
+    is_hit: bool
+    members: list[Payload] = field(default_factory=list)
+
+
+def read_stretches(source: ByteSource, ledger: Ledger) -> Iterator[Stretch]:
+    """The stretches of a shard in order, numbered from 0; what is left out goes to ``ledger``."""
+    reader = _StretchReader(ledger)
+    for window in scan_salvaging(source, reader.on_error):
+        yield from reader.add(window)
+    if reader.last is not None:
+        yield reader.last
+
+
+class _StretchReader:
+    def __init__(self, ledger: Ledger) -> None:
+        self.last: Stretch | None = None
+        self._ledger = ledger
+        self._next_is_hit = False
+
+    def on_error(self, error: DataError) -> None:
+        """Bytes were lost: between the last member and the next one a sample may lack what it had.
+
+        So too after an end of archive in the middle: it may be a hole of zeros.
+        """
+        self._next_is_hit = True
+        cut = split_name(to_bytes(error.member)) if error.member else None
+        # A member that is known to be of another sample says that the one before had ended.
+        if self.last is not None and (cut is None or cut[0] == self.last.key):
+            self.last.is_hit = True
+
+    def add(self, window: Window) -> Iterator[Stretch]:
+        """The stretches that end in a window."""
+        names, starts, offsets, sizes, flags = window.columns
+        for name, start, offset, size, flag in zip(names, starts, offsets, sizes, flags):
+            parts = self._allowed(name, flag & KIND_MASK, start)
+            if parts is None:
+                continue
+            key, field = parts
+            stretch = self.last
+            if stretch is None or stretch.key != key:
+                if stretch is not None:
+                    yield stretch
+                row = 0 if stretch is None else stretch.row + 1
+                stretch = self.last = Stretch(row, key, start, self._next_is_hit)
+            elif self._next_is_hit:
+                stretch.is_hit = True
+            self._next_is_hit = False
+            if any(member.field == field for member in stretch.members):
+                self._leave_out("duplicate-field", "the sample has this field already", start, name)
+            else:
+                stretch.members.append(Payload(field, offset, size))
+
+    def _allowed(self, name: bytes, kind: int, start: int) -> tuple[bytes, bytes] | None:
+        """Key and field of a member that may be written."""
+        if kind == DIRECTORY:
+            return None
+        if kind != REGULAR:
+            self._leave_out(KIND_NAMES[kind], f"a {KIND_NAMES[kind]} member", start, name)
+            return None
+        reason = why_unsafe(name)
+        if reason is not None:
+            self._leave_out("unsafe-name", reason, start, name)
+            return None
+        parts = split_name(name)
+        if parts is None:
+            reason = f"it belongs to no sample ({why_ignored(name, kind)})"
+            self._leave_out("no-field", reason, start, name)
+        return parts
+
+    def _leave_out(self, code: str, reason: str, start: int, name: bytes) -> None:
+        self._ledger.add(code, f"left out: {reason}", offset=start, member=name)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What can be saved of one shard: ``dropped`` stretches are left out, ``joined`` has the members that others add to
+    a stretch; ``digests`` are those of the keys of the samples that can be saved, packed, in order."""
+
+    source: ByteSource
+    dropped: set[int] = field(default_factory=set)
+    joined: dict[int, list[Payload]] = field(default_factory=dict)
+    digests: bytes = b""
+
+    def samples(self) -> Iterator[Stretch]:
+        """The samples to write, in the order of the shard, with the members that were joined to them."""
+        for stretch in read_stretches(self.source, Ledger(limit=0)):
+            if stretch.row not in self.dropped:
+                stretch.members += self.joined.get(stretch.row, ())
+                yield stretch
 
 
 def plan_shard(
     source: ByteSource, ledger: Ledger, *, max_decoded: int | None = None, required: Fields = ()
-) -> Salvage:
+) -> Plan:
     """What can be saved of ``source``, which must be seekable; what cannot goes to ``ledger``. ``required`` are the
     fields by which a whole sample is known; without them, those that most samples have. With ``max_decoded``, payloads
     that have and become no more bytes are decoded."""
-    keys = KeyColumns()
-    hit: dict[int, bytes] = {}
-    undecodable = None if max_decoded is None else _Undecodable(source, ledger, max_decoded)
-    plan = Salvage(source, keys)
-    for run in read_runs(source, ledger):
-        _add_run(keys, run)
-        if run.is_hit:
-            hit[run.row] = run.key
-        if undecodable is not None and undecodable.has(run):
-            plan.dropped.add(run.row)
-    masks = _joined_masks(plan, ledger)
-    _drop_incomplete(plan, masks, hit, keys.mask(required) or None, ledger)
-    plan.digests = _kept_digests(plan)
-    return plan
+    return _Planner(source, ledger, max_decoded).plan(required)
 
 
-def _add_run(keys: KeyColumns, run: Run) -> None:
-    batch = new_batch()
-    batch.keys.append(run.key)
-    batch.firsts.append(1)
-    batch.starts.append(run.start)
-    keys.add(batch, [keys.mask(part.field for part in run.parts)])
-
-
-class _Undecodable:
-    """Decodes payloads, to leave samples out that have one which cannot be."""
-
-    def __init__(self, source: ByteSource, ledger: Ledger, max_decoded: int) -> None:
-        from wdscli.verify.decode import Decoder
-
-        self._decoder = Decoder(ledger, max_decoded)
-        self._source = source
+class _Planner:
+    def __init__(self, source: ByteSource, ledger: Ledger, max_decoded: int | None) -> None:
         self._ledger = ledger
+        self._keys = KeyColumns()
+        self._plan = Plan(source)
+        self._first_of: dict[int, int] = {}
+        """For each stretch that is joined to another, that other."""
+        self._decoder = None
+        if max_decoded is not None:
+            from wdscli.verify.decode import Decoder
 
-    def has(self, run: Run) -> bool:
-        for part in run.parts:
-            if not self._decoder.is_checked(
-                part.field, part.size, run.start, to_text(run.key + b"." + part.field)
+            self._decoder = Decoder(ledger, max_decoded)
+
+    def plan(self, required: Fields) -> Plan:
+        import numpy
+
+        keys, plan = self._keys, self._plan
+        hit: dict[int, bytes] = {}
+        for stretch in read_stretches(plan.source, self._ledger):
+            batch = new_batch()
+            batch.keys.append(stretch.key)
+            batch.firsts.append(1)
+            batch.starts.append(stretch.start)
+            keys.add(batch, [keys.mask(member.field for member in stretch.members)])
+            if stretch.is_hit:
+                hit[stretch.row] = stretch.key
+            if self._is_undecodable(stretch):
+                plan.dropped.add(stretch.row)
+        masks = self._join()
+        if hit:
+            self._drop_incomplete(masks, hit, keys.mask(required) or None)
+        kept: NDArray[numpy.bool_] = numpy.ones(len(masks), dtype=bool)
+        kept[list(plan.dropped)] = False
+        plan.digests = keys.packed(kept)
+        return plan
+
+    def _is_undecodable(self, stretch: Stretch) -> bool:
+        """Whether a payload cannot be decoded, so that its sample is left out."""
+        decoder = self._decoder
+        for name, offset, size in stretch.members if decoder is not None else ():
+            if decoder is None or not decoder.is_checked(
+                name, size, stretch.start, to_text(stretch.key + b"." + name)
             ):
                 continue
-            payload = self._source.read_at(part.offset, part.size)
-            reason = self._decoder.why_not(part.field, payload)
+            reason = decoder.why_not(name, self._plan.source.read_at(offset, size))
             if reason is not None:
-                message = f"sample left out: {to_text(part.field)} cannot be decoded: {reason}"
-                self._ledger.add("undecodable", message, offset=run.start, member=to_text(run.key))
+                reason = f"{to_text(name)} cannot be decoded: {reason}"
+                self._leave_out("undecodable", reason, stretch.start, stretch.key)
                 return True
         return False
 
+    def _join(self) -> NDArray[numpy.uint64]:
+        """The bits of every stretch's fields, those of joined ones added to the first; later ones of a key are
+        dropped."""
+        import numpy
 
-def _joined_masks(plan: Salvage, ledger: Ledger) -> NDArray[numpy.uint64]:
-    """The bits of every run's fields, those of joined runs added to the first; later runs of a key are dropped."""
-    import numpy
-
-    keys = plan._keys
-    masks = numpy.array(keys.masks, dtype=numpy.uint64)
-    repeats = keys.repeats()
-    if repeats is None:
+        keys, plan = self._keys, self._plan
+        masks = numpy.array(keys.masks, dtype=numpy.uint64)
+        repeats = keys.repeats()
+        if repeats is None:
+            return masks
+        joined, again = repeats.rows(INTERLEAVED), set(repeats.rows(DUPLICATE).tolist())
+        numpy.bitwise_or.at(masks, repeats.firsts[joined], masks[joined])
+        first_of = self._first_of = dict(zip(joined.tolist(), repeats.firsts[joined].tolist()))
+        for stretch in read_stretches(plan.source, Ledger(limit=0)) if first_of or again else ():
+            if stretch.row in first_of:
+                plan.joined.setdefault(first_of[stretch.row], []).extend(stretch.members)
+            elif stretch.row in again:
+                before = keys.starts[int(repeats.firsts[stretch.row])]
+                reason = f"its key was there before, at byte {before}"
+                self._leave_out("duplicate-key", reason, stretch.start, stretch.key)
+        # A sample of which one part is left out is left out as a whole.
+        plan.dropped |= {first_of[row] for row in plan.dropped if row in first_of}
+        plan.dropped |= first_of.keys() | again
         return masks
-    firsts = repeats.firsts
-    joined = repeats.interleaved
-    numpy.bitwise_or.at(masks, firsts[joined], masks[joined])
-    plan.first_of = {row: int(firsts[row]) for row in joined.tolist()}
-    wanted = plan.first_of
-    again = set(repeats.duplicate.tolist())
-    for run in read_runs(plan._source, Ledger(plan._source.name, 0)) if wanted or again else ():
-        if run.row in wanted:
-            plan.joined.setdefault(wanted[run.row], []).extend(run.parts)
-        elif run.row in again:
-            message = (
-                f"sample left out: its key was there before, at byte {keys.starts[int(firsts[run.row])]}"
-            )
-            ledger.add("duplicate-key", message, offset=run.start, member=to_text(run.key))
-    # A sample of which one part is left out is left out as a whole.
-    plan.dropped |= {wanted[row] for row in plan.dropped if row in wanted}
-    plan.dropped |= wanted.keys() | again
-    return masks
 
+    def _drop_incomplete(
+        self, masks: NDArray[numpy.uint64], hit: dict[int, bytes], usual: int | None
+    ) -> None:
+        """Leave out samples next to lost bytes that lack a field of ``usual``, or without it of most samples."""
+        import numpy
 
-def _drop_incomplete(
-    plan: Salvage, masks: NDArray[numpy.uint64], hit: dict[int, bytes], usual: int | None, ledger: Ledger
-) -> None:
-    """Leave out samples next to lost bytes that lack a field of ``usual``, or without it of most samples."""
-    import numpy
+        dropped = self._plan.dropped
+        whole: NDArray[numpy.bool_] = numpy.ones(len(masks), dtype=bool)
+        hit = {self._first_of.get(row, row): key for row, key in hit.items()}
+        whole[[*dropped, *hit]] = False
+        kinds, counts = numpy.unique(masks[whole], return_counts=True)
+        if usual is None and len(kinds):
+            usual = int(kinds[counts.argmax()])
+        for row, key in hit.items():
+            if row not in dropped and (usual is None or int(masks[row]) & usual != usual):
+                dropped.add(row)
+                reason = "bytes were lost next to it, and it lacks fields of a whole one"
+                self._leave_out("damaged", reason, self._keys.starts[row], key)
 
-    if not hit:
-        return
-    whole: NDArray[numpy.bool_] = numpy.ones(len(masks), dtype=bool)
-    hit = {plan.first_of.get(row, row): key for row, key in hit.items()}
-    whole[[*plan.dropped, *hit]] = False
-    kinds, counts = numpy.unique(masks[whole], return_counts=True)
-    if usual is None and len(kinds):
-        usual = int(kinds[counts.argmax()])
-    for row, key in hit.items():
-        if row in plan.dropped:
-            continue
-        if usual is None or int(masks[row]) & usual != usual:
-            plan.dropped.add(row)
-            message = "sample left out: bytes were lost next to it, and it lacks fields of a whole one"
-            ledger.add("damaged", message, offset=plan._keys.starts[row], member=to_text(key))
-
-
-def _kept_digests(plan: Salvage) -> bytes:
-    import numpy
-
-    digests = numpy.array(plan._keys.digests, dtype=numpy.uint64)
-    keep: NDArray[numpy.bool_] = numpy.ones(len(digests), dtype=bool)
-    keep[list(plan.dropped)] = False
-    kept: bytes = digests[keep].tobytes()
-    return kept
+    def _leave_out(self, code: str, reason: str, start: int, key: bytes) -> None:
+        self._ledger.add(code, f"sample left out: {reason}", offset=start, member=key)

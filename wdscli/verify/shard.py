@@ -10,181 +10,152 @@ It must not know of other shards.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from wdscli.errors import DataError, StorageError
-from wdscli.model import ShardInfo, to_text
 from wdscli.samples import Grouper, SampleBatch, split_name
 from wdscli.shards.index import IndexBuilder
 from wdscli.storage import Source, exists, is_stream, open_source
+from wdscli.storage.compressed import identify
 from wdscli.tar import CANONICAL, ByteSource, Form, scan
+from wdscli.tar.header import BLOCK
 from wdscli.tar.recover import scan_salvaging
-from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Finding, Ledger
+from wdscli.verify.beside import Listing, check_checksum, check_index, check_listed, check_size, load_index
+from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Ledger
 from wdscli.verify.headers import HeaderPass, ShapeCount
-from wdscli.verify.keys import KeyColumns, Repeats, digester
-from wdscli.verify.names import Fields
-from wdscli.verify.profiles import Judge
-from wdscli.verify.sidefiles import check_checksum, check_index, check_listed, load_index
+from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, KeyColumns, Repeats, digester
+from wdscli.verify.profiles import Fields, Judge
 
-if TYPE_CHECKING:
-    from wdscli.verify.decode import Decoder
+_KEY_CHUNK_BYTES = 1 << 12
+_REPEATS = (
+    (INTERLEAVED, "interleaved-key", "the key comes back with other fields; it was first at byte {}"),
+    (DUPLICATE, "duplicate-key", "the key comes a second time; it was first at byte {}"),
+    (COLLISION, "case-collision", "another key differs from it in case only, at byte {}"),
+)
 
 
 class ShardTask(NamedTuple):
-    """What to check. ``required`` are fields that every sample must have, ``listed`` is what the manifest says of the
+    """What to check. ``required`` are fields that every sample must have, ``listing`` is what a manifest says of the
     shard, ``max_decoded`` what payloads may become when they are decoded, None where none is."""
 
-    address: str
+    address: str = ""
     required: Fields = ()
     profiles: tuple[str, ...] = ()
     max_decoded: int | None = None
     checksums: bool = False
-    listed: ShardInfo | None = None
-    manifest: str | None = None
+    listing: Listing | None = None
     first_shard: bool = False
     limit: int = MAX_FINDINGS
 
 
-class ShardResult(NamedTuple):
+@dataclass(slots=True)
+class ShardResult:
     """What was found. ``digests`` are those of the shard's distinct keys, packed; ``shapes`` count its samples by the
-    fields they have."""
+    fields they have; ``kept`` has the keys of a stream, which cannot be read again."""
 
-    findings: list[Finding]
-    counts: dict[str, int]
-    samples: int
-    members: int
-    size_bytes: int
-    digests: bytes
-    shapes: dict[frozenset[bytes], ShapeCount]
-    ignored: dict[str, int]
-    kept: KeyColumns | None
-    """The keys of a stream, which cannot be read again."""
+    ledger: Ledger
+    samples: int = 0
+    members: int = 0
+    size_bytes: int = 0
+    digests: bytes = b""
+    shapes: dict[frozenset[bytes], ShapeCount] = field(default_factory=dict)
+    ignored: dict[str, int] = field(default_factory=dict)
+    kept: KeyColumns | None = None
 
 
 def check_shard(task: ShardTask) -> ShardResult:
     """Everything about one shard. Raises UsageError only (an address that means nothing, a missing extra)."""
     ledger = Ledger(task.address, task.limit)
+    result = ShardResult(ledger)
     version: str | None = None
-    check = _ShardCheck(task, ledger)
     try:
         with open_source(task.address) as source:
             version = source.version
-            check.run(source)
+            _check(task, source, result)
             source.confirm()
     except DataError as error:
         ledger.add_error(error)
     except StorageError as error:
         version = None
-        _add_unreadable(error, task, ledger)
+        if task.listing is not None and not exists(task.address):
+            where = task.listing.manifest
+            ledger.add("manifest-mismatch", f"the shard is in {where} and is not there")
+        else:
+            ledger.add("unreadable", error.message, hint=error.hint)
     if task.checksums:
-        check_checksum(task.address, task.listed, ledger, version)
+        check_checksum(task.address, task.listing, ledger, version)
     ledger.blame_shard()
-    return check.result()
+    return result
 
 
-class _ShardCheck:
-    """The state of one task."""
-
-    def __init__(self, task: ShardTask, ledger: Ledger) -> None:
-        self._task = task
-        self._ledger = ledger
-        self._pass: HeaderPass | None = None
-        self._digests = b""
-        self._size = 0
-
-    def run(self, source: Source) -> None:
-        """Read the shard; findings are in the ledger even when this raises."""
-        task, ledger = self._task, self._ledger
-        index = load_index(task.address, source, ledger)
-        builder = IndexBuilder() if index is not None or (task.listed and task.listed.headers) else None
-        judge = Judge(ledger, task.profiles, source, first_shard=task.first_shard) if task.profiles else None
-        check = self._pass = HeaderPass(
-            ledger, required=task.required, judge=judge, builder=builder, keep_names=not source.seekable
-        )
-        try:
-            self._scan(source, check, CANONICAL if index is None else index.form)
-        finally:
-            check.finish()
-            self._size = source.size or 0
-            self._keys(check, source)
-        if judge is not None:
-            judge.finish(
-                samples=check.samples, is_compressed=not source.seekable and _is_compressed(task.address)
-            )
-        whole = None if ledger.has(STRUCTURAL) else check
-        if index is not None and whole is not None and builder is not None:
-            check_index(index, builder, check.ignored, task.address, ledger)
-        if task.listed is not None:
-            check_listed(task, task.listed, whole, builder, self._size, ledger)
-
-    def _scan(self, source: ByteSource, check: HeaderPass, form: Form) -> None:
-        decoder = _decoder(self._task, self._ledger)
-        payloads = decoder is not None or "hf" in self._task.profiles
-        for window in scan_salvaging(source, self._ledger.add_error, form=form, payloads=payloads):
-            check.add(window)
-            if decoder is not None:
-                decoder.check(window)
-
-    def _keys(self, check: HeaderPass, source: ByteSource) -> None:
-        repeats = check.keys.repeats()
-        self._digests = check.keys.distinct(repeats)
+def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
+    """Read the shard; findings are in the result even when this raises."""
+    ledger, listing = result.ledger, task.listing
+    index = load_index(task.address, source, ledger)
+    builder = IndexBuilder() if index is not None or (listing and listing.shard.headers) else None
+    judge = Judge(ledger, task.profiles, source, first_shard=task.first_shard) if task.profiles else None
+    headers = HeaderPass(
+        ledger, required=task.required, judge=judge, builder=builder, keep_names=not source.seekable
+    )
+    try:
+        _scan(task, source, headers, CANONICAL if index is None else index.form)
+    finally:
+        headers.finish()
+        result.samples, result.members, result.size_bytes = headers.samples, headers.members, source.size or 0
+        result.shapes, result.ignored = headers.shape_counts(), headers.ignored
+        if is_stream(task.address):
+            result.kept = headers.keys
+        repeats = headers.keys.repeats()
+        result.digests = headers.keys.distinct(repeats)
         if repeats is not None:
-            _report_repeats(repeats, check, source, self._ledger)
-
-    def result(self) -> ShardResult:
-        check, ledger = self._pass, self._ledger
-        return ShardResult(
-            ledger.findings,
-            ledger.counts,
-            check.samples if check else 0,
-            check.members if check else 0,
-            self._size,
-            self._digests,
-            check.shape_counts() if check else {},
-            check.ignored if check else {},
-            check.keys if check and is_stream(self._task.address) else None,
-        )
+            _report_repeats(repeats, headers.keys, source, ledger)
+    if judge is not None:
+        is_compressed = not source.seekable and _is_compressed(task.address)
+        judge.finish(samples=headers.samples, is_compressed=is_compressed)
+    is_whole = not ledger.has(STRUCTURAL)
+    if index is not None and builder is not None and is_whole:
+        check_index(index, builder, headers.ignored, task.address, ledger)
+    if listing is not None:
+        check_size(task.address, listing, result.size_bytes, ledger)
+        if is_whole:
+            check_listed(listing, headers.samples, builder, ledger)
 
 
-def _add_unreadable(error: StorageError, task: ShardTask, ledger: Ledger) -> None:
-    if task.listed is not None and not exists(task.address):
-        ledger.add("manifest-mismatch", f"the shard is in {task.manifest} and is not there")
-    else:
-        ledger.add("unreadable", error.message, hint=error.hint)
+def _scan(task: ShardTask, source: ByteSource, headers: HeaderPass, form: Form) -> None:
+    ledger, decoder = headers.ledger, None
+    if task.max_decoded is not None:
+        from wdscli.verify.decode import Decoder
+
+        decoder = Decoder(ledger, task.max_decoded)
+    payloads = decoder is not None or "hf" in task.profiles
+    for window in scan_salvaging(source, ledger.add_error, form=form, payloads=payloads):
+        headers.add(window)
+        if decoder is not None:
+            decoder.check(window)
 
 
-def _decoder(task: ShardTask, ledger: Ledger) -> Decoder | None:
-    if task.max_decoded is None:
-        return None
-    from wdscli.verify.decode import Decoder
-
-    return Decoder(ledger, task.max_decoded)
-
-
-def _report_repeats(repeats: Repeats, check: HeaderPass, source: ByteSource, ledger: Ledger) -> None:
+def _report_repeats(repeats: Repeats, keys: KeyColumns, source: ByteSource, ledger: Ledger) -> None:
     """Findings for keys that come back in their shard, and for keys that differ in case only. The keys are compared, so
     that two of one digest are not taken for one."""
-    for kind, code, message in (
-        ("interleaved", "interleaved-key", "the key comes back with other fields; it was first at byte {}"),
-        ("duplicate", "duplicate-key", "the key comes a second time; it was first at byte {}"),
-        ("collision", "case-collision", "another key differs from it in case only, at byte {}"),
-    ):
-        total = len(getattr(repeats, kind))
-        told = repeats.of(kind, ledger.room(code))
-        for repeat in told:
-            start, first = check.keys.starts[repeat.row], check.keys.starts[repeat.first]
-            key, other = _key(check, source, repeat.row), _key(check, source, repeat.first)
-            if key == other or (kind == "collision" and key.lower() == other.lower()):
-                ledger.add(code, message.format(first), offset=start, member=to_text(key))
-        ledger.more(code, total - len(told))
+    for kind, code, message in _REPEATS:
+        rows = repeats.rows(kind)
+        reported = rows[: ledger.room(code)].tolist()
+        for row in reported:
+            first = int(repeats.firsts[row])
+            key, other = _key(keys, source, row), _key(keys, source, first)
+            if key == other or (kind == COLLISION and key.lower() == other.lower()):
+                text = message.format(keys.starts[first])
+                ledger.add(code, text, offset=keys.starts[row], member=key)
+        ledger.more(code, len(rows) - len(reported))
 
 
-def _key(check: HeaderPass, source: ByteSource, row: int) -> bytes:
+def _key(keys: KeyColumns, source: ByteSource, row: int) -> bytes:
     """The key of a sample, which was kept or is read again."""
-    kept = check.keys.name(row)
+    kept = keys.name(row)
     if kept is not None:
         return kept
-    for window in scan(source, first=check.keys.starts[row], chunk=1 << 12):
+    for window in scan(source, first=keys.starts[row], chunk=_KEY_CHUNK_BYTES):
         for name in window.columns.names:
             parts = split_name(name)
             return parts[0] if parts else name
@@ -196,10 +167,7 @@ def _is_compressed(address: str) -> bool:
     if is_stream(address):
         return False
     with open_source(address, decompress=False) as source:
-        return source.read_at(0, 6).startswith(_MAGICS)
-
-
-_MAGICS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
+        return identify(source.read_at(0, BLOCK)) is not None
 
 
 class LocateTask(NamedTuple):
@@ -219,27 +187,24 @@ class Located(NamedTuple):
 
 def locate(task: LocateTask) -> list[Located]:
     """The samples asked for, each key where it is first; those that cannot be found any more are left out."""
-    wanted, found = set(task.digests), []
-    digest = digester()
-    ledger = Ledger(task.address, 0)
+    missing, found = set(task.digests), list[Located]()
+    digest, grouper = digester(), Grouper(task.address, lenient=True)
     try:
         with open_source(task.address) as source:
-            grouper = Grouper(task.address, lenient=True)
-            for window in scan_salvaging(source, ledger.add_error):
-                batch = grouper.add(window)
-                found += _located(batch, wanted, digest)
-                if not wanted:
+            for window in scan_salvaging(source, Ledger(task.address, 0).add_error):
+                _locate_in(grouper.add(window), missing, digest, found)
+                if not missing:
                     return found
-            found += _located(grouper.finish(), wanted, digest)
+            _locate_in(grouper.finish(), missing, digest, found)
     except (DataError, StorageError):
         pass
     return found
 
 
-def _located(batch: SampleBatch, wanted: set[int], digest: Callable[[bytes], int]) -> list[Located]:
-    found = []
+def _locate_in(
+    batch: SampleBatch, missing: set[int], digest: Callable[[bytes], int], found: list[Located]
+) -> None:
     for row, number in enumerate(map(digest, batch.keys)):
-        if number in wanted:
-            wanted.discard(number)
+        if number in missing:
+            missing.discard(number)
             found.append(Located(number, batch.keys[row], batch.start(row)))
-    return found

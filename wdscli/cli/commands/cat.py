@@ -111,7 +111,6 @@ def cat(
         selection,
         duplicates,
         errors,
-        preserve=preserve,
         allow_empty=allow_empty,
         trust=trust,
     )
@@ -122,7 +121,7 @@ def cat(
     elif to_dir is not None:
         _unpack(out, request, progress, to_dir)
     else:
-        _write_tar(out, request, progress, output.dry_run)
+        _write_tar(out, request, progress, preserve, output.dry_run)
 
 
 def _check(
@@ -242,10 +241,10 @@ def _unpack(out: Out, request: Request, progress: Progress, folder: str) -> None
     _tell_losses(out, picker)
 
 
-def _write_tar(out: Out, request: Request, progress: Progress, dry_run: bool) -> None:
+def _write_tar(out: Out, request: Request, progress: Progress, preserve: bool, dry_run: bool) -> None:
     from wdscli.ops.cat import cat as write
 
-    report = write(request, dry_run=dry_run, progress=progress)
+    report = write(request, preserve=preserve, dry_run=dry_run, progress=progress)
     if request.output != "-" or dry_run:
         done = "would write" if dry_run else "wrote"
         out.summary(f"{done} {plural(report.samples, 'sample')}, {human_size(report.bytes_out)}")

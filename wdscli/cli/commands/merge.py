@@ -14,7 +14,6 @@ from wdscli.cli.options import (
     JsonOptions,
     OutputOptions,
     PlannedCutOptions,
-    Preserve,
     SelectionOptions,
     TrustOptions,
     grouped,
@@ -100,7 +99,6 @@ def merge(
     dedup: DedupOptions,
     cuts: PlannedCutOptions,
     engine: EngineOptions,
-    preserve: Preserve = False,
     selection: SelectionOptions,
     allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
@@ -133,7 +131,6 @@ def merge(
         duplicates,
         errors,
         engine=engine,
-        preserve=preserve,
         allow_empty=allow_empty,
         trust=trust,
     )

@@ -15,7 +15,6 @@ from wdscli.cli.options import (
     JsonOptions,
     OutputOptions,
     PlannedCutOptions,
-    Preserve,
     SelectionOptions,
     Shards,
     TrustOptions,
@@ -58,7 +57,6 @@ def shuffle(
     ] = None,
     cuts: PlannedCutOptions,
     engine: EngineOptions,
-    preserve: Preserve = False,
     selection: SelectionOptions,
     allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
@@ -94,7 +92,6 @@ def shuffle(
         duplicates,
         errors,
         engine=engine,
-        preserve=preserve,
         allow_empty=allow_empty,
         trust=trust,
     )

@@ -15,7 +15,6 @@ from wdscli.cli.options import (
     JsonOptions,
     OutputOptions,
     PlannedCutOptions,
-    Preserve,
     SelectionOptions,
     Shards,
     TrustOptions,
@@ -70,7 +69,6 @@ def sort(
     ] = None,
     cuts: PlannedCutOptions,
     engine: EngineOptions,
-    preserve: Preserve = False,
     selection: SelectionOptions,
     allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
@@ -103,7 +101,6 @@ def sort(
         duplicates,
         errors,
         engine=engine,
-        preserve=preserve,
         allow_empty=allow_empty,
         trust=trust,
     )

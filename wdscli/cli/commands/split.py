@@ -15,7 +15,6 @@ from wdscli.cli.options import (
     JsonOptions,
     OutputOptions,
     PlannedCutOptions,
-    Preserve,
     SelectionOptions,
     Shards,
     TrustOptions,
@@ -95,7 +94,6 @@ def split(
         ),
     ] = "error",
     engine: EngineOptions,
-    preserve: Preserve = False,
     selection: SelectionOptions,
     allow_empty: AllowEmpty = False,
     duplicates: DuplicateOptions,
@@ -127,7 +125,6 @@ def split(
         duplicates,
         errors,
         engine=engine,
-        preserve=preserve,
         allow_empty=allow_empty,
         trust=trust,
     )

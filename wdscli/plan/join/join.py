@@ -375,8 +375,6 @@ def _check(how: Join, request: Request, sets: int) -> None:
         raise UsageError(
             "a join keeps keys, by which it matches", hint="wds cat --rekey gives new ones afterwards"
         )
-    if request.preserve:
-        raise UsageError("a join writes the canonical form", hint="leave out --preserve")
     selection = request.selection
     chooses = selection.where is not None or selection.span is not None
     if how.kind == "outer" and chooses:

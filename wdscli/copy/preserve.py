@@ -1,4 +1,4 @@
-"""Headers kept as they are, for ``--preserve``.
+"""Headers kept as they are, for ``cat --preserve``.
 
 What it is: what is needed to copy members with their own header blocks instead of canonical ones: modes, owners, times
 and records of pax headers, unknown ones too. How: the blocks from a member's start to its payload are copied byte for
@@ -21,9 +21,6 @@ from wdscli.storage import Source
 from wdscli.tar import GLOBAL, padded
 from wdscli.tar.header import BLOCK, extended, parse_pax, parse_size, pax_record
 
-APART = 0b10000000
-"""Mark of a sample that cannot be copied as one run."""
-
 
 def check_preserve(selection: Selection, rekey: str | None, on_duplicate: str) -> None:
     """Raise UsageError for options that would need other headers."""
@@ -34,10 +31,9 @@ def check_preserve(selection: Selection, rekey: str | None, on_duplicate: str) -
         )
 
 
-def kept_mark(mark: int, selection: Selection) -> int:
-    """What is left to mind of a sample's mark when headers are kept."""
-    apart = mark & (RAGGED | GLOBAL) or selection.changes_members
-    return mark & GLOBAL | (APART if apart else 0)
+def kept_mark(mark: int) -> int:
+    """What is left to mind of a sample's mark when headers are kept: what keeps it from being copied as one run."""
+    return mark & (RAGGED | GLOBAL)
 
 
 class Kept(NamedTuple):

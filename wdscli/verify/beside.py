@@ -1,0 +1,269 @@
+"""What lies beside shards, compared with them: their manifests, their indexes, the manifests' checksums.
+
+What it is: :func:`find_listings`, from shards to what manifests say of each, and functions that add to a shard's ledger
+what does not agree with it. How: the manifest that was given counts; without one, every ``*manifest.json`` in the
+shards' folders, on any store that can be listed, that lists one of them. Of a manifest that was found, a listed shard
+that is not in the folder is a finding, and so is a shard of its prefix that it does not list; checking some shards of a
+set is none. The index is compared by the digest of its columns with what the scan found, without loading it as arrays;
+the checksum is taken over the file's bytes as they lie there, compressed or not.
+
+It must not know how shards are scanned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from wdscli.errors import DataError, InputError, StorageError, UsageError, WdsError
+from wdscli.model import ShardInfo, to_bytes
+from wdscli.shards.checksum import new_digest
+from wdscli.shards.find import etag_of, is_other_version
+from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of
+from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
+from wdscli.shards.manifest import Manifest
+from wdscli.shards.shardfile import index_address
+from wdscli.storage import Source, base_name, exists, folder_of, is_local, is_stream, open_source, read_all
+from wdscli.storage.ends import replaced
+from wdscli.tar import Form
+from wdscli.verify.findings import Ledger
+from wdscli.verify.profiles import Fields
+
+PIECE_BYTES = 1 << 20
+
+
+class Listing(NamedTuple):
+    """What the manifest at ``manifest`` says of one shard. ``required`` are the fields that every sample of the set had
+    when it was written."""
+
+    manifest: str
+    shard: ShardInfo
+    required: Fields
+
+
+class Listings(NamedTuple):
+    """``of`` has the listing of each shard that has one; ``ledgers`` are findings about the set."""
+
+    of: dict[str, Listing]
+    ledgers: list[Ledger]
+
+
+def find_listings(shards: ShardSet, limit: int) -> Listings:
+    """The manifests that speak of ``shards``."""
+    found = Listings({}, [])
+    if shards.manifest is not None:
+        for address, shard in zip(shards.addresses, shards.manifest.shards):
+            where = shards.manifest_address or ""
+            found.of[address] = Listing(where, shard, _required(shards.manifest))
+        return found
+    folders: dict[str, list[str]] = {}
+    for address in shards.addresses:
+        if not is_stream(address):
+            folders.setdefault(folder_of(address), []).append(address)
+    for folder, addresses in folders.items():
+        there = set(names_in(folder, shards.given))
+        manifests = _manifests_of(folder, there, {base_name(one) for one in addresses}, found.ledgers, limit)
+        for where, manifest in manifests.items():
+            required = _required(manifest)
+            by_name = {shard.name: shard for shard in manifest.shards}
+            for address in addresses:
+                if (listed := by_name.get(base_name(address))) is not None:
+                    found.of[address] = Listing(where, listed, required)
+        _add_strays(addresses, found, limit)
+    return found
+
+
+def _manifests_of(
+    folder: str, there: set[str], names: set[str], ledgers: list[Ledger], limit: int
+) -> dict[str, Manifest]:
+    """By address, the manifests of a folder that list any of the shards of these names. Findings are about what they
+    list that is not there, and about those that cannot be read."""
+    found = {}
+    for name in sorted(there):
+        if not name.endswith(MANIFEST_SUFFIX):
+            continue
+        ledger = Ledger(folder + name, limit)
+        ledgers.append(ledger)
+        try:
+            manifest = read_manifest(folder + name)
+        except DataError as error:
+            if _is_meant_for(folder + name, names):
+                ledger.add("manifest-mismatch", error.message)
+        except WdsError as error:
+            ledger.add("unreadable", error.message)
+        else:
+            if any(shard.name in names for shard in manifest.shards):
+                found[folder + name] = manifest
+                for shard in manifest.shards:
+                    if "/" not in shard.name and shard.name not in there:
+                        ledger.add("manifest-mismatch", f"it lists {shard.name}, which is not there")
+    return found
+
+
+def _is_meant_for(manifest: str, names: set[str]) -> bool:
+    """Whether a file that cannot be read as a manifest was one for these shards; many a tool has a manifest.json."""
+    prefix = base_name(manifest).removesuffix(MANIFEST_SUFFIX)
+    if prefix:
+        return any(name.startswith(prefix) for name in names)
+    return b'"shardlist"' in read_all(manifest)
+
+
+def _add_strays(addresses: Sequence[str], listings: Listings, limit: int) -> None:
+    """A finding for each shard of a folder that no manifest lists although it has the prefix of one."""
+    manifests = sorted({listings.of[address].manifest for address in addresses if address in listings.of})
+    for address in addresses:
+        if address in listings.of:
+            continue
+        for manifest in manifests:
+            prefix = base_name(manifest).removesuffix(MANIFEST_SUFFIX)
+            if prefix and base_name(address).startswith(prefix):
+                listings.ledgers.append(Ledger(address, limit))
+                listings.ledgers[-1].add("manifest-mismatch", f"{manifest} does not list the shard")
+                break
+
+
+def _required(manifest: Manifest) -> Fields:
+    """The fields that every sample had when the manifest was written."""
+    if not manifest.samples:
+        return ()
+    return tuple(to_bytes(name) for name, total in manifest.fields.items() if total.count == manifest.samples)
+
+
+class SideIndex(NamedTuple):
+    """What an index says of its shard as a whole."""
+
+    size: int
+    samples: int
+    members: int
+    digest: str
+    marks: bytes
+    ignored: dict[str, int]
+    form: Form
+    etag: str
+
+
+def load_index(address: str, source: Source, ledger: Ledger) -> SideIndex | None:
+    """The index beside a shard, if there is one and it is whole; a finding when it is not, or not of this shard's
+    size."""
+    if is_stream(address) or not source.seekable:
+        return None
+    place = index_address(address)
+    if is_local(place) and not exists(place):
+        return None
+    try:
+        index = _parse(read_all(place))
+    except InputError:
+        return None
+    except DataError as error:
+        ledger.add("stale-index", f"{place} is not a whole index: {error.message}")
+        return None
+    if index.size != source.size:
+        ledger.add("stale-index", f"{place} was made for {index.size} bytes, the shard has {source.size}")
+        return None
+    if is_other_version(index.etag, etag_of(address, source)):
+        ledger.add("stale-index", f"{place} was made for another version of the shard than the store has")
+        return None
+    return index
+
+
+def _parse(data: bytes) -> SideIndex:
+    import msgpack
+
+    try:
+        check_seal(data)
+        raw = msgpack.unpackb(data, raw=False, unicode_errors="surrogateescape")
+        if raw["format"] != FORMAT or raw["version"] != VERSION:
+            raise ValueError("another format or version")
+        if digest_of(raw) != raw["digest"]:
+            raise ValueError("its digest is not that of its columns")
+        form = Form(int(raw["mtime"]), raw["long_names"])
+        if not 0 <= form.mtime < 8**11 or form.long_names not in ("pax", "gnu"):
+            raise ValueError("impossible form")
+        whole = {name: raw[name] for name in ("size", "samples", "members", "digest", "marks", "ignored")}
+        return SideIndex(**whole, form=form, etag=str(raw.get("etag", "")))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
+        raise DataError(str(error) or type(error).__name__, code="stale-index") from None
+
+
+def check_index(
+    index: SideIndex, builder: IndexBuilder, ignored: dict[str, int], address: str, ledger: Ledger
+) -> None:
+    """Compare an index with what a scan of the whole shard found."""
+    place = index_address(address)
+    if index.digest != builder.digest() or index.marks != bytes(builder.columns()["marks"]):
+        ledger.add("stale-index", f"{place} does not say what the shard's headers say")
+    elif (index.samples, index.members, index.ignored) != (builder.samples, builder.members, ignored):
+        ledger.add("stale-index", f"{place} counts other samples or members than the shard has")
+
+
+def check_size(address: str, listing: Listing, size: int, ledger: Ledger) -> None:
+    """Compare the size of a shard, damaged or not, with what the manifest says; ``size`` is that of the tar."""
+    told = listing.shard.size_bytes
+    if told < 0 or told == size:
+        return
+    if not is_stream(address):
+        # Of a compressed shard the bytes of the file are not those of the tar.
+        with open_source(address, decompress=False) as source:
+            if source.size == told:
+                return
+    ledger.add("manifest-mismatch", f"{listing.manifest} says {told} bytes, the shard has {size}")
+
+
+def check_listed(listing: Listing, samples: int, builder: IndexBuilder | None, ledger: Ledger) -> None:
+    """Compare a whole shard with its entry in the manifest."""
+    where, listed = listing.manifest, listing.shard
+    counts = [("samples", listed.samples, samples)]
+    if builder is not None and listed.members >= 0:
+        counts.append(("members", listed.members, builder.members))
+    for what, told, found in counts:
+        if told != found:
+            ledger.add("manifest-mismatch", f"{where} says {told} {what}, the shard has {found}")
+    if builder is None:
+        return
+    if listed.headers != builder.digest():
+        ledger.add("manifest-mismatch", f"{where} was made for other names, places or sizes than the shard's")
+    if listed.fields != builder.totals():
+        ledger.add("manifest-mismatch", f"{where} counts other fields or bytes than the shard has")
+
+
+def check_checksum(address: str, listing: Listing | None, ledger: Ledger, version: str | None) -> None:
+    """Compare a shard's bytes with the checksum that the manifest holds. ``version`` is that of the bytes whose headers
+    were checked, None when they could not be read, which has been reported."""
+    if is_stream(address):
+        ledger.add("unchecked", "a stream has no checksum")
+        return
+    if listing is None or listing.shard.checksum is None:
+        ledger.add("unchecked", "no manifest holds a checksum of this shard")
+        return
+    algorithm, _, expected = listing.shard.checksum.partition(":")
+    try:
+        digest = _file_digest(address, algorithm, version)
+    except UsageError:
+        ledger.add("unchecked", f'the manifest\'s checksum is of an unknown kind, "{algorithm}"')
+        return
+    except StorageError as error:
+        if version is not None:
+            ledger.add("unreadable", error.message, hint=error.hint)
+        return
+    if digest != expected:
+        ledger.add(
+            "checksum-mismatch",
+            f"the shard's {algorithm} is {digest}, the manifest says {expected}; {base_name(address)} was changed",
+        )
+
+
+def _file_digest(address: str, algorithm: str, version: str | None) -> str:
+    """The checksum of a file's bytes as they lie there, of ``version`` if one is given. Raises UsageError for an
+    unknown algorithm, StorageError."""
+    digest = new_digest(algorithm)
+    if digest is None:
+        raise UsageError("no checksum to compute")
+    with open_source(address, decompress=False) as source:
+        offset = 0
+        while data := source.read_some(offset, PIECE_BYTES):
+            digest.update(data)
+            offset += len(data)
+        source.confirm()
+        if version and version != source.version:
+            raise replaced(address)
+    return digest.hexdigest()
