@@ -11,8 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pickle import dumps, loads
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from warnings import warn
+from zlib import compress, decompress
 
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
@@ -331,37 +333,17 @@ class Catalog:
         """The places of the samples of a shard that are counted, rising; None when that is all of them."""
         return None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Addresses and counts, packed: names of shards that differ by a number take a few bytes each."""
-        from zlib import compress
+    def _sent(self) -> dict[str, Any]:
+        """What a worker must know."""
+        return {**self.__dict__, "_tables": None, "_scanned": None, "manifest": None}
 
-        names = compress("\0".join(self.addresses).encode("utf-8", "surrogateescape"), 9)
-        counts = None if self.counts is self._held else _packed(self.counts)
-        state = {**self.__dict__, "addresses": names, "counts": counts, "_held": _packed(self._held)}
-        return {**state, "_tables": None, "_scanned": None, "manifest": None}
+    def __getstate__(self) -> bytes:
+        """Packed: names of shards that differ by a number take a few bytes each."""
+        return compress(dumps(self._sent()), 9)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        from zlib import decompress
-
-        self.__dict__.update(state)
-        self.addresses = decompress(state["addresses"]).decode("utf-8", "surrogateescape").split("\0")
-        self._held = _unpacked(state["_held"])
-        self.counts = self._held if state["counts"] is None else _unpacked(state["counts"])
+    def __setstate__(self, state: bytes) -> None:
+        self.__dict__.update(loads(decompress(state)))
         self._begin()
-
-
-def _packed(counts: I64 | None) -> bytes | None:
-    from zlib import compress
-
-    return None if counts is None else compress(counts.tobytes())
-
-
-def _unpacked(data: bytes | None) -> I64 | None:
-    from zlib import decompress
-
-    import numpy
-
-    return None if data is None else numpy.frombuffer(decompress(data), dtype=numpy.int64)
 
 
 def _short(digest: str) -> int:

@@ -16,11 +16,9 @@ It must not know in which order samples are read.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from copy import copy
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from warnings import warn
 
@@ -246,29 +244,19 @@ class FilteredCatalog(Catalog):
             )
         return places
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The set, and either the bits or the filter that gives them again."""
-        from zlib import compress
+    def _begin(self) -> None:
+        super()._begin()
+        self._unpacked = Recent(UNPACKED_PLACES, len)
 
+    def _sent(self) -> dict[str, Any]:
+        """Either the bits or the filter that gives them again."""
         bits, chosen = self._bits, self._chosen
-        size = sum(len(one) for one in bits if one)
-        if chosen is not None and (chosen.reads_payloads or not chosen.is_small or size <= SENT_BYTES):
+        size_bytes = sum(len(one) for one in bits if one)
+        if chosen is not None and (chosen.reads_payloads or not chosen.is_small or size_bytes <= SENT_BYTES):
             chosen = None
         if chosen is not None:
             bits = []
-        lengths = compress(array("q", [-1 if one is None else len(one) for one in bits]).tobytes())
-        packed = compress(b"".join(one for one in bits if one), 1)
-        own = {"_bits": (packed, lengths), "_chosen": chosen, "_unpacked": None}
-        return {**super().__getstate__(), **own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        from zlib import decompress
-
-        super().__setstate__(state)
-        packed, lengths = map(decompress, state["_bits"])
-        data = BytesIO(packed)
-        self._bits = [None if length < 0 else data.read(length) for length in array("q", lengths)]
-        self._unpacked = Recent(UNPACKED_PLACES, len)
+        return {**super()._sent(), "_bits": bits, "_chosen": chosen, "_unpacked": None}
 
 
 def filtered(catalog: Catalog, **options: Any) -> Catalog:
