@@ -13,8 +13,8 @@ import pytest
 from shard_cases import keys_of, write_shards
 
 from wdscli.cli.main import main
-from wdscli.create.globs import Globs
 from wdscli.create.keys import KeyRule
+from wdscli.create.walk import Globs
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader import WebDataset
 from wdscli.plan.rekey import Rekey

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from wdscli.create import packing
-from wdscli.create.globs import Globs
 from wdscli.create.keys import KeyRule
 from wdscli.create.payloads import Payloads
 from wdscli.create.recipe import parse_line
+from wdscli.create.walk import Globs
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.ops.create import CreateOptions, create, plan_create, run_create
 from wdscli.plan.cut import Cuts
@@ -28,7 +28,9 @@ def change(path: Path, size: int) -> None:
     os.truncate(path, size)
 
 
-@pytest.mark.parametrize("size", [1, SMALL, packing.SMALL, packing.SMALL + 1, MIDDLING, packing.PIECE, LARGE])
+@pytest.mark.parametrize(
+    "size", [1, SMALL, packing.SMALL_BYTES, packing.SMALL_BYTES + 1, MIDDLING, packing.PIECE_BYTES, LARGE]
+)
 @pytest.mark.parametrize("by", [-1, 1, 2_000_000])
 def test_a_file_that_changes_is_an_error_and_leaves_nothing(tmp_path: Path, size: int, by: int) -> None:
     folder = tmp_path / "in"
@@ -94,7 +96,7 @@ def test_one_task_never_loads_a_large_file(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "preadv", watched)
     create([str(tmp_path)], str(tmp_path / "o.tar"))
-    assert max(asked) <= packing.PIECE
+    assert max(asked) <= packing.PIECE_BYTES
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from heapq import merge
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
-from wdscli.create.columns import SEPARATOR, Files, Inline, Skipped, numbers_of
+from wdscli.create.files import SEPARATOR, Files, Inline, Skipped, numbers_of
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
 from wdscli.ordering import rank_array

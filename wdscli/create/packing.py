@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from wdscli.create.columns import (
+from wdscli.create.files import (
     SEPARATOR,
     Files,
     Inline,
@@ -25,7 +26,7 @@ from wdscli.create.columns import (
     describe_place,
     numbers_of,
 )
-from wdscli.errors import DataError, InputError, WdsError
+from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_text
 from wdscli.run.post import run_post
@@ -35,13 +36,15 @@ from wdscli.shards.shardfile import ShardFile
 from wdscli.tar import padding
 from wdscli.tar.template import header_maker
 
-SMALL = 1 << 15
-PIECE = 1 << 20
-_GATHER = 1 << 16
-_SAMPLES_AT_ONCE = 1024
+SMALL_BYTES = 1 << 15
+"""Payloads up to this are read whole."""
+PIECE_BYTES = 1 << 20
+_GATHERED_BYTES = 1 << 16
+_SAMPLES_TOGETHER = 1024
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 Advance = Callable[[int], object]
+_Elsewhere = bytes | Stored | Remote
 
 
 class PackTask(NamedTuple):
@@ -75,8 +78,8 @@ def pack(task: PackTask, advance: Advance | None = None) -> ShardInfo:
 def _packed(task: PackTask, advance: Advance) -> ShardInfo:
     with task.settings.open(task.address) as shard:
         packer = _Packer(shard, task)
-        for first in range(0, len(task.firsts) - 1, _SAMPLES_AT_ONCE):
-            done = packer.pack(first, min(first + _SAMPLES_AT_ONCE, len(task.firsts) - 1))
+        for first in range(0, len(task.firsts) - 1, _SAMPLES_TOGETHER):
+            done = packer.pack(first, min(first + _SAMPLES_TOGETHER, len(task.firsts) - 1))
             advance(done)
         done = shard.position
         info = shard.commit()
@@ -106,10 +109,6 @@ class _Packer:
         shard.announce(_batch(first, [at - firsts[0] for at in firsts], rows, sizes, begin, headers))
         return shard.position - begin
 
-    def _put(self, data: bytes | memoryview) -> None:
-        """Tar bytes of samples that the index is told of when they are through."""
-        self._shard.write_blocks(data)
-
     def _write(self, headers: list[bytes], sizes: list[int], places: Iterable[Place]) -> None:
         """Headers, payloads and padding."""
         parts: list[bytes] = []
@@ -117,8 +116,8 @@ class _Packer:
         gathered = 0
         opened, read, close = os.open, os.read, os.close
         for header, size, place in zip(headers, sizes, places):
-            if size > SMALL and not isinstance(place, Inline):
-                self._put(b"".join(parts))
+            if size > SMALL_BYTES and not isinstance(place, Inline):
+                self._shard.write_blocks(b"".join(parts))
                 parts.clear()
                 gathered = 0
                 self._write_large(header, size, place)
@@ -128,12 +127,13 @@ class _Packer:
                     descriptor = opened(place, _FLAGS)
                     try:
                         payload = read(descriptor, size + 1)
-                        if len(payload) != size:
-                            payload = _read_rest(descriptor, payload, size, place)
                     finally:
                         close(descriptor)
                 except OSError as error:
                     raise _cannot_read(place, error) from None
+                if len(payload) != size:
+                    # It has changed, or the kernel is slow: some file systems give less than they are asked for.
+                    payload = _payload(place, size)
             else:
                 payload = _payload(place, size)
             put(header)
@@ -141,32 +141,22 @@ class _Packer:
             if size & 511:
                 put(padding(size))
             gathered += size + 1024
-            if gathered >= _GATHER:
-                self._put(b"".join(parts))
+            if gathered >= _GATHERED_BYTES:
+                self._shard.write_blocks(b"".join(parts))
                 parts.clear()
                 gathered = 0
-        self._put(b"".join(parts))
+        self._shard.write_blocks(b"".join(parts))
 
-    def _write_large(self, header: bytes, size: int, place: Place) -> None:
+    def _write_large(self, header: bytes, size: int, place: _Elsewhere) -> None:
         """A member whose payload goes through the buffer, in pieces if it must."""
         if not self._buffer:
-            self._buffer = bytearray(PIECE)
+            self._buffer = bytearray(PIECE_BYTES)
         shard = self._shard
-        self._put(header)
-        view = memoryview(self._buffer)
-        with _Pieces(place, size) as pieces:
-            left = size
-            while left:
-                # One byte more than planned shows whether the file has grown.
-                count = pieces.read_into(view[: min(left + 1, PIECE)])
-                if count == 0 or count > left:
-                    raise changed(place, size, size - left + count)
-                self._put(view[:count])
-                shard.flush()
-                left -= count
-            if pieces.read_into(view[:1]):
-                raise changed(place, size, size + 1)
-        self._put(padding(size))
+        shard.write_blocks(header)
+        for piece in _pieces(place, size, memoryview(self._buffer)):
+            shard.write_blocks(piece)
+            shard.flush()
+        shard.write_blocks(padding(size))
 
 
 def _batch(
@@ -209,82 +199,57 @@ def _positions(begin: int, headers: list[bytes], sizes: list[int]) -> tuple[list
     return starts, [start + length for start, length in zip(starts, lengths)]
 
 
-def _read_rest(descriptor: int, data: bytes, size: int, place: Place) -> bytes:
-    """After a read that gave another number of bytes than planned: the rest, if the kernel was only slow."""
-    while 0 < len(data) < size:
-        more = os.read(descriptor, size + 1 - len(data))
-        if not more:
-            break
-        data += more
-    if len(data) != size or os.read(descriptor, 1):
-        raise changed(place, size, len(data))
-    return data
+def _pieces(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[memoryview]:
+    """A payload in pieces, one after the other in ``buffer``. Raises InputError, DataError ``changed-while-read``."""
+    done = 0
+    with ExitStack() as stack:
+        read = _opened(place, size, stack)
+        # One byte more than planned shows whether the file has grown.
+        while count := read(buffer[: size + 1 - done], done):
+            done += count
+            if done > size:
+                raise changed(place, size, done)
+            yield buffer[:count]
+    if done < size:
+        raise changed(place, size, done)
 
 
-class _Pieces:
-    """A payload that is read piece by piece."""
+def _opened(place: _Elsewhere, size: int, stack: ExitStack) -> Callable[[memoryview, int], int]:
+    """A function that reads into a buffer what lies from some byte of a payload on: one byte at least, or it is the
+    end. ``stack`` closes what it reads from."""
+    if isinstance(place, Remote):
+        from wdscli.storage import open_source
 
-    def __init__(self, place: Place, size: int) -> None:
-        self._place = place
-        self._descriptor = -1
-        self._offset = 0
-        self._end: int | None = None
+        source = stack.enter_context(open_source(place.address, decompress=False))
+
+        def read_source(view: memoryview, at: int) -> int:
+            data = source.read_some(at, len(view))
+            view[: len(data)] = data
+            return len(data)
+
+        return read_source
+    # Behind a payload in the scratch file lies the next one.
+    path, first, end = (place.path, place.offset, size) if isinstance(place, Stored) else (place, 0, size + 1)
+
+    def read_file(view: memoryview, at: int) -> int:
         try:
-            if isinstance(place, Remote):
-                from wdscli.storage import open_source
-
-                self._source = open_source(place.address, decompress=False)
-            elif isinstance(place, Stored):
-                self._descriptor = os.open(place.path, _FLAGS)
-                self._offset = place.offset
-                self._end = place.offset + size
-            elif isinstance(place, bytes):
-                self._descriptor = os.open(place, _FLAGS)
-        except WdsError:
-            raise
+            return os.preadv(descriptor, [view[: end - at]], first + at)
         except OSError as error:
             raise _cannot_read(place, error) from None
 
-    def read_into(self, view: memoryview) -> int:
-        """At least one byte into ``view``; 0 at the end."""
-        if self._end is not None:
-            # Behind this payload in the scratch file lies the next one.
-            view = view[: self._end - self._offset]
-        if self._descriptor < 0:
-            data = self._source.read_some(self._offset, len(view))
-            count = len(data)
-            view[:count] = data
-        else:
-            try:
-                count = os.preadv(self._descriptor, [view], self._offset)
-            except OSError as error:
-                raise _cannot_read(self._place, error) from None
-        self._offset += count
-        return count
-
-    def __enter__(self) -> _Pieces:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        else:
-            self._source.close()
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as error:
+        raise _cannot_read(place, error) from None
+    stack.callback(os.close, descriptor)
+    return read_file
 
 
 def _payload(place: Place, size: int) -> bytes:
     """A small payload that is in no file of its own."""
     if isinstance(place, Inline):
         return place.payload
-    with _Pieces(place, size) as pieces:
-        buffer = bytearray(size + 1)
-        view = memoryview(buffer)
-        have = 0
-        while have <= size and (count := pieces.read_into(view[have:])):
-            have += count
-    if have != size:
-        raise changed(place, size, have)
-    return bytes(view[:size])
+    return b"".join(map(bytes, _pieces(place, size, memoryview(bytearray(size + 1)))))
 
 
 def changed(place: Place, planned: int, found: int) -> DataError:

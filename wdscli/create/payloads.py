@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from types import TracebackType
 
-from wdscli.create.columns import Inline, Place, Remote, Stored
-from wdscli.create.own import Outputs
+from wdscli.create.files import Inline, Place, Remote, Stored
+from wdscli.create.walk import Outputs
 from wdscli.errors import InputError, OutputError
 
 _SMALL = 256

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from wdscli.create.columns import Files, Place
+from wdscli.create.files import Files, Place
 from wdscli.create.keys import KeyRule, check_written
 from wdscli.create.payloads import Payloads
 from wdscli.errors import DataError, WdsError

@@ -1,31 +1,159 @@
 """Folders and files of this machine, to columns.
 
-What it is: the walk behind ``create SOURCE...``. How: one ``scandir`` a folder, paths as bytes, one ``stat`` a file and
-no object a file; the order of the file system does not matter, because the plan sorts. What the command is about to
-write, and the sets whose manifests lie in a folder, are passed over there. Links are followed, a folder that leads back
-to one it lies in is not entered again. Names are relative to each folder that was given; a file that was given goes by
-its own name. It must not read files, and knows no shards.
+What it is: the walk behind ``create SOURCE...``, the :class:`Globs` of ``--include`` and ``--exclude``, and
+:class:`Outputs`, which knows what the command is about to write wherever a walk meets it. How: one ``scandir`` a
+folder, paths as bytes, one ``stat`` a file and no object a file; the order of the file system does not matter, because
+the plan sorts. An output is known by its folder, links followed, and by a name that its pattern could give, whether a
+shard of that name will be written or not; it is passed over, and so are the sets whose manifests lie in a folder. Links
+are followed, a folder that leads back to one it lies in is not entered again. Names are relative to each folder that
+was given; a file that was given goes by its own name.
+
+A glob is gitignore's: one with no slash (but at its end) is matched against the last part of a path, at any depth; one
+with a slash against the whole path. ``*`` and ``?`` stay within a part, ``**`` spans parts, ``[abc]`` and ``[!abc]``
+are sets. It becomes one regular expression over bytes, so that names need be no UTF-8.
+
+It must not read files, and knows no shards.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from wdscli.create.columns import SEPARATOR, Files, Skipped
-from wdscli.create.globs import Globs
+from wdscli.create.files import SEPARATOR, Files, Skipped
 from wdscli.create.keys import KeyRule, check_written
-from wdscli.create.own import MANIFEST, Outputs, set_members
 from wdscli.errors import InputError, UsageError, WdsError
-from wdscli.model import to_text
+from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
+from wdscli.selection.expressions import Expression
+from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
+from wdscli.shards.output import OutputSet
+from wdscli.storage import folder_of, is_local, local_path
 
+MANIFEST = os.fsencode(MANIFEST_SUFFIX)
+"""How the names of manifests end."""
+_BESIDE = (b"", b".idx")
 _JUNK = {b".DS_Store": "ds-store"}
 _Inode = tuple[int, int]
-_AT_ONCE = 4096
+_ENTRIES_TOGETHER = 4096
 """Entries of a folder that are looked at together."""
+
+
+def translate(pattern: str) -> str:
+    """The regular expression (over Latin-1 text of the bytes) that one glob means.
+
+    >>> bool(re.fullmatch(translate("a/**/*.jpg"), "a/b/c.jpg")), bool(re.fullmatch(translate("*.jpg"), "b/c.jpg"))
+    (True, True)
+    """
+    text = to_bytes(pattern).decode("latin-1").removesuffix("/")
+    anchored = "/" in text
+    body = "/".join(_part(part) for part in text.lstrip("/").split("/"))
+    # "**/" is any number of whole folders, none included; a "**" at the end is everything below.
+    body = body.replace("\0/", "(?:[^/]+/)*").replace("/\0", "/.+").replace("\0", ".*")
+    return body if anchored else f"(?:.*/)?{body}"
+
+
+def _part(part: str) -> str:
+    """One part between slashes; ``**`` alone is marked with a NUL."""
+    if part == "**":
+        return "\0"
+    out, at = [], 0
+    while at < len(part):
+        char = part[at]
+        at += 1
+        close = part.find("]", at + 1) if char == "[" else -1
+        if char == "*":
+            out.append("[^/]*")
+        elif char == "?":
+            out.append("[^/]")
+        elif close > 0:
+            inside = part[at:close]
+            at = close + 1
+            negated = inside[0] in "!^"
+            # A set never matches the slash.
+            out.append("(?!/)[" + "^" * negated + re.escape(inside[negated:]).replace(r"\-", "-") + "]")
+        else:
+            out.append(re.escape(char))
+    return "".join(out)
+
+
+class Globs:
+    """Several globs; false when there are none."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        whole = "|".join(f"(?:{translate(pattern)})" for pattern in patterns)
+        self._match = (
+            Expression(whole.encode("latin-1"), "--include, --exclude", re.DOTALL).fullmatch
+            if patterns
+            else None
+        )
+
+    def __bool__(self) -> bool:
+        return self._match is not None
+
+    def match(self, path: bytes) -> bool:
+        """Whether any of them matches."""
+        return self._match is not None and self._match(path) is not None
+
+
+class Outputs:
+    """The shards and the manifest of an output on this machine; nothing for any other."""
+
+    def __init__(self, output: OutputSet) -> None:
+        self._pattern = output.pattern
+        self._manifest = output.manifest_address or ""
+        self._folder = ""
+        self._real = b""
+        if self._manifest and is_local(self._manifest):
+            self._folder = folder_of(self._manifest)
+            self._real = os.fsencode(os.path.realpath(local_path(self._folder) or "."))
+
+    def in_folder(self, path: bytes) -> Callable[[bytes], bool] | None:
+        """Whether a name in a folder is the output's; None where none can be."""
+        if not self._real:
+            return None
+        real = os.path.realpath(path)
+        if real != self._real and not real.startswith(self._real.rstrip(b"/") + b"/"):
+            return None
+        below = os.fsdecode(real[len(self._real) :].strip(b"/"))
+        folder = self._folder + (below + "/" if below else "")
+
+        def is_own(name: bytes) -> bool:
+            address = folder + os.fsdecode(name)
+            return address == self._manifest or self._pattern.could_name(address)
+
+        return is_own
+
+    def refuse(self, path: bytes) -> None:
+        """Raise UsageError for a file that was named as an input and is the output's."""
+        folder, name = os.path.split(os.path.realpath(path))
+        is_own = self.in_folder(folder)
+        if is_own is not None and is_own(name):
+            raise UsageError(
+                f"{to_text(path)} is an input and would be an output too", hint="give the output another name"
+            )
+
+
+def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
+    """The paths of manifests among ``names``, of the shards that they list, and of the indexes that other programs keep
+    beside shards. What only has the name of a manifest is none."""
+    found: set[bytes] = set()
+    for name in names:
+        path = folder + b"/" + name
+        try:
+            shards = read_manifest(os.fsdecode(path)).shards
+        except WdsError:
+            continue
+        found.add(path)
+        for shard in shards:
+            listed = folder + b"/" + os.fsencode(shard.name)
+            stem = listed[: listed.rfind(b".tar")] if listed.endswith(b".tar") else listed
+            found.update(one + end for one in (listed, stem) for end in _BESIDE if one + end != stem)
+    return found
 
 
 class Wanted(NamedTuple):
@@ -155,11 +283,11 @@ def _read_plainly(folder: _Folder, wanted: Wanted, files: Files, skipped: Skippe
             dot = name.find(b".")
             if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__"):
                 others.append(entry)
-                if len(others) >= _AT_ONCE:
+                if len(others) >= _ENTRIES_TOGETHER:
                     return None
                 continue
             found.append((prefix + name.replace(b".", b"\0", 1), entry.stat().st_size))
-            if len(found) >= _AT_ONCE:
+            if len(found) >= _ENTRIES_TOGETHER:
                 files.add_rows(found, root)
                 found.clear()
     files.add_rows(found, root)
@@ -172,13 +300,13 @@ def _read_choosily(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipp
     """One folder under any rule and any globs. The names of its subfolders."""
     with os.scandir(folder.path) as entries:
         folder.sets.update(
-            set_members(folder.path, (one.name for one in entries if one.name.endswith(MANIFEST)))
+            _set_members(folder.path, (one.name for one in entries if one.name.endswith(MANIFEST)))
         )
     is_own = wanted.outputs.in_folder(folder.path)
     subfolders: list[bytes] = []
     with os.scandir(folder.path) as entries:
         # Not all at once: an entry takes a few hundred bytes.
-        while some := sorted(islice(entries, _AT_ONCE), key=_name_of):
+        while some := sorted(islice(entries, _ENTRIES_TOGETHER), key=_name_of):
             for entry in some:
                 if is_own is not None and is_own(entry.name) and not entry.is_dir():
                     skipped.add("output", entry.path)

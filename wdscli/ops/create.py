@@ -15,16 +15,14 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from wdscli.create import grouping
-from wdscli.create.columns import Files, Skipped, numbers_of
-from wdscli.create.globs import Globs
+from wdscli.create.files import Files, Skipped, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.keys import KeyRule
-from wdscli.create.own import Outputs
 from wdscli.create.packing import PackTask, pack
 from wdscli.create.payloads import Payloads
 from wdscli.create.recipe import read_recipe
 from wdscli.create.table import TableOptions, read_table
-from wdscli.create.walk import Wanted, walk
+from wdscli.create.walk import Globs, Outputs, Wanted, walk
 from wdscli.errors import InputError, UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text

@@ -38,174 +38,158 @@ class Finding(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """One row of the table: how bad it is, what it means, what to do."""
+    """One row of the table: what it means, what to do, how bad it is."""
 
-    severity: Severity
     meaning: str
     hint: str | None = None
+    severity: Severity = "error"
 
 
 _COPY_AGAIN = "make or copy the shard again, or save its whole samples with `wds verify --repair -o OUT`"
 _REPAIR = "write what can be kept with `wds verify --repair -o OUT`"
 
-KINDS: dict[str, Kind] = {
-    # the archive
-    "not-a-tar": Kind("error", "the file does not begin with a tar header, or is empty", _COPY_AGAIN),
-    "truncated": Kind("error", "the file ends inside a member, a header or a compressed stream", _COPY_AGAIN),
-    "no-end-of-archive": Kind("error", "the two zero blocks at the end are missing", _COPY_AGAIN),
+_SIDE_FILES = ("stale-index", "manifest-mismatch")
+
+_OF_ARCHIVES: dict[str, Kind] = {
+    "not-a-tar": Kind("the file does not begin with a tar header, or is empty", _COPY_AGAIN),
+    "truncated": Kind("the file ends inside a member, a header or a compressed stream", _COPY_AGAIN),
+    "no-end-of-archive": Kind("the two zero blocks at the end are missing", _COPY_AGAIN),
     "data-after-end": Kind(
-        "error",
         "bytes follow the end of the archive; readers pass over them",
         "join archives with `wds cat A B -o OUT`",
     ),
-    "bad-checksum": Kind("error", "a header's checksum is wrong", _COPY_AGAIN),
+    "bad-checksum": Kind("a header's checksum is wrong", _COPY_AGAIN),
     "bad-size": Kind(
-        "error", "a member's size cannot be, or readers disagree whether its bytes are there", _COPY_AGAIN
+        "a member's size cannot be, or readers disagree whether its bytes are there", _COPY_AGAIN
     ),
-    "bad-header": Kind("error", "a header's field cannot be read", _COPY_AGAIN),
-    "bad-extended-header": Kind("error", "a pax or GNU extended header cannot be read", _COPY_AGAIN),
-    "corrupt": Kind("error", "a compressed shard cannot be decompressed", _COPY_AGAIN),
+    "bad-header": Kind("a header's field cannot be read", _COPY_AGAIN),
+    "bad-extended-header": Kind("a pax or GNU extended header cannot be read", _COPY_AGAIN),
+    "corrupt": Kind("a compressed shard cannot be decompressed", _COPY_AGAIN),
     "unreadable": Kind(
-        "error",
         "the shard cannot be opened or read",
         "see whether the address is right and may be read, and try again",
     ),
+}
+STRUCTURAL = frozenset(_OF_ARCHIVES)
+"""Kinds after which a shard's members are not all known."""
+
+KINDS: dict[str, Kind] = {
+    **_OF_ARCHIVES,
     # samples
     "interleaved-key": Kind(
-        "error",
         "a key comes back later in its shard with other fields",
         "`wds verify --repair -o OUT` joins such samples",
     ),
     "duplicate-key": Kind(
-        "error", "a key comes a second time, in its shard or in another", "give new keys, or " + _REPAIR
+        "a key comes a second time, in its shard or in another", "give new keys, or " + _REPAIR
     ),
-    "duplicate-field": Kind("error", "a field comes twice in one sample", _REPAIR),
+    "duplicate-field": Kind("a field comes twice in one sample", _REPAIR),
     "missing-field": Kind(
-        "error",
         "a sample lacks a field of --require, or one that the manifest says every sample has",
         "make these samples again, or leave them out when they are read",
     ),
     "case-collision": Kind(
-        "warning",
         "names differ in upper and lower case only: two fields of a sample, or two keys of a shard",
         "webdataset reads fields in lower case, and some file systems keep only one of such files: rename one",
+        "warning",
     ),
     "mixed-fields": Kind(
-        "warning", "samples have other fields than most", "name what every sample must have with --require"
+        "samples have other fields than most", "name what every sample must have with --require", "warning"
     ),
     "no-field": Kind(
-        "warning",
         "a file belongs to no sample: its name has no dot, or begins with one",
         "readers pass over such files",
+        "warning",
     ),
-    "empty-payload": Kind("warning", "a member has no bytes", "see whether its source was empty"),
-    "undecodable": Kind("error", "a payload is not what its field says (--decode)", "make the payload again"),
+    "empty-payload": Kind("a member has no bytes", "see whether its source was empty", "warning"),
+    "undecodable": Kind("a payload is not what its field says (--decode)", "make the payload again"),
     # members
     "unsafe-name": Kind(
-        "error",
-        "a name is absolute, has a `..` or a NUL, or is empty",
-        "give the member another name, or " + _REPAIR,
+        "a name is absolute, has a `..` or a NUL, or is empty", "give the member another name, or " + _REPAIR
     ),
     "link": Kind(
-        "error", "a member is a link", "GNU tar stores the files themselves with --dereference; or " + _REPAIR
+        "a member is a link", "GNU tar stores the files themselves with --dereference; or " + _REPAIR
     ),
-    "special": Kind("error", "a member is a device, a fifo or of some vendor's kind", _REPAIR),
-    "sparse": Kind("error", "a member is a sparse file", "make the archive without --sparse, or " + _REPAIR),
-    "damaged": Kind("error", "a sample next to lost bytes is not saved by --repair, because it lacks fields"),
+    "special": Kind("a member is a device, a fifo or of some vendor's kind", _REPAIR),
+    "sparse": Kind("a member is a sparse file", "make the archive without --sparse, or " + _REPAIR),
+    "damaged": Kind("a sample next to lost bytes is not saved by --repair, because it lacks fields"),
     # side files
     "stale-index": Kind(
-        "error",
-        "the index beside a shard is damaged or of another version of it",
-        "make it again with `wds index`",
+        "the index beside a shard is damaged or of another version of it", "make it again with `wds index`"
     ),
     "manifest-mismatch": Kind(
-        "error",
-        "the manifest and the shards disagree",
-        "copy the set again, or write a new manifest with `wds index`",
+        "the manifest and the shards disagree", "copy the set again, or write a new manifest with `wds index`"
     ),
     "checksum-mismatch": Kind(
-        "error",
-        "a shard's bytes are not those of the manifest's checksum (--checksums)",
-        "copy the shard again",
+        "a shard's bytes are not those of the manifest's checksum (--checksums)", "copy the shard again"
     ),
     "unchecked": Kind(
-        "warning",
         "there is no checksum to compare with (--checksums), a payload is larger than --max-decoded, or what decodes "
         "a field is not installed (--decode)",
         "`wds index` writes checksums",
+        "warning",
     ),
 }
 
 DEMANDS: dict[str, Kind] = {
     "webdataset-upper-case": Kind(
-        "warning",
         "webdataset gives a field in lower case: the code must ask for it so",
         "write the field in lower case",
+        "warning",
     ),
     "webdataset-case-collision": Kind(
-        "error",
-        "webdataset stops at two fields of a sample that differ in case only",
-        "rename one of the fields",
+        "webdataset stops at two fields of a sample that differ in case only", "rename one of the fields"
     ),
     "webdataset-reserved-field": Kind(
-        "error", "webdataset keeps __key__, __url__ and __local_path__ for itself", "rename the field"
+        "webdataset keeps __key__, __url__ and __local_path__ for itself", "rename the field"
     ),
     "webdataset-skipped": Kind(
-        "warning", "webdataset passes over names of the form __x__", "rename the member"
+        "webdataset passes over names of the form __x__", "rename the member", "warning"
     ),
     "hf-mixed-fields": Kind(
-        "error",
         "Hugging Face datasets wants the same fields in the first five samples",
         "put samples that have every field first",
     ),
     "hf-dropped-field": Kind(
-        "warning",
         "Hugging Face datasets drops a field that the first five samples lack",
         "put samples that have every field first, or give load_dataset its features",
+        "warning",
     ),
     "hf-not-an-integer": Kind(
-        "error",
         "Hugging Face datasets parses cls, cls2, index, inx and id as integers",
         "rename the field, or mend it",
     ),
     "hf-raw-field": Kind(
-        "warning",
         "Hugging Face datasets knows no feature for the field and gives raw bytes",
         "decode it in your own code",
+        "warning",
     ),
     "hf-skipped": Kind(
-        "warning", 'Hugging Face datasets passes over files that begin with "." or "__"', "rename the member"
+        'Hugging Face datasets passes over files that begin with "." or "__"', "rename the member", "warning"
     ),
     "dali-pax-header": Kind(
-        "error",
         "DALI cannot read pax headers, unless it has an index that leads past them",
         "write the shards again with --long-names gnu, or make an index with `wds index --dialect dali`",
     ),
-    "dali-blank": Kind("error", "a DALI index cannot hold names with blanks", "rename the member"),
+    "dali-blank": Kind("a DALI index cannot hold names with blanks", "rename the member"),
     "dali-missing-component": Kind(
-        "warning",
         "DALI gives an empty tensor for a component that a sample lacks",
         "choose missing_component_behavior, or make samples whole",
+        "warning",
     ),
-    "dali-compressed": Kind(
-        "error", "DALI reads plain tar only", "decompress the shard: `wds cat SHARD -o OUT.tar`"
-    ),
-    "energon-empty-shard": Kind(
-        "error", "Energon refuses a shard without samples", "remove the shard from the set"
-    ),
+    "dali-compressed": Kind("DALI reads plain tar only", "decompress the shard: `wds cat SHARD -o OUT.tar`"),
+    "energon-empty-shard": Kind("Energon refuses a shard without samples", "remove the shard from the set"),
     "energon-compressed": Kind(
-        "error",
-        "Energon's index points into the plain tar",
-        "decompress the shard: `wds cat SHARD -o OUT.tar`",
+        "Energon's index points into the plain tar", "decompress the shard: `wds cat SHARD -o OUT.tar`"
     ),
-    "energon-skipped": Kind("warning", "Energon passes over names of the form __x__", "rename the member"),
+    "energon-skipped": Kind("Energon passes over names of the form __x__", "rename the member", "warning"),
 }
 """What four readers demand beyond what any reader does; each code begins with the reader's name."""
 
 
 def kind_of(code: str) -> Kind:
     """The row of a code."""
-    return KINDS.get(code) or DEMANDS.get(code) or Kind("error", "")
+    return KINDS.get(code) or DEMANDS.get(code) or Kind("")
 
 
 class Ledger:
@@ -270,21 +254,3 @@ class Ledger:
                 finding._replace(hint=_COPY_AGAIN) if finding.code in _SIDE_FILES else finding
                 for finding in self.findings
             ]
-
-
-STRUCTURAL = frozenset(
-    (
-        "not-a-tar",
-        "truncated",
-        "no-end-of-archive",
-        "data-after-end",
-        "bad-checksum",
-        "bad-size",
-        "bad-header",
-        "bad-extended-header",
-        "corrupt",
-        "unreadable",
-    )
-)
-"""Kinds after which a shard's members are not all known."""
-_SIDE_FILES = ("stale-index", "manifest-mismatch")
