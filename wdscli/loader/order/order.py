@@ -25,6 +25,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from math import isqrt
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -124,27 +125,24 @@ class EpochOrder:
             raise UsageError(f'no such shuffle: "{shuffle}"', hint='"window", "full" or "none"')
         if min(window, lanes, cap) < 1:
             raise UsageError(f"window, lanes and cap must be at least 1, not {min(window, lanes, cap)}")
-        self._seed, self._epoch, self._shuffle = seed, epoch, shuffle
+        self._shuffle = shuffle
         self._shards: I64 | None = None
         if shuffle == "window":
-            self._shards = Permutation(len(counts), key(seed, epoch, SHARDS)).at(
-                numpy.arange(len(counts), dtype=numpy.int64)
-            )
+            self._shards = _permuted(seed, epoch, len(counts), SHARDS).at(numpy.arange(len(counts)))
             counts = counts[self._shards]
         self._ends: I64 = counts.cumsum(dtype=numpy.int64)
         self.total = int(self._ends[-1]) if len(counts) else 0
         self._lanes = max(1, min(lanes, self.total))
         self._window = max(1, min(cap, -(-window * self.total // (max(1, len(counts)) * self._lanes))))
-        self._full: Permutation | None = None
-        self._windows: dict[tuple[int, int], Permutation] = {}
+        # A few permutations of windows are kept, because neighbours come soon.
+        self._permutation = lru_cache(2 * self._lanes + 1)(partial(_permuted, seed, epoch))
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """(shard, sample in the shard) at each of some positions, 0 <= position < ``total``."""
         import numpy
 
         if self._shuffle == "full":
-            self._full = self._full or Permutation(self.total, key(self._seed, self._epoch, FULL))
-            positions = self._full.at(positions)
+            positions = self._permutation(self.total, FULL).at(positions)
         elif self._shuffle == "window":
             positions = self._in_windows(positions)
         rows = self._ends.searchsorted(positions, "right")
@@ -169,19 +167,13 @@ class EpochOrder:
         found: I64 = places.copy()
         for window, chosen in groups(((places + 1) * windows - 1) // count):
             first, end = count * window // windows, count * (window + 1) // windows
-            permuted = self._permutation(lane, window, end - first)
+            permuted = self._permutation(end - first, WINDOW, lane, window)
             found[chosen] = first + permuted.at(places[chosen] - first)
         return found
 
-    def _permutation(self, lane: int, window: int, count: int) -> Permutation:
-        """The permutation of one window; a few are kept, because neighbours come soon."""
-        known = self._windows.get((lane, window))
-        if known is None:
-            if len(self._windows) > 2 * self._lanes:
-                self._windows.pop(next(iter(self._windows)))
-            known = Permutation(count, key(self._seed, self._epoch, WINDOW, lane, window))
-            self._windows[lane, window] = known
-        return known
+
+def _permuted(seed: int, epoch: int, count: int, *parts: int) -> Permutation:
+    return Permutation(count, key(seed, epoch, *parts))
 
 
 @contextmanager

@@ -161,11 +161,9 @@ def regrouped(state: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
 
 def _plain(value: Any) -> Any:
     """``value`` as it is after a way through JSON."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    return value
+    from json import dumps, loads
+
+    return loads(dumps(value, default=str))
 
 
 def check_topology(start: Place, topology: tuple[int, int] | None) -> None:

@@ -74,6 +74,16 @@ class Recent(OrderedDict[int, Value]):
             self._held -= self._size(self.pop(shard))
 
 
+def same_fields(ids: I64, counts: I64) -> int:
+    """The members of each of some samples, by the numbers of their fields and how many members each sample has, where
+    all have the same fields in the same order; else 0."""
+    count = int(counts[0])
+    if not count or len(ids) != count * len(counts):
+        return 0
+    table = ids.reshape(-1, count)
+    return count if (counts == count).all() and (table == table[0]).all() else 0
+
+
 class Views(NamedTuple):
     """Columns of a table as memory views, for looks at single numbers."""
 
@@ -122,12 +132,9 @@ class ShardTable:
     @cached_property
     def in_each(self) -> int:
         """Members of each sample where all have the same fields in the same order, else 0."""
-        each, rest = divmod(len(self.field_ids), max(1, self.samples))
-        if rest or not each or not (self.member_ends % each == 0).all():
-            return 0
-        ids = self.field_ids.reshape(-1, each)
-        in_order = int(self.member_ends[0]) == each and (self.member_ends[1:] > self.member_ends[:-1]).all()
-        return each if in_order and (ids == ids[0]).all() else 0
+        import numpy
+
+        return same_fields(self.field_ids, numpy.diff(self.member_ends, prepend=0)) if self.samples else 0
 
     @cached_property
     def heads(self) -> I64:

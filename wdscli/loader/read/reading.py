@@ -172,6 +172,14 @@ def read_blocks(
         yield from ahead
 
 
+class _Ready(NamedTuple):
+    """A block and its samples, which have so many bytes. The last has no block, or an exception in place of samples."""
+
+    block: Block | None
+    found: Any
+    size_bytes: int
+
+
 class Ahead:
     """The blocks of ``agenda`` as a thread reads them with ``reader``, at most about ``budget`` bytes of them ahead.
     Leaving the context stops the thread and waits for it, so that nobody reads from what is closed next."""
@@ -179,8 +187,7 @@ class Ahead:
     def __init__(self, reader: EpochReader, agenda: Agenda, budget: int, times: Times) -> None:
         self._reader, self._agenda = reader, agenda
         self._budget, self._times = budget, times
-        self._ready: deque[tuple[Block | None, Any, int]] = deque()
-        """Block, its samples and their bytes. The last has no block, or an exception in the place of samples."""
+        self._ready: deque[_Ready] = deque()
         self._held = 0
         """Bytes of blocks that were read and are not done with."""
         self._largest = 0
@@ -235,7 +242,7 @@ class Ahead:
 
     def _put(self, block: Block | None, found: Any, size_bytes: int = 0) -> None:
         with self._changed:
-            self._ready.append((block, found, size_bytes))
+            self._ready.append(_Ready(block, found, size_bytes))
             self._held += size_bytes
             self._largest = max(self._largest, size_bytes)
             self._changed.notify_all()

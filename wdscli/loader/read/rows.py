@@ -15,6 +15,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError
+from wdscli.loader.read.catalog import ShardTable, same_fields
 from wdscli.samples.expected import FRONT_BYTES, are_harmless, is_there, says
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wdscli.loader.order.order import I64
-    from wdscli.loader.read.catalog import ShardTable
     from wdscli.storage import Source
 
     U8: TypeAlias = NDArray[numpy.uint8]
@@ -77,7 +77,7 @@ class Rows:
             of_sample = numpy.arange(len(places)).repeat(counts)[wanted]
             counts = numpy.bincount(of_sample, minlength=len(places))
             ids, offsets, sizes, rows = ids[wanted], offsets[wanted], sizes[wanted], rows[wanted]
-            self._same = _same_fields(ids, counts)
+            self._same = same_fields(ids, counts)
         self._all_wanted = fields is None
         self._ids, self.offsets, self.sizes, self._counts = ids, offsets, sizes, counts
         self._heads: I64 = offsets - HEADER_BYTES if table.is_plain else table.heads[rows]
@@ -224,14 +224,6 @@ def _keys(table: ShardTable, places: I64) -> tuple[list[bytes], int]:
     length = int(lengths[0]) if (lengths == lengths[0]).all() else 0
     keys = table.keys
     return [keys[begin:end] for begin, end in zip(begins.tolist(), ends.tolist())], length
-
-
-def _same_fields(ids: I64, counts: I64) -> int:
-    count = int(counts[0])
-    if not count or len(ids) != count * len(counts):
-        return 0
-    table = ids.reshape(-1, count)
-    return count if (counts == count).all() and (table == table[0]).all() else 0
 
 
 def _columns(url: str, keys: list[str], names: list[str], payloads: list[bytes]) -> list[dict[str, Any]]:

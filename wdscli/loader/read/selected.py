@@ -16,7 +16,7 @@ It must not know in which order samples are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from copy import copy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -190,7 +190,13 @@ class FilteredCatalog(Catalog):
         self._unpacked: Recent[I64] = Recent(UNPACKED_PLACES, len)
         self.losses, self.undecodable = dict(base.losses), {}
         counts, seen = [], chosen.selection.new_state()
-        for shard, (places, state, error) in enumerate(_each_shard(base, chosen)):
+
+        def kept(shard: int) -> Kept:
+            # An expression holds on to the sample that it looks at: each call has one of its own.
+            selection = chosen.selection._replace(where=copy(chosen.selection.where))
+            return Filter(selection, chosen.on_error).kept(base, shard)
+
+        for shard, (places, state, error) in enumerate(each_shard(self.addresses, kept)):
             if error is not None:
                 self.losses.setdefault(self.addresses[shard], error)
             before = base.kept(shard)
@@ -277,19 +283,6 @@ def mark(fingerprint: str, kept: Sequence[bytes | None]) -> str:
     for bits in kept:
         digest.update(b"\xff" * 8 if bits is None else len(bits).to_bytes(8, "little") + bits)
     return f"xxh3_128:{digest.hexdigest()}"
-
-
-def _each_shard(catalog: Catalog, chosen: Filter) -> Iterator[Kept]:
-    """:meth:`Filter.kept` of every shard, in order."""
-
-    def kept(shard: int) -> Kept:
-        # An expression holds on to the sample that it looks at: each call has one of its own.
-        selection = chosen.selection
-        if selection.where is not None:
-            selection = selection._replace(where=copy(selection.where))
-        return Filter(selection, chosen.on_error).kept(catalog, shard)
-
-    return each_shard(catalog.addresses, kept)
 
 
 def _as_bits(places: I64, count: int) -> bytes | None:
