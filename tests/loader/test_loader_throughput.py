@@ -503,16 +503,16 @@ class TestFetch:
     def test_large_samples_are_copied_by_several_threads(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
     ) -> None:
-        from wdscli.loader.read import fetch
+        from wdscli.loader.read.fetch import Fetcher
 
-        monkeypatch.setattr(fetch.Fetcher, "_threads", threads)
-        read_all, names = fetch._read_all, set()
+        monkeypatch.setattr(Fetcher, "_threads", threads)
+        in_turn, names = Fetcher._in_turn, set()
 
-        def noted(*ranges: Any) -> Any:
+        def noted(self: Fetcher, parts: Any) -> Any:
             names.add(threading.current_thread().name.rstrip("0123456789"))
-            return read_all(*ranges)
+            return in_turn(self, parts)
 
-        monkeypatch.setattr(fetch, "_read_all", noted)
+        monkeypatch.setattr(Fetcher, "_in_turn", noted)
         found = list(wds.WebDataset(written(tmp_path, 200, 50_000), prefetch=0))
         assert names == ({"MainThread", "wdscli-copy_"} if threads > 1 else {"MainThread"})
         assert [int(raw["cls"]) for raw in found] == list(range(200))

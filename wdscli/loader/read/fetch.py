@@ -46,9 +46,9 @@ LARGE_BYTES = 1 << 15
 FEW_SAMPLES = 12
 """Of a local shard, below which they are read one by one, because an array costs more than it saves."""
 COPY_THREADS = 4
-"""The most threads that copy from a local shard at a time."""
+"""The most threads that copy large samples of local shards at a time."""
 THREADED_BYTES = 1 << 20
-"""For each of them, from which on it is worth while to wake it."""
+"""From which on it is worth while to wake them."""
 OPEN_SOURCES = 128
 SAMPLES_PER_THREAD = 4
 """For which it is worth while that one more thread opens a shard."""
@@ -92,12 +92,45 @@ class Fetcher:
         if not len(shards):
             return []
         order = numpy.lexsort((places, shards))
-        shards, places = shards[order], places[order]
+        wanted = numpy.stack((shards[order], places[order]))
+        threads = self._useful_threads(wanted[0])
+        found = (
+            self._in_turn(wanted) if threads == 1 else self._threaded(numpy.array_split(wanted, threads, 1))
+        )
+        return found if (order[1:] > order[:-1]).all() else in_order(order, found)
+
+    def _useful_threads(self, shards: I64) -> int:
+        """How many copy some samples, by shard: several for large ones, for which the kernel works at the same time."""
+        table = self._catalog.table(int(shards[0]))
+        mean = table.size // max(1, table.samples)
+        if self._fields is not None or mean < LARGE_BYTES or mean * len(shards) < THREADED_BYTES:
+            return 1
+        different = set(shards.tolist())
+        # Few samples of each shard are read one by one, between which threads only wait for each other.
+        if self._threads == 1 or len(shards) < self._threads * FEW_SAMPLES * len(different):
+            return 1
+        # All must be open, as plain files, so that no thread closes one to open another.
+        are_local = all(self.source(shard).fd is not None for shard in different)
+        return self._threads if are_local and self._sources.keys() >= different else 1
+
+    def _threaded(self, shares: list[I64]) -> list[Raw]:
+        from concurrent.futures import wait
+
+        futures = [self._helpers.submit(self._in_turn, share) for share in shares[1:]]
+        try:
+            found = self._in_turn(shares[0])
+        finally:
+            wait(futures)
+        return list(chain(found, *[future.result() for future in futures]))
+
+    def _in_turn(self, wanted: I64) -> list[Raw]:
+        """Samples by their shards and places, which are sorted."""
+        shards, places = wanted
         bounds = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist(), len(shards)]
         found: list[Raw] = []
         for first, end in pairwise(bounds):
             found += self._of_shard(int(shards[first]), places[first:end])
-        return found if (order[1:] > order[:-1]).all() else in_order(order, found)
+        return found
 
     def _of_shard(self, shard: int, places: I64) -> list[Raw]:
         """Samples of one shard, by places that rise."""
@@ -115,32 +148,16 @@ class Fetcher:
         is_plain = source.fd is not None
         gap_bytes = GAP_BYTES if is_plain or self._fields is not None else REMOTE_GAP_BYTES
         reads = rows.reads(gap_bytes, LARGE_BYTES if is_plain else 1 << 62)
-        found = self._read_all(source, reads.bases, reads.lengths)
+        found = _read_all(source, reads.bases, reads.lengths)
         rows.check(source, found, reads)
         payloads = [
             data[begin:end] for data, begin, end in zip(reads.of_each(found), reads.begins, reads.ends)
         ]
         if reads.large:
             offsets, sizes = rows.offsets[reads.large].tolist(), rows.sizes[reads.large].tolist()
-            for member, data in zip(reads.large, self._read_all(source, offsets, sizes)):
+            for member, data in zip(reads.large, _read_all(source, offsets, sizes)):
                 payloads[member] = data
         return payloads
-
-    def _read_all(self, source: Source, offsets: list[int], sizes: list[int]) -> list[bytes]:
-        """Some ranges of a shard; much of a local one by several threads, for which the kernel copies at a time."""
-        threads = self._threads if source.fd is not None else 1
-        if threads == 1 or len(sizes) < threads or sum(sizes) < threads * THREADED_BYTES:
-            return _read_all(source, offsets, sizes)
-        from concurrent.futures import wait
-
-        share = -(-len(sizes) // threads)
-        parts = [slice(at, at + share) for at in range(0, len(sizes), share)]
-        futures = [self._helpers.submit(_read_all, source, offsets[part], sizes[part]) for part in parts[1:]]
-        try:
-            found = _read_all(source, offsets[:share], sizes[:share])
-        finally:
-            wait(futures)
-        return list(chain(found, *[future.result() for future in futures]))
 
     @cached_property
     def _threads(self) -> int:

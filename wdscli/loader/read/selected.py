@@ -90,14 +90,11 @@ class Filter(NamedTuple):
         return cls(selection, "raise" if on_error == "raise" else "skip")
 
     @property
-    def reads_payloads(self) -> bool:
-        return self.selection.needs_payload
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it may travel: a file of keys may hold millions."""
+    def is_light(self) -> bool:
+        """Whether a worker may be sent it and ask again: it reads no payloads, and has no file of keys, which may hold
+        millions."""
         rule = self.selection.key_rule
-        return rule is None or rule.listed is None
+        return not self.selection.needs_payload and (rule is None or rule.listed is None)
 
     def kept(self, catalog: Catalog, shard: int) -> Kept:
         """The samples of a shard that are kept. Raises DataError, InputError, but with ``on_error="skip"`` a shard that
@@ -258,7 +255,7 @@ class FilteredCatalog(Catalog):
         """Either the bits or the filter that gives them again."""
         bits, chosen = self._bits, self._chosen
         size_bytes = sum(len(one) for one in bits if one)
-        if chosen is not None and (chosen.reads_payloads or not chosen.is_small or size_bytes <= SENT_BYTES):
+        if chosen is not None and (not chosen.is_light or size_bytes <= SENT_BYTES):
             chosen = None
         if chosen is not None:
             bits = []
