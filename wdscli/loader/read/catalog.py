@@ -19,10 +19,10 @@ from zlib import compress, decompress
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
 from wdscli.samples import Ignored
-from wdscli.shards.find import find_index, scan_index
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_beside, missing_shards, open_set
 from wdscli.shards.manifest import Manifest, fingerprint
+from wdscli.shards.reading import find_index, scan_index
 from wdscli.storage import base_name, folder_of, is_local, is_stream, local_path, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
 
