@@ -19,7 +19,7 @@ from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
 from wdscli.run import execute as gathering
 from wdscli.run import execute as running
-from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.shards.writing import OutputSet, ShardSettings
 
 Command = Callable[..., Ran]
 COMMAND: list[str] = []

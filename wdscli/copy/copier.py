@@ -26,20 +26,23 @@ from wdscli.copy.spill_reading import Reading, Spilled
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo
-from wdscli.plan.headers import are_those, hashes_of, headers_of, headers_of_batch
-from wdscli.plan.inputs import Inputs, edges_of, is_cold, totals_of
-from wdscli.plan.join.in_turn import in_turn
-from wdscli.plan.join.layout import Shape, lay_out
-from wdscli.plan.join.parts import CHANGED, Beside, collision
-from wdscli.plan.ranges import grouped_as_planned, members_of_run, pieces_of
-from wdscli.plan.rekey import Rekey, shard_stem
-from wdscli.plan.scratch import Input
-from wdscli.plan.survey import RENAMED, hash_key
+from wdscli.plan.inputs import (
+    Input,
+    Inputs,
+    edges_of,
+    grouped_as_planned,
+    is_cold,
+    members_of_run,
+    pieces_of,
+    totals_of,
+)
+from wdscli.plan.join.joined import CHANGED, Beside, Shape, collision, in_turn, lay_out
+from wdscli.plan.names import Rekey, shard_stem
+from wdscli.plan.survey import RENAMED, are_those, hash_key, hashes_of, headers_of, headers_of_batch
 from wdscli.plan.table import Ordered, PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
-from wdscli.shards.output import ShardSettings
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.tar import GLOBAL, Scanner
 from wdscli.tar.header import BLOCK
 
@@ -284,7 +287,7 @@ class Copier:
             return False
         if self.walker.has_dirty_padding(view, packed):
             clear_padding(view, 0, packed.offsets.tolist(), packed.sizes.tolist())
-        self.shard.write_packed(view, packed)
+        self.shard.write_arrays(view, packed)
         return True
 
     def _counts(self, starts: I64) -> I64 | None:
@@ -305,7 +308,8 @@ class Copier:
         batch, counts = self._checked(view, base)
         if is_plain and not any(batch.flags):
             clear_padding(view, base, batch.offsets, batch.sizes)
-            self.shard.write_run(view, batch)
+            self.shard.write_blocks(view)
+            self.shard.announce(batch)
         else:
             self._rewrite(view, base, batch, counts)
 

@@ -26,12 +26,10 @@ from wdscli.copy.buffers import fill
 from wdscli.copy.spill_reading import ELSEWHERE, LARGE_SAMPLE_BYTES, PART_BITS, Spilled
 from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task
-from wdscli.plan.inputs import Inputs, edges_of
-from wdscli.plan.join.in_turn import in_turn
-from wdscli.plan.join.parts import NOBODY
-from wdscli.plan.memory import Limits
-from wdscli.plan.ranges import pieces_of
-from wdscli.plan.scratch import HINT, Input, Scattered, Scratch
+from wdscli.plan.inputs import Input, Inputs, edges_of, pieces_of
+from wdscli.plan.join.joined import NOBODY, in_turn
+from wdscli.plan.scratch import HINT, Scattered, Scratch
+from wdscli.plan.strategy import Limits
 from wdscli.plan.table import PlanTable
 from wdscli.storage import Sink, Source, open_sink, remove
 from wdscli.storage.local import reason, write_all
@@ -41,8 +39,9 @@ from wdscli.units import human_size
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from wdscli.plan.request import PlannedShard, ReorderPlan
-    from wdscli.plan.table import I64, U64, Mask, Ordered
+    from wdscli.plan.cut import PlannedShard
+    from wdscli.plan.plan import ReorderPlan
+    from wdscli.plan.table import I64, U64, Mask, Ordered, PlanTable
     from wdscli.progress import Progress
 
 ROWS_PER_CHUNK = 1 << 17

@@ -31,8 +31,7 @@ from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_text
 from wdscli.run.post_hook import run_post
 from wdscli.samples import SampleBatch
-from wdscli.shards.output import ShardSettings
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.tar import padding
 from wdscli.tar.template import header_maker
 

@@ -20,12 +20,11 @@ from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.look.picking import Page, Picker
 from wdscli.model import to_text
 from wdscli.plan.cut import END_BYTES
+from wdscli.plan.duplicates import HINT
+from wdscli.plan.inputs import Globals, cut_short, is_read_once
+from wdscli.plan.names import DEFAULT, Rekey, shard_stem
 from wdscli.plan.plan import shaping_options
-from wdscli.plan.ranges import Globals, cut_short
-from wdscli.plan.rekey import DEFAULT, Rekey, shard_stem
-from wdscli.plan.repeats import HINT
 from wdscli.plan.request import OnDuplicate, Request
-from wdscli.plan.scratch import is_read_once
 from wdscli.plan.survey import out_length, out_sizes
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch, iter_batches
@@ -33,8 +32,7 @@ from wdscli.samples.keyset import KeySet
 from wdscli.selection import Selection
 from wdscli.shards.inputs import fingerprint_of
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.output import OutputSet
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, open_source
 from wdscli.tar import GLOBAL
 

@@ -27,12 +27,10 @@ from wdscli.errors import InputError, UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, Cuts
-from wdscli.plan.jobs import useful_jobs
-from wdscli.plan.reach import check_post
+from wdscli.plan.strategy import check_post, useful_jobs
 from wdscli.progress import QUIET, Progress
-from wdscli.shards.forms import make_form
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.shards.writing import OutputSet, ShardSettings, make_form
 from wdscli.storage import addresses_of
 
 WORTH_PROCESSES_BYTES = 400_000_000
@@ -45,7 +43,7 @@ class CreateOptions:
     """How shards are made of files; each is the option of the same name of ``wds create``.
 
     ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post_hook`).
-    ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.trust`).
+    ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.addresses`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
     table where one is given, else ``path``. ``mtime`` None is SOURCE_DATE_EPOCH or 0. ``jobs`` None is one a
     processor; it never shows in the bytes.

@@ -20,15 +20,12 @@ from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
-from wdscli.shards.checksum import new_digest, written
 from wdscli.shards.claims import Claim
 from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile, make_dialect
-from wdscli.shards.find import etag_of, find_index, scan_index
-from wdscli.shards.index import Index, IndexBuilder, parse_index
+from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest
-from wdscli.shards.manifest import Manifest
-from wdscli.shards.naming import common_folder, name_from, set_prefix
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.manifest import Manifest, common_folder, name_from, set_prefix
+from wdscli.shards.reading import checksum_of, etag_of, find_index, new_digest, scan_index
 from wdscli.storage import (
     Source,
     base_name,
@@ -42,7 +39,6 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import local_path
 
-HASHED_PIECE_BYTES = 1 << 20
 WORTH_PROCESSES_BYTES = 1 << 27
 SHARED_CLAIM = "index"
 """Several runs may make the indexes of one set: they make the same."""
@@ -252,15 +248,9 @@ def _checksum(task: IndexTask, info: ShardInfo, source: Source) -> str | None:
         and (known.headers, known.size_bytes) == (info.headers, info.size_bytes)
     ):
         return known.checksum
-    digest = new_digest(task.checksum)
-    if digest is None:
-        return None
-    offset = 0
-    while data := source.read_some(offset, HASHED_PIECE_BYTES):
-        digest.update(data)
-        offset += len(data)
+    found = checksum_of(source, task.checksum)
     source.confirm()
-    return written(task.checksum, digest)
+    return found
 
 
 def _refuse_repeats(builder: IndexBuilder, address: str) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from wdscli.errors import EngineError, UsageError
+from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import mark_of
-from wdscli.plan.request import PlanMark, ReorderPlan
+from wdscli.plan.request import PlanMark
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, check_made, claimed, finish_plan, run_plan, run_some
 from wdscli.run.resume import complete_parts, find_kept, look

@@ -19,23 +19,23 @@ from wdscli.copy.spill import SpillLayout, spill
 from wdscli.errors import DataError, EngineError, OutputExistsError, WdsError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
-from wdscli.plan.jobs import useful_jobs
-from wdscli.plan.join.parts import JoinCounts
-from wdscli.plan.memory import limits_for
-from wdscli.plan.orders import Order, Planner
-from wdscli.plan.plan import make_plan
+from wdscli.plan.cut import PlannedShard
+from wdscli.plan.inputs import is_of_this_process
+from wdscli.plan.join.joined import JoinCounts
+from wdscli.plan.orders import Order
+from wdscli.plan.plan import ReorderPlan, make_plan
 from wdscli.plan.planfile import mark_of
-from wdscli.plan.reach import check_scratch
-from wdscli.plan.request import PlanMark, PlannedShard, ReorderPlan, Request
-from wdscli.plan.scratch import Scratch, is_of_this_process
+from wdscli.plan.request import PlanMark, Request
+from wdscli.plan.scratch import Scratch
+from wdscli.plan.strategy import check_scratch, limits_for, useful_jobs
 from wdscli.progress import QUIET, Progress
 from wdscli.run.post_hook import run_post
 from wdscli.run.receipts import Witness, check_shard, read_receipt
 from wdscli.run.resume import Kept, begin, tidy
 from wdscli.selection import Selection
 from wdscli.shards.claims import Claim, claim_address
-from wdscli.shards.find import find_index
 from wdscli.shards.manifest import Manifest
+from wdscli.shards.reading import find_index
 from wdscli.storage import is_stream
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ReorderReport:
         return sum(len(manifest.shards) for manifest in self.manifests)
 
 
-def reorder(request: Request, order: Order | Planner, *, progress: Progress = QUIET) -> ReorderReport:
+def reorder(request: Request, order: Order, *, progress: Progress = QUIET) -> ReorderReport:
     """Plan and run. Raises UsageError, InputError, DataError, OutputError, EngineError."""
     with Scratch(request.tmp) as scratch:
         return run_plan(make_plan(request, order, scratch, progress=progress), progress=progress)

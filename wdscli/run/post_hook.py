@@ -13,7 +13,7 @@ from typing import IO
 
 from wdscli.errors import EngineError, printable
 from wdscli.model import ShardInfo
-from wdscli.shards.output import after_hook
+from wdscli.shards.writing import after_hook
 from wdscli.shown import shown_command
 from wdscli.storage import is_local, local_path
 

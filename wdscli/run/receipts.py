@@ -18,10 +18,10 @@ from xxhash import xxh3_64_hexdigest
 from wdscli.errors import WdsError
 from wdscli.model import ShardInfo
 from wdscli.plan.request import PlanMark
-from wdscli.shards.find import is_shard
-from wdscli.shards.leftovers import receipt_address
+from wdscli.shards.claims import receipt_address
+from wdscli.shards.index import index_address
 from wdscli.shards.manifest import parse_shard, plain_shard
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.reading import is_shard
 from wdscli.storage import exists, open_sink, read_all
 from wdscli.tar import Form
 

@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from wdscli.errors import DataError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
-from wdscli.plan.jobs import useful_jobs
 from wdscli.plan.request import PlanMark
+from wdscli.plan.strategy import useful_jobs
 from wdscli.progress import Progress
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
-from wdscli.shards.inputs import read_manifest
-from wdscli.shards.leftovers import RECEIPT, names_in, remove_receipts, remove_temporaries
+from wdscli.shards.claims import RECEIPT, remove_receipts, remove_temporaries
+from wdscli.shards.inputs import names_in, read_manifest
 from wdscli.shards.manifest import INDEX_FOLDER, Manifest
 from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
-from wdscli.storage.versions import versions_at
+from wdscli.storage.opening import versions_at
 
 if TYPE_CHECKING:
-    from wdscli.plan.request import PlannedShard, ReorderPlan
+    from wdscli.plan.cut import PlannedShard
+    from wdscli.plan.plan import ReorderPlan
 
 Result = TypeVar("Result")
 
@@ -127,8 +128,8 @@ def _version_of(address: str) -> str:
 def look(plan: ReorderPlan, tasks: Sequence[int]) -> list[Found]:
     """What lies where some tasks put their shards, from one listing of each folder."""
     folders = {folder_of(plan.planned[task].address) for task in tasks}
-    names = {folder: names_in(folder) for folder in folders}
-    receipts = {folder: names_in(f"{folder}{INDEX_FOLDER}/") for folder in folders}
+    names = {folder: set(names_in(folder)) for folder in folders}
+    receipts = {folder: set(names_in(f"{folder}{INDEX_FOLDER}/")) for folder in folders}
     found = []
     for task in tasks:
         shard = plan.planned[task]
