@@ -21,6 +21,7 @@ from wdscli.model import to_text
 from wdscli.plan.join.joined import Layout, OnConflict, Shape, Slot, lay_out, suffixed
 from wdscli.plan.orders import Surveyed
 from wdscli.plan.survey import out_length
+from wdscli.plan.table import order_of_hashes
 from wdscli.plan.values import Packed, PayloadOf
 from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
@@ -78,13 +79,15 @@ def find(wanted: U64, hashes: U64) -> I64:
     found: I64 = numpy.full(len(wanted), -1, dtype=numpy.int64)
     if not len(hashes) or not len(wanted):
         return found
-    order = numpy.argsort(hashes)
+    # Columns of a table lie apart in memory.
+    wanted, hashes = numpy.ascontiguousarray(wanted), numpy.ascontiguousarray(hashes)
+    order = order_of_hashes(len(hashes), hashes.__getitem__)
     there = hashes[order]
     # Both in rising order: the lookups walk through memory instead of jumping about in it.
-    asked = numpy.argsort(wanted)
-    rising = wanted[asked]
+    rows = order_of_hashes(len(wanted), wanted.__getitem__)
+    rising = wanted[rows]
     places = numpy.minimum(numpy.searchsorted(there, rising), len(there) - 1)
-    found[asked] = numpy.where(there[places] == rising, order[places], -1)
+    found[rows] = numpy.where(there[places] == rising, order[places], -1)
     return found
 
 
