@@ -18,6 +18,7 @@ from wdscli.plan.request import Request
 from wdscli.selection import Selection
 from wdscli.selection.named import Place, Sightings
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
 COMMAND: list[str] = []
 
 SHARDS = [

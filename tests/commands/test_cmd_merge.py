@@ -42,6 +42,7 @@ from wdscli.selection import Selection
 from wdscli.tar import Form
 
 Command = Callable[..., Ran]
+pytestmark = pytest.mark.usefixtures("shared_workers")
 COMMAND = ["merge"]
 
 
@@ -418,7 +419,7 @@ class TestDedup:
 
     def test_payloads_of_many_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Larger than what --where looks into; they differ in the last byte only."""
-        monkeypatch.setattr("wdscli.selection.reading.MAX_LOOKED_INTO", 1 << 20)
+        monkeypatch.setattr("wdscli.selection.reading.MAX_LOOKED_INTO_BYTES", 1 << 20)
         large = os.urandom(2_500_000)
         names = write_shards(
             tmp_path / "in",
@@ -524,7 +525,7 @@ class TestDedup:
 
 
 def forced() -> Any:
-    from wdscli.shards.output import ShardSettings
+    from wdscli.shards.writing import ShardSettings
 
     return ShardSettings(force=True)
 

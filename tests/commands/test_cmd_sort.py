@@ -40,6 +40,7 @@ from wdscli.plan.sort import MAX_VALUE_BYTES, SortValues, sort_key
 from wdscli.samples import SampleBatch
 
 Command = Callable[..., Ran]
+pytestmark = pytest.mark.usefixtures("shared_workers")
 COMMAND = ["sort"]
 GOOD = settings(
     max_examples=25,

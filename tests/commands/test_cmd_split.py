@@ -41,6 +41,7 @@ from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
 
 Command = Callable[..., Ran]
+pytestmark = pytest.mark.usefixtures("shared_workers")
 COMMAND = ["split"]
 
 

@@ -38,12 +38,11 @@ from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
-from wdscli.run import run as running
-from wdscli.run.run import run_plan
+from wdscli.run import execute as running
+from wdscli.run.execute import run_plan
 from wdscli.samples import iter_batches
 from wdscli.shards import find_index
-from wdscli.shards.index import IndexBuilder
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import IndexBuilder, index_address
 from wdscli.storage import open_source
 
 

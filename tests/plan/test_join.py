@@ -282,7 +282,7 @@ class TestTask:
     def test_what_was_changed_in_both(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str], buffer: int
     ) -> None:
-        from wdscli.run.run import run_plan
+        from wdscli.run.execute import run_plan
 
         monkeypatch.setattr(copier, "COPY_BUFFER_BYTES", buffer)
         inputs = write(tmp_path, [[("a", {"x": b"1"})], [("a", {"y": b"3"})]])
@@ -295,7 +295,7 @@ class TestTask:
 
     def test_members_that_end_elsewhere(self, tmp_path: Path) -> None:
         """The parts together have the same bytes and the same key, but the first goes on in what was the second."""
-        from wdscli.run.run import run_plan
+        from wdscli.run.execute import run_plan
 
         sets: list[Set] = [[("a", {"x": b"1"})], [("a", {"y": b"2" * 1000, "z": b"3"})]]
         inputs = write(tmp_path, sets)
@@ -306,7 +306,7 @@ class TestTask:
             run_plan(plan)
 
     def test_a_member_that_went_to_the_next_sample(self, tmp_path: Path) -> None:
-        from wdscli.run.run import run_plan
+        from wdscli.run.execute import run_plan
 
         sets: list[Set] = [[("a", {"x": b"1", "y": b"2"}), ("b", {"x": b"3"})], [("c", {"z": b"4"})]]
         inputs = write(tmp_path, sets)
@@ -332,7 +332,7 @@ class TestTask:
                 assert found == tar_of(members(oracle(sets, kind)))  # type: ignore[arg-type]
 
     def test_a_key_that_was_changed_after_the_plan(self, tmp_path: Path) -> None:
-        from wdscli.run.run import run_plan
+        from wdscli.run.execute import run_plan
 
         sets: list[Set] = [[("a", {"x": b"1"}), ("b", {"x": b"2"})], [("b", {"y": b"3"}), ("a", {"y": b"4"})]]
         inputs = write(tmp_path, sets)

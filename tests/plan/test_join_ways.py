@@ -18,7 +18,7 @@ from storage_servers import S3, s3_server
 from test_join import Sample, Set, members, oracle, write
 
 from wdscli.copy import copier, spill
-from wdscli.copy.spilled import SPILLED, Reading
+from wdscli.copy.spill_reading import SPILLED, Reading
 from wdscli.errors import EngineError, UsageError
 from wdscli.ops.merge import join
 from wdscli.plan import strategy
@@ -79,9 +79,9 @@ def buckets_entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         expected.extend([0, *task.spilled.buckets])
         begin(self, task, *more)
 
-    def watched(self: Any, row: int, open_part: Any) -> int:
+    def watched(self: Any, spilled: Any, row: int, end: int) -> None:
         seen.append(row)
-        return enter(self, row, open_part)
+        enter(self, spilled, row, end)
 
     begin, enter = copier.Copier.__init__, Reading.enter
     monkeypatch.setattr(copier.Copier, "__init__", begun)
@@ -99,8 +99,8 @@ class TestSpill:
         wanted = way(tmp_path / "gather", inputs, Join(kind, policy), strategy="gather")
         assert len(wanted) > 4
         assert way(tmp_path / "spill", inputs, Join(kind, policy), strategy="spill") == wanted
-        monkeypatch.setattr(spill, "BUCKET_ROWS", 64)
-        monkeypatch.setattr(spill, "LEAST_BUCKET", 20_000)
+        monkeypatch.setattr(spill, "ROWS_PER_BUCKET", 64)
+        monkeypatch.setattr(spill, "LEAST_BUCKET_BYTES", 20_000)
         monkeypatch.setattr(copier, "COPY_BUFFER_BYTES", 9000)
         monkeypatch.setattr(copier, "ROWS_PER_CHUNK", 21)
         entered = buckets_entered(monkeypatch)

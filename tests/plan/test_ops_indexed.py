@@ -15,9 +15,8 @@ from wdscli.plan.inputs import Input
 from wdscli.plan.names import Rekey
 from wdscli.plan.survey import SurveyTask, plain_rows, survey
 from wdscli.selection import Selection
-from wdscli.shards.find import find_index
-from wdscli.shards.index import Index, IndexBuilder, parse_index
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
+from wdscli.shards.reading import find_index
 from wdscli.storage import open_source
 from wdscli.tar import CANONICAL
 

@@ -34,7 +34,7 @@ from wdscli.plan.split import (
 )
 from wdscli.plan.values import FieldValue, KeyValue, field_or_pattern
 from wdscli.samples import SampleBatch
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.writing import ShardSettings
 
 
 def u64(numbers: Any) -> Any:

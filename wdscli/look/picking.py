@@ -26,7 +26,7 @@ from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState, iter_selected
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Absence
-from wdscli.selection.reading import MAX_LOOKED_INTO
+from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES
 from wdscli.shards.inputs import known_samples, missing_samples, say_missing, whole_set
 from wdscli.storage import Source, open_source
 from wdscli.storage.local import write_all
@@ -86,7 +86,7 @@ class Picker:
         self.limit = selection.limit if counts_later else None
         self.selection = selection._replace(limit=None) if counts_later else selection
         self.state: SelectionState = self.selection.new_state(on_error)
-        self._asked = selection
+        self._requested = selection
         if self.limit == 0:
             self.stop()
         self.troubles: list[DataError] = []
@@ -147,7 +147,7 @@ class Picker:
 
     def check_empty(self, samples: int) -> None:
         """Raise DataError when none of the samples that were read is left."""
-        check_empty(samples, self._asked, self._on_error, self.dropped, allow=self.allow_empty)
+        check_empty(samples, self._requested, self._on_error, self.dropped, allow=self.allow_empty)
 
     def _pages(self, source: Source) -> Iterator[Page]:
         if source.seekable:
@@ -302,9 +302,9 @@ class _Held:
         assert self.batch is not None
         batch = self.batch
         at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
-        if batch.sizes[at] > MAX_LOOKED_INTO:
+        if batch.sizes[at] > MAX_LOOKED_INTO_BYTES:
             raise DataError(
-                f"a payload of more than {MAX_LOOKED_INTO} bytes is not decoded, here {batch.sizes[at]}",
+                f"a payload of more than {MAX_LOOKED_INTO_BYTES} bytes is not decoded, here {batch.sizes[at]}",
                 code="undecodable",
                 shard=self._source.name,
                 offset=batch.starts[at],

@@ -25,7 +25,7 @@ from wdscli.plan.orders import (
 )
 from wdscli.plan.request import Request
 from wdscli.progress import QUIET, Progress
-from wdscli.run.run import ReorderReport, reorder
+from wdscli.run.execute import ReorderReport, reorder
 
 SET_ENDED = "set-ended"
 """Why samples are left out with ``stop="first"``."""

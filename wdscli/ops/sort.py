@@ -15,7 +15,7 @@ from wdscli.plan.orders import VALUED_BYTES, Arranged, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.sort import KEY, TO_SORT_BY, How, Missing, SortKey, SortValues, lack_hint, sort_key
 from wdscli.progress import QUIET, Progress
-from wdscli.run.run import ReorderReport, reorder
+from wdscli.run.execute import ReorderReport, reorder
 
 
 class SortOrder(NamedTuple):

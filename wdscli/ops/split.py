@@ -26,7 +26,7 @@ from wdscli.plan.split import (
 )
 from wdscli.plan.values import FieldValue, WholeKey, field_or_pattern
 from wdscli.progress import QUIET, Progress
-from wdscli.run.run import ReorderReport, reorder
+from wdscli.run.execute import ReorderReport, reorder
 from wdscli.storage import addresses_of
 
 __all__ = ["SplitOptions", "split", "split_order"]

@@ -1,7 +1,7 @@
 """Where one output shard ends and the next begins, and what each is called.
 
 What it is: :class:`Cuts`, what options say of it; :class:`Outputs`, from the text of ``-o`` to the
-:class:`~wdscli.shards.output.OutputSet` of each part; :func:`planned_shards`, which cuts samples in output order into
+:class:`~wdscli.shards.writing.OutputSet` of each part; :func:`planned_shards`, which cuts samples in output order into
 :class:`PlannedShard` and gives these their addresses. How: the bytes that lie before each sample make an array, in
 which the end of a shard is looked up; ten million samples are cut in a second. ``{part}`` is replaced before anything
 else is read in the text of ``-o``, which must be such that no two parts can have a file in common. It must not know how
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.plan.table import ROWS_PER_BLOCK, Ordered
-from wdscli.shards.output import OutputSet, ShardSettings
-from wdscli.storage.expand import MAX_NAMES
+from wdscli.shards.writing import OutputSet, ShardSettings
+from wdscli.storage.patterns import MAX_NAMES
 from wdscli.tar import END_OF_ARCHIVE
 
 if TYPE_CHECKING:

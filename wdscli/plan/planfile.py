@@ -27,12 +27,12 @@ from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.table import Ordered, PlanTable, row_type
 from wdscli.selection import Selection
-from wdscli.selection.fields import FieldRule, Rename
+from wdscli.selection.choice import FieldRule, Rename
 from wdscli.shards.inputs import ShardSet
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown, shown_command, shown_in
 from wdscli.storage import Source, base_name, is_local, is_stream, local_path, open_sink, open_source
-from wdscli.storage.trust import listed_address
+from wdscli.storage.addresses import listed_address
 from wdscli.tar import Form
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from wdscli.plan.cut import Cuts
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.writing import ShardSettings
 
 
 class PlanMark(NamedTuple):

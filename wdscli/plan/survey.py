@@ -37,8 +37,8 @@ from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Sightings
 from wdscli.selection.reading import Payloads, iter_selected
-from wdscli.shards.find import batches, index_batches, index_for
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import index_address
+from wdscli.shards.reading import batches, index_batches, index_for
 from wdscli.storage import Source, is_local
 from wdscli.storage.addresses import local_path
 from wdscli.tar import Form, build_header, padded

@@ -23,7 +23,7 @@ from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import open_set
-from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import Source, open_source
 from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
 from wdscli.verify.keys import digester, repeats_across

@@ -77,11 +77,11 @@ def shuffle(
 
     order = MeasuredShuffle(seed, window or WINDOW)
 
-    def tell(_: ReorderPlan) -> None:
+    def show(_: ReorderPlan) -> None:
         if order.quality is not None:
             _print_quality(out, order.quality)
 
-    reorder(out, request, order, dry_run=output.dry_run, planned=tell)
+    reorder(out, request, order, dry_run=output.dry_run, planned=show)
 
 
 def _print_quality(out: Out, quality: Quality) -> None:

@@ -3,7 +3,7 @@
 What it is: :class:`Join`, an order whose samples have a row in each of several sets: in the plan's table the sets lie
 one behind the other, and each has its own column of rows. How: a table becomes a shard in scratch space first, and then
 is a set like the others. Samples are matched by the XXH3-64 of their keys; the task that copies them proves by name
-that partners belong together (:mod:`wdscli.copy.joined`). It must not know how shards are written.
+that partners belong together (:mod:`wdscli.copy.copier`). It must not know how shards are written.
 """
 
 from __future__ import annotations

@@ -1,27 +1,113 @@
-"""The index of a shard, found and checked; or made by a scan.
+"""One shard to read: by its index, found and checked, or by a scan.
 
-What it is: the only way to an index for those who use one. How: an index is believed when the shard has the size it
-names, and, where the store tells versions, the version; when the headers of its first, middle and last sample say what
-it says; and when what lies between its samples belongs to none. An index older than its local shard is compared with a
-scan. One that fails is never used; the caller hears why. What else has changed is noticed where a payload is read: the
-header in front of it is compared (:mod:`wdscli.samples.expected`). It must not know what the index is wanted for.
+What it is: :class:`ShardReader`, the library's face, which gives samples, keys or members as records; and the only way
+to an index for those who use one (:func:`find_index`, :func:`batches`). How: an index is believed when the shard has
+the size it names, and, where the store tells versions, the version; when the headers of its first, middle and last
+sample say what it says; and when what lies between its samples belongs to none. An index older than its local shard is
+compared with a scan. One that fails is never used; the caller hears why. What else has changed is noticed where a
+payload is read: the header in front of it is compared (:mod:`wdscli.samples.expected`). It must not know of sets or
+commands, nor what the index is wanted for.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
-from wdscli.errors import DataError, InputError, WdsError
-from wdscli.model import ShardInfo
-from wdscli.samples import Ignored, SampleBatch, iter_batches
+from wdscli.errors import DataError, InputError, UsageError, WdsError
+from wdscli.model import Member, Sample, ShardInfo, to_text
+from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.expected import holds_no_sample, is_there
-from wdscli.shards.checksum import new_digest, written
-from wdscli.shards.index import Index, IndexBuilder, parse_index
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
 from wdscli.storage import Source, is_local, is_stream, open_source, read_all, scheme
 from wdscli.storage.addresses import local_path
-from wdscli.tar import CANONICAL, ByteSource, Form
+from wdscli.tar import CANONICAL, ByteSource, Form, members
+
+ALGORITHMS = ("xxh3_128", "sha256", "none")
+
+
+class Digest(Protocol):
+    """What hashlib and xxhash have in common."""
+
+    def update(self, data: bytes | bytearray | memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def new_digest(algorithm: str) -> Digest | None:
+    """A fresh digest; None for ``none``."""
+    if algorithm == "xxh3_128":
+        from xxhash import xxh3_128
+
+        return xxh3_128()
+    if algorithm == "sha256":
+        import hashlib
+
+        return hashlib.sha256()
+    if algorithm == "none":
+        return None
+    raise UsageError(f"unknown checksum {algorithm!r}", hint="choose one of " + ", ".join(ALGORITHMS))
+
+
+def checksum_of(source: Source, algorithm: str) -> str | None:
+    """``algorithm:hex`` over all bytes of a source; None for ``none``."""
+    digest = new_digest(algorithm)
+    if digest is not None:
+        for data in source.pieces():
+            digest.update(data)
+    return written(algorithm, digest)
+
+
+def written(algorithm: str, digest: Digest | None) -> str | None:
+    """``algorithm:hex`` of a finished digest."""
+    return None if digest is None else f"{algorithm}:{digest.hexdigest()}"
+
+
+class ShardReader:
+    """Reads one shard: a path, a URL, ``-`` or ``pipe:CMD``, compressed or not.
+
+    Iterate it for samples. A file can be iterated again and again; a stream once. ``fields`` limits which payloads are
+    read at all. Close it, or use it as a context manager. Raises InputError when it cannot be read, DataError when its
+    bytes are wrong.
+
+    >>> from wdscli.shards import ShardWriter
+    >>> folder = getfixture("tmp_path")
+    >>> with ShardWriter(str(folder / "a.tar")) as writer:
+    ...     writer.write("cat1", {"jpg": b"...", "cls": b"0"})
+    ...     writer.write("dog1", {"jpg": b"....", "cls": b"1"})
+    >>> with ShardReader(str(folder / "a.tar"), fields=["cls"]) as shard:
+    ...     [(sample.key, sample["cls"]) for sample in shard]
+    [('cat1', b'0'), ('dog1', b'1')]
+    """
+
+    def __init__(self, address: str, *, fields: Iterable[str] | None = None) -> None:
+        self.address = address
+        self._fields = None if fields is None else frozenset(fields)
+        self._source: Source = open_source(address)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """The samples, in the shard's order."""
+        return iter_samples(self._source, fields=self._fields)
+
+    def keys(self) -> Iterator[str]:
+        """The samples' keys; payloads are not read."""
+        for batch in iter_batches(self._source):
+            yield from map(to_text, batch.keys)
+
+    def members(self) -> Iterator[Member]:
+        """Every member of the archive, also those that belong to no sample; payloads are not read."""
+        return members(self._source)
+
+    def close(self) -> None:
+        self._source.close()
+
+    def __enter__(self) -> ShardReader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
 
 GAPS = 1 << 10
 """Stretches between samples of a local shard that are looked at before its index is believed."""
@@ -69,18 +155,12 @@ def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
     with open_source(address, decompress=False) as source:
         if source.size != shard.size_bytes:
             return False
-        algorithm = (shard.checksum or "none").partition(":")[0]
-        digest = new_digest(algorithm)
-        if digest is None:
+        if shard.checksum is None:
             try:
                 return scan_index(source, form)[0].digest() == shard.headers
             except WdsError:
                 return False
-        offset = 0
-        while data := source.read_some(offset, _PIECE_BYTES):
-            digest.update(data)
-            offset += len(data)
-        return written(algorithm, digest) == shard.checksum
+        return checksum_of(source, shard.checksum.partition(":")[0]) == shard.checksum
 
 
 def why_stale(index: Index, address: str, place: str, source: Source) -> str | None:
@@ -182,9 +262,8 @@ def batches(
     """
     index = index_for(address, source, form, warn) if use_index else None
     if index is None:
-        yield from iter_batches(source, form=form, ignored=ignored)
-        return
-    yield from index_batches(index, ignored)
+        return iter_batches(source, form=form, ignored=ignored)
+    return index_batches(index, ignored)
 
 
 def index_for(
@@ -200,8 +279,8 @@ def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[Samp
     if ignored is not None:
         for reason, count in index.ignored.items():
             ignored.add(reason, count)
-    for first in range(0, index.samples, BATCH):
-        yield index.batch(first, first + BATCH)
+    for first in range(0, index.samples, BATCH_SAMPLES):
+        yield index.batch(first, first + BATCH_SAMPLES)
 
 
-BATCH = 4096
+BATCH_SAMPLES = 4096

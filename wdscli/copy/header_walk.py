@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.samples.keys import split_name
-from wdscli.shards.index import Packed
+from wdscli.shards.index import SampleArrays
 from wdscli.tar import Form
 from wdscli.tar.header import BLOCK, CANONICAL_MIDDLE, CANONICAL_TAIL, byte_sum
 
@@ -51,7 +51,7 @@ class Walker:
         self._behind: U64 = behind.view(numpy.uint64)
         """Row by row: ones in the bytes of a block that lie behind so many."""
 
-    def walk(self, view: memoryview, begins: I64, keys: U64) -> Packed | None:
+    def walk(self, view: memoryview, begins: I64, keys: U64) -> SampleArrays | None:
         """The samples that begin at the bytes ``begins`` of ``view``, the first at 0, and fill it; ``keys`` has the
         hashes of their keys. None unless all of them are plain and as planned."""
         import numpy
@@ -119,7 +119,7 @@ class Walker:
         found = numpy.frombuffer(array("Q", map(self._hash_key, names.keys)), dtype=numpy.uint64)
         return bool((found == keys).all())
 
-    def has_dirty_padding(self, view: memoryview, packed: Packed) -> bool:
+    def has_dirty_padding(self, view: memoryview, packed: SampleArrays) -> bool:
         """Whether anything but zeros lies behind a payload."""
         import numpy
 
@@ -220,7 +220,7 @@ def _text(row: U8) -> bytes:
     return b"" if 0 in text else text
 
 
-def _packed(begins: I64, end: int, keys: list[bytes], levels: Sequence[_Level]) -> Packed:
+def _packed(begins: I64, end: int, keys: list[bytes], levels: Sequence[_Level]) -> SampleArrays:
     """Levels as columns, members in the order in which they lie."""
     import numpy
 
@@ -242,4 +242,6 @@ def _packed(begins: I64, end: int, keys: list[bytes], levels: Sequence[_Level]) 
         codes[places] = ids[0] if len(ids) == 1 else ids
     lengths = numpy.append(begins[1:], end) - begins
     key_lengths: NDArray[numpy.int64] = numpy.fromiter(map(len, keys), dtype=numpy.int64, count=count)
-    return Packed(b"".join(keys), key_lengths, begins, lengths, counts, list(known), codes, offsets, sizes)
+    return SampleArrays(
+        b"".join(keys), key_lengths, begins, lengths, counts, list(known), codes, offsets, sizes
+    )
