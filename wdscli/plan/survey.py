@@ -262,7 +262,8 @@ def survey(
             _keep(task, found, block, take)
             found.shapes = extract.shapes if isinstance(extract, Shaped) else []
             return found
-        for batch, rows in _selected(task, source, state, ignored, found, payloads, index):
+        known = _batches(task, source, found, ignored, index)
+        for batch, rows in _selected(task, source, state, known, ignored, payloads):
             _add(columns, task, batch, rows)
             if extract is not None:
                 payloads.batch = batch
@@ -337,34 +338,38 @@ def _index_for(task: SurveyTask, source: Source, payloads: Payloads, found: Surv
     return index_for(task.address, source, task.form, found.warnings.append)
 
 
+def _batches(
+    task: SurveyTask, source: Source, found: Survey, ignored: Ignored, index: Index | None
+) -> Iterator[SampleBatch]:
+    """The samples of a shard: the sound and safe ones with ``skip``, else all, by the index if there is one."""
+    if task.on_error == "skip":
+        warn = _warner(found.warnings)
+        sound = salvaged_batches(
+            source, warn, found.dropped, form=task.form, ignored=ignored, known=task.known
+        )
+        return keep_safe(sound, found.dropped)
+    if index is not None:
+        return index_batches(index, ignored)
+    return iter_batches(source, form=task.form, ignored=ignored)
+
+
 def _selected(
     task: SurveyTask,
     source: Source,
     state: SelectionState,
+    known: Iterator[SampleBatch],
     ignored: Ignored,
-    found: Survey,
     payloads: Payloads,
-    index: Index | None,
 ) -> Iterator[tuple[SampleBatch, Sequence[int] | None]]:
     """Batches with the rows that are selected, None for all. ``payloads`` knows those of the batch."""
-    form, selection = task.form, task.selection
-    if task.on_error == "skip":
-        sound = salvaged_batches(
-            source, _warner(found.warnings), found.dropped, form=form, ignored=ignored, known=task.known
+    selection = task.selection
+    if payloads.fields or task.on_error == "skip":
+        # Far away a request for each payload would cost more than reading all that lies between them.
+        reads_all = source.fd is None and task.on_error != "skip"
+        chosen = None if reads_all else known
+        yield from iter_selected(
+            source, selection, state, form=task.form, ignored=ignored, batches=chosen, payloads=payloads
         )
-        safe = keep_safe(sound, found.dropped)
-        yield from iter_selected(source, selection, state, form=form, batches=safe, payloads=payloads)
-        return
-    if payloads.fields and source.fd is None:
-        # A request for each payload would cost more than reading all that lies between them.
-        yield from iter_selected(source, selection, state, form=form, ignored=ignored, payloads=payloads)
-        return
-    if index is None:
-        known = iter_batches(source, form=form, ignored=ignored)
-    else:
-        known = index_batches(index, ignored)
-    if payloads.fields:
-        yield from iter_selected(source, selection, state, form=form, batches=known, payloads=payloads)
         return
     trivial = selection.is_trivial
     for batch in known:

@@ -169,12 +169,8 @@ class Shapes:
         plan = self._selection.plan_of(batch, row, shard)
         words = [self._number(tuple(field for _, field in plan))]
         if self.has_lengths:
-            names = [field for _, field in plan]
             words += [self._blocks(batch, row, at, field, shard) for at, field in plan]
-            words += [
-                self._blocks(batch, row, at, suffixed(field, self._slot), shard)
-                for (at, _), field in zip(plan, names, strict=True)
-            ]
+            words += [self._blocks(batch, row, at, suffixed(field, self._slot), shard) for at, field in plan]
         return array("I", words).tobytes()
 
     def _blocks(self, batch: SampleBatch, row: int, at: int, field: bytes, shard: str) -> int:
