@@ -216,14 +216,21 @@ def _end_of(order: Parting, limit: int, values: Iterator[bytes]) -> int:
 
 
 def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arranged:
-    """The first samples of an order over so many; the others count as left out."""
+    """The first samples of an order over so many; the others, with a join all their parts, count as left out."""
     import numpy
 
     total = samples if arranged.order is None else len(arranged.order)
     if limit is None or arranged.parts is not None or limit >= total:
         return arranged
     order = numpy.arange(limit) if arranged.order is None else arranged.order[:limit]
-    return arranged._replace(order=order, dropped={**arranged.dropped, LIMIT: total - limit})
+    left, joined = total - limit, arranged.joined
+    if joined is not None:
+        others = tuple(other.slice(0, limit) for other in joined.others)
+        # A row below 0 stands for nobody.
+        partners = sum(int((one.order >= 0).sum()) for one in others if one.order is not None)
+        left += joined.counts.partners - partners
+        joined = joined._replace(others=others, counts=joined.counts._replace(partners=partners))
+    return arranged._replace(order=order, dropped={**arranged.dropped, LIMIT: left}, joined=joined)
 
 
 class Shares(NamedTuple):

@@ -26,7 +26,7 @@ from wdscli.plan.join.joined import (
     collision,
 )
 from wdscli.plan.join.match import JoinKind, Measured, Shapes, SlotRows, match
-from wdscli.plan.orders import LIMIT, VALUED_BYTES, Arranged, Surveyed
+from wdscli.plan.orders import VALUED_BYTES, Arranged, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask
@@ -263,23 +263,6 @@ def nobody() -> Rows:
     row: Rows = numpy.zeros(1, dtype=row_type())
     row["shard"] = NOBODY
     return row
-
-
-def first_joined(arranged: Arranged, limit: int | None) -> Arranged:
-    """The first samples of a join; the parts of the others count as left out."""
-    joined, order = arranged.joined, arranged.order
-    assert joined is not None
-    assert order is not None
-    if limit is None or limit >= len(order):
-        return arranged
-    others = tuple(other.slice(0, limit) for other in joined.others)
-    partners = sum(int((one.order >= 0).sum()) for one in others if one.order is not None)
-    left = len(order) + joined.counts.partners - limit - partners
-    return arranged._replace(
-        order=order[:limit],
-        dropped={**arranged.dropped, LIMIT: left},
-        joined=joined._replace(others=others, counts=joined.counts._replace(partners=partners)),
-    )
 
 
 def _bounds(surveyed: Surveyed) -> list[tuple[int, int]]:
