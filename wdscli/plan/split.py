@@ -563,7 +563,8 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
         data, name = read_all(address), base_name(address)
         digest.update(data)
         names.append(name)
-        for where, key, text in _pairs(data, name):
+        read = _pairs_of_json if data.lstrip().startswith(b"{") else _pairs_of_lines
+        for where, key, text in read(data, name):
             number = numbers.get(text)
             if number is None:
                 number = numbers[text] = len(numbers)
@@ -590,12 +591,8 @@ def _named(numbers: dict[str, int], name: str) -> tuple[tuple[str, ...], list[in
     return parts, [places[part] for part in names]
 
 
-def _pairs(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
-    """(where in the file, key, part)."""
-    return (_pairs_of_json if data.lstrip().startswith(b"{") else _pairs_of_lines)(data, name)
-
-
 def _pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
+    """(where in the file, key, part)."""
     import json
 
     try:
@@ -613,7 +610,7 @@ def _pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
 
 
 def _pairs_of_lines(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
-    """Key and part are parted by the last TAB; a first line may name these columns."""
+    """The same; key and part are parted by the last TAB, and a first line may name these columns."""
     for number, line in enumerate(data.split(b"\n"), 1):
         key, _, part = line.removesuffix(b"\r").rpartition(b"\t")
         if not line.strip() or (number == 1 and (key.strip(), part.strip()) == (b"key", b"part")):
