@@ -91,7 +91,7 @@ class SurveyTask(NamedTuple):
     """A path of this machine for rows that are too many to be held; None to hold all."""
     known: int = -1
     """How many samples a manifest says that the shard has; -1 when none does, or nobody needs to know."""
-    slot: int = 0
+    of_set: int = 0
     """The set, from 0, whose part of each joined sample it holds; 0 without a join."""
 
     @property
@@ -194,11 +194,12 @@ def survey_shards(
     progress: Progress,
 ) -> list[Survey]:
     """One survey a shard, whose rows ``collected`` has taken as they came, in order. A shard that comes after all that
-    may be selected is not opened. ``states`` has one for each slot. Raises InputError, DataError, OutputError."""
+    may be selected is not opened. ``states`` has one for each set of a join, else one. Raises InputError, DataError,
+    OutputError."""
     executor = _executor(tasks, request, limits)
 
     def here(task: SurveyTask) -> Survey:
-        state = states[task.slot]
+        state = states[task.of_set]
         return Survey() if state.done else survey(task, state, collected.add)
 
     found = []

@@ -25,7 +25,7 @@ from wdscli.plan.join.joined import (
     TableShard,
     collision,
 )
-from wdscli.plan.join.match import JoinKind, Measured, Shapes, SlotRows, match
+from wdscli.plan.join.match import JoinKind, Measured, SetRows, Shapes, match
 from wdscli.plan.orders import VALUED_BYTES, Arranged, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
@@ -140,10 +140,10 @@ class Join(NamedTuple):
             chosen = chosen._replace(limit=None)
         others = Selection(key_rule=chosen.key_rule, field_rule=chosen.field_rule)
         found = []
-        for slot in range(len(policies)):
-            selection = others if slot else chosen
-            extract = Shapes(selection, template.form, slot, has_lengths)
-            found.append(template._replace(selection=selection, extract=extract, slot=slot))
+        for of_set in range(len(policies)):
+            selection = others if of_set else chosen
+            extract = Shapes(selection, template.form, of_set, has_lengths)
+            found.append(template._replace(selection=selection, extract=extract, of_set=of_set))
         return found
 
     def table_shard(
@@ -194,8 +194,8 @@ class Join(NamedTuple):
         table = surveyed.samples
         policies = self.policies(surveyed.total_sets)
         sets = [
-            SlotRows(surveyed, first, end, [at for at, number in enumerate(surveyed.sets) if number == slot])
-            for slot, (first, end) in enumerate(_bounds(surveyed))
+            SetRows(surveyed, first, end, [at for at, number in enumerate(surveyed.sets) if number == place])
+            for place, (first, end) in enumerate(_bounds(surveyed))
         ]
         rows = match([of_set.samples.keys for of_set in sets], self.kind)
         measured = Measured(policies, sets, rows)
@@ -238,7 +238,7 @@ class Join(NamedTuple):
         )
 
     def _conflict(
-        self, surveyed: Surveyed, sets: Sequence[SlotRows], rows: Sequence[int], error: DataError
+        self, surveyed: Surveyed, sets: Sequence[SetRows], rows: Sequence[int], error: DataError
     ) -> DataError:
         """The error of a sample whose fields cannot be beside each other, with its key and places."""
         parts = [

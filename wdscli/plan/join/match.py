@@ -94,16 +94,16 @@ def find(wanted: U64, hashes: U64) -> I64:
 class Shapes:
     """An extract: numbers of 32 bits, first that of the sample's shape in ``shapes``. With ``has_lengths`` there
     follow the blocks of 512 bytes that each member takes, header included, as they are named, and those with the name
-    that a suffix gives in this ``slot``."""
+    that a suffix gives in this set."""
 
     payload_fields: frozenset[bytes] = frozenset()
     named = ()
 
-    def __init__(self, selection: Selection, form: Form, slot: int, has_lengths: bool) -> None:
+    def __init__(self, selection: Selection, form: Form, of_set: int, has_lengths: bool) -> None:
         self.has_lengths = has_lengths
         self._selection = selection
         self._form = form
-        self._slot = slot
+        self._of_set = of_set
         self._numbers: dict[Shape, int] = {}
 
     @property
@@ -155,7 +155,7 @@ class Shapes:
         words: U32 = numpy.empty((count, 1 + 2 * len(shape) * self.has_lengths), dtype=numpy.uint32)
         words[:, 0] = self._number(shape)
         if self.has_lengths:
-            longest = longest_key + 1 + max(len(suffixed(field, self._slot)) for field in shape)
+            longest = longest_key + 1 + max(len(suffixed(field, self._of_set)) for field in shape)
             if longest > 100 or int(max(sizes)) >= 1 << 33:
                 return None
             blocks = numpy.asarray(sizes, dtype=numpy.uint64) + numpy.uint64(2 * BLOCK - 1) >> numpy.uint64(9)
@@ -170,7 +170,9 @@ class Shapes:
         words = [self._number(tuple(field for _, field in plan))]
         if self.has_lengths:
             words += [self._blocks(batch, row, at, field, shard) for at, field in plan]
-            words += [self._blocks(batch, row, at, suffixed(field, self._slot), shard) for at, field in plan]
+            words += [
+                self._blocks(batch, row, at, suffixed(field, self._of_set), shard) for at, field in plan
+            ]
         return array("I", words).tobytes()
 
     def _blocks(self, batch: SampleBatch, row: int, at: int, field: bytes, shard: str) -> int:
@@ -188,7 +190,7 @@ class Shapes:
         return out_length([(batch.keys[row] + b"." + field, size)], self._form) // BLOCK
 
 
-class SlotRows:
+class SetRows:
     """The samples of one set: rows ``first`` to ``end`` of the table, from ``inputs`` with these numbers."""
 
     def __init__(self, surveyed: Surveyed, first: int, end: int, inputs: Sequence[int]) -> None:
@@ -234,7 +236,7 @@ class Measured:
     output sample whose fields cannot be beside each other, and why.
     """
 
-    def __init__(self, policies: Sequence[OnConflict], sets: Sequence[SlotRows], rows: Sequence[I64]) -> None:
+    def __init__(self, policies: Sequence[OnConflict], sets: Sequence[SetRows], rows: Sequence[I64]) -> None:
         import numpy
 
         self._sets = sets
