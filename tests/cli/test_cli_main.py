@@ -10,21 +10,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from shard_cases import Ran, numbered, wds, write_shards
 
 from wdscli import __version__
 from wdscli.cli import main as cli
 
-# A stand-in for a command: its name decides what happens in it.
-STAND_IN = '''
-import os, sys, time, types
-from typing import Annotated
-import typer
+# A stand-in for a command: its argument decides what happens in it.
+ACT = '''
+import time
 from wdscli import errors
-from wdscli.cli import main as cli
 from wdscli.cli.options import *
 from wdscli.cli.output import Out
 
@@ -52,21 +53,36 @@ def act(what: str, common: CommonOptions, cuts: CutOptions, count: int = 1):
         raise BrokenPipeError(32, "Broken pipe")
     elif what == "talk":
         out.warn("a warning"); out.note("a note"); out.summary("a summary")
-
-module = types.ModuleType("wdscli.cli.commands.act")
-module.act = act
-sys.modules["wdscli.cli.commands.act"] = module
-cli.COMMANDS["act"] = cli.Listing("Test", "Do something.")
-from wdscli.__main__ import main
-main()
 '''
+STAND_IN = """
+import sys, types
+from wdscli.__main__ import main
+from wdscli.cli import main as cli
+
+module = sys.modules["wdscli.cli.commands.act"] = types.ModuleType("wdscli.cli.commands.act")
+exec(ACT, module.__dict__)
+cli.COMMANDS["act"] = cli.Listing("Test", "Do something.")
+main()
+"""
 
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> list[str]:
+    """The words that start it in a process of its own, for what only a process has: signals, pipes, closed streams."""
     script = tmp_path / "wds"
-    script.write_text(STAND_IN)
+    script.write_text(f"ACT = {ACT!r}\n{STAND_IN}")
     return [sys.executable, str(script)]
+
+
+@pytest.fixture
+def act(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """The stand-in, in this process."""
+    module = ModuleType("wdscli.cli.commands.act")
+    exec(ACT, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(cli.COMMANDS, "act", cli.Listing("Test", "Do something."))
+    monkeypatch.delenv("WDSCLI_DEBUG", raising=False)
+    return partial(wds, "act")
 
 
 def run(command: list[str], *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -116,10 +132,10 @@ def test_unknown_command_is_told_with_the_nearest_one() -> None:
     assert done.stderr == 'error: no such command: "shufle"\nhint: did you mean shuffle?\n'
 
 
-def test_unknown_option_is_told_with_the_nearest_one(stand_in: list[str]) -> None:
-    done = run(stand_in, "act", "rows", "--max-cuont", "3")
-    assert done.returncode == 2
-    assert done.stderr == "error: no such option: --max-cuont\nhint: did you mean --max-count or --count?\n"
+def test_unknown_option_is_told_with_the_nearest_one(act: Callable[..., Ran]) -> None:
+    done = act("rows", "--max-cuont", "3")
+    assert done.code == 2
+    assert done.err == "error: no such option: --max-cuont\nhint: did you mean --max-count or --count?\n"
 
 
 @pytest.mark.parametrize(
@@ -131,53 +147,52 @@ def test_unknown_option_is_told_with_the_nearest_one(stand_in: list[str]) -> Non
         (["act", "rows", "--max-count", "0"], "invalid value for '--max-count': 0 is not in the range x>=1"),
     ],
 )
-def test_usage_errors_are_two_lines_and_code_2(stand_in: list[str], args: list[str], words: str) -> None:
-    done = run(stand_in, *args)
-    lines = done.stderr.splitlines()
-    assert done.returncode == 2
+def test_usage_errors_are_two_lines_and_code_2(act: Callable[..., Ran], args: list[str], words: str) -> None:
+    done = act(*args[1:])
+    lines = done.err.splitlines()
+    assert done.code == 2
     assert lines[0].lower().startswith(f"error: {words.lower()}")
     assert len(lines) == 2
     assert lines[1].startswith("hint: ")
 
 
-def test_an_error_is_told_with_its_place_its_hint_and_its_code(stand_in: list[str]) -> None:
-    done = run(stand_in, "act", "data-error")
-    assert done.returncode == 3
-    assert done.stderr == (
-        'error: wrong checksum in member "x\\x1b[1m.jpg" in a.tar at byte 512\nhint: look\n'
-    )
+def test_an_error_is_told_with_its_place_its_hint_and_its_code(act: Callable[..., Ran]) -> None:
+    done = act("data-error")
+    assert done.code == 3
+    assert done.err == ('error: wrong checksum in member "x\\x1b[1m.jpg" in a.tar at byte 512\nhint: look\n')
 
 
-def test_a_traceback_comes_only_when_asked_for(stand_in: list[str]) -> None:
-    assert "Traceback" not in run(stand_in, "act", "data-error").stderr
-    for done in (
-        run(stand_in, "act", "data-error", "--debug"),
-        run(stand_in, "--debug", "act", "data-error"),
-        run(stand_in, "act", "data-error", WDSCLI_DEBUG="1"),
-    ):
-        assert "Traceback" in done.stderr
-        assert "error: wrong checksum" in done.stderr
-        assert done.returncode == 3
+def test_a_traceback_comes_only_when_asked_for(
+    act: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Traceback" not in act("data-error").err
+    asked = [act("data-error", "--debug"), wds("--debug", "act", "data-error")]
+    monkeypatch.setenv("WDSCLI_DEBUG", "1")
+    asked.append(act("data-error"))
+    for done in asked:
+        assert "Traceback" in done.err
+        assert "error: wrong checksum" in done.err
+        assert done.code == 3
 
 
-def test_a_mistake_of_ours_is_told_as_one(stand_in: list[str]) -> None:
-    done = run(stand_in, "act", "bug")
-    assert done.returncode == 5
-    assert done.stderr.startswith("error: internal error: RuntimeError: a bug\nhint: ")
-    assert "--debug" in done.stderr
+def test_a_mistake_of_ours_is_told_as_one(act: Callable[..., Ran]) -> None:
+    done = act("bug")
+    assert done.code == 5
+    assert done.err.startswith("error: internal error: RuntimeError: a bug\nhint: ")
+    assert "--debug" in done.err
 
 
-def test_an_os_error_names_the_file(stand_in: list[str]) -> None:
-    done = run(stand_in, "act", "os-error")
-    assert (done.returncode, done.stderr) == (4, "error: no such file or directory: /nonexistent/file\n")
+def test_an_os_error_names_the_file(act: Callable[..., Ran]) -> None:
+    done = act("os-error")
+    assert (done.code, done.err) == (4, "error: no such file or directory: /nonexistent/file\n")
 
 
-def test_a_command_may_choose_its_code(stand_in: list[str]) -> None:
-    assert run(stand_in, "act", "found").returncode == 1
+def test_a_command_may_choose_its_code(act: Callable[..., Ran]) -> None:
+    assert act("found").code == 1
 
 
-def test_sizes_are_parsed(stand_in: list[str]) -> None:
-    assert run(stand_in, "act", "size", "--max-size", "1GiB").stdout == f"{1 << 30}\n"
+def test_sizes_are_parsed(act: Callable[..., Ran]) -> None:
+    assert act("size", "--max-size", "1GiB").out == b"%d\n" % (1 << 30)
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(stand_in: list[str]) -> None:
@@ -201,9 +216,9 @@ def test_a_reader_that_was_never_there_ends_it_quietly(stand_in: list[str]) -> N
         assert (done.returncode, done.stderr) == (0, b""), args
 
 
-def test_a_broken_pipe_elsewhere_is_an_error(stand_in: list[str]) -> None:
-    done = run(stand_in, "act", "other-pipe")
-    assert (done.returncode, done.stderr) == (4, "error: broken pipe\n")
+def test_a_broken_pipe_elsewhere_is_an_error(act: Callable[..., Ran]) -> None:
+    done = act("other-pipe")
+    assert (done.code, done.err) == (4, "error: broken pipe\n")
 
 
 def every_command() -> list[list[str]]:
@@ -233,8 +248,6 @@ def every_command() -> list[list[str]]:
 @pytest.fixture(scope="module")
 def set_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shard, one that is cut, files and a plan."""
-    from shard_cases import numbered, wds, write_shards
-
     folder = tmp_path_factory.mktemp("one")
     [shard] = write_shards(folder, [numbered(3)])
     os.rename(shard, folder / "a.tar")
@@ -323,8 +336,8 @@ def test_interrupt_leaves_with_130(stand_in: list[str]) -> None:
         (["--quiet"], ["warning: a warning"]),
     ],
 )
-def test_how_much_is_said(stand_in: list[str], flags: list[str], said: list[str]) -> None:
-    assert run(stand_in, "act", "talk", *flags).stderr.splitlines() == said
+def test_how_much_is_said(act: Callable[..., Ran], flags: list[str], said: list[str]) -> None:
+    assert act("talk", *flags).err.splitlines() == said
 
 
 def test_completion_script_and_words() -> None:

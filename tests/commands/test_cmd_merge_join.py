@@ -29,6 +29,7 @@ from shard_cases import (
 from wdscli.cli.main import main
 
 Command = Callable[..., Ran]
+pytestmark = pytest.mark.usefixtures("shared_workers")
 COMMAND = ["merge"]
 
 

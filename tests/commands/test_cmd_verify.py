@@ -20,7 +20,7 @@ from PIL import Image
 from verify_cases import GOOD, flipped, good_tar, sparse_tar, tar_bytes, tar_member, typed_tar, write
 
 from wdscli.cli.main import main
-from wdscli.shards.writing import ShardWriter
+from wdscli.shards.writer import ShardWriter
 from wdscli.tar import END_OF_ARCHIVE, Form, build_header
 
 Found = list[dict[str, Any]]

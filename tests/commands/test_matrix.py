@@ -21,6 +21,7 @@ from shard_cases import assert_true_set, content, leftovers, members_of, outputs
 
 from wdscli.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
 TINY, LARGE = "1MiB", "4GiB"
 CUT = ["--max-size", "64KiB"]
 

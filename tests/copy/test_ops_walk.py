@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from wdscli.copy.buffers import clear_padding
-from wdscli.copy.walk import Walker
+from wdscli.copy.header_walk import Walker
 from wdscli.errors import DataError
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.shards.index import IndexBuilder, SampleArrays

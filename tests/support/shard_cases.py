@@ -120,6 +120,14 @@ def wds_process(*args: object, stdin: bytes | None = None, **more: Any) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
+def wds_here(*args: object) -> Ran:
+    """The command, in this process: for tests of what it does, where many processes would only take their time."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(arg) for arg in args])
+    return Ran(code, *(stream.buffer.getvalue() for stream in (out, err)))  # type: ignore[attr-defined]
+
+
 def sample(key: str, number: int, sizes: Sequence[int] = (10, 700)) -> Members:
     """One sample: a cls, and as many jpg-like fields as there are sizes."""
     rng = random.Random(f"{key!a}/{number}")

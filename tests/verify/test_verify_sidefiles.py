@@ -16,7 +16,7 @@ from xxhash import xxh3_64
 
 from wdscli.errors import UsageError
 from wdscli.ops.verify import VerifyReport, verify
-from wdscli.shards.writing import ShardWriter
+from wdscli.shards.writer import ShardWriter
 
 
 def make_set(folder: Path, prefix: str = "t", count: int = 6, checksum: str = "xxh3_128") -> list[str]:

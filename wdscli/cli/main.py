@@ -219,7 +219,7 @@ def _explain(error: BaseException, *, debug: bool) -> int:
         import traceback
 
         sys.stderr.write(shown("".join(traceback.format_exception(type(error), error, error.__traceback__))))
-    message, hint, code = _tell(error)
+    message, hint, code = _describe(error)
     output.say(message, label="error")
     if hint:
         output.say(hint, label="hint")
@@ -237,12 +237,12 @@ def _flushed(code: int) -> int:
     return code
 
 
-def _tell(error: BaseException) -> tuple[str, str | None, int]:
+def _describe(error: BaseException) -> tuple[str, str | None, int]:
     """Message, hint and exit code."""
     if isinstance(error, WdsError):
         return str(error), error.hint, error.exit_code
     if isinstance(error, _TyperError):
-        return _tell_usage(error)
+        return _describe_usage(error)
     if isinstance(error, OSError) and error.strerror:
         where = f": {printable(str(error.filename))}" if error.filename else ""
         return f"{error.strerror.lower()}{where}", None, 4
@@ -255,7 +255,7 @@ def _tell(error: BaseException) -> tuple[str, str | None, int]:
     )
 
 
-def _tell_usage(error: Any) -> tuple[str, str | None, int]:
+def _describe_usage(error: Any) -> tuple[str, str | None, int]:
     """Typer's message in our words: lower case, no full stop, and what it can guess as a hint."""
     ctx = error.ctx
     path = ctx.command_path if ctx else "wds"

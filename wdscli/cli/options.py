@@ -90,9 +90,17 @@ class TrustOptions(NamedTuple):
 
 
 class JsonOptions(NamedTuple):
-    """For commands whose result is worth reading by a program."""
+    """Whether a program reads the result."""
 
     json: Annotated[bool, _output("--json", "Print JSON Lines.")] = False
+
+
+class GeneralOptions(NamedTuple):
+    """What a command takes whose result is worth reading by a program."""
+
+    json: JsonOptions
+    trust: TrustOptions
+    common: CommonOptions
 
 
 class SelectionOptions(NamedTuple):
@@ -236,16 +244,6 @@ Jobs = Annotated[
         "-j, --jobs N",
         "Processes to work in. Default: the processors there are. The bytes written are the same.",
         min=1,
-    ),
-]
-
-
-Preserve = Annotated[
-    bool,
-    typer.Option(
-        "--preserve",
-        help="Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.",
-        rich_help_panel="Output",
     ),
 ]
 

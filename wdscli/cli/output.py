@@ -152,10 +152,10 @@ class Out:
 
     def progress(self) -> Bar:
         """A progress that draws a bar if one is wanted; for the ``progress`` argument of an operation."""
-        wanted = self.talk.progress
-        if wanted is None:
-            wanted = not self.talk.quiet and _is_terminal(sys.stderr)
-        return Bar(self, wanted)
+        drawn = self.talk.progress
+        if drawn is None:
+            drawn = not self.talk.quiet and _is_terminal(sys.stderr)
+        return Bar(self, drawn)
 
 
 class Bar:
@@ -165,9 +165,9 @@ class Bar:
     is no terminal, ``--progress`` writes a line every few seconds.
     """
 
-    def __init__(self, out: Out, wanted: bool) -> None:
+    def __init__(self, out: Out, drawn: bool) -> None:
         self._out = out
-        self._wanted = wanted
+        self._drawn = drawn
         self._what = ""
         self._unit = ""
         self._total: int | None = None
@@ -183,7 +183,7 @@ class Bar:
         self._what, self._total, self._unit, self._done = what, total, unit, 0
         self._started = time.monotonic()
         self._next = self._started + (0.3 if _is_terminal(sys.stderr) else 5)
-        self._open = self._wanted
+        self._open = self._drawn
 
     def advance(self, amount: int) -> None:
         self._done += amount

@@ -1,4 +1,4 @@
-"""What the commands that reorder have in common once their options are read: plan, tell, run, tell.
+"""What the commands that reorder have in common once their options are read: plan, show the plan, run, report.
 
 What it is: :func:`read_request`, from options to what the engine takes; :func:`reorder`, the body of split, merge,
 shuffle and sort; :func:`print_plan` and :func:`print_report`, which `wds run` needs too. How: everything goes to
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
         SelectionOptions,
         StreamOptions,
     )
-    from wdscli.plan.join.parts import JoinCounts
-    from wdscli.plan.orders import Order, Planner
-    from wdscli.plan.request import ReorderPlan, Request
-    from wdscli.run.run import ReorderReport
+    from wdscli.plan.join.joined import JoinCounts
+    from wdscli.plan.orders import Order
+    from wdscli.plan.plan import ReorderPlan
+    from wdscli.plan.request import Request
+    from wdscli.run.execute import ReorderReport
 
-PARTS_TOLD = 20
-"""So many parts are told one by one; more only with ``-v``."""
-_DONE = {"shuffle": "shuffled", "sort": "sorted", "merge": "merged", "join": "joined"}
+PARTS_SHOWN = 20
+"""So many parts are listed one by one; more only with ``-v``."""
+_DONE = {"shuffle": "shuffled", "sort": "sorted", "merge": "merged"}
 
 
 class PartTotals(NamedTuple):
@@ -85,15 +86,17 @@ def _as_typed(selection: SelectionOptions) -> dict[str, Any]:
 def reorder(
     out: Out,
     request: Request,
-    order: Order | Planner,
+    order: Order,
     *,
     dry_run: bool,
+    done: str | None = None,
     planned: Callable[[ReorderPlan], None] = lambda plan: None,
 ) -> None:
-    """Do what ``request`` asks in this order. ``planned`` is called once the plan is made."""
+    """Do what ``request`` asks in this order. ``done`` is the summary's verb, where the operation's own will not do;
+    ``planned`` is called once the plan is made."""
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
-    from wdscli.run.run import run_plan
+    from wdscli.run.execute import run_plan
 
     if request.plan_file is not None and not dry_run:
         _check_free(request.plan_file, request.settings.force)
@@ -107,7 +110,7 @@ def reorder(
         elif request.plan_file is not None:
             _store_plan(out, plan, request.plan_file)
         else:
-            print_report(out, run_plan(plan, progress=progress), plan.oversized)
+            print_report(out, run_plan(plan, progress=progress), plan.oversized, done)
 
 
 def _check_free(address: str, force: bool) -> None:
@@ -162,8 +165,8 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
     else:
         out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
     out.summary(f"would write {_total(plan)} ({plan.strategy}: {plan.reason})")
-    _tell_contents(out, parts, sum(not shard.samples for shard in plan.planned), joined)
-    tell_losses(out, plan.dropped, plan.ignored, plan.oversized)
+    _print_contents(out, parts, sum(not shard.samples for shard in plan.planned), joined)
+    print_losses(out, plan.dropped, plan.ignored, plan.oversized)
     if plan.request.resume:
         from wdscli.ops.run import states
 
@@ -183,7 +186,7 @@ def _planned_parts(plan: ReorderPlan) -> list[PartTotals]:
     return totals
 
 
-def print_report(out: Out, report: ReorderReport, oversized: int = 0) -> None:
+def print_report(out: Out, report: ReorderReport, oversized: int, done: str | None = None) -> None:
     """What was read and written; with JSON one object."""
     written = list(zip(report.parts, report.manifests, strict=True))
     has_parts = report.parts != ("",)
@@ -194,15 +197,15 @@ def print_report(out: Out, report: ReorderReport, oversized: int = 0) -> None:
         ("out", report.samples, report.members, report.payload_bytes),
     ):
         out.note(f"{way}: {plural(samples, 'sample')}, {plural(members, 'member')}, {size} bytes in them")
-    done = _DONE.get(report.operation, report.operation)
+    done = done or _DONE.get(report.operation, report.operation)
     shards = plural(report.shards, "shard")
     out.summary(f"{done} {plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}")
     if report.kept:
         out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
     parts = [PartTotals(name, m.samples, len(m.shards), m.size_bytes) for name, m in written if has_parts]
     empty = sum(not shard.samples for manifest in report.manifests for shard in manifest.shards)
-    _tell_contents(out, parts, empty, report.joined)
-    tell_losses(out, report.dropped, report.ignored, oversized)
+    _print_contents(out, parts, empty, report.joined)
+    print_losses(out, report.dropped, report.ignored, oversized)
 
 
 def _report_object(report: ReorderReport, has_parts: bool) -> dict[str, Any]:
@@ -251,15 +254,15 @@ def _joined_object(found: JoinCounts) -> dict[str, Any]:
     return {"joined": facts}
 
 
-def _tell_contents(
+def _print_contents(
     out: Out, parts: Sequence[PartTotals], empty_shards: int, joined: JoinCounts | None
 ) -> None:
     """What is, or would be, in an output."""
-    told = parts if out.talk.verbose else parts[:PARTS_TOLD]
-    for name, samples, shards, size in told:
+    listed = parts if out.talk.verbose else parts[:PARTS_SHOWN]
+    for name, samples, shards, size in listed:
         out.summary(f"  {name}: {plural(samples, 'sample')} in {plural(shards, 'shard')}, {human_size(size)}")
-    if len(told) < len(parts):
-        out.summary(f"  and {plural(len(parts) - len(told), 'more part')}")
+    if len(listed) < len(parts):
+        out.summary(f"  and {plural(len(parts) - len(listed), 'more part')}")
     if empty_shards:
         out.warn(f"{plural(empty_shards, 'shard')} without samples: fewer samples than shards")
     if joined is None:
@@ -272,7 +275,7 @@ def _tell_contents(
         out.summary(f"fields that an earlier set has too: {conflicts}")
 
 
-def tell_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int], oversized: int = 0) -> None:
+def print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int], oversized: int = 0) -> None:
     """What was read and not written, by reason."""
     if dropped:
         out.summary(f"left out {plural(sum(dropped.values()), 'sample')}: {by_reason(dropped)}")

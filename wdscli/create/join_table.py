@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 from wdscli.create.table import Row, TableOptions, TableReader
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
 from wdscli.model import to_text
-from wdscli.plan.join.parts import TableShard
-from wdscli.plan.ranges import pieces_of
-from wdscli.plan.scratch import HINT, Stamp
+from wdscli.plan.inputs import Stamp, pieces_of
+from wdscli.plan.join.joined import TableShard
+from wdscli.plan.scratch import HINT
 from wdscli.progress import Progress
 from wdscli.samples.keyset import KeySet
 from wdscli.shards.writing import ShardFile, ShardSettings

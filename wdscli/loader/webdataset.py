@@ -13,8 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import wanted_fields
-from wdscli.loader.compat.urls import Urls, addresses_of
+from wdscli.loader.checks import Urls, addresses_of, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import Shuffle
 from wdscli.loader.place.share import Tail

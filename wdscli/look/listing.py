@@ -209,14 +209,16 @@ class Listing:
         from wdscli.samples.salvage import salvaged_batches
 
         known = self.known.get(source.name, -1)
-        return salvaged_batches(source, self._tell, self._damaged, ignored=self._ignored, known=known)
+        return salvaged_batches(
+            source, self._report_damage, self._damaged, ignored=self._ignored, known=known
+        )
 
     def _windows(self, source: Source) -> Iterable[Window]:
         if self._on_error == "stop":
             return scan(source)
         from wdscli.tar.recover import scan_salvaging
 
-        return scan_salvaging(source, self._tell)
+        return scan_salvaging(source, self._report_damage)
 
     def _indexed(self, source: Source) -> Iterable[SampleBatch] | None:
         """The samples from the index, where that saves requests."""
@@ -232,15 +234,15 @@ class Listing:
         return (index.batch(first, first + BATCH_SAMPLES) for first in range(0, index.samples, BATCH_SAMPLES))
 
     def _guarded(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """``items`` of one shard up to its damage, which is raised or told."""
+        """``items`` of one shard up to its damage, which is raised or reported."""
         try:
             yield from items
         except DataError as error:
             if self._on_error == "stop":
                 raise
-            self._tell(error)
+            self._report_damage(error)
 
-    def _tell(self, error: DataError) -> None:
+    def _report_damage(self, error: DataError) -> None:
         self._broken.append(error)
         self._progress.warn(str(error))
 

@@ -17,10 +17,9 @@ from typing import IO, Any, NamedTuple
 
 from wdscli.errors import DataError, OutputError, UsageError, WdsError
 from wdscli.model import to_text
-from wdscli.plan.absent import check_empty, check_named
-from wdscli.plan.ranges import PIECE, pieces_of
-from wdscli.plan.scratch import Input, Scratch, spool
-from wdscli.plan.unsafe import check_names, keep_safe
+from wdscli.plan.inputs import PIECE_BYTES, Input, pieces_of
+from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
+from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Grouper, Ignored, SampleBatch
 from wdscli.samples.salvage import salvaged_batches
@@ -87,7 +86,7 @@ class Picker:
         self.limit = selection.limit if counts_later else None
         self.selection = selection._replace(limit=None) if counts_later else selection
         self.state: SelectionState = self.selection.new_state(on_error)
-        self._asked = selection
+        self._requested = selection
         if self.limit == 0:
             self.stop()
         self.troubles: list[DataError] = []
@@ -148,7 +147,7 @@ class Picker:
 
     def check_empty(self, samples: int) -> None:
         """Raise DataError when none of the samples that were read is left."""
-        check_empty(samples, self._asked, self._on_error, self.dropped, allow=self.allow_empty)
+        check_empty(samples, self._requested, self._on_error, self.dropped, allow=self.allow_empty)
 
     def _pages(self, source: Source) -> Iterator[Page]:
         if source.seekable:
@@ -260,7 +259,7 @@ class _Held:
         while data:
             yield data[: size - done] if done < size else b""
             done += len(data)
-            data = self._source.read_at(offset + done, min(PIECE, end - done)) if done < end else b""
+            data = self._source.read_at(offset + done, min(PIECE_BYTES, end - done)) if done < end else b""
         if done < end:
             raise cut(self._source.name, window.columns, row, done)
 
@@ -292,7 +291,7 @@ class _Held:
         file, at, size = self._stored[offset]
         end = at + size
         while at < end:
-            data = os.pread(file.fileno(), min(PIECE, end - at), at)
+            data = os.pread(file.fileno(), min(PIECE_BYTES, end - at), at)
             if not data:
                 raise OutputError("a scratch file lost its end", hint="set TMPDIR to a folder with room")
             yield data

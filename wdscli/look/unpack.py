@@ -89,18 +89,18 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
     """The payloads of one field, one after the other with nothing between, as many as the picker's limit. Samples
     without it are counted in the picker's ``dropped`` as ``no-such-field``; DataError when no sample has it. With
     ``key``, that sample's alone; DataError when there is none."""
-    wanted = None if key is None else to_bytes(key)
+    raw_key = None if key is None else to_bytes(key)
     name = to_bytes(field)
     sightings, given = Sightings(), 0
     for sample in picked(picker):
         if given == picker.limit:
             continue
-        if wanted is not None and sample.key != wanted:
-            sightings.see_keys([sample.key], [wanted])
+        if raw_key is not None and sample.key != raw_key:
+            sightings.see_keys([sample.key], [raw_key])
             continue
         parts = [part for part in sample.parts if part.field == name]
         if not parts:
-            if wanted is not None:
+            if raw_key is not None:
                 raise _no_such_field(sample, field)
             picker.drop("no-such-field")
             sightings.fields.update(part.field for part in sample.parts)
@@ -109,10 +109,10 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
             yield from part.pieces()
         if given == picker.limit:
             picker.stop()
-        if wanted is not None:
+        if raw_key is not None:
             return
-    if wanted is not None:
-        raise _no_such_key(key or "", sightings.near_keys(wanted))
+    if raw_key is not None:
+        raise _no_such_key(key or "", sightings.near_keys(raw_key))
     if not given and sightings.fields:
         named = Named(field, " for --field", (field,), needed=not picker.state.done)
         picker.check_names(sightings.absent([named]))

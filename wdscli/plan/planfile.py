@@ -19,11 +19,12 @@ from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 from wdscli import __version__
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.join.parts import JoinCounts, Joined
-from wdscli.plan.outputs import Outputs
-from wdscli.plan.rekey import Rekey
-from wdscli.plan.request import PlanMark, PlannedPart, PlannedShard, ReorderPlan, Request
-from wdscli.plan.scratch import Input, Stamp
+from wdscli.plan.cut import Outputs, PlannedPart, PlannedShard
+from wdscli.plan.inputs import Input, Stamp
+from wdscli.plan.join.joined import JoinCounts, Joined
+from wdscli.plan.names import Rekey
+from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.table import Ordered, PlanTable, row_type
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule, Rename

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from wdscli.shards.manifest import Manifest as Manifest
     from wdscli.shards.reading import ShardReader as ShardReader
     from wdscli.shards.reading import find_index as find_index
+    from wdscli.shards.writer import ShardWriter as ShardWriter
     from wdscli.shards.writing import OutputSet as OutputSet
     from wdscli.shards.writing import ShardFile as ShardFile
     from wdscli.shards.writing import ShardSettings as ShardSettings
-    from wdscli.shards.writing import ShardWriter as ShardWriter
 
 _HOMES = {
     "Index": "index",
@@ -29,7 +29,7 @@ _HOMES = {
     "ShardReader": "reading",
     "ShardSet": "inputs",
     "ShardSettings": "writing",
-    "ShardWriter": "writing",
+    "ShardWriter": "writer",
     "find_index": "reading",
     "open_set": "inputs",
     "read_manifest": "inputs",

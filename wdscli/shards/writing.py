@@ -1,7 +1,7 @@
 """A set while it is written: its names and rules, one shard after the other, its manifest at the end.
 
 What it is: :class:`ShardFile`, what stands between the samples of one shard and the storage; :class:`OutputSet`, what
-stands between a command and its output; and :class:`ShardWriter`, the library's face, which rolls from shard to shard.
+stands between a command and its output.
 
 How a shard is written: samples come by payload (:meth:`ShardFile.write`), or as runs of canonical members as they stand
 (:meth:`ShardFile.write_blocks`); all bytes pass through one method that hashes and writes them while they are in the
@@ -22,8 +22,8 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError
-from wdscli.model import Sample, ShardInfo, to_bytes, to_text
-from wdscli.samples import SampleBatch, check_name, new_batch
+from wdscli.model import ShardInfo, to_text
+from wdscli.samples import SampleBatch, new_batch
 from wdscli.shards.claims import Claim, Ticket, claim_address, receipt_address, remove_abandoned
 from wdscli.shards.index import IndexBuilder, SampleArrays, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
@@ -44,7 +44,7 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import local_path
 from wdscli.storage.opening import GONE, is_device, versions_at
-from wdscli.tar import CANONICAL, END_OF_ARCHIVE, FOREIGN, Form, TarWriter, build_header, padded, padding
+from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
 from wdscli.tar.template import header_maker
 
 _END_SECONDS = 1 << 33
@@ -113,7 +113,7 @@ class ShardFile:
     """Writes one shard to ``address``. Call :meth:`commit` at the end; as a context manager it leaves nothing behind
     when the block is left before that.
 
-    Raises OutputError, OutputExistsError.
+    With ``sink`` the bytes go there, and ``address`` is but a name. Raises OutputError, OutputExistsError.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardFile(str(folder / "a.tar")) as shard:
@@ -123,15 +123,15 @@ class ShardFile:
     (1, 3072, ['.wds', 'a.tar'])
     """
 
-    def __init__(self, address: str, settings: ShardSettings | None = None) -> None:
+    def __init__(self, address: str, settings: ShardSettings | None = None, sink: Sink | None = None) -> None:
         self.address = address
         self._settings = settings = settings or ShardSettings()
         self.form = settings.form
         self._check_folder()
-        self._has_place = not goes_nowhere(address)
+        self._has_place = sink is None and not goes_nowhere(address)
         self._with_index = settings.with_index and self._has_place
         digest = new_digest(settings.checksum)
-        self._sink = open_sink(address, force=settings.force, fsync=settings.fsync)
+        self._sink = sink or open_sink(address, force=settings.force, fsync=settings.fsync)
         self._through = _Through(self._sink, digest)
         self._tar = TarWriter(self._through, settings.form)
         self._header = header_maker(settings.form)
@@ -503,170 +503,3 @@ def after_hook(shard: ShardInfo, address: str) -> ShardInfo:
 def _place(address: str) -> str:
     """What tells whether two addresses are one file: links followed where they can be."""
     return os.path.realpath(local_path(address)) if is_local(address) else address
-
-
-_MAX_KNOWN = 1024
-
-
-class ShardWriter:
-    """Writes samples to ``pattern`` (``out-%06d.tar``, one file, ``-``, ``pipe:CMD``, any address that can be written).
-
-    A new shard begins when the next sample would make the shard hold more than ``max_count`` samples or more than
-    ``max_size`` bytes (headers, padding and end of archive included); a sample that is larger on its own gets a shard
-    of its own. Use it as a context manager: shards get their names one by one when they are whole, the manifest comes
-    last and only on success, and an exception leaves no half-written shard.
-
-    >>> folder = getfixture("tmp_path")
-    >>> with ShardWriter(str(folder / "train-%06d.tar"), max_count=2) as writer:
-    ...     for number in range(3):
-    ...         writer.write(f"n{number}", {"cls": b"%d" % number})
-    >>> writer.manifest.samples, [shard.name for shard in writer.manifest.shards]
-    (3, ['train-000000.tar', 'train-000001.tar'])
-    """
-
-    manifest: Manifest
-    """The finished set; there once the writer is closed."""
-
-    def __init__(
-        self,
-        pattern: str,
-        *,
-        max_count: int | None = None,
-        max_size: int | None = None,
-        form: Form = CANONICAL,
-        checksum: str = "xxh3_128",
-        with_index: bool = True,
-        force: bool = False,
-        fsync: bool = False,
-    ) -> None:
-        for limit, name in ((max_count, "max_count"), (max_size, "max_size")):
-            if limit is not None and limit < 1:
-                raise UsageError(f"{name} must be at least 1, not {limit}")
-        self._output = OutputSet(pattern, ShardSettings(form, checksum, with_index, force, fsync))
-        self._max_count = max_count
-        self._max_size = max_size
-        self._form = form
-        self._shard: ShardFile | None = None
-        self._done: list[ShardInfo] = []
-        self._keys: set[bytes] = set()
-        self._fields: dict[str, bytes] = {}
-        self._closed = False
-        self._output.claim()
-
-    def write(
-        self, sample: Sample | str, fields: Mapping[str, bytes | bytearray | memoryview] | None = None
-    ) -> None:
-        """One sample: ``write(sample)``, or ``write(key, {field: payload})``. Fields are written in the order given;
-        payloads are bytes and may be changed once this returns.
-
-        Raises UsageError for names that are unsafe or would not read back and for payloads that are no bytes, DataError
-        for a key that is in the shard of the sample before. The sample is then not written, and the writer can go on.
-        """
-        if isinstance(sample, Sample):
-            text, fields = sample.key, sample.fields
-        else:
-            text = sample
-        if not fields:
-            raise UsageError(f'sample "{text}" has no fields')
-        key = to_bytes(text)
-        members = self._members(text, key, fields)
-        if key in self._keys:
-            raise DataError(
-                f'key "{text}" a second time', code="duplicate-key", shard=self._output.pattern.text
-            )
-        self._room_for(key, members).write(key, members)
-        self._keys.add(key)
-
-    def _members(
-        self, text: str, key: bytes, fields: Mapping[str, bytes | bytearray | memoryview]
-    ) -> list[tuple[bytes, Payload]]:
-        """Names and payloads of a sample, checked. A field that was good with one key is good with every key that is
-        good with some field; but whether ``__a.b__`` is one of those names that readers pass over, both decide."""
-        known = self._fields
-        members: list[tuple[bytes, Payload]] = []
-        for field, data in fields.items():
-            raw = known.get(field)
-            if raw is None or not members or key.startswith(b"__"):
-                raw = to_bytes(field)
-                check_name(key, raw)
-                if len(known) < _MAX_KNOWN:
-                    known[field] = raw
-            members.append((raw, data if type(data) is bytes else _payload(text, field, data)))
-        return members
-
-    def _room_for(self, key: bytes, members: list[tuple[bytes, Payload]]) -> ShardFile:
-        """The shard for one more sample: the one that is open, or the next."""
-        if self._closed:
-            raise UsageError(f"{self._output.pattern.text} is closed: nothing more can be written")
-        if self._shard is not None and self._is_full(self._shard, key, members):
-            self._end_shard()
-        if self._shard is None:
-            self._shard = self._output.settings.open(self._output.address(len(self._done)))
-        return self._shard
-
-    def _is_full(self, shard: ShardFile, key: bytes, members: list[tuple[bytes, Payload]]) -> bool:
-        if self._max_count is not None and shard.samples >= self._max_count:
-            return True
-        if self._max_size is None:
-            return False
-        length = sum(
-            len(build_header(key + b"." + field, len(data), self._form)) + padded(len(data))
-            for field, data in members
-        )
-        return shard.position + length + len(END_OF_ARCHIVE) > self._max_size
-
-    def _end_shard(self) -> None:
-        if self._shard is not None:
-            shard, self._shard = self._shard, None
-            with shard:
-                self._output.check_claim(shard.address)
-                self._done.append(shard.commit())
-            self._keys.clear()
-
-    def close(self) -> Manifest:
-        """Commit the last shard, then write the manifest. A second call does nothing.
-
-        One file that got no sample is written as an empty archive; a pattern then names no shard at all.
-        """
-        if not self._closed:
-            if self._output.pattern.single and not self._done and self._shard is None:
-                self._shard = self._output.settings.open(self._output.address(0))
-            self._end_shard()
-            self._closed = True
-            options = {"max_count": self._max_count, "max_size": self._max_size}
-            try:
-                self.manifest = self._output.finish(self._done, operation="write", options=options)
-            finally:
-                self._output.release()
-        if "manifest" not in self.__dict__:
-            raise UsageError(f"{self._output.pattern.text} was discarded: it has no manifest")
-        return self.manifest
-
-    def discard(self) -> None:
-        """Drop the shard that is being written; those that are whole stay, without a manifest."""
-        self._closed = True
-        if self._shard is not None:
-            self._shard.discard()
-            self._shard = None
-        self._output.release()
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
-
-
-def _payload(key: str, field: str, data: object) -> bytes:
-    """``data`` as bytes of our own: what may change is copied, because small payloads are gathered."""
-    if isinstance(data, bytes):
-        return data
-    if isinstance(data, (bytearray, memoryview)):
-        return bytes(data)
-    raise UsageError(
-        f'field "{field}" of sample "{key}" is {type(data).__name__}, not bytes',
-        hint="encode it first: text.encode(), json.dumps(value).encode(), ...",
-    )

@@ -5,12 +5,10 @@ from math import inf
 from typing import Annotated, Literal
 
 from wdscli.cli.options import (
-    CommonOptions,
-    JsonOptions,
+    GeneralOptions,
     Shards,
     Text,
     Texts,
-    TrustOptions,
     grouped,
     panel,
 )
@@ -52,9 +50,7 @@ def bench(
     ] = None,
     prefetch: Annotated[str, _loop("--prefetch SIZE", "Bytes that each process may read ahead.")] = "256MB",
     seconds: Annotated[float, _loop("--seconds S", "How long to measure.")] = 10.0,
-    json: JsonOptions,
-    trust: TrustOptions,
-    common: CommonOptions,
+    general: GeneralOptions,
 ) -> None:
     """Measure how fast the loader reads a set, and say what limits it.
 
@@ -69,7 +65,7 @@ def bench(
     if not 0 < seconds < inf:
         why = "leaves no time to measure" if seconds <= 0 else "is no time to measure"
         raise UsageError(f"--seconds {seconds:g} {why}")
-    out = Out(common, json=json.json)
+    out = Out(general.common, json=general.json.json)
     with warnings.catch_warnings():
         # What the loader warns of, as commands warn.
         warnings.showwarning = lambda message, *_, **__: out.warn(str(message))
@@ -83,9 +79,9 @@ def bench(
             fields=[name for names in fields for name in names.split(",")] if fields else None,
             prefetch=prefetch,
             seconds=seconds,
-            trust_addresses=trust.trust_addresses,
+            trust_addresses=general.trust.trust_addresses,
         )
-    if json.json:
+    if out.json:
         out.object(_object(report))
     else:
         _print(out, report)

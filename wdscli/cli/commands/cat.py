@@ -10,7 +10,6 @@ from wdscli.cli.options import (
     DuplicateOptions,
     InputOptions,
     MaxDecoded,
-    Preserve,
     Shards,
     StreamOptions,
     Text,
@@ -19,7 +18,7 @@ from wdscli.cli.options import (
     panel,
 )
 from wdscli.cli.output import Out, by_reason, plural
-from wdscli.cli.reordering import read_request, tell_losses
+from wdscli.cli.reordering import print_losses, read_request
 from wdscli.errors import UsageError
 from wdscli.units import human_size
 
@@ -38,7 +37,13 @@ def cat(
     *,
     shards: Shards,
     output: StreamOptions,
-    preserve: Preserve = False,
+    preserve: Annotated[
+        bool,
+        panel("Output")(
+            "--preserve",
+            "Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.",
+        ),
+    ] = False,
     field: Annotated[
         Text, _instead("--field FIELD", "The payloads of one field, one after the other.")
     ] = None,
@@ -103,7 +108,7 @@ def cat(
 
         _put(out, request, picker, json_lines(picker, base64=base64, max_decoded=limit))
     progress.finish()
-    _tell(out, picker.dropped, picker.ignored)
+    _print_losses(out, picker.dropped, picker.ignored)
 
 
 def _check_tar_options(
@@ -168,12 +173,12 @@ def _write_tar(out: Out, request: Request, progress: Progress, preserve: bool, d
     if request.output != "-" or dry_run:
         done = "would write" if dry_run else "wrote"
         out.summary(f"{done} {plural(report.samples, 'sample')}, {human_size(report.bytes_out)}")
-    _tell(out, report.dropped, report.ignored)
+    _print_losses(out, report.dropped, report.ignored)
 
 
-def _tell(out: Out, dropped: dict[str, int], ignored: dict[str, int]) -> None:
+def _print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int]) -> None:
     """What was read and not written. Samples that a selection left out were meant to be; they are told with -v."""
-    tell_losses(out, {reason: count for reason, count in dropped.items() if reason not in _MEANT}, {})
+    print_losses(out, {reason: count for reason, count in dropped.items() if reason not in _MEANT}, {})
     if dropped:
         out.note(f"not selected: {by_reason(dropped)}")
-    tell_losses(out, {}, ignored)
+    print_losses(out, {}, ignored)

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from wdscli.cli.options import (
-    CommonOptions,
     CutOptions,
-    JsonOptions,
+    GeneralOptions,
     OutputOptions,
     Text,
     Texts,
-    TrustOptions,
     grouped,
     panel,
 )
@@ -25,9 +23,9 @@ from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.create.table import TableOptions
-    from wdscli.ops.create import CreateOptions, CreateReport
+    from wdscli.ops.create import CreateReport
 
-RENAMES_TOLD = 3
+RENAMES_SHOWN = 3
 
 _source = panel("Sources")
 _sample = panel("Samples")
@@ -61,9 +59,10 @@ class SourceOptions(NamedTuple):
             "A field of the column's values; EXT=@COLUMN where they are paths or addresses. May be repeated.",
         ),
     ] = None
-    json_rest: Annotated[bool, _source("--json-rest", "The remaining columns go into the field json.")] = (
-        False
-    )
+    json_rest: Annotated[
+        bool,
+        _source("--json-rest", "The remaining columns go into the field json."),
+    ] = False
     include: Annotated[
         Texts,
         _source(
@@ -135,9 +134,7 @@ def create(
     samples: SampleOptions,
     cuts: CutOptions,
     output: OutputOptions,
-    json: JsonOptions,
-    trust: TrustOptions,
-    common: CommonOptions,
+    general: GeneralOptions,
 ) -> None:
     """Make shards from folders, files, lists or tables.
 
@@ -153,31 +150,17 @@ def create(
         wds create photos/ -o 'train-{0000..0015}.tar' --require 'jpg,json' --incomplete skip
         wds create --from-table captions.csv --key id --field jpg=@path --field txt=caption -o 'train-%06d.tar'
     """
-    from wdscli.ops.create import create as make
-
-    out = Out(common, json=json.json)
-    options = _options(more, samples, cuts, output, trust)
-    report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
-    _print(out, report)
-
-
-def _options(
-    sources: SourceOptions,
-    samples: SampleOptions,
-    cuts: CutOptions,
-    output: OutputOptions,
-    trust: TrustOptions,
-) -> "CreateOptions":
-    """The options as the operation takes them. Raises UsageError for some that do not go together."""
     from wdscli.ops.create import CreateOptions
+    from wdscli.ops.create import create as make
     from wdscli.plan.cut import Cuts
 
+    out = Out(general.common, json=general.json.json)
     require = [name for text in samples.require or () for name in text.split(",") if name]
-    return CreateOptions(
-        from_list=tuple(sources.from_list or ()),
-        table=sources.table(),
-        include=tuple(sources.include or ()),
-        exclude=tuple(sources.exclude or ()),
+    options = CreateOptions(
+        from_list=tuple(more.from_list or ()),
+        table=more.table(),
+        include=tuple(more.include or ()),
+        exclude=tuple(more.exclude or ()),
         cuts=Cuts(*cuts),
         mtime=output.mtime,
         long_names=output.long_names,
@@ -187,9 +170,11 @@ def _options(
         fsync=output.fsync,
         jobs=output.jobs,
         post=output.post,
+        trust_addresses=general.trust.trust_addresses,
         **samples._replace(require=require)._asdict(),
-        **trust._asdict(),
     )
+    report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
+    _print(out, report)
 
 
 def _print(out: Out, report: "CreateReport") -> None:
@@ -209,9 +194,9 @@ def _print(out: Out, report: "CreateReport") -> None:
         kinds = "1 class" if len(report.classes) == 1 else f"{len(report.classes)} classes"
         out.summary(f"labelled {kinds}; the manifest has their names")
     if report.renamed:
-        told = [f"{old} -> {new}" for new, old in list(report.renamed.items())[:RENAMES_TOLD]]
-        more = ", ..." if report.renamed_keys > len(told) else ""
-        out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(told)}{more}")
+        pairs = [f"{old} -> {new}" for new, old in list(report.renamed.items())[:RENAMES_SHOWN]]
+        more = ", ..." if report.renamed_keys > len(pairs) else ""
+        out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(pairs)}{more}")
 
 
 def _print_plan(out: Out, report: "CreateReport") -> None:

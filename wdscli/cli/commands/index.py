@@ -4,13 +4,11 @@ from typing import Annotated
 
 from wdscli.cli.options import (
     Algorithm,
-    CommonOptions,
-    JsonOptions,
+    GeneralOptions,
     Number,
     Shards,
     Text,
     Texts,
-    TrustOptions,
     grouped,
     panel,
 )
@@ -63,9 +61,7 @@ def index(
     jobs: Annotated[
         Number, panel(None)("-j, --jobs N", "Processes to work in. Default: what the work is worth.", min=1)
     ] = None,
-    json: JsonOptions,
-    trust: TrustOptions,
-    common: CommonOptions,
+    general: GeneralOptions,
 ) -> int:
     """Write indexes and manifests for shards made elsewhere.
 
@@ -86,7 +82,7 @@ def index(
         )
     if no_manifest and (output or no_index):
         raise UsageError("--no-manifest leaves nothing to write" if no_index else "-o with --no-manifest")
-    out = Out(common, json=json.json)
+    out = Out(general.common, json=general.json.json)
     report = run(
         shards,
         manifest=output,
@@ -95,13 +91,13 @@ def index(
         checksum=checksum,
         dialects=dialect or (),
         force=force,
-        trust_addresses=trust.trust_addresses,
+        trust_addresses=general.trust.trust_addresses,
         dry_run=dry_run or check,
         jobs=jobs,
         progress=out.progress(),
     )
     for side in report.files:
-        if json.json:
+        if out.json:
             out.object(
                 {
                     "file": shown(side.address),

@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from wdscli.cli.options import (
-    CommonOptions,
     ErrorOptions,
-    JsonOptions,
+    GeneralOptions,
     SelectionOptions,
     Shards,
-    TrustOptions,
     grouped,
     panel,
 )
@@ -69,10 +67,8 @@ def ls(
         ),
     ] = False,
     selection: SelectionOptions,
-    output: JsonOptions,
+    general: GeneralOptions,
     errors: ErrorOptions,
-    trust: TrustOptions,
-    common: CommonOptions,
 ) -> None:
     """List what is in shards: samples, members, shards or a summary.
 
@@ -95,14 +91,14 @@ def ls(
         )
     if long and (by_shard or summary):
         raise UsageError("-l is for samples and members", hint="leave it out, or --shards and --summary")
-    out = Out(common, json=output.json)
+    out = Out(general.common, json=general.json.json)
     # Rows, or whatever pages them, would run through a bar; a summary comes when all is read.
-    progress = out.progress() if summary else Bar(out, bool(common.progress))
+    progress = out.progress() if summary else Bar(out, bool(general.common.progress))
     found = open_listing(
         shards,
         selection=selection.parse(),
         on_error=errors.on_error,
-        trust_addresses=trust.trust_addresses,
+        trust_addresses=general.trust.trust_addresses,
         progress=progress,
     )
     if summary:
@@ -113,7 +109,7 @@ def ls(
         _print_members(out, found, long)
     else:
         _print_samples(out, found, long)
-    _tell(out, found.report(), skips=errors.on_error == "skip")
+    _print_remarks(out, found.report(), skips=errors.on_error == "skip")
 
 
 def _print_samples(out: Out, found: Listing, long: bool) -> None:
@@ -242,7 +238,7 @@ def _print_shards(out: Out, found: Listing) -> None:
         out.rows(header, rows, right=(1, 2, 3, 4, 5))
 
 
-def _tell(out: Out, report: LsReport, *, skips: bool) -> None:
+def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:
     """What the user should hear once the listing is over. Raises InputNotFoundError when the set is not whole, and that
     is not to be skipped."""
     for remark in report.remarks:

@@ -1,4 +1,4 @@
-"""``wds merge``: options in, one set out of several; what --dedup left out is told on the way.
+"""``wds merge``: options in, one set out of several; what --dedup left out is listed on the way.
 
 The annotations of its groups are real objects (see ``cli/options.py``), so this module has no ``from __future__ import
 annotations``.
@@ -25,7 +25,7 @@ from wdscli.shown import shown
 if TYPE_CHECKING:
     from wdscli.plan.duplicates import Duplicate, Duplicates
     from wdscli.plan.join.join import Join
-    from wdscli.plan.request import ReorderPlan
+    from wdscli.plan.plan import ReorderPlan
 
 Sets = Annotated[
     list[str],
@@ -35,8 +35,8 @@ Sets = Annotated[
         "pipe:CMD, URLs.",
     ),
 ]
-DUPLICATES_TOLD = 20
-"""So many are told one by one with ``-v``."""
+DUPLICATES_SHOWN = 20
+"""So many are listed one by one with ``-v``."""
 
 _order = panel("Order")
 _join = panel("Join")
@@ -170,19 +170,19 @@ def merge(
         for name, value in {"dedup": dedup.dedup, **turns._asdict()}.items():
             if value:
                 raise UsageError(f"--{name} is not for a join, whose samples come in the first set's order")
-        reorder(out, request, how, dry_run=output.dry_run)
+        reorder(out, request, how, dry_run=output.dry_run, done="joined")
         return
 
-    def tell(plan: "ReorderPlan") -> None:
+    def show(plan: "ReorderPlan") -> None:
         if plan.duplicates is not None:
             report = None if output.dry_run else dedup.report
-            _tell_duplicates(out, plan.duplicates, report, force=output.force or request.resume)
+            _print_duplicates(out, plan.duplicates, report, force=output.force or request.resume)
 
     order = merge_order(request, **turns._asdict(), dedup=dedup.dedup or ())
-    reorder(out, request, order, dry_run=output.dry_run, planned=tell)
+    reorder(out, request, order, dry_run=output.dry_run, planned=show)
 
 
-def _tell_duplicates(out: Out, found: "Duplicates", report: str | None, *, force: bool) -> None:
+def _print_duplicates(out: Out, found: "Duplicates", report: str | None, *, force: bool) -> None:
     """Each duplicate: with ``--json`` an object, with ``-v`` a line, and a line of JSON in the file ``report``."""
     from contextlib import nullcontext
 
@@ -195,12 +195,12 @@ def _tell_duplicates(out: Out, found: "Duplicates", report: str | None, *, force
             facts = _as_object(one, found.by)
             if out.json:
                 out.object(facts)
-            if number < DUPLICATES_TOLD:
+            if number < DUPLICATES_SHOWN:
                 out.note(
                     f"left out {one.key} (sample {one.place} of {one.shard}): same {' and '.join(found.by)} as "
                     f"{one.first_key} (sample {one.first_place} of {one.first_shard})"
                 )
-            elif number == DUPLICATES_TOLD:
+            elif number == DUPLICATES_SHOWN:
                 more = "" if sink else ": --report FILE lists all"
                 out.note(f"... and {found.total - number} more{more}")
             if sink is not None:

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdscli.cli.options import (
-    CommonOptions,
     Engine,
+    GeneralOptions,
     Jobs,
-    JsonOptions,
     Memory,
     Text,
-    TrustOptions,
     grouped,
     panel,
 )
@@ -21,7 +19,7 @@ from wdscli.cli.output import Out, plural
 from wdscli.shown import shown
 
 if TYPE_CHECKING:
-    from wdscli.plan.request import ReorderPlan
+    from wdscli.plan.plan import ReorderPlan
     from wdscli.progress import Progress
 
 _tasks = panel("Tasks")
@@ -47,9 +45,7 @@ def run(
     jobs: Jobs = None,
     engine: Engine = None,
     memory: Memory = None,
-    json: JsonOptions,
-    trust: TrustOptions,
-    common: CommonOptions,
+    general: GeneralOptions,
 ) -> None:
     """Do what a plan says: some of its shards, or all that is not done.
 
@@ -68,9 +64,9 @@ def run(
 
     if (task is not None) + finish + dry_run > 1:
         raise UsageError("--task, --finish and --dry-run exclude each other")
-    out = Out(common, json=json.json)
+    out = Out(general.common, json=general.json.json)
     progress = out.progress()
-    loaded = load_plan(plan, Settings(jobs, engine, memory, trust.trust_addresses))
+    loaded = load_plan(plan, Settings(jobs, engine, memory, general.trust.trust_addresses))
     if dry_run:
         _list(out, loaded)
     elif task is not None:

@@ -19,7 +19,7 @@ from wdscli.errors import UsageError
 
 if TYPE_CHECKING:
     from wdscli.look.quality import Quality
-    from wdscli.plan.request import ReorderPlan
+    from wdscli.plan.plan import ReorderPlan
 
 _order = panel("Order")
 _ORDERS = ("input", "output", "random")
@@ -77,11 +77,11 @@ def shuffle(
 
     order = MeasuredShuffle(seed, window or WINDOW)
 
-    def tell(_: ReorderPlan) -> None:
+    def show(_: ReorderPlan) -> None:
         if order.quality is not None:
             _print_quality(out, order.quality)
 
-    reorder(out, request, order, dry_run=output.dry_run, planned=tell)
+    reorder(out, request, order, dry_run=output.dry_run, planned=show)
 
 
 def _print_quality(out: Out, quality: Quality) -> None:

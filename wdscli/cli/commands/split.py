@@ -47,7 +47,7 @@ class PartOptions(NamedTuple):
         Texts,
         _parts(
             "--by-map FILE",
-            "Parts from a file: lines of key and part, or JSON. May be given more than once.",
+            "Parts from a file: lines of KEY<TAB>PART, or a JSON object. May be given more than once.",
         ),
     ] = None
     missing: Annotated[

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from wdscli.cli.options import (
-    CommonOptions,
     DryRun,
     Force,
     Fsync,
-    JsonOptions,
+    GeneralOptions,
     LongNames,
     MaxDecoded,
     Mtime,
@@ -17,7 +16,6 @@ from wdscli.cli.options import (
     Shards,
     Text,
     Texts,
-    TrustOptions,
     decoded_limit,
     grouped,
     panel,
@@ -72,10 +70,8 @@ class RepairOptions(NamedTuple):
 @grouped
 def verify(
     shards: Shards,
-    json: JsonOptions,
+    general: GeneralOptions,
     repairing: RepairOptions,
-    trust: TrustOptions,
-    common: CommonOptions,
     decode: Annotated[
         bool,
         _check(
@@ -125,20 +121,20 @@ def verify(
         "require": [field for text in require or () for field in text.split(",") if field],
         "decode": decode,
         "max_decoded": decoded_limit(max_decoded, None if decode else "--decode"),
-        "trust_addresses": trust.trust_addresses,
+        "trust_addresses": general.trust.trust_addresses,
         "max_findings": max_findings,
         "jobs": jobs,
     }
     settings = repairing.settings()
-    out = Out(common, json=json.json)
+    out = Out(general.common, json=general.json.json)
     output = repairing.output or ""
     if settings is not None:
-        _, target = check_repair(shards, output, settings, trust_addresses=trust.trust_addresses)
+        _, target = check_repair(shards, output, settings, trust_addresses=general.trust.trust_addresses)
         if target.pattern.count is not None:
             # Whether so many can be saved is known only to who has looked.
             repair(shards, output, **how, settings=settings, dry_run=True)
     report = run(shards, **how, profiles=profile or (), checksums=checksums, progress=out.progress())
-    if json.json:
+    if out.json:
         _print_json(out, report)
     else:
         _print_text(out, report)
@@ -205,9 +201,9 @@ def _print_text(out: Out, report: VerifyReport) -> None:
         out.line("")
 
 
-def _by_code(told: Sequence[Finding], counts: Mapping[str, int]) -> dict[str, list[Finding]]:
+def _by_code(findings: Sequence[Finding], counts: Mapping[str, int]) -> dict[str, list[Finding]]:
     by_code: dict[str, list[Finding]] = {code: [] for code in counts}
-    for finding in told:
+    for finding in findings:
         by_code[finding.code].append(finding)
     return by_code
 

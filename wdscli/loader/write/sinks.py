@@ -1,24 +1,21 @@
 """Where the loader's writers put a shard that is no plain file of its own: a file object, or something compressed.
 
-What it is: :class:`StreamEnd`, which takes samples as a :class:`~wdscli.shards.writing.ShardFile` does but has no
-index and no facts to tell, and :func:`packing`, which says whether and how to compress. Compressed streams have no
-clock and no name in them: the same samples give the same bytes. It must not know how samples are encoded.
+What it is: :class:`PackedSink`, a sink like any other, of which a shard has no index, and :func:`packing`, which says
+whether and how to compress. Compressed streams have no clock and no name in them: the same samples give the same bytes.
+It must not know what is written.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from wdscli.codecs.encode import GZIP_HEADER
 from wdscli.errors import OutputError, UsageError
-from wdscli.shards.writing import Payload
-from wdscli.storage import is_stream, open_sink
-from wdscli.tar import Form
-from wdscli.tar import TarWriter as MemberWriter
+from wdscli.storage import Sink, is_stream
 
+Data = bytes | bytearray | memoryview
 SUFFIXES = {"bz2": "bz2", "gz": "gz", "tgz": "gz", "xz": "xz"}
 KINDS = ("gz", "bz2", "xz")
 
@@ -73,17 +70,19 @@ def _compressor(kind: str) -> _Compressor:
     return lzma.LZMACompressor()
 
 
-class _Packed:
-    """What compresses on the way to a file object."""
+class PackedSink(Sink):
+    """Compresses, where ``kind`` is not None, on the way to another sink, or to a file object, which stays open. After
+    :meth:`discard` a file object holds an archive without an end, which readers notice."""
 
-    def __init__(self, target: Any, kind: str | None) -> None:
+    def __init__(self, name: str, target: Any, kind: str | None) -> None:
+        super().__init__(name)
         self._target = target
         self._compressor = None if kind is None else _compressor(kind)
 
-    def write(self, data: Payload, /) -> None:
-        self._put(data if self._compressor is None else self._compressor.compress(bytes(data)))
+    def _put(self, data: Data) -> None:
+        self._pass(data if self._compressor is None else self._compressor.compress(bytes(data)))
 
-    def _put(self, data: Payload) -> None:
+    def _pass(self, data: Data) -> None:
         """All of ``data``: a file object without a buffer may take less at a time."""
         rest = memoryview(data)
         while len(rest):
@@ -94,45 +93,14 @@ class _Packed:
                 raise OutputError(f"a file object took {taken} of {len(rest)} bytes")
             rest = rest[taken:]
 
-    def finish(self) -> None:
+    def _commit(self) -> None:
         if self._compressor is not None:
-            self._put(self._compressor.flush())
-        flush = getattr(self._target, "flush", None)
-        if flush is not None:
-            flush()
+            self._pass(self._compressor.flush())
+        if isinstance(self._target, Sink):
+            self._target.commit()
+        elif hasattr(self._target, "flush"):
+            self._target.flush()
 
-
-class StreamEnd:
-    """One archive to a file object, which stays open, or compressed to an address, which gets its name at
-    :meth:`commit`. After :meth:`discard` a file object holds an archive without an end, which readers notice."""
-
-    def __init__(
-        self, target: Any, kind: str | None, form: Form, *, force: bool = False, fsync: bool = False
-    ) -> None:
-        self._sink = (
-            open_sink(target, force=force, fsync=fsync, packed=True) if isinstance(target, str) else None
-        )
-        self._packed = _Packed(target if self._sink is None else self._sink, kind)
-        self._tar = MemberWriter(self._packed, form)
-
-    @property
-    def position(self) -> int:
-        """Bytes of the archive so far, before compression and without its end."""
-        return self._tar.position
-
-    def write(self, key: bytes, fields: Sequence[tuple[bytes, Payload]]) -> None:
-        """One sample, names checked."""
-        for field, payload in fields:
-            self._tar.add(key + b"." + field, payload)
-
-    def commit(self) -> None:
-        """The end of the archive, and all that was held back."""
-        self._tar.close()
-        self._packed.finish()
-        if self._sink is not None:
-            self._sink.commit()
-
-    def discard(self) -> None:
-        """Leave nothing under an address; a no-op after :meth:`commit`."""
-        if self._sink is not None:
-            self._sink.discard()
+    def _discard(self) -> None:
+        if isinstance(self._target, Sink):
+            self._target.discard()

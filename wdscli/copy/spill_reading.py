@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.plan.scratch import Scattered
@@ -29,9 +30,9 @@ ELSEWHERE = (1 << 64) - 1
 """The place of a sample that was not spilled: it is read from its input."""
 PART_BITS = 44
 """A place: the part's number above so many bits, the byte in the part below."""
-LARGE = 1 << 20
+LARGE_SAMPLE_BYTES = 1 << 20
 """A sample of more bytes is read on its own, in pieces."""
-_GAP = 1 << 16
+GAP_BYTES = 1 << 16
 """Stretches that lie so near to each other are read as one."""
 
 
@@ -54,19 +55,27 @@ class Spilled(NamedTuple):
 
 
 class Reading:
-    """Where a task reads each sample, and what it does at the edge of a bucket. ``next_bucket`` is the first row at
-    which :meth:`enter` is to be called, -1 for never. When ``held`` is not None, all spilled samples of the bucket are
-    there, from byte ``held_from`` of their part on."""
+    """Where a task reads its rows, and what it does at the edge of a bucket. ``open_part`` opens what is numbered. When
+    ``held`` is not None, all spilled samples of a bucket are there, from byte ``held_from`` of their part on."""
 
-    def __init__(self, spilled: Spilled | None, samples: Ordered) -> None:
+    def __init__(self, spilled: Spilled | None, rows: Ordered, open_part: Callable[[int], Source]) -> None:
         self._spilled = spilled
-        self._samples = samples
-        self._bounds = [] if spilled is None else [*spilled.buckets, samples.total]
+        self._rows = rows
+        self._open_part = open_part
         self._own = [] if spilled is None else list(spilled.own)
         self.held: memoryview | None = None
         self.held_from = 0
         self._space = memoryview(b"")
-        self.next_bucket = 0 if spilled is not None and samples.total else -1
+
+    def chunks(self, size: int) -> Iterator[tuple[int, int]]:
+        """All rows, from first to last, at most ``size`` together and none of two buckets together. A bucket is entered
+        before its first."""
+        bounds = [0, *(() if self._spilled is None else self._spilled.buckets), self._rows.total]
+        for low, high in pairwise(bounds):
+            if self._spilled is not None and low < high:
+                self.enter(self._spilled, low, high)
+            for first in range(low, high, size):
+                yield first, min(first + size, high)
 
     def places(self, rows: PlanTable, first: int) -> tuple[I64, U64]:
         """The input of some rows, of which the first is number ``first``, and the byte at which each begins there."""
@@ -84,70 +93,61 @@ class Reading:
         starts: U64 = numpy.where(elsewhere, rows.starts, inner)
         return files, starts
 
-    def enter(self, row: int, open_part: Callable[[int], Source]) -> int:
-        """Ask for all that the bucket which begins at ``row`` needs; ``open_part`` opens what has a number. Returns the
-        row at which the next one begins."""
-        if self._spilled is None:
-            return -1
+    def enter(self, spilled: Spilled, row: int, end: int) -> None:
+        """Ask for all that the bucket of the rows from ``row`` up to ``end`` needs."""
         while self._own and self._own[0][1] <= row:
             # Its descriptor may still be open, and would hold its blocks.
-            path = self._spilled.space.part(self._own.pop(0)[0])
+            path = spilled.space.part(self._own.pop(0)[0])
             os.truncate(path, 0)
             remove(path)
-        end = next((bound for bound in self._bounds if bound > row), -1)
-        places, lengths = self._spilled.places[row:end], self._samples.part(row, end).lengths
-        stretches = stretches_of(places, lengths)
-        if not self._spilled.space.is_local:
-            source = open_part(SPILLED)
+        places, lengths = spilled.places[row:end], self._rows.part(row, end).lengths
+        self.held = self._loaded(spilled, places, lengths) if spilled.space.is_local else None
+        stretches = [] if self.held is not None else stretches_of(places, lengths)
+        if not spilled.space.is_local:
+            source = self._open_part(SPILLED)
             assert isinstance(source, _Objects)
             source.expect(stretches)
-        elif self._holds(places, lengths, open_part):
-            pass
         elif hasattr(os, "posix_fadvise"):
             for begin, stop in stretches:
-                descriptor = open_part(SPILLED + (begin >> PART_BITS)).fd
+                descriptor = self._open_part(SPILLED + (begin >> PART_BITS)).fd
                 if descriptor is not None:
                     begin_at = begin & (1 << PART_BITS) - 1
                     os.posix_fadvise(descriptor, begin_at, stop - begin, os.POSIX_FADV_WILLNEED)
-        return end if end < self._samples.total else -1
 
-    def _holds(self, places: U64, lengths: U64, open_part: Callable[[int], Source]) -> bool:
-        """Load the bucket, all of it, if it is small enough."""
+    def _loaded(self, spilled: Spilled, places: U64, lengths: U64) -> memoryview | None:
+        """The bucket, all of it, if it is small enough."""
         import numpy
 
-        self.held = None
         there = places != numpy.uint64(ELSEWHERE)
         places, lengths = places[there], lengths[there]
         begin, end = (int(places.min()), int((places + lengths).max())) if len(places) else (0, 0)
-        if self._spilled is None or not 0 < end - begin <= self._spilled.hold:
-            return False
-        descriptor = open_part(SPILLED + (begin >> PART_BITS)).fd
+        if not 0 < end - begin <= spilled.hold:
+            return None
+        descriptor = self._open_part(SPILLED + (begin >> PART_BITS)).fd
         if descriptor is None:
-            return False
+            return None
         if len(self._space) < end - begin:
             # One space for all buckets: pages that are new to a process cost as much as the bytes that come into them.
-            fresh: Any = numpy.empty(max(end - begin, self._spilled.hold // 2), dtype=numpy.uint8)
+            fresh: Any = numpy.empty(max(end - begin, spilled.hold // 2), dtype=numpy.uint8)
             self._space = memoryview(fresh)
         view = self._space[: end - begin]
         self.held_from = begin & (1 << PART_BITS) - 1
         # What is not there will be missed when it is wanted.
-        if os.preadv(descriptor, [view], self.held_from) == len(view):
-            self.held = view
-        return True
+        return view if os.preadv(descriptor, [view], self.held_from) == len(view) else None
 
 
 def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
     """The stretches in which samples lie, without the large ones, neighbours joined."""
     import numpy
 
-    small = (places != numpy.uint64(ELSEWHERE)) & (lengths <= LARGE)
+    small = (places != numpy.uint64(ELSEWHERE)) & (lengths <= LARGE_SAMPLE_BYTES)
     places, lengths = places[small], lengths[small]
     if not len(places):
         return []
     order = numpy.argsort(places)
     begins = places[order]
     ends = begins + lengths[order]
-    apart: I64 = numpy.flatnonzero(begins[1:] > ends[:-1] + numpy.uint64(_GAP)) + 1
+    apart: I64 = numpy.flatnonzero(begins[1:] > ends[:-1] + numpy.uint64(GAP_BYTES)) + 1
     firsts = numpy.concatenate(([0], apart))
     lasts = numpy.concatenate((apart, [len(begins)])) - 1
     return list(zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from wdscli.errors import DataError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo
-from wdscli.plan.jobs import useful_jobs
 from wdscli.plan.request import PlanMark
+from wdscli.plan.strategy import useful_jobs
 from wdscli.progress import Progress
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
 from wdscli.shards.claims import RECEIPT, remove_receipts, remove_temporaries
@@ -27,7 +27,8 @@ from wdscli.storage import base_name, exists, folder_of, is_local, open_source, 
 from wdscli.storage.opening import versions_at
 
 if TYPE_CHECKING:
-    from wdscli.plan.request import PlannedShard, ReorderPlan
+    from wdscli.plan.cut import PlannedShard
+    from wdscli.plan.plan import ReorderPlan
 
 Result = TypeVar("Result")
 
@@ -41,7 +42,7 @@ class Kept(NamedTuple):
     manifests: dict[int, Manifest]
 
 
-_REQUESTS = 16
+REQUESTS_AT_ONCE = 16
 NOTHING = Kept({}, frozenset(), {})
 
 
@@ -56,31 +57,24 @@ class Found(NamedTuple):
 
 def begin(plan: ReorderPlan, mark: PlanMark, progress: Progress) -> Kept:
     """Clear the way for all tasks of a plan. Raises OutputExistsError for what is there and must not be replaced."""
-    if any(part.output.pattern.is_stream for part in plan.parts):
-        if plan.request.resume:
-            raise UsageError(
-                "what went into a stream cannot be gone on with", hint="--resume is for shards in files"
-            )
+    is_stream = any(part.output.pattern.is_stream for part in plan.parts)
+    if not plan.request.resume:
         for part in plan.parts:
             part.output.begin(plan.shards.addresses)
+        if plan.request.settings.force and not is_stream:
+            files = _own_files(plan)
+            remove_receipts(files)
+            remove_temporaries(files)
         return NOTHING
-    if not plan.request.resume:
-        _begin_anew(plan)
-        return NOTHING
+    if is_stream:
+        raise UsageError(
+            "what went into a stream cannot be gone on with", hint="--resume is for shards in files"
+        )
     if not plan.is_stored:
         remove_temporaries(_own_files(plan))
     for part in plan.parts:
         part.output.check(plan.shards.addresses, may_exist=True)
     return find_kept(plan, mark, range(len(plan.planned)), progress)
-
-
-def _begin_anew(plan: ReorderPlan) -> None:
-    for part in plan.parts:
-        part.output.begin(plan.shards.addresses)
-    if plan.request.settings.force:
-        files = _own_files(plan)
-        remove_receipts(files)
-        remove_temporaries(files)
 
 
 def _own_files(plan: ReorderPlan) -> list[str]:
@@ -99,15 +93,19 @@ def find_kept(
     _clear_manifests(plan, manifests, parts)
     if everything:
         _refuse_strangers(plan, manifests)
+    form = plan.request.settings.form
+    checks = [
+        (found, found.receipt.check(found.shard.address, form))
+        for found in look(plan, [task for task in tasks if plan.planned[task].part not in manifests])
+        if found.there and _is_ours(plan, mark, found) and found.receipt is not None
+    ]
+    for task in tasks:
+        shard = plan.planned[task]
+        if shard.part in manifests:
+            info = manifests[shard.part].shards[shard.number]
+            checks.append((Found(task, shard, True, None), CheckTask(shard.address, info, None, form)))
     shards: dict[int, ShardInfo] = {}
     again = set()
-    checks = []
-    for found in look(plan, [task for task in tasks if plan.planned[task].part not in manifests]):
-        if found.there and _is_ours(plan, mark, found):
-            checks.append((found, _check_of(plan, found)))
-    checks += [
-        (Found(task, shard, True, None), check) for task, shard, check in _listed(plan, tasks, manifests)
-    ]
     # Before they are read: what is replaced after that is noticed at the end.
     versions = [_version_of(check.address) for _, check in checks]
     states = _states(plan, [one for _, one in checks], reading, progress)
@@ -149,7 +147,7 @@ def at_once(function: Callable[[str], Result], addresses: Sequence[str]) -> Iter
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(_REQUESTS) as threads:
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
         yield from threads.map(function, addresses)
 
 
@@ -204,23 +202,6 @@ def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
                 raise OutputExistsError(
                     f"{address} is there, and this {plan.operation} makes no such shard", hint=_away(plan)
                 )
-
-
-def _check_of(plan: ReorderPlan, found: Found) -> CheckTask:
-    assert found.receipt is not None
-    form = plan.request.settings.form
-    return CheckTask(found.shard.address, found.receipt.shard, found.receipt.index_seal, form)
-
-
-def _listed(
-    plan: ReorderPlan, tasks: Sequence[int], manifests: dict[int, Manifest]
-) -> Iterator[tuple[int, PlannedShard, CheckTask]]:
-    """The shards of complete parts, to be checked against the manifest."""
-    for task in tasks:
-        shard = plan.planned[task]
-        if shard.part in manifests:
-            info = manifests[shard.part].shards[shard.number]
-            yield task, shard, CheckTask(shard.address, info, None, plan.request.settings.form)
 
 
 def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifest]:

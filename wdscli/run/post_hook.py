@@ -12,12 +12,14 @@ import os
 from typing import IO
 
 from wdscli.errors import EngineError, printable
+from wdscli.model import ShardInfo
+from wdscli.shards.writing import after_hook
 from wdscli.shown import shown_command
 from wdscli.storage import is_local, local_path
 
 STANDS_FOR_SHARD = "{}"
-_SAID_LINES = 3
-_TAIL_BYTES = 4096
+SAID_LINES = 3
+SAID_BYTES = 4096
 
 
 def post_command(command: str, address: str) -> str:
@@ -36,8 +38,11 @@ def post_command(command: str, address: str) -> str:
     return command.replace(STANDS_FOR_SHARD, name) if STANDS_FOR_SHARD in command else f"{command} {name}"
 
 
-def run_post(command: str, address: str) -> None:
-    """Run the hook for one shard and wait for it. Raises EngineError when it fails."""
+def run_post(command: str | None, address: str, shard: ShardInfo) -> ShardInfo:
+    """Run the hook for one shard, if there is one, and wait for it; returns what the shard is afterwards. Raises
+    EngineError when it fails."""
+    if command is None:
+        return shard
     import subprocess
     from tempfile import TemporaryFile
 
@@ -59,6 +64,7 @@ def run_post(command: str, address: str) -> None:
                 f"the command after {printable(address)} {how}: {printable(shown_command(line))}{_last_words(said)}",
                 hint="the shards that are whole stay, without a manifest",
             )
+    return after_hook(shard, address)
 
 
 def _pass_on(said: IO[bytes]) -> None:
@@ -72,6 +78,6 @@ def _pass_on(said: IO[bytes]) -> None:
 def _last_words(said: IO[bytes]) -> str:
     """The last lines that the command said."""
     size = said.seek(0, os.SEEK_END)
-    said.seek(max(0, size - _TAIL_BYTES))
+    said.seek(max(0, size - SAID_BYTES))
     lines = [line.strip() for line in said.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    return f" ({' | '.join(map(printable, lines[-_SAID_LINES:]))})" if lines else ""
+    return f" ({' | '.join(map(printable, lines[-SAID_LINES:]))})" if lines else ""

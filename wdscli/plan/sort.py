@@ -1,27 +1,28 @@
-"""What samples are sorted by: sort keys as they are typed, and the value of each sample as bytes.
+"""What samples are sorted by: sort keys as they are typed, and the value of each sample as bytes that compare so.
 
-What it is: :func:`sort_key`, from ``json.width:nr`` to a :class:`SortKey`; :class:`SortValues`, the
-:class:`~wdscli.plan.survey.Extract` that takes the values of a sample by all sort keys as one byte string
-(``sort_bytes.py``), such that the order of samples is the order of these strings. How: names are those of ``--where``
-(``key``, a field by its own name, ``json.PATH``), and so are those of the errors; a batch is taken sort key by sort
-key, and a JSON document is decoded once for all of them. It must not know the order of samples, only their values.
-
-The value of a sample that is missing stands before all others or after them, whichever way the others are sorted.
+What it is: :func:`sort_key`, from ``json.width:nr`` to a :class:`SortKey`; :class:`SortValues`, the extract that takes
+the values of a sample by all sort keys as one byte string, such that the order of samples is the order of these
+strings; and one function for each way to compare (:func:`text_code`, :func:`natural_code`, :func:`number_code`,
+:func:`json_code`), each from a value to its *code*. How: names are those of ``--where`` (``key``, a field by its own
+name, ``json.PATH``), and so are those of the errors; a JSON document is decoded once for all sort keys. Of two values
+the lesser has the lesser code, equal values have equal codes, and no code is the beginning of another, so that codes
+can be put one behind the other and turned around by complement (:func:`reversed_code`). A NUL inside a text is written
+as ``00 FF`` and the text ends with ``00 00``, which is less than anything that could go on. The value of a sample that
+is missing stands before all others or after them, whichever way the others are sorted. It must not know the order of
+samples, only their values.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.indexed import packed_keys
-from wdscli.plan.json_paths import Absent, Path, at_path, field_and_path
-from wdscli.plan.sort_codes import Number, json_code, natural_code, number_code, reversed_code, text_code
-from wdscli.plan.survey import PayloadOf
+from wdscli.plan.survey import packed_keys
+from wdscli.plan.values import Absent, Path, PayloadOf, at_path, field_and_path
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named
 
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
     from wdscli.plan.values import Packed
     from wdscli.shards.index import Index
 
+
 How = Literal["plain", "natural", "numeric"]
 Missing = Literal["first", "last", "error"]
 
-MAX_VALUE = 1 << 20
+MAX_VALUE_BYTES = 1 << 20
 """A value of more than this many bytes is not compared: those of all samples are held together."""
 
 KEY = "key"
@@ -241,12 +243,12 @@ class _Sample:
             return payload_code(self._batch.keys[self._row], key.how)
         if key.path is None:
             size = self._batch.sizes[self._member(key.field)]
-            if size > MAX_VALUE:
-                raise _Unfit(f"it has {size} bytes, and more than {MAX_VALUE} are not compared")
+            if size > MAX_VALUE_BYTES:
+                raise _Unfit(f"it has {size} bytes, and more than {MAX_VALUE_BYTES} are not compared")
             return payload_code(self._payload_of(self._row, key.field), key.how)
         code = value_code(at_path(self._document(key.field), key.path), key.how)
-        if len(code) > MAX_VALUE:
-            raise _Unfit(f"it is longer than the {MAX_VALUE} bytes that are compared")
+        if len(code) > MAX_VALUE_BYTES:
+            raise _Unfit(f"it is longer than the {MAX_VALUE_BYTES} bytes that are compared")
         return code
 
     def _member(self, field: bytes) -> int:
@@ -344,3 +346,129 @@ def _decoder() -> JSONDecoder:
     from json import JSONDecoder
 
     return JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Number)
+
+
+_END = b"\0\0"
+_COMPLEMENT = bytes(range(255, -1, -1))
+
+
+def reversed_code(code: bytes) -> bytes:
+    """The code of the same value in reverse order."""
+    return code.translate(_COMPLEMENT)
+
+
+def text_code(text: bytes) -> bytes:
+    """Byte by byte; what ends first comes first.
+
+    >>> sorted([b"b", b"a", b"ab", b"a\\0"], key=text_code)
+    [b'a', b'a\\x00', b'ab', b'b']
+    """
+    return text.replace(b"\0", b"\0\xff") + _END
+
+
+_DIGITS = re.compile(rb"[0-9]+")
+_NO_ZEROS = 0xFE
+
+
+def natural_code(text: bytes) -> bytes:
+    """As :func:`text_code`, but a run of digits is one character, which stands where ``0`` does and compares as the
+    number it is. Where texts differ in leading zeros alone, more zeros come first.
+
+    >>> sorted([b"a10", b"a9", b"a", b"ab", b"a09"], key=natural_code)
+    [b'a', b'a09', b'a9', b'a10', b'ab']
+    """
+    zeros = bytearray()
+
+    def run(match: re.Match[bytes]) -> bytes:
+        digits = match[0].lstrip(b"0")
+        zeros.append(_NO_ZEROS - min(len(match[0]) - (len(digits) or 1), _NO_ZEROS))
+        length = len(digits)
+        return b"0" + (bytes([length + 1]) if length < 254 else b"\xff" + length.to_bytes(8, "big")) + digits
+
+    code = text_code(_DIGITS.sub(run, text))
+    # A byte for each run of digits up to the last that has zeros to tell of; FF, more than any of them, ends them.
+    return code + zeros.rstrip(bytes([_NO_ZEROS])) + b"\xff"
+
+
+_NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,18}))?")
+_LEAST, _BELOW_ZERO, _ZERO, _ABOVE_ZERO, _GREATEST = (bytes([kind]) for kind in range(1, 6))
+
+
+def number_code(text: str) -> bytes | None:
+    """A decimal number of any size and precision, compared exactly; infinities too. None for NaN, which has no place.
+    Raises ValueError for what is not a number.
+
+    >>> sorted(["1e3", "-0.5", "999.99", "-7", "0"], key=number_code)
+    ['-7', '-0.5', '0', '999.99', '1e3']
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None or not (match[2] or match[3]):
+        return _word_code(text)
+    sign, whole, fraction, power = match.groups(default="")
+    digits = (whole + fraction).lstrip("0")
+    if not digits:
+        return _ZERO
+    # The value is 0.DIGITS times ten to the power of `exponent`.
+    exponent = int(power or 0) + len(digits) - len(fraction)
+    code = _exponent_code(exponent) + digits.rstrip("0").encode() + b"\0"
+    return _BELOW_ZERO + reversed_code(code) if sign == "-" else _ABOVE_ZERO + code
+
+
+def _word_code(text: str) -> bytes | None:
+    word = text.lower()
+    sign = word[:1] if word[:1] in ("+", "-") else ""
+    name = word[len(sign) :]
+    if name == "nan":
+        return None
+    if name in ("inf", "infinity"):
+        return _LEAST if sign == "-" else _GREATEST
+    raise ValueError("it is not a number")
+
+
+def _exponent_code(exponent: int) -> bytes:
+    """One byte for the usual, nine for the rest."""
+    if -64 <= exponent < 64:
+        return bytes([128 + exponent])
+    if exponent > 0:
+        return b"\xff" + exponent.to_bytes(8, "big")
+    return b"\x01" + (exponent + (1 << 63)).to_bytes(8, "big")
+
+
+class Number(str):
+    """A number as a JSON document writes it, to be told from a string."""
+
+    __slots__ = ()
+
+
+_NULL, _FALSE, _TRUE, _IS_NUMBER, _IS_TEXT, _IS_ARRAY, _IS_OBJECT = (bytes([kind]) for kind in range(1, 8))
+_END_OF_ARRAY = b"\0"
+
+
+def json_code(value: Any, text: Callable[[bytes], bytes] = text_code) -> bytes:
+    """A JSON value whose numbers are :class:`Number`; ``text`` codes its strings.
+
+    The order is jq's: null, false, true, numbers, strings, arrays (by the first element that differs, the shorter
+    first), objects (by their sorted names as arrays, then by their values in that order). NaN counts as null. Raises
+    RecursionError for what is nested too deeply.
+
+    >>> sorted([["b"], "a", Number("2"), {}, True, Number("-1"), None], key=json_code)
+    [None, True, '-1', '2', 'a', ['b'], {}]
+    """
+    if value is None:
+        return _NULL
+    if value is True or value is False:
+        return _TRUE if value else _FALSE
+    if isinstance(value, Number):
+        number = number_code(value)
+        return _NULL if number is None else _IS_NUMBER + number
+    if isinstance(value, str):
+        return _IS_TEXT + text(utf8(value))
+    if isinstance(value, list):
+        return b"".join([_IS_ARRAY, *[json_code(one, text) for one in value], _END_OF_ARRAY])
+    names = sorted(value, key=utf8)
+    return _IS_OBJECT + json_code(names, text) + b"".join([json_code(value[name], text) for name in names])
+
+
+def utf8(text: str) -> bytes:
+    """The bytes of a JSON string, which may hold half a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass")
