@@ -46,8 +46,7 @@ class PartOptions(NamedTuple):
     by_map: Annotated[
         Texts,
         _parts(
-            "--by-map FILE",
-            "Parts from a file: lines of key and part, or JSON. May be given more than once.",
+            "--by-map FILE", "Parts from a file: lines of key and part, or JSON. May be given more than once."
         ),
     ] = None
     missing: Annotated[
