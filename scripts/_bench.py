@@ -364,7 +364,7 @@ def make_indexes(folder: Path, count: int, field: bytes = b"txt") -> None:
     """Shards that are holes but for the headers that are looked at, and indexes of samples with one member each."""
     from numpy import arange, full, int64, zeros
 
-    from wdscli.shards.index import IndexBuilder, Packed
+    from wdscli.shards.index import IndexBuilder, SampleArrays
     from wdscli.tar import build_header
 
     (folder / ".wds").mkdir(parents=True)
@@ -380,8 +380,8 @@ def make_indexes(folder: Path, count: int, field: bytes = b"txt") -> None:
         ones = full(IN_SHARD, 1, dtype=int64)
         keys = b"".join([b"n%09d" % (first + row) for row in range(IN_SHARD)])
         builder = IndexBuilder()
-        builder.add_packed(
-            Packed(
+        builder.add_arrays(
+            SampleArrays(
                 keys,
                 10 * ones,
                 starts,

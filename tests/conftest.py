@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,10 @@ Command = Callable[..., Ran]
 # A shell ignores Ctrl-C on behalf of what it runs in the background, and programs started from there inherit that. The
 # tests that interrupt a program must not depend on how they were started themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hundreds of processes are started here. Where none may keep what it has compiled, each would compile everything again.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(tempfile.gettempdir(), f"wdscli-bytecode-{os.getuid()}")
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy
 import pytest
-from shard_cases import Ran, members_of, tar_of, wds
+from shard_cases import Ran, members_of, tar_of
+from shard_cases import wds_here as wds
 
 Write = Callable[..., Ran]
 

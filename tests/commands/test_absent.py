@@ -14,7 +14,7 @@ from shard_cases import keys_of, leftovers, members_of, write_shards
 from wdscli.errors import DataError
 from wdscli.ops.cat import cat
 from wdscli.ops.shuffle import shuffle
-from wdscli.plan.plan import Request
+from wdscli.plan.request import Request
 from wdscli.selection import Selection
 from wdscli.selection.named import Place, Sightings
 
@@ -219,7 +219,7 @@ def test_an_order_by_what_is_nowhere(
     """Also where surveys are made by other processes, which tell what they have seen."""
     more = ["-j2"] if held == "here and there" else []
     if more:
-        monkeypatch.setattr("wdscli.plan.surveying.useful_jobs", lambda *_: 2)
+        monkeypatch.setattr("wdscli.plan.survey.useful_jobs", lambda *_: 2)
     (tmp_path / "map").write_text("x/1 a\nx/2 b\n")
     how = [str(tmp_path / "map") if one == "MAP" else one for one in how]
     name = "{part}.tar" if how[0] == "split" else "out.tar"

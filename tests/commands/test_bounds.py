@@ -17,7 +17,7 @@ from wdscli.create.keys import KeyRule
 from wdscli.create.walk import Globs
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader import WebDataset
-from wdscli.plan.rekey import Rekey
+from wdscli.plan.names import Rekey
 from wdscli.selection import expressions
 from wdscli.selection.expressions import Expression
 from wdscli.selection.where import Where

@@ -22,8 +22,8 @@ from wdscli.errors import DataError, UsageError
 from wdscli.ops.index import index
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.shards import ShardWriter, find_index, read_manifest
-from wdscli.shards.naming import common_folder, name_from, set_prefix
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import index_address
+from wdscli.shards.manifest import common_folder, name_from, set_prefix
 from wdscli.storage import exists, open_sink, open_source
 
 
@@ -171,7 +171,7 @@ class TestMaking:
         self, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run("set")
-        monkeypatch.setattr("wdscli.ops.index.written", lambda *_: "read")
+        monkeypatch.setattr("wdscli.ops.index.checksum_of", lambda *_: "read")
         assert run("set").err.endswith(": 0 files made, 3 kept\n")
 
 

@@ -31,14 +31,13 @@ from shard_cases import (
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
 from wdscli.ops.merge import merge, merge_order
-from wdscli.plan import dedup as dedup_module
-from wdscli.plan.dedup import Digests
+from wdscli.plan import duplicates as dedup_module
+from wdscli.plan.duplicates import Digests
+from wdscli.plan.inputs import Input
 from wdscli.plan.orders import InputOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
-from wdscli.plan.scratch import Input
 from wdscli.plan.survey import SurveyTask, survey
-from wdscli.plan.values import Packed
 from wdscli.selection import Selection
 from wdscli.tar import Form
 
@@ -415,11 +414,12 @@ class TestDedup:
         names = twins(tmp_path / "in")
         found = survey(SurveyTask(Input(names[0]), Form(), Selection(), extract=Digests(False, (b"jpg",))))
         digests = [xxhash.xxh3_128_digest(b"picture %d" % n) for n in range(3)]
-        assert found.values == Packed.of([*digests, b""])
+        assert found.values.data.tobytes() == b"".join(digests)
+        assert found.values.lengths.tolist() == [16, 16, 16, 0]
 
     def test_payloads_of_many_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Larger than what --where looks into; they differ in the last byte only."""
-        monkeypatch.setattr("wdscli.selection.reading.MAX_LOOKED_INTO", 1 << 20)
+        monkeypatch.setattr("wdscli.selection.reading.MAX_LOOKED_INTO_BYTES", 1 << 20)
         large = os.urandom(2_500_000)
         names = write_shards(
             tmp_path / "in",
@@ -497,13 +497,13 @@ class TestDedup:
 
     def test_a_shard_that_changes_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         names = twins(tmp_path / "in")
-        original = dedup_module._groups
+        original = dedup_module._groups_of_digests
 
         def cut(values: Any) -> Any:
             Path(names[1]).write_bytes(tar_of([("b0.jpg", b"picture 1")]))
             return original(values)
 
-        monkeypatch.setattr(dedup_module, "_groups", cut)
+        monkeypatch.setattr(dedup_module, "_groups_of_digests", cut)
         with pytest.raises(DataError):
             merge(Request(names, f"{tmp_path}/out.tar"), dedup=["jpg"])
 
@@ -525,7 +525,7 @@ class TestDedup:
 
 
 def forced() -> Any:
-    from wdscli.shards.output import ShardSettings
+    from wdscli.shards.writing import ShardSettings
 
     return ShardSettings(force=True)
 

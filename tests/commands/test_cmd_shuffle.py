@@ -133,7 +133,7 @@ class TestSameBytes:
         def refuse(*args: object, **kwargs: object) -> None:
             raise AssertionError("scanned")
 
-        monkeypatch.setattr("wdscli.shards.find.iter_batches", refuse)
+        monkeypatch.setattr("wdscli.shards.reading.iter_batches", refuse)
         good(*shards, "-o", tmp_path / "out.tar")
 
     def test_whatever_the_environment(self, shards: list[str], tmp_path: Path) -> None:

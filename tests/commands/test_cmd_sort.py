@@ -36,7 +36,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.ops.sort import sort, sort_order
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
-from wdscli.plan.sort_keys import MAX_VALUE, SortValues, sort_key
+from wdscli.plan.sort import MAX_VALUE_BYTES, SortValues, sort_key
 from wdscli.samples import SampleBatch
 
 Command = Callable[..., Ran]
@@ -188,7 +188,11 @@ class TestByField:
         assert by(samples, "--by", "x:y:plain") == "b a"
 
     def test_what_is_too_long_is_not_compared(self, run: Command, good: Command, tmp_path: Path) -> None:
-        samples = [one("a", jpg=bytes(MAX_VALUE)), one("b", jpg=bytes(MAX_VALUE + 1)), one("c", jpg=b"\1")]
+        samples = [
+            one("a", jpg=bytes(MAX_VALUE_BYTES)),
+            one("b", jpg=bytes(MAX_VALUE_BYTES + 1)),
+            one("c", jpg=b"\1"),
+        ]
         names = spread(tmp_path / "in", samples, 1)
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "jpg")
         assert ran.code == 3
@@ -249,7 +253,7 @@ class TestByJson:
         assert by(samples, "--by", "json[0]") == "b c a"
 
     def test_the_document_is_decoded_once(self, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
-        from wdscli.plan import sort_keys
+        from wdscli.plan import sort as sort_keys
 
         seen = []
         original = sort_keys.decoded
@@ -431,7 +435,7 @@ class TestWhatIsWrong:
             sort(Request(names, f"{tmp_path}/out.tar"), by=["txt"], how="numeric")
 
     def test_a_long_value_in_json(self, tmp_path: Path) -> None:
-        names = spread(tmp_path / "in", [one("a", json=["x" * (MAX_VALUE + 1), 1])], 1)
+        names = spread(tmp_path / "in", [one("a", json=["x" * (MAX_VALUE_BYTES + 1), 1])], 1)
         sort(Request(names, f"{tmp_path}/out.tar"), by=["json[1]"])
         with pytest.raises(DataError, match="it is longer than the 1048576 bytes that are compared"):
             sort(Request(names, f"{tmp_path}/two.tar"), by=["json[0]"])

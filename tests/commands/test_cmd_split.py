@@ -434,7 +434,7 @@ class TestFamilies:
             == 60
         )
 
-    @pytest.mark.parametrize("form", ["lines", "object", "records"])
+    @pytest.mark.parametrize("form", ["lines", "object"])
     def test_by_map(self, good: Command, shards: list[str], tmp_path: Path, form: str) -> None:
         part_of = {
             key: random.Random(key).choice(["fit", "hold out", "t10", "t9"]) for key in keys_of(*shards)
@@ -442,9 +442,6 @@ class TestFamilies:
         text = {
             "lines": "".join(f"{key}\t{part}\n" for key, part in part_of.items()),
             "object": json.dumps(part_of),
-            "records": "".join(
-                json.dumps({"key": key, "part": part}) + "\n" for key, part in part_of.items()
-            ),
         }[form]
         (tmp_path / "map").write_text(text)
         (told,) = good(*shards, "-o", tmp_path / "{part}.tar", "--by-map", tmp_path / "map", "--json").objects
@@ -454,7 +451,7 @@ class TestFamilies:
         assert made == {"by_map": f"xxh3_128:{xxhash.xxh3_128_hexdigest(text.encode())}"}
 
     def test_a_map_from_standard_input(self, shards: list[str], tmp_path: Path) -> None:
-        lines = "".join(f"{key} {key[0]}\n" for key in keys_of(*shards))
+        lines = "".join(f"{key}\t{key[0]}\n" for key in keys_of(*shards))
         ran = wds("split", *shards, "-o", tmp_path / "{part}.tar", "--by-map", "-", stdin=lines.encode())
         assert ran.code == 0, ran.err
         assert {part: len(keys) for part, keys in keys_by_part(tmp_path).items()} == {"a": 12, "b": 1, "c": 8}
@@ -464,13 +461,13 @@ class TestFamilies:
     def test_parts_of_a_map_without_samples_are_not_made(
         self, good: Command, shards: list[str], tmp_path: Path
     ) -> None:
-        lines = [f"{key} all\n" for key in keys_of(*shards)] + ["elsewhere other\n"]
+        lines = [f"{key}\tall\n" for key in keys_of(*shards)] + ["elsewhere\tother\n"]
         (tmp_path / "map").write_text("".join(lines))
         good(*shards, "-o", tmp_path / "{part}-%06d.tar", "--by-map", tmp_path / "map")
         assert list(keys_by_part(tmp_path)) == ["all"]
 
     def test_a_map_has_the_keys_of_the_inputs(self, good: Command, shards: list[str], tmp_path: Path) -> None:
-        (tmp_path / "map").write_text("".join(f"{key} {key[0]}\n" for key in keys_of(*shards)))
+        (tmp_path / "map").write_text("".join(f"{key}\t{key[0]}\n" for key in keys_of(*shards)))
         options = ["--by-map", tmp_path / "map", "--rekey", "n{index}-{shard}"]
         good(*shards, "-o", tmp_path / "{part}.tar", *options)
         assert {part: len(keys) for part, keys in keys_by_part(tmp_path).items()} == {"a": 12, "b": 1, "c": 8}
@@ -478,7 +475,7 @@ class TestFamilies:
     def test_too_many_parts(
         self, run: Command, shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("wdscli.plan.split_orders.MOST_PARTS", 11)
+        monkeypatch.setattr("wdscli.plan.split.MOST_PARTS", 11)
         ran = run(*shards, "-o", tmp_path / "{part}.tar", "--by", "cls")
         assert (ran.code, "makes 12 parts, and 11 are the most" in ran.err) == (2, True)
 
@@ -553,7 +550,7 @@ class TestMissing:
         self, run: Command, good: Command, shards: list[str], tmp_path: Path
     ) -> None:
         (tmp_path / "map").write_text(
-            "".join(f"{key} {key[0]}\n" for key in keys_of(*shards) if key[0] != "c")
+            "".join(f"{key}\t{key[0]}\n" for key in keys_of(*shards) if key[0] != "c")
         )
         options = [*shards, "--by-map", tmp_path / "map"]
         with no_new_files(tmp_path):
@@ -769,7 +766,7 @@ class TestSameBytes:
         options: list[str],
     ) -> None:
         good(*clinic, "-o", tmp_path / "a" / "{part}.tar", *options)
-        monkeypatch.setattr("wdscli.plan.split_orders.ROWS_PER_BLOCK", 7)
+        monkeypatch.setattr("wdscli.plan.split.ROWS_PER_BLOCK", 7)
         good(*clinic, "-o", tmp_path / "b" / "{part}.tar", *options)
         assert content(tmp_path / "a") == content(tmp_path / "b")
 

@@ -23,7 +23,7 @@ from wdscli.loader import TarWriter as LoaderTarWriter
 from wdscli.ops.cat import cat
 from wdscli.ops.shuffle import shuffle
 from wdscli.ops.verify import verify
-from wdscli.plan.plan import Request
+from wdscli.plan.request import Request
 from wdscli.shards import ShardWriter
 from wdscli.tar import END_OF_ARCHIVE, TarWriter, build_header
 from wdscli.tar.header import extended, pax_record

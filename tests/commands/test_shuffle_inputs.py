@@ -36,10 +36,11 @@ from wdscli.errors import DataError, InputError, OutputError, UsageError
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan import inputs as opened_inputs
 from wdscli.plan.cut import Cuts
+from wdscli.plan.inputs import Input
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
-from wdscli.plan.scratch import Input, Scratch, spool
+from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import Progress
 from wdscli.samples import iter_samples
 from wdscli.storage import open_source

@@ -33,17 +33,16 @@ from wdscli.cli.main import main
 from wdscli.copy import copier as gathering
 from wdscli.errors import DataError, EngineError, UsageError, WdsError
 from wdscli.ops.shuffle import shuffle
-from wdscli.plan import repeats, survey
+from wdscli.plan import duplicates, survey
 from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
-from wdscli.run import run as running
-from wdscli.run.run import run_plan
+from wdscli.run import execute as running
+from wdscli.run.execute import run_plan
 from wdscli.samples import iter_batches
 from wdscli.shards import find_index
-from wdscli.shards.index import IndexBuilder
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import IndexBuilder, index_address
 from wdscli.storage import open_source
 
 
@@ -157,7 +156,7 @@ class TestDuplicates:
             shuffle(request(twice, tmp_path / policy, on_duplicate=policy))
             expected[policy] = content(tmp_path / policy)
         monkeypatch.setattr(survey, "hash_key", lambda key: 7)
-        monkeypatch.setattr(repeats, "hash_key", lambda key: 7)
+        monkeypatch.setattr(duplicates, "hash_key", lambda key: 7)
         monkeypatch.setattr("wdscli.copy.copier.hash_key", lambda key: 7)
         for policy in ("skip", "rekey"):
             shuffle(request(twice, tmp_path / (policy + "7"), on_duplicate=policy))
@@ -168,7 +167,7 @@ class TestDuplicates:
         shuffle(request(names, tmp_path / "unlike"))
 
     def test_many_repeats_in_small_batches(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(repeats, "_AT_ONCE", 5)
+        monkeypatch.setattr(duplicates, "SAMPLES_AT_ONCE", 5)
         names = write_shards(
             tmp_path / "in", [numbered(20, "k", [1]), numbered(20, "k", [2]), numbered(9, "k", [3])]
         )

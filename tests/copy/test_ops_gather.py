@@ -15,7 +15,7 @@ from wdscli.plan.inputs import is_cold
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
-from wdscli.run.run import run_plan
+from wdscli.run.execute import run_plan
 
 
 def let_go_of(path: str) -> bool:

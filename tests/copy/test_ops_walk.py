@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from wdscli.copy.buffers import clear_padding
-from wdscli.copy.walk import Walker
+from wdscli.copy.header_walk import Walker
 from wdscli.errors import DataError
 from wdscli.samples import SampleBatch, group_columns
-from wdscli.shards.index import IndexBuilder, Packed
+from wdscli.shards.index import IndexBuilder, SampleArrays
 from wdscli.tar import CANONICAL, Form, Scanner, build_header, padding
 
 Sample = tuple[bytes, list[tuple[bytes, bytes]]]
@@ -28,7 +28,9 @@ def buffer_of(samples: list[Sample], form: Form = CANONICAL) -> tuple[bytearray,
     return data, begins
 
 
-def walked(data: bytearray, begins: list[int], keys: list[bytes], form: Form = CANONICAL) -> Packed | None:
+def walked(
+    data: bytearray, begins: list[int], keys: list[bytes], form: Form = CANONICAL
+) -> SampleArrays | None:
     hashes = numpy.array([xxh3_64_intdigest(key) for key in keys], dtype=numpy.uint64)
     return Walker(form, xxh3_64_intdigest).walk(
         memoryview(data), numpy.array(begins, dtype=numpy.int64), hashes
@@ -47,7 +49,7 @@ def scanned(data: bytearray, form: Form = CANONICAL) -> SampleBatch | None:
     return group_columns(scanner.take(), "shard")
 
 
-def index_of(batch: SampleBatch | None = None, packed: Packed | None = None, shift: int = 0) -> bytes:
+def index_of(batch: SampleBatch | None = None, packed: SampleArrays | None = None, shift: int = 0) -> bytes:
     """The index that a builder makes, behind one sample that lies before."""
     builder = IndexBuilder()
     builder.add_sample(b"first", 0, [b"z", b"f1"], [512, 1536], [7, 8])
@@ -55,7 +57,7 @@ def index_of(batch: SampleBatch | None = None, packed: Packed | None = None, shi
         starts, offsets = ([at + shift for at in column] for column in (batch.starts, batch.offsets))
         builder.add_batch(batch._replace(starts=starts, offsets=offsets))
     if packed is not None:
-        builder.add_packed(packed, shift)
+        builder.add_arrays(packed, shift)
     totals = repr(builder.totals()).encode()
     return builder.to_bytes(shard="a.tar", size=1 << 30) + totals
 

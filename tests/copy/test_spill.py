@@ -20,7 +20,7 @@ from shard_cases import Members, content, numbered, outputs, sample, samples_of,
 from storage_servers import S3, s3_server
 
 from wdscli.cli.main import main
-from wdscli.copy import scatter, spill, spilled
+from wdscli.copy import spill, spill_reading
 from wdscli.errors import DataError, OutputError, UsageError
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan import scratch
@@ -28,7 +28,7 @@ from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
-from wdscli.run.run import ReorderReport, run_plan
+from wdscli.run.execute import ReorderReport, run_plan
 
 Fix = Callable[..., None]
 
@@ -43,7 +43,7 @@ def sized(monkeypatch: pytest.MonkeyPatch) -> Fix:
     """Fix the sizes of chunks and buckets."""
 
     def fix(chunk: int, bucket: int, loaded: bool, rows: int = 1000, hold: int = 0) -> None:
-        sizes = spill.Sizes(chunk, rows, bucket, loaded, hold)
+        sizes = spill.SpillSizes(chunk, rows, bucket, loaded, hold)
         monkeypatch.setattr(spill, "sizes_for", lambda *_: sizes)
 
     return fix
@@ -121,8 +121,8 @@ class TestSameBytes:
     ) -> None:
         by_gather = shuffled(awkward, tmp_path / "gather", strategy="gather")
         sized(1 << 20, 1 << 20, True, rows=3)
-        monkeypatch.setattr(spill, "BUCKET_ROWS", 5)
-        monkeypatch.setattr(scatter, "_BLOCK", 2)
+        monkeypatch.setattr(spill, "ROWS_PER_BUCKET", 5)
+        monkeypatch.setattr(spill, "ROWS_AT_ONCE", 2)
         assert shuffled(awkward, tmp_path / "spill") == by_gather
 
     def test_where_the_kernel_cannot_copy(
@@ -161,15 +161,14 @@ class TestSameBytes:
         """With one shard, too: the task removes what nobody else needs."""
         sized(1 << 20, 8_000, False)
         left: list[int] = []
-        original = spilled.Reading.enter
+        original = spill_reading.Reading.enter
 
-        def look(*args: Any) -> int:
-            found = original(*args)
+        def look(*args: Any) -> None:
+            original(*args)
             left.append(len(list((tmp_path / "tmp").glob("*/*"))))
-            return found
 
         (tmp_path / "tmp").mkdir()
-        monkeypatch.setattr(spilled.Reading, "enter", look)
+        monkeypatch.setattr(spill_reading.Reading, "enter", look)
         assert shuffled(awkward, tmp_path / "out", cuts=cuts, tmp=str(tmp_path / "tmp"))
         assert left == sorted(left, reverse=True)
         assert left[0] > 20
@@ -417,9 +416,9 @@ class TestObjectStores:
         names = write_shards(tmp_path / "in", [numbered(60, "a"), numbered(60, "b")])
         place = s3.bucket("requests")
         reads = []
-        original = spilled._Objects._fetched
+        original = spill_reading._Objects._fetched
         monkeypatch.setattr(
-            spilled._Objects, "_fetched", lambda *args: reads.append(args[1:]) or original(*args)
+            spill_reading._Objects, "_fetched", lambda *args: reads.append(args[1:]) or original(*args)
         )
         sized(1 << 30, 100_000, True, rows=60)
         shuffled(names, tmp_path / "a", tmp=f"s3://{place}", cuts=Cuts(shards=2))

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from shard_cases import content, keys_of, leftovers, wds
+from shard_cases import content, keys_of, leftovers
+from shard_cases import wds_here as wds
 
 import wdscli.loader
 from wdscli.shards import ShardWriter
@@ -244,16 +245,14 @@ def test_the_next_run_removes_what_a_killed_run_left(
 
 def test_keys_that_become_one_after_many(tmp_path: Path) -> None:
     """Two keys that are written as one are found whichever comes first, and however many there are."""
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for number in range(10_100):
-        (folder / f"k.{number:05d}.txt").write_text("")
-    (folder / "k_10050.txt").write_text("")
-    ran = wds("create", folder, "-o", tmp_path / "o.tar", "--key-rule", "last-dot")
+    lines = [f"k.{number:05d}.txt\ttext:\n" for number in range(10_100)]
+    words = ["--from-list", tmp_path / "list", "-o", tmp_path / "o.tar", "--key-rule", "last-dot"]
+    (tmp_path / "list").write_text("".join([*lines, "k_10050.txt\ttext:\n"]))
+    ran = wds("create", *words)
     assert ran.code == 3
     assert 'would both be written as "k_10050"' in ran.err
-    (folder / "k_10050.txt").unlink()
-    ran = wds("create", folder, "-o", tmp_path / "o.tar", "--key-rule", "last-dot", "--json")
+    (tmp_path / "list").write_text("".join(lines))
+    ran = wds("create", *words, "--json")
     assert ran.code == 0
     assert "renamed 10100 keys" in ran.err
     assert len(json.loads(ran.out)["renamed"]) == 10_000

@@ -281,4 +281,4 @@ def test_dask_is_loaded_by_those_who_ask_for_it(inputs: list[str], tmp_path: Pat
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"distributed", "dask", "wdscli.executors.engines", "importlib.metadata"}
-    assert "wdscli.run.run" in loaded
+    assert "wdscli.run.execute" in loaded

@@ -20,14 +20,15 @@ import msgpack
 import numpy
 import pytest
 
-from wdscli.codecs.decode_images import SPECS
+from wdscli.codecs.decode_images import SPECS, imagehandler
 from wdscli.codecs.decode_media import AV_SOUND, FILM, MEDIA, SOUNDFILE
 from wdscli.codecs.decode_values import DEFAULTS
 from wdscli.codecs.encode import ENCODERS
+from wdscli.codecs.parts import Continue, handle_extension
 from wdscli.codecs.tenbin import decode_tensors, encode_tensors
 from wdscli.errors import DataError, UsageError
 from wdscli.loader import IndexedDataset, ShardWriter, WebDataset, ignore_and_continue, mix, reraise_exception
-from wdscli.loader.stages.decoding import Continue, Decoder, handle_extension, imagehandler, make_decoder
+from wdscli.loader.stages.decoding import Decoder, make_decoder
 
 autodecode = pytest.importorskip("webdataset.autodecode")
 Image = pytest.importorskip("PIL.Image")

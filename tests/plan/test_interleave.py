@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from wdscli.errors import UsageError
-from wdscli.plan.weights import LARGEST, Shares, Stop, interleaved
+from wdscli.plan.orders import LARGEST_SHARE, Shares, Stop, interleaved
 
 
 def by_the_book(
@@ -61,7 +61,7 @@ def test_shares_without_a_small_common_multiple(stop: Stop, seed: int) -> None:
 
 @pytest.mark.parametrize("stop", ["first", "all"])
 def test_weights_that_no_float_tells_apart(stop: Stop) -> None:
-    shares = (LARGEST, LARGEST - 1, LARGEST - 2)
+    shares = (LARGEST_SHARE, LARGEST_SHARE - 1, LARGEST_SHARE - 2)
     counts = [50, 60, 40]
     assert found(counts, Shares(shares), stop) == by_the_book(counts, shares, stop)
 

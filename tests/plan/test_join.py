@@ -20,10 +20,10 @@ from wdscli.errors import DataError, UsageError
 from wdscli.ops.merge import join
 from wdscli.plan import survey
 from wdscli.plan.cut import Cuts
-from wdscli.plan.join import keys as matching
-from wdscli.plan.join import survey as join_survey
+from wdscli.plan.join import match as matching
 from wdscli.plan.join.join import Join
-from wdscli.plan.join.layout import lay_out
+from wdscli.plan.join.joined import lay_out
+from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.selection import Selection
 from wdscli.tar import build_header
@@ -282,11 +282,11 @@ class TestTask:
     def test_what_was_changed_in_both(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str], buffer: int
     ) -> None:
-        from wdscli.run.run import run_plan
+        from wdscli.run.execute import run_plan
 
         monkeypatch.setattr(copier, "COPY_BUFFER_BYTES", buffer)
         inputs = write(tmp_path, [[("a", {"x": b"1"})], [("a", {"y": b"3"})]])
-        plan = Join().plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1))
+        plan = make_plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1), Join())
         for number, name in enumerate(names):
             (tmp_path / f"set{number}" / "0.tar").write_bytes(tar_of([(name, b"1")]))
         with pytest.raises(DataError, match="is not what was planned"):
@@ -295,22 +295,22 @@ class TestTask:
 
     def test_members_that_end_elsewhere(self, tmp_path: Path) -> None:
         """The parts together have the same bytes and the same key, but the first goes on in what was the second."""
-        from wdscli.run.run import run_plan
+        from wdscli.run.execute import run_plan
 
         sets: list[Set] = [[("a", {"x": b"1"})], [("a", {"y": b"2" * 1000, "z": b"3"})]]
         inputs = write(tmp_path, sets)
-        plan = Join("inner", "suffix").plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1))
+        plan = make_plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1), Join("inner", "suffix"))
         header = build_header(b"a.x", 512 + 512 + 512)
         (tmp_path / "set0" / "0.tar").write_bytes((header + b"1" * 512).ljust(10_240, b"\0"))
         with pytest.raises(DataError, match="is not what was planned"):
             run_plan(plan)
 
     def test_a_member_that_went_to_the_next_sample(self, tmp_path: Path) -> None:
-        from wdscli.run.run import run_plan
+        from wdscli.run.execute import run_plan
 
         sets: list[Set] = [[("a", {"x": b"1", "y": b"2"}), ("b", {"x": b"3"})], [("c", {"z": b"4"})]]
         inputs = write(tmp_path, sets)
-        plan = Join("outer").plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1))
+        plan = make_plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1), Join("outer"))
         (tmp_path / "set0" / "0.tar").write_bytes(tar_of([("a.x", b"1"), ("b.y", b"2"), ("b.x", b"3")]))
         with pytest.raises(DataError, match="sample 0 is not what was planned"):
             run_plan(plan)
@@ -332,11 +332,11 @@ class TestTask:
                 assert found == tar_of(members(oracle(sets, kind)))  # type: ignore[arg-type]
 
     def test_a_key_that_was_changed_after_the_plan(self, tmp_path: Path) -> None:
-        from wdscli.run.run import run_plan
+        from wdscli.run.execute import run_plan
 
         sets: list[Set] = [[("a", {"x": b"1"}), ("b", {"x": b"2"})], [("b", {"y": b"3"}), ("a", {"y": b"4"})]]
         inputs = write(tmp_path, sets)
-        plan = Join().plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1))
+        plan = make_plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1), Join())
         sets[1][1] = ("c", {"y": b"4"})
         (tmp_path / "set1" / "0.tar").write_bytes(tar_of(members(sets[1])))
         with no_new_files(tmp_path), pytest.raises(DataError) as raised:
@@ -366,7 +366,7 @@ class TestTask:
             monkeypatch.setattr(module, "hash_key", len)
         sets: list[Set] = [[("a", {"x": b"1"}), ("b", {"x": b"2"})], [("b", {"y": b"3"})]]
         with pytest.raises(DataError, match='"a" and "b" have one XXH3-64'):
-            Join().plan(Request(write(tmp_path, sets), str(tmp_path / "out.tar"), jobs=1))
+            make_plan(Request(write(tmp_path, sets), str(tmp_path / "out.tar"), jobs=1), Join())
 
     def test_jobs_and_indexes_do_not_show(self, tmp_path: Path) -> None:
         from wdscli.ops.index import index
@@ -457,6 +457,6 @@ class TestRefused:
             )
 
     def test_lengths_are_not_taken_where_nobody_needs_them(self, tmp_path: Path, monkeypatch: Any) -> None:
-        monkeypatch.setattr(join_survey._Recorder, "_add_lengths", None)
+        monkeypatch.setattr(matching.Shapes, "_blocks", None)
         sets: list[Set] = [[("a", {"x": b"1"})], [("a", {"y": b"1"})]]
         assert joined_bytes(tmp_path, write(tmp_path, sets), Join()) == tar_of([("a.x", b"1"), ("a.y", b"1")])

@@ -18,13 +18,13 @@ from storage_servers import S3, s3_server
 from test_join import Sample, Set, members, oracle, write
 
 from wdscli.copy import copier, spill
-from wdscli.copy.spilled import SPILLED, Reading
+from wdscli.copy.spill_reading import SPILLED, Reading
 from wdscli.errors import EngineError, UsageError
 from wdscli.ops.merge import join
-from wdscli.plan import memory, strategy
+from wdscli.plan import strategy
 from wdscli.plan.cut import Cuts
-from wdscli.plan.join.in_turn import OneByOne
 from wdscli.plan.join.join import Join
+from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.progress import NullProgress
 from wdscli.tar import END_OF_ARCHIVE, build_header
@@ -79,9 +79,9 @@ def buckets_entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         expected.extend([0, *task.spilled.buckets])
         begin(self, task, *more)
 
-    def watched(self: Any, row: int, open_part: Any) -> int:
+    def watched(self: Any, spilled: Any, row: int, end: int) -> None:
         seen.append(row)
-        return enter(self, row, open_part)
+        enter(self, spilled, row, end)
 
     begin, enter = copier.Copier.__init__, Reading.enter
     monkeypatch.setattr(copier.Copier, "__init__", begun)
@@ -99,8 +99,8 @@ class TestSpill:
         wanted = way(tmp_path / "gather", inputs, Join(kind, policy), strategy="gather")
         assert len(wanted) > 4
         assert way(tmp_path / "spill", inputs, Join(kind, policy), strategy="spill") == wanted
-        monkeypatch.setattr(spill, "BUCKET_ROWS", 64)
-        monkeypatch.setattr(spill, "LEAST_BUCKET", 20_000)
+        monkeypatch.setattr(spill, "ROWS_PER_BUCKET", 64)
+        monkeypatch.setattr(spill, "LEAST_BUCKET_BYTES", 20_000)
         monkeypatch.setattr(copier, "COPY_BUFFER_BYTES", 9000)
         monkeypatch.setattr(copier, "ROWS_PER_CHUNK", 21)
         entered = buckets_entered(monkeypatch)
@@ -113,8 +113,8 @@ class TestSpill:
         sets: list[Set] = [
             [(f"k{n}", {f"s{number}": b""}) for n in range(0, 100, number)] for number in (1, 2)
         ]
-        plan = Join("left").plan(Request(write(tmp_path, sets), "/nowhere/o.tar", jobs=1))
-        run, total = strategy.mean_run(OneByOne(plan.row_lists))
+        plan = make_plan(Request(write(tmp_path, sets), "/nowhere/o.tar", jobs=1), Join("left"))
+        run, total = strategy.mean_run(plan.row_lists)
         assert total == 150 * 512
         assert run == total // 2
 
@@ -168,7 +168,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 class TestMemory:
     def test_resident_bytes_are_bounded(self, many: list[str]) -> None:
         words = ["merge", "--join", "outer", "--on-conflict", "suffix", *many, "-o", "/nowhere/o.tar"]
-        assert peak_of_all(*words, "-n", "-j1", what="RssAnon") < memory.MAIN + 300_000 * 48
+        assert peak_of_all(*words, "-n", "-j1", what="RssAnon") < strategy.MAIN_BYTES + 300_000 * 48
 
     def test_same_bytes(self, many: list[str], tmp_path: Path) -> None:
         words = ["merge", "--join", "inner", *many, "--limit", "30000", "--max-count", "8000"]
@@ -210,8 +210,8 @@ class TestElsewhere:
         for number, one in enumerate(sets):
             s3.client.put_object(Bucket=place, Key=f"set{number}.tar", Body=tar_of(members(one)))
         inputs = [f"s3://{place}/set{number}.tar" for number in range(2)]
-        monkeypatch.setattr(strategy, "WORTH_BYTES", 1)
-        plan = Join("left", "suffix").plan(Request(inputs, "/nowhere/o.tar", jobs=1))
+        monkeypatch.setattr(strategy, "SPILL_WORTH_BYTES", 1)
+        plan = make_plan(Request(inputs, "/nowhere/o.tar", jobs=1), Join("left", "suffix"))
         assert plan.strategy == "spill"
         assert "samples lie scattered" in plan.reason
         seen = files_read(monkeypatch)
@@ -232,9 +232,9 @@ class TestElsewhere:
             for number, asked in enumerate(("gather", "spill")):
                 more = {"engine": cluster.url, "strategy": asked, "tmp": str(tmp_path)}
                 assert way(tmp_path / f"dask{number}", inputs, how, **more) == wanted
-            monkeypatch.setattr(memory, "LEAST_PLAN", 1000)
+            monkeypatch.setattr(strategy, "LEAST_PLAN_BYTES", 1000)
             with pytest.raises(UsageError, match="a plan of 240 samples takes"):
-                how.plan(Request(inputs, "/nowhere/o.tar", engine=cluster.url, memory=1), None)
+                make_plan(Request(inputs, "/nowhere/o.tar", engine=cluster.url, memory=1), how)
 
 
 def _shards(found: dict[str, bytes]) -> dict[str, bytes]:

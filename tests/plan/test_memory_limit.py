@@ -10,8 +10,17 @@ from memory_of import peak_of_all
 from shard_cases import content, keys_of, outputs, wds
 
 from wdscli.loader import ShardWriter
-from wdscli.plan import memory
-from wdscli.plan.memory import LEAST_PLAN, LEAST_TASK, MAIN, MIB, Limits, available, least, limits_for
+from wdscli.plan import strategy as memory
+from wdscli.plan.strategy import (
+    LEAST_PLAN_BYTES,
+    LEAST_TASK_BYTES,
+    MAIN_BYTES,
+    MIB,
+    Limits,
+    available,
+    least,
+    limits_for,
+)
 from wdscli.tar import END_OF_ARCHIVE, build_header, padding
 
 GIB = 1 << 30
@@ -89,9 +98,9 @@ class TestShares:
         for limit in range(least(1), 4 * GIB, 77 * MIB):
             for jobs in (1, 2, 5, 64):
                 found = limits_for(limit, jobs)
-                processes = least(found.jobs) - LEAST_PLAN - found.jobs * LEAST_TASK
+                processes = least(found.jobs) - LEAST_PLAN_BYTES - found.jobs * LEAST_TASK_BYTES
                 assert processes + found.jobs * found.task <= limit
-                assert MAIN + found.plan <= limit
+                assert MAIN_BYTES + found.plan <= limit
                 assert found.given
                 assert not found.warning
 

@@ -11,14 +11,12 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
 from wdscli.plan import survey as surveying
-from wdscli.plan.indexed import plain_rows
-from wdscli.plan.rekey import Rekey
-from wdscli.plan.scratch import Input
-from wdscli.plan.survey import SurveyTask, survey
+from wdscli.plan.inputs import Input
+from wdscli.plan.names import Rekey
+from wdscli.plan.survey import SurveyTask, plain_rows, survey
 from wdscli.selection import Selection
-from wdscli.shards.find import find_index
-from wdscli.shards.index import Index, IndexBuilder, parse_index
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
+from wdscli.shards.reading import find_index
 from wdscli.storage import open_source
 from wdscli.tar import CANONICAL
 
@@ -47,8 +45,8 @@ def test_the_rows_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     scanned = survey(task(name, use_index=False))
     assert len(scanned.rows) == 50
     for at_once in (1, 7, 50, 1000):
-        monkeypatch.setattr("wdscli.plan.indexed.AT_ONCE", at_once)
-        rows = plain_rows(task(name), index, xxh3_64_intdigest)
+        monkeypatch.setattr("wdscli.plan.survey.KEYS_AT_ONCE", at_once)
+        rows = plain_rows(task(name), index)
         assert rows is not None
         assert rows.tobytes() == scanned.rows.tobytes()
     found = survey(task(name))
@@ -73,14 +71,14 @@ def test_it_is_how_a_shard_with_an_index_is_surveyed(tmp_path: Path, monkeypatch
 )
 def test_what_is_not_plain_is_looked_at(tmp_path: Path, more: dict[str, object]) -> None:
     name, index = indexed(tmp_path, SAMPLES)
-    assert plain_rows(task(name, **more), index, xxh3_64_intdigest) is None
+    assert plain_rows(task(name, **more), index) is None
     with_index, without = survey(task(name, **more)), survey(task(name, use_index=False, **more))
     assert with_index.rows.tobytes() == without.rows.tobytes()
 
 
 def test_foreign_headers_are_looked_at(tmp_path: Path) -> None:
     name, index = indexed(tmp_path, SAMPLES, mtime=77)
-    assert plain_rows(task(name), index, xxh3_64_intdigest) is None
+    assert plain_rows(task(name), index) is None
 
 
 @pytest.mark.parametrize("key", [b"/a", b"../a", b"b/../a"])
@@ -91,7 +89,7 @@ def test_unsafe_names_are_found(tmp_path: Path, key: bytes) -> None:
     builder.add_sample(b"ok", 0, [b"a"], [512], [1])
     builder.add_sample(key, 1024, [b"a"], [1536], [1])
     index = parse_index(builder.to_bytes(shard="x.tar", size=4096), "x")
-    assert plain_rows(task(name), index, xxh3_64_intdigest) is None
+    assert plain_rows(task(name), index) is None
     (bad,) = write_shards(tmp_path / "bad", [[[("ok.a", b"1")], [(f"{key.decode()}.a", b"1")]]])
     Path(index_address(bad)).parent.mkdir()
     Path(index_address(bad)).write_bytes(builder.to_bytes(shard="in-0.tar", size=4096 - 1024))
@@ -101,7 +99,7 @@ def test_unsafe_names_are_found(tmp_path: Path, key: bytes) -> None:
 
 def test_an_empty_shard(tmp_path: Path) -> None:
     name, index = indexed(tmp_path, [])
-    rows = plain_rows(task(name), index, xxh3_64_intdigest)
+    rows = plain_rows(task(name), index)
     assert rows is None or rows.tobytes() == b""
     assert survey(task(name)).rows.tobytes() == b""
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from shard_cases import mix, shuffled_by_the_book
 
 from wdscli.errors import UsageError
-from wdscli.plan.cut import END_BYTES, Cuts, cut, measure, oversized, shuffled
+from wdscli.plan.cut import END_BYTES, Cuts, Sizes, cut
+from wdscli.plan.orders import shuffled
 from wdscli.plan.survey import Collected, Survey
 from wdscli.plan.table import Ordered, PlanTable, row_type
 
@@ -69,7 +70,7 @@ class TestOrder:
         def same(seed: int, shards: Any, places: Any) -> Any:
             return places.astype(numpy.uint64) % numpy.uint64(3)
 
-        monkeypatch.setattr("wdscli.plan.cut.rank_places", same)
+        monkeypatch.setattr("wdscli.plan.orders.rank_places", same)
         samples = samples_of(list(range(400)), list(range(300)))
         places = [(s, p) for s, count in ((0, 400), (1, 300)) for p in range(count)]
         assert order_of(samples, 3) == sorted(places, key=lambda at: (at[1] % 3, *at))
@@ -111,18 +112,12 @@ def sizes_of(lengths: list[int], ends: list[int]) -> list[int]:
     return [sum(lengths[first:end]) + END_BYTES for first, end in pairwise([0, *ends])]
 
 
-def array_of(lengths: list[int]) -> Any:
-    return numpy.array(lengths, dtype=numpy.uint64)
-
-
-def cuts_of(lengths: list[int], cuts: Cuts, block: int = 4) -> list[int]:
-    """The cuts, the same whatever the size of the blocks in which lengths come."""
-    found = [
-        cut((array_of(lengths[at : at + size]) for at in range(0, len(lengths), size)), len(lengths), cuts)
-        for size in (1, block, len(lengths) + 1)
-    ]
-    assert found[0] == found[1] == found[2]
-    return found[0]
+def cuts_of(lengths: list[int], cuts: Cuts) -> list[int]:
+    """The cuts, the same wherever the bytes before the first sample begin."""
+    totals = numpy.cumsum([0, *lengths], dtype=numpy.int64)
+    found = cut(totals, cuts)
+    assert cut(totals + 77 * 512, cuts) == found
+    return found
 
 
 def ordered_of(lengths: list[int]) -> Ordered:
@@ -219,8 +214,8 @@ class TestCut:
 
     def test_oversized_samples_are_counted(self) -> None:
         lengths = ordered_of([1024, 5120, 1024, 8192])
-        assert oversized(lengths, Cuts(max_size=1024 + END_BYTES)) == 2
-        assert oversized(lengths, Cuts(max_count=1)) == 0
+        assert Sizes.of(lengths).oversized(Cuts(max_size=1024 + END_BYTES)) == 2
+        assert Sizes.of(lengths).oversized(Cuts(max_count=1)) == 0
 
 
 class TestCuts:
@@ -254,7 +249,8 @@ class TestPlan:
         random.Random(1).shuffle(rows)
         ordered = Ordered(samples, numpy.array(rows))
         bounds = [0, 3, 3, 7]
-        assert measure(ordered, bounds) == [
+        sizes = Sizes.of(ordered)
+        assert [sizes.of_shard(first, end) for first, end in pairwise(bounds)] == [
             (3 * 1024 + END_BYTES, 6),
             (END_BYTES, 0),
             (4 * 1024 + END_BYTES, 8),

@@ -10,7 +10,7 @@ from memory_of import peak_of_all
 from shard_cases import content, wds
 
 from wdscli.cli.main import main
-from wdscli.plan.memory import least
+from wdscli.plan.strategy import least
 from wdscli.tar import END_OF_ARCHIVE, build_header, padding
 
 COUNTS = [25_000, 0, 12_000, 1, 6_000]

@@ -14,9 +14,9 @@ from shard_cases import content, no_new_files, numbered, write_shards
 
 from wdscli.cli.main import main
 from wdscli.errors import OutputError
-from wdscli.plan import dedup, memory, overflow, surveying, table
+from wdscli.plan import duplicates, strategy, table
 from wdscli.plan import survey as survey_module
-from wdscli.plan.scratch import Input
+from wdscli.plan.inputs import Input
 from wdscli.plan.survey import SurveyTask, survey
 from wdscli.plan.table import Growing, GrowingTable, moved_up, row_type
 from wdscli.selection import Selection
@@ -84,7 +84,7 @@ def test_hashes_that_collide_make_no_duplicates(
         assert main([*words, "-n", "--json"]) == 0
         told.append(capfd.readouterr().out)
         assert '"duplicate":"a/s000"' in told[0]
-        monkeypatch.setattr(dedup, "digest_of", lambda _: bytes(range(16)))
+        monkeypatch.setattr(duplicates, "digest_of", lambda _: bytes(range(16)))
         monkeypatch.setattr(survey_module, "hash_key", lambda _: 77)
     assert told[0] == told[1]
 
@@ -94,7 +94,7 @@ class TestMemory:
         self, tmp_path: Path, monkeypatch: Any, capfd: Any
     ) -> None:
         names = write_shards(tmp_path / "in", [numbered(40, "a")])
-        monkeypatch.setattr(memory, "LEAST_PLAN", 1000)
+        monkeypatch.setattr(strategy, "LEAST_PLAN_BYTES", 1000)
         words = ["shuffle", *names, "-o", str(tmp_path / "o.tar"), "--memory", "1MiB"]
         with no_new_files(tmp_path):
             assert main(words) == 2
@@ -105,7 +105,7 @@ class TestMemory:
 
     def test_a_machine_that_is_too_small(self, tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
         names = write_shards(tmp_path / "in", [numbered(40, "a")])
-        monkeypatch.setattr(memory, "available", lambda: 1000)
+        monkeypatch.setattr(strategy, "available", lambda: 1000)
         assert main(["sort", *names, "-o", str(tmp_path / "o.tar")]) == 5
         assert "a plan of 40 samples takes 1.92 kB of memory, and 1.00 kB are free" in capfd.readouterr().err
 
@@ -120,11 +120,11 @@ def test_a_survey_holds_no_more_rows_than_it_may(
     task = SurveyTask(Input(name), Form(), Selection())
     whole = survey(task)
     assert whole.stored is None
-    monkeypatch.setattr(overflow, "HELD_ROWS", 100)
+    monkeypatch.setattr(survey_module, "HELD_ROWS", 100)
     stored = survey(task._replace(overflow=str(tmp_path / "tmp" / "rows")))
     assert (len(stored.rows), stored.total) == (0, 5000)
-    assert (tmp_path / "tmp" / "rows").stat().st_size == 5000 * row_type().itemsize
-    assert b"".join(rows.tobytes() for rows, _ in stored.taken()) == whole.rows.tobytes()
+    assert (tmp_path / "tmp" / "rows").stat().st_size > 5000 * row_type().itemsize
+    assert b"".join(block.rows.tobytes() for block in stored.taken()) == whole.rows.tobytes()
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -142,8 +142,8 @@ def test_a_large_index_is_not_read_where_memory_is_short(
         return original(task, *more)
 
     monkeypatch.setattr(survey_module, "_index_for", noted)
-    for number, cost in enumerate((surveying.INDEX_COST, 1 << 40)):
-        monkeypatch.setattr(surveying, "INDEX_COST", cost)
+    for number, cost in enumerate((survey_module.MEMORY_PER_INDEX_BYTE, 1 << 40)):
+        monkeypatch.setattr(survey_module, "MEMORY_PER_INDEX_BYTE", cost)
         out = f"{tmp_path}/{number}/out-%d.tar"
         assert main(["shuffle", *names, "-o", out, "--memory", "256MiB", "-j", "1", "-q"]) == 0
     assert read == [True, True, False, False]

@@ -13,8 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wdscli.plan import values as values_module
-from wdscli.plan.sort_codes import json_code, natural_code, number_code, reversed_code, text_code
-from wdscli.plan.sort_keys import decoded
+from wdscli.plan.sort import decoded, json_code, natural_code, number_code, reversed_code, text_code
 from wdscli.plan.values import GrowingValues, Packed
 
 texts = st.binary(max_size=20) | st.lists(st.sampled_from([b"\0", b"\xff", b"a", b"\1"])).map(b"".join)

@@ -9,10 +9,11 @@ import numpy
 import pytest
 from shard_cases import numbered, wds, write_shards
 
-from wdscli.plan import strategy
-from wdscli.plan.cut import shuffled
-from wdscli.plan.scratch import Input, Scratch
-from wdscli.plan.strategy import Choice, choose, is_rotational, mean_run
+from wdscli.plan.inputs import Input
+from wdscli.plan.orders import shuffled
+from wdscli.plan.request import Request, Strategy
+from wdscli.plan.scratch import Scratch
+from wdscli.plan.strategy import Choice, choose, mean_run
 from wdscli.plan.table import Ordered, PlanTable, row_type
 
 GIB = 1 << 30
@@ -32,9 +33,7 @@ def plan(count: int, size: int, *, in_order: bool = False) -> Ordered:
 def here(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Say what the machine is like."""
 
-    def set_up(*, memory: int = 100 * GIB, turns: bool = False, free: int = 10_000 * GIB) -> None:
-        monkeypatch.setattr(strategy, "available", lambda: memory)
-        monkeypatch.setattr(strategy, "is_rotational", lambda _: turns)
+    def set_up(*, free: int = 10_000 * GIB) -> None:
         monkeypatch.setattr(Scratch, "free_bytes", lambda _: free)
 
     set_up()
@@ -46,7 +45,7 @@ FAR = [Input("s3://b/in-0.tar")]
 
 
 def auto(inputs: list[Input], ordered: Ordered, tmp: str | None = None) -> Choice:
-    return choose("auto", inputs, ordered, tmp)
+    return choose(Request([], "o.tar", tmp=tmp), inputs, [ordered])
 
 
 class TestAuto:
@@ -79,14 +78,6 @@ class TestAuto:
             "gather", "1 of 1 inputs are remote, but 1.02 MB are little to read"
         )
 
-    def test_a_disc_that_turns(self, here: Any) -> None:
-        here(memory=50 << 20, turns=True)
-        assert auto(NEAR, plan(10_000, 10_240)).strategy == "spill"
-        here(memory=500 << 20, turns=True)
-        assert auto(NEAR, plan(10_000, 10_240)).strategy == "gather"
-        here(memory=50 << 20, turns=False)
-        assert auto(NEAR, plan(10_000, 10_240)).strategy == "gather"
-
     def test_too_little_scratch_space(self, here: Any) -> None:
         here(free=1000)
         found = auto(FAR, plan(10_000, 10_240))
@@ -100,19 +91,16 @@ class TestAuto:
 
 
 def test_what_is_asked_for_is_done(here: Any) -> None:
-    for name in ("gather", "spill"):
-        assert choose(name, FAR, plan(10, 512), None) == Choice(name, "as --strategy asks")
+    names: list[Strategy] = ["gather", "spill"]
+    for name in names:
+        request = Request([], "o.tar", strategy=name)
+        assert choose(request, FAR, [plan(10, 512)]) == Choice(name, "as --strategy asks")
 
 
 def test_mean_run() -> None:
-    assert mean_run(plan(1000, 512)) == (pytest.approx(512, abs=30), 512_000)
-    assert mean_run(plan(100_000, 512, in_order=True))[0] > 1 << 20
-    assert mean_run(plan(0, 512)) == (0, 0)
-
-
-def test_is_rotational() -> None:
-    assert is_rotational("/proc") is False
-    assert is_rotational("/no/such/place") is False
+    assert mean_run([plan(1000, 512)]) == (pytest.approx(512, abs=30), 512_000)
+    assert mean_run([plan(100_000, 512, in_order=True)])[0] > 1 << 20
+    assert mean_run([plan(0, 512)]) == (0, 0)
 
 
 def test_a_dry_run_and_v_say_it(tmp_path: Path) -> None:

@@ -149,15 +149,14 @@ class TestNotTakenForTheSystems:
         assert f"error: {pipe} failed: exit status 3" in ran.err
 
     def test_a_stretch_of_a_shard(self, tmp_path: Path) -> None:
-        from wdscli.copy.scatter import Destination, _write_stretch
+        from wdscli.copy.spill import _write_to_file
 
         class Chunk:
             def write(self, *_: Any) -> None:
                 raise InputError("the input is gone")
 
-        part = Destination(str(tmp_path / "a"), 0, 0, 0)
         with pytest.raises(InputError, match="the input is gone"):
-            _write_stretch(part, Chunk(), None)  # type: ignore[arg-type]
+            _write_to_file(str(tmp_path / "a"), 0, Chunk(), None)  # type: ignore[arg-type]
 
     def test_an_unpacked_file(self, tmp_path: Path) -> None:
         from wdscli.look.unpack import Part, _Folder

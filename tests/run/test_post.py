@@ -10,8 +10,8 @@ import pytest
 from shard_cases import Ran, content, no_new_files, numbered, wds, write_shards
 
 from wdscli.errors import UsageError
-from wdscli.plan.reach import check_post
-from wdscli.run.post import post_command
+from wdscli.plan.strategy import check_post
+from wdscli.run.post_hook import post_command
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from wdscli.errors import OutputExistsError
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
-from wdscli.run import run as gathering
-from wdscli.run import run as running
-from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.run import execute as gathering
+from wdscli.run import execute as running
+from wdscli.shards.writing import OutputSet, ShardSettings
 
 Command = Callable[..., Ran]
 COMMAND: list[str] = []

@@ -489,7 +489,7 @@ def test_payloads_of_a_stream_survive_the_seams_of_its_buffers(tmp_path: Path) -
 
 
 def test_a_huge_payload_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdscli.selection.reading.MAX_LOOKED_INTO", 100)
+    monkeypatch.setattr("wdscli.selection.reading.MAX_LOOKED_INTO_BYTES", 100)
     path = tmp_path / "a.tar"
     path.write_bytes(tar_of([("a", {"txt": b"x" * 101})]))
     for address in (str(path), f"pipe:cat {path}"):

@@ -19,10 +19,9 @@ from xxhash import xxh3_64
 from wdscli.cli.main import main
 from wdscli.errors import DataError, OutputError
 from wdscli.samples import SampleBatch, iter_batches
-from wdscli.shards import ShardFile, find_index
-from wdscli.shards.find import batches, scan_index
-from wdscli.shards.index import COLUMNS, Index, IndexBuilder, digest_of, parse_index
-from wdscli.shards.shardfile import index_address
+from wdscli.shards import ShardFile, ShardSettings, find_index
+from wdscli.shards.index import COLUMNS, Index, IndexBuilder, digest_of, index_address, parse_index
+from wdscli.shards.reading import batches, scan_index
 from wdscli.storage import open_source
 from wdscli.tar import CANONICAL, Form, TarWriter
 
@@ -36,7 +35,7 @@ RAGGED: Samples = [
 
 
 def write(path: Path, samples: Samples, **options: object) -> str:
-    with ShardFile(str(path), **options) as shard:  # type: ignore[arg-type]
+    with ShardFile(str(path), ShardSettings(**options)) as shard:  # type: ignore[arg-type]
         for key, fields in samples:
             shard.write(key, fields)
         shard.commit()
@@ -133,7 +132,7 @@ class TestRoundTrip:
         assert builder.to_bytes(shard="a.tar", size=index.size) == Path(index_address(address)).read_bytes()
 
     def test_a_device_gets_no_index(self) -> None:
-        with ShardFile("/dev/null", force=True) as shard:
+        with ShardFile("/dev/null", ShardSettings(force=True)) as shard:
             shard.write(b"a", [(b"b", b"c")])
             assert not shard.commit().index
         assert not os.path.exists("/dev/.wds")
@@ -357,7 +356,7 @@ class TestColumnsThatWait:
     @pytest.fixture
     def shard(self, tmp_path: Path) -> str:
         path = tmp_path / "a.tar"
-        with ShardFile(str(path), with_index=False) as shard:
+        with ShardFile(str(path), ShardSettings(with_index=False)) as shard:
             for number in range(300):
                 fields = [(b"cls", b"%d" % number), (b"txt", b"x" * (number % 700))][number % 3 == 0 :]
                 shard.write(b"n%d/s%04d" % (number % 3, number), fields)
@@ -368,7 +367,7 @@ class TestColumnsThatWait:
     def test_same_bytes(self, shard: str, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
         with open_source(shard) as source:
             wanted, _ = scan_index(source)
-            monkeypatch.setattr("wdscli.shards.building.HELD", held)
+            monkeypatch.setattr("wdscli.shards.index.HELD_BYTES", held)
             found, _ = scan_index(source)
         assert found._waiting.pieces_of("keys")
         assert (found.samples, found.members, found.totals()) == (300, 500, wanted.totals())
@@ -383,13 +382,13 @@ class TestColumnsThatWait:
     ) -> None:
         for command in ("shuffle", "cat"):
             for held in (8 << 20, 900):
-                monkeypatch.setattr("wdscli.shards.building.HELD", held)
+                monkeypatch.setattr("wdscli.shards.index.HELD_BYTES", held)
                 assert main([command, shard, "-o", str(tmp_path / f"{command}{held}" / "out.tar"), "-q"]) == 0
             first, second = (content(tmp_path / f"{command}{held}") for held in (8 << 20, 900))
             assert first == second
 
     def test_no_room(self, shard: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("wdscli.shards.building.HELD", 1)
+        monkeypatch.setattr("wdscli.shards.index.HELD_BYTES", 1)
         monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Path("/dev/full").open("wb", buffering=0))  # noqa: SIM115
         with open_source(shard) as source, pytest.raises(OutputError, match="temporary file: No space left"):
             scan_index(source)
@@ -397,5 +396,5 @@ class TestColumnsThatWait:
     def test_repeated_keys_are_still_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "r.tar"
         path.write_bytes(tar_of([("a.cls", b"1"), ("b.cls", b"1"), ("a.cls", b"1")]))
-        monkeypatch.setattr("wdscli.shards.building.HELD", 1)
+        monkeypatch.setattr("wdscli.shards.index.HELD_BYTES", 1)
         assert main(["index", str(path), "-q", "-j", "1"]) == 3

@@ -278,6 +278,6 @@ class TestWriter:
 
 def test_the_library_imports_no_command_line() -> None:
     heavy = "{'typer', 'rich', 'numpy', 'fsspec'}"
-    code = f"import sys, wdscli.shards.writer, wdscli.shards.reader; print({heavy} & {{*sys.modules}})"
+    code = f"import sys, wdscli.shards.writing, wdscli.shards.reading; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -21,9 +21,8 @@ from wdscli.errors import DataError
 from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.samples import Ignored, iter_batches
 from wdscli.shards import find_index
-from wdscli.shards.find import is_other_version
-from wdscli.shards.index import IndexBuilder, parse_index
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.index import IndexBuilder, index_address, parse_index
+from wdscli.shards.reading import is_other_version
 from wdscli.storage import open_source
 
 COUNT, PER_SHARD, CHANGED = 40, 20, 27

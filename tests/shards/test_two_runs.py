@@ -21,7 +21,7 @@ from storage_servers import s3_server
 import wdscli.loader
 from wdscli.errors import OutputError, UsageError
 from wdscli.ops.cat import cat
-from wdscli.plan.plan import Request
+from wdscli.plan.request import Request
 from wdscli.shards import ShardSettings, ShardWriter
 from wdscli.storage import exists, read_all, remove
 

@@ -14,7 +14,7 @@ from shard_cases import numbered, tar_of
 from storage_servers import S3, Web, s3_server, web_server
 
 from wdscli.errors import DataError, InputError
-from wdscli.plan.scratch import Input, Stamp
+from wdscli.plan.inputs import Input, Stamp
 from wdscli.storage import open_sink, open_source
 
 COMMAND: list[str] = []

@@ -13,7 +13,7 @@ from storage_servers import S3, Web, s3_server, web_server
 
 from wdscli.errors import InputError, OutputError
 from wdscli.shards import ShardWriter
-from wdscli.storage import exists, expand, open_sink, open_source, opening, remote
+from wdscli.storage import exists, expand, open_sink, open_source, opening, ranges, remote
 
 DATA = random.Random(5).randbytes(300_000)
 
@@ -78,13 +78,13 @@ class TestRequests:
         self, s3: S3, web: Web, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen = []
-        original = remote.RemoteSource._fetch
+        original = ranges.RemoteSource._fetch
 
         def watched(self: Any, start: int, end: int) -> bytes:
             seen.append((start, end))
             return original(self, start, end)
 
-        monkeypatch.setattr(remote.RemoteSource, "_fetch", watched)
+        monkeypatch.setattr(ranges.RemoteSource, "_fetch", watched)
         for address in ("s3://remote/d/a.tar", web.url("a.tar")):
             with open_source(address) as source:
                 source.read_at(100_000, 10)

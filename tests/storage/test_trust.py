@@ -21,7 +21,7 @@ from wdscli.errors import InputError, UsageError, WdsError
 from wdscli.plan.planfile import MAGIC, TAIL
 from wdscli.shards import open_set
 from wdscli.storage import expand, open_sink, open_source
-from wdscli.storage.trust import listed_address, shard_address
+from wdscli.storage.addresses import listed_address, shard_address
 
 COMMAND: list[str] = []
 

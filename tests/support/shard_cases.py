@@ -20,7 +20,7 @@ from typing import Any
 import xxhash
 
 from wdscli.cli.main import main
-from wdscli.shards.find import find_index, scan_index
+from wdscli.shards.reading import find_index, scan_index
 from wdscli.storage import open_source
 from wdscli.tar import END_OF_ARCHIVE, build_header, padding
 
@@ -118,6 +118,14 @@ def wds_process(*args: object, stdin: bytes | None = None, **more: Any) -> Ran:
         **more,
     )
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def wds_here(*args: object) -> Ran:
+    """The command, in this process: for tests of what it does, where many processes would only take their time."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(arg) for arg in args])
+    return Ran(code, *(stream.buffer.getvalue() for stream in (out, err)))  # type: ignore[attr-defined]
 
 
 def sample(key: str, number: int, sizes: Sequence[int] = (10, 700)) -> Members:

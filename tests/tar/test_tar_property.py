@@ -14,8 +14,9 @@ from tar_cases import FileSource, Outcome, StreamSource, archive, outcome, patch
 
 from wdscli.errors import DataError
 from wdscli.samples import iter_batches, iter_samples
-from wdscli.tar import TarWriter, build_header, scan_salvaging
+from wdscli.tar import TarWriter, build_header
 from wdscli.tar.header import extended, pax_record
+from wdscli.tar.recover import scan_salvaging
 
 
 def shards() -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from verify_cases import GOOD, flipped, good_tar, sparse_tar, tar_bytes, typed_t
 from wdscli.cli.main import main
 from wdscli.errors import OutputExistsError, UsageError
 from wdscli.ops.verify import verify
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.writing import ShardSettings
 from wdscli.tar import Form
 from wdscli.verify import repair as package
 from wdscli.verify.repair import RepairReport, repair
@@ -185,7 +185,7 @@ def test_streams_and_cut_compressed_shards(tmp_path: Path) -> None:
 
 def test_large_samples_are_copied_in_pieces(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(package, "LARGE_SAMPLE_BYTES", 100)
-    monkeypatch.setattr("wdscli.plan.ranges.PIECE", 300)
+    monkeypatch.setattr("wdscli.plan.inputs.PIECE_BYTES", 300)
     _, members = repaired(tmp_path, good_tar())
     assert members == GOOD
     assert (tmp_path / "out.tar").read_bytes() == good_tar()

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
         SelectionOptions,
         StreamOptions,
     )
-    from wdscli.plan.join.parts import JoinCounts
-    from wdscli.plan.orders import Order, Planner
-    from wdscli.plan.request import ReorderPlan, Request
-    from wdscli.run.run import ReorderReport
+    from wdscli.plan.join.joined import JoinCounts
+    from wdscli.plan.orders import Order
+    from wdscli.plan.plan import ReorderPlan
+    from wdscli.plan.request import Request
+    from wdscli.run.execute import ReorderReport
 
 PARTS_SHOWN = 20
 """So many parts are listed one by one; more only with ``-v``."""
@@ -52,8 +53,7 @@ def read_request(
     """What the engine is asked for; ``more`` are fields of the request. Raises UsageError."""
     from wdscli.plan.cut import Cuts
     from wdscli.plan.request import Request
-    from wdscli.shards.forms import make_form
-    from wdscli.shards.output import ShardSettings
+    from wdscli.shards.writing import ShardSettings, make_form
 
     form = make_form(output.mtime, output.long_names)
     return Request(
@@ -86,7 +86,7 @@ def _as_typed(selection: SelectionOptions) -> dict[str, Any]:
 def reorder(
     out: Out,
     request: Request,
-    order: Order | Planner,
+    order: Order,
     *,
     dry_run: bool,
     done: str | None = None,
@@ -96,7 +96,7 @@ def reorder(
     ``planned`` is called once the plan is made."""
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
-    from wdscli.run.run import run_plan
+    from wdscli.run.execute import run_plan
 
     if request.plan_file is not None and not dry_run:
         _check_free(request.plan_file, request.settings.force)

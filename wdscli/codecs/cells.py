@@ -14,8 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from wdscli.codecs.encode import ENCODERS, NUMBERS, TEXTS, gzipped, numpy_dumps
-from wdscli.codecs.encode_images import IMAGE_FORMATS
+from wdscli.codecs.encode import ENCODERS, IMAGE_FORMATS, NUMBERS, TEXTS, gzipped, numpy_dumps
 from wdscli.codecs.parts import extension
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes

@@ -24,14 +24,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, NamedTuple
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES, check_size
-from wdscli.codecs.parts import ByExtension, Decode, needed
+from wdscli.codecs.parts import INSTALL_IMAGES, ByExtension, needed
 from wdscli.errors import DataError, UsageError
 
-INSTALL = "'wdscli[images]'"
 FIRST_FORMATS = ("JPEG", "PNG", "PPM", "GIF", "BMP")
 """Those that Pillow has without loading all its plugins, in the order of how often they are met."""
 NEVER = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
@@ -75,16 +73,14 @@ class Images(ByExtension):
         if jpeg not in ("auto", "pillow"):
             raise UsageError(f'jpeg is "auto" or "pillow", not "{jpeg}"')
         self.spec = SPECS[spec]
-        self.extensions = frozenset(name.lower() for name in extensions)
-        needed("PIL.Image", f'decode("{spec}")', INSTALL)
+        names = frozenset(name.lower() for name in extensions)
+        super().__init__(dict.fromkeys(names, self._decode), limited=names)
+        needed("PIL.Image", f'decode("{spec}")', INSTALL_IMAGES)
         if self.spec.kind == "torch":
             needed("torch", f'decode("{spec}")', "torch")
         self.uses_simplejpeg = (
             jpeg == "auto" and self.spec.kind != "pil" and self.spec.mode == "RGB" and _simplejpeg()
         )
-
-    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
-        return partial(self._decode, limit=limit) if extension in self.extensions else None
 
     def _decode(self, data: bytes, limit: int) -> Any:
         spec = self.spec

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from wdscli.codecs.limits import MAX_DECODED_BYTES, check_size
+from wdscli.codecs.limits import check_size
 from wdscli.codecs.parts import ByExtension, Decode, needed
 from wdscli.errors import DataError
 
@@ -40,51 +40,32 @@ FILM = {
 }
 
 
-class Audio(ByExtension):
-    """Sound, as numpy arrays or as tensors."""
-
-    def __init__(self, torch: bool) -> None:
-        self._torch = torch
-
-    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
-        if extension in SOUNDFILE:
-            return partial(self._by_soundfile, limit=limit)
-        return partial(self._by_av, AV_SOUND[extension], limit=limit) if extension in AV_SOUND else None
-
-    def _by_soundfile(self, data: bytes, limit: int) -> tuple[Any, int]:
-        soundfile = needed("soundfile", "audio", "soundfile")
-        with soundfile.SoundFile(io.BytesIO(data)) as sound:
-            check_size(sound.frames * sound.channels * 4, limit)
-            samples, rate = sound.read(dtype="float32", always_2d=True), sound.samplerate
-        return _as_wanted(samples.T, self._torch), int(rate)
-
-    def _by_av(self, container: str, data: bytes, limit: int) -> tuple[Any, int]:
-        samples, rate = _sound(needed("av", "audio", "av"), container, data, limit)
-        if rate is None:
-            raise DataError("no sound in it")
-        return _as_wanted(samples, self._torch), rate
+def _by_soundfile(data: bytes, torch: bool, limit: int) -> tuple[Any, int]:
+    soundfile = needed("soundfile", "audio", "soundfile")
+    with soundfile.SoundFile(io.BytesIO(data)) as sound:
+        check_size(sound.frames * sound.channels * 4, limit)
+        samples, rate = sound.read(dtype="float32", always_2d=True), sound.samplerate
+    return _finished(samples.T, torch), int(rate)
 
 
-class Video(ByExtension):
-    """Film, as numpy arrays or as tensors."""
-
-    def __init__(self, torch: bool) -> None:
-        self._torch = torch
-
-    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
-        return partial(self._film, FILM[extension], limit=limit) if extension in FILM else None
-
-    def _film(self, container: str, data: bytes, limit: int) -> tuple[Any, Any, dict[str, float]]:
-        av = needed("av", "video", "av")
-        frames, fps = _pictures(av, container, data, limit)
-        sound, rate = _sound(av, container, data, limit)
-        info: dict[str, float] = {"video_fps": fps}
-        if rate is not None:
-            info["audio_fps"] = rate
-        return _as_wanted(frames, self._torch), _as_wanted(sound, self._torch), info
+def _by_av(data: bytes, container: str, torch: bool, limit: int) -> tuple[Any, int]:
+    samples, rate = _sound(needed("av", "audio", "av"), container, data, limit)
+    if rate is None:
+        raise DataError("no sound in it")
+    return _finished(samples, torch), rate
 
 
-def _as_wanted(array: Any, torch: bool) -> Any:
+def _film(data: bytes, container: str, torch: bool, limit: int) -> tuple[Any, Any, dict[str, float]]:
+    av = needed("av", "video", "av")
+    frames, fps = _pictures(av, container, data, limit)
+    sound, rate = _sound(av, container, data, limit)
+    info: dict[str, float] = {"video_fps": fps}
+    if rate is not None:
+        info["audio_fps"] = rate
+    return _finished(frames, torch), _finished(sound, torch), info
+
+
+def _finished(array: Any, torch: bool) -> Any:
     import numpy
 
     array = numpy.ascontiguousarray(array)
@@ -129,11 +110,23 @@ def _sound(av: Any, container: str, data: bytes, limit: int) -> tuple[Any, int |
     return (numpy.concatenate(parts, axis=1) if parts else numpy.zeros((1, 0), numpy.float32)), rate
 
 
-torch_audio = Audio(torch=True)
-torch_video = Video(torch=True)
-MEDIA: dict[str, ByExtension] = {
-    "audio": Audio(torch=False),
+def _audio(torch: bool) -> ByExtension:
+    decoders: dict[str, Decode] = {name: partial(_by_soundfile, torch=torch) for name in SOUNDFILE}
+    for name, container in AV_SOUND.items():
+        decoders[name] = partial(_by_av, container=container, torch=torch)
+    return ByExtension(decoders, limited=decoders)
+
+
+def _video(torch: bool) -> ByExtension:
+    decoders = {name: partial(_film, container=container, torch=torch) for name, container in FILM.items()}
+    return ByExtension(decoders, limited=decoders)
+
+
+torch_audio = _audio(torch=True)
+torch_video = _video(torch=True)
+MEDIA = {
+    "audio": _audio(torch=False),
     "torch_audio": torch_audio,
     "torch_video": torch_video,
-    "video": Video(torch=False),
+    "video": _video(torch=False),
 }

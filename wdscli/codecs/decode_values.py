@@ -1,6 +1,6 @@
 """Payloads that are values: numbers, text, JSON, arrays, tensors; by the last extension of the field.
 
-What it is: :class:`Values`, webdataset's defaults, and :class:`Pickles`, which has to be asked for by name.
+What it is: :data:`basichandlers`, webdataset's defaults, and :data:`pickles`, which has to be asked for by name.
 
     ====================================  ===================================================================
     ``txt text transcript``               str, of UTF-8
@@ -24,21 +24,16 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES, check_zip
 from wdscli.codecs.parts import ByExtension, Decode, needed
+from wdscli.codecs.tenbin import decode_tensors
 from wdscli.errors import DataError, UsageError
 
 PICKLES = frozenset({"pickle", "pkl", "pyd"})
-
-
-def decode_text(data: bytes) -> str:
-    """Text of UTF-8."""
-    return str(data, "utf-8")
 
 
 def decode_npy(data: bytes) -> Any:
@@ -122,13 +117,6 @@ def decode_torch(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
         ) from error
 
 
-def decode_bundle(data: bytes) -> list[Any]:
-    """A list of arrays."""
-    from wdscli.codecs.tenbin import decode_tensors
-
-    return decode_tensors(data)
-
-
 def decode_pickle(data: bytes) -> Any:
     """Whatever the pickle makes, and does."""
     import pickle
@@ -145,11 +133,11 @@ def refuse_pickle(data: bytes) -> Any:
 
 
 DEFAULTS: dict[str, Decode] = {
-    **dict.fromkeys(("text", "transcript", "txt"), decode_text),
+    **dict.fromkeys(("text", "transcript", "txt"), partial(str, encoding="utf-8")),
     **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), int),
     **dict.fromkeys(("jsn", "json"), json.loads),
     **dict.fromkeys(("mp", "msg", "msgpack"), decode_msgpack),
-    **dict.fromkeys(("tb", "ten", "tenbin"), decode_bundle),
+    **dict.fromkeys(("tb", "ten", "tenbin"), decode_tensors),
     **dict.fromkeys(PICKLES, refuse_pickle),
     "cbor": decode_cbor,
     "npy": decode_npy,
@@ -157,25 +145,7 @@ DEFAULTS: dict[str, Decode] = {
     "pth": decode_torch,
 }
 
-
-_LIMITED: dict[str, Callable[..., Any]] = {"npz": decode_npz, "pth": decode_torch}
-"""Those that take something off, and so may become more than their payload."""
-
-
-class Values(ByExtension):
-    """The defaults: see the table of this module."""
-
-    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
-        limited = _LIMITED.get(extension)
-        return DEFAULTS.get(extension) if limited is None else partial(limited, limit=limit)
-
-
-class Pickles(ByExtension):
-    """``decode("pickle")``: whoever names it trusts who made the data."""
-
-    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
-        return decode_pickle if extension in PICKLES else None
-
-
-basichandlers = Values()
+basichandlers = ByExtension(DEFAULTS, limited=("npz", "pth"))
 """webdataset's name for the defaults, as a handler."""
+pickles = ByExtension(dict.fromkeys(PICKLES, decode_pickle))
+"""``decode("pickle")``: whoever names it trusts who made the data."""

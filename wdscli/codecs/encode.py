@@ -10,14 +10,19 @@ What it is: :func:`make_encoder`, webdataset's by signature, and :data:`ENCODERS
     ``msgpack mp msg``, ``cbor``                    anything these can say
     ``pth``                                         torch.save
     ``ten tb tenbin``                               an array or a list of arrays (webdataset's tensor bundle)
-    ``jpg jpeg png ppm pgm pbm tif tiff webp ...``  a picture: see :mod:`~wdscli.codecs.encode_images`
+    ``jpg jpeg png ppm pgm pbm tif tiff webp ...``  a picture: see :func:`encode_image`
     ``... .gz``                                     any of these, compressed
     ``pyd pickle``                                  refused, unless ``"pickle"`` is named
     ==============================================  =========================================================
 
 Bytes are written as they are under any name. Text is written as UTF-8, under names of no type too, as webdataset does;
 a ``json`` field takes it as the JSON that it must be, and types that are not text (npy, msgpack, png, ...) take it as a
-value. The same value gives the same bytes at any time: archives and compression carry no clock. Tensors are taken where
+value. Pictures are arrays of (height, width) or (height, width, 1, 3 or 4), uint8, or floats from 0 to 1, which are
+rounded to the nearest of 256 steps (webdataset rounds down, so that pictures grow darker each time); tensors are taken
+the same way, or with the channels in front as (1, 3 or 4, height, width). JPEG is written with quality 100, as
+webdataset does, WebP without loss; ``jpg`` of a picture with transparency is an error and not a surprise.
+
+The same value gives the same bytes at any time: archives and compression carry no clock. Tensors are taken where
 arrays are. It must not know how samples are written.
 """
 
@@ -32,8 +37,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from wdscli.codecs.encode_images import IMAGE_FORMATS, encode_image
-from wdscli.codecs.parts import extension, needed
+from wdscli.codecs.parts import INSTALL_IMAGES, extension, needed
+from wdscli.codecs.tenbin import encode_tensors
 from wdscli.errors import UsageError
 
 Encode = Callable[[Any], Any]
@@ -43,6 +48,26 @@ GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"
 NUMBERS = ("class", "cls", "cls2", "count", "id", "index", "inx")
 TEXTS = frozenset({"htm", "html", "text", "transcript", "txt", *NUMBERS})
 """Types in which text is text."""
+IMAGE_FORMATS = {
+    "bmp": "BMP",
+    "gif": "GIF",
+    "image": "JPEG",
+    "img": "JPEG",
+    "jpeg": "JPEG",
+    "jpg": "JPEG",
+    "pbm": "PPM",
+    "pgm": "PPM",
+    "png": "PNG",
+    "ppm": "PPM",
+    "tif": "TIFF",
+    "tiff": "TIFF",
+    "webp": "WEBP",
+}
+"""Pillow's names. ``image`` and ``img`` are webdataset's, and JPEG there too."""
+IMAGE_MODES = {"pbm": "1", "pgm": "L", "ppm": "RGB"}
+IMAGE_OPTIONS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}, "WEBP": {"lossless": True}}
+FLOAT_SLACK = 0.001
+"""How far floats may lie outside of 0 to 1."""
 
 
 def encode_number(value: Any) -> bytes:
@@ -120,8 +145,6 @@ def torch_dumps(value: Any) -> bytes:
 
 
 def encode_bundle(value: Any) -> bytes:
-    from wdscli.codecs.tenbin import encode_tensors
-
     return encode_tensors([as_array(one) for one in (value if isinstance(value, (list, tuple)) else [value])])
 
 
@@ -148,6 +171,62 @@ def as_array(value: Any) -> Any:
     if torch is not None and isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy()
     raise UsageError(f"an array or a tensor, not {type(value).__name__}", hint="numpy.asarray(value)")
+
+
+def encode_image(picture: Any, kind: str) -> bytes:
+    """``picture`` as the type that the extension ``kind`` names. Raises UsageError for values that are no picture, or
+    none that this type can hold."""
+    image_module = needed("PIL.Image", f"a field of type {kind}", INSTALL_IMAGES)
+    if not isinstance(picture, image_module.Image):
+        picture = image_module.fromarray(_picture_bytes(_picture_array(picture)))
+    if kind == "pbm" and picture.mode == "L":
+        picture = picture.convert("1", dither=0)
+    form, mode = IMAGE_FORMATS[kind], IMAGE_MODES.get(kind, picture.mode)
+    if picture.mode != mode:
+        raise UsageError(f"{kind} holds pictures of mode {mode}, not {picture.mode}")
+    stream = io.BytesIO()
+    try:
+        picture.save(stream, form, **IMAGE_OPTIONS.get(form, {}))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{kind} cannot hold a picture of mode {picture.mode}: {error}") from error
+    return stream.getvalue()
+
+
+def _picture_array(picture: Any) -> Any:
+    """Channels last."""
+    import numpy
+
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(picture, torch.Tensor):
+        array = picture.detach().cpu().numpy()
+        if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (1, 3, 4):
+            array = array.transpose(1, 2, 0)
+    elif isinstance(picture, numpy.ndarray):
+        array = picture
+    else:
+        raise UsageError(f"a picture is an array, a tensor or a Pillow image, not {type(picture).__name__}")
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.ndim != 2 and (array.ndim != 3 or array.shape[2] not in (3, 4)):
+        raise UsageError(
+            f"a picture has the shape (height, width) or (height, width, 1, 3 or 4), not {tuple(array.shape)}"
+        )
+    return array
+
+
+def _picture_bytes(array: Any) -> Any:
+    """uint8 of rows that lie one after the other."""
+    import numpy
+
+    if array.dtype.kind == "f":
+        if array.size and not (array.min() > -FLOAT_SLACK and array.max() < 1 + FLOAT_SLACK):
+            raise UsageError(
+                f"a picture of floats has values from 0 to 1, not {array.min()} to {array.max()}"
+            )
+        array = numpy.rint(numpy.clip(array, 0, 1) * 255).astype(numpy.uint8)
+    if array.dtype != numpy.uint8:
+        raise UsageError(f"a picture is uint8, or floats from 0 to 1, not {array.dtype}")
+    return numpy.ascontiguousarray(array)
 
 
 ENCODERS: dict[str, Encode] = {

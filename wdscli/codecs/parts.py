@@ -7,7 +7,8 @@ extension alone (so that the search is done once for each name and not for each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -43,12 +44,18 @@ def needed(module: str, what: str, install: str) -> Any:
 
 
 class ByExtension:
-    """A handler that goes by the last extension alone. Those who derive from it say which ones are theirs."""
+    """A handler that goes by the last extension alone: ``decoders`` has what decodes payloads of each. Those of
+    ``limited`` become more than their payload, and take a ``limit`` in bytes."""
+
+    def __init__(self, decoders: Mapping[str, Callable[..., Any]], limited: Collection[str] = ()) -> None:
+        self._decoders = decoders
+        self._limited = limited
 
     def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
         """What decodes payloads of fields with this extension, inflating none to more than ``limit`` bytes; None when
         they are not its own."""
-        raise NotImplementedError
+        decode = self._decoders.get(extension)
+        return partial(decode, limit=limit) if decode is not None and extension in self._limited else decode
 
     def __call__(self, key: str, data: Any) -> Any:
         decode = self.find(extension(key))

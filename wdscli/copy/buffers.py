@@ -1,14 +1,40 @@
-"""The zeros behind payloads, made sure of.
+"""Bytes in a buffer, on their way from a shard to another.
 
-Some old tars fill a member's last block with whatever lay in their buffer. A run of members whose headers are canonical
-is copied as it stands, so these bytes are set to zero on the way, which costs no more than looking at them.
+What it is: :func:`fill`, which reads them, and :func:`clear_padding`. Some old tars fill a member's last block with
+whatever lay in their own buffer. A run of members whose headers are canonical is copied as it stands, so these bytes
+are set to zero on the way, which costs no more than looking at them. It must not know samples.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
+from wdscli.errors import InputError
+from wdscli.storage import Source
+from wdscli.storage.local import reason
+
+REMOTE_READ_BYTES = 8 << 20
 _ZEROS = [bytes(size) for size in range(512)]
+
+
+def fill(view: memoryview, source: Source, offset: int) -> int:
+    """Read what fits from byte ``offset`` of a source on; returns how many bytes there were. Raises InputError."""
+    done = 0
+    while done < len(view):
+        if source.fd is not None:
+            try:
+                count = os.preadv(source.fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise InputError(f"cannot read {source.name}: {reason(error)}") from error
+        else:
+            data = source.read_at(offset + done, min(REMOTE_READ_BYTES, len(view) - done))
+            count = len(data)
+            view[done : done + count] = data
+        if not count:
+            break
+        done += count
+    return done
 
 
 def clear_padding(

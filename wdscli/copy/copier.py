@@ -2,11 +2,12 @@
 
 What it is: a task, :func:`gather`, that fills one shard with the samples a plan lists. How: a sample is one run of one
 input or, in a join, several runs, each a row of the plan. Runs are read into one buffer of a few MiB, adjacent ones by
-one call; the headers in the buffer are walked again, many at once where samples are small (:mod:`wdscli.copy.walk`),
-which proves that every run is what the plan took it for: fields, sizes, and a key that all runs of a sample share byte
-for byte, so that two keys of one hash are never joined. Then the buffer goes out as it stands, or member by member with
-new headers where a sample is not canonical yet, loses fields, changes names or has a field twice. Checksum and write
-find the bytes in the processor's cache. A sample larger than the buffer is copied in pieces.
+one call; the headers in the buffer are walked again, many at once where samples are small
+(:mod:`wdscli.copy.header_walk`), which proves that every run is what the plan took it for: fields, sizes, and a key
+that all runs of a sample share byte for byte, so that two keys of one hash are never joined. Then the buffer goes out
+as it stands, or member by member with new headers where a sample is not canonical yet, loses fields, changes names or
+has a field twice. Checksum and write find the bytes in the processor's cache. A sample larger than the buffer is copied
+in pieces.
 
 It must not know orders, cuts or selections beyond the names that members get, nor how partners were found.
 """
@@ -20,25 +21,28 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.copy.buffers import clear_padding
-from wdscli.copy.spilled import Reading, Spilled
-from wdscli.copy.walk import WORTH_SAMPLES, Walker
+from wdscli.copy.header_walk import WORTH_SAMPLES, Walker
+from wdscli.copy.spill_reading import Reading, Spilled
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo
-from wdscli.plan.headers import are_those, hashes_of, headers_of, headers_of_batch
-from wdscli.plan.inputs import Inputs, edges_of, is_cold, totals_of
-from wdscli.plan.join.in_turn import in_turn
-from wdscli.plan.join.layout import Shape, lay_out
-from wdscli.plan.join.parts import CHANGED, Beside, collision
-from wdscli.plan.ranges import grouped_as_planned, members_of_run, pieces_of
-from wdscli.plan.rekey import Rekey, shard_stem
-from wdscli.plan.scratch import Input
-from wdscli.plan.survey import RENAMED, hash_key
+from wdscli.plan.inputs import (
+    Input,
+    Inputs,
+    edges_of,
+    grouped_as_planned,
+    is_cold,
+    members_of_run,
+    pieces_of,
+    totals_of,
+)
+from wdscli.plan.join.joined import CHANGED, Beside, Shape, collision, in_turn, lay_out
+from wdscli.plan.names import Rekey, shard_stem
+from wdscli.plan.survey import RENAMED, are_those, hash_key, hashes_of, headers_of, headers_of_batch
 from wdscli.plan.table import Ordered, PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
-from wdscli.shards.output import ShardSettings
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.tar import GLOBAL, Scanner
 from wdscli.tar.header import BLOCK
 
@@ -53,6 +57,8 @@ ROWS_PER_CHUNK = 1 << 14
 """Rows that are lists in memory at a time."""
 VIEWS_PER_READ = 512
 """Places of the buffer that one call fills; the kernel takes twice as many."""
+SHAPES_REMEMBERED = 1 << 12
+"""Lists of fields, of which a set has few."""
 
 
 class GatherTask(NamedTuple):
@@ -124,21 +130,14 @@ class Copier:
         self.walker = Walker(task.settings.form, hash_key)
         self.buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
         # Where the bytes are read: in the inputs, which messages speak of in any case, or in what was spilled.
-        self.reading = Reading(task.spilled, self.rows)
+        self.reading = Reading(task.spilled, self.rows, inputs.__getitem__)
         self.tick = tick_of_task()
 
     def run(self) -> None:
         """All samples, in order."""
-        total, bucket = self.rows.total, self.reading.next_bucket
-        step = max(ROWS_PER_CHUNK // self.width, 1) * self.width
-        first = 0
-        while first < total:
-            if first == bucket:
-                bucket = self.reading.enter(first, self.inputs.__getitem__)
-            end = min(first + step, total, bucket if bucket > first else total)
+        for first, end in self.reading.chunks(max(ROWS_PER_CHUNK // self.width, 1) * self.width):
             rows = self.rows.part(first, end)
             self._copy_chunk(Chunk(rows, self.reading.places(rows, first), self.width))
-            first = end
         expected = self.task.samples.out_bytes
         if self.shard.position != expected:
             raise DataError(
@@ -288,7 +287,7 @@ class Copier:
             return False
         if self.walker.has_dirty_padding(view, packed):
             clear_padding(view, 0, packed.offsets.tolist(), packed.sizes.tolist())
-        self.shard.write_packed(view, packed)
+        self.shard.write_arrays(view, packed)
         return True
 
     def _counts(self, starts: I64) -> I64 | None:
@@ -309,7 +308,8 @@ class Copier:
         batch, counts = self._checked(view, base)
         if is_plain and not any(batch.flags):
             clear_padding(view, base, batch.offsets, batch.sizes)
-            self.shard.write_run(view, batch)
+            self.shard.write_blocks(view)
+            self.shard.announce(batch)
         else:
             self._rewrite(view, base, batch, counts)
 
@@ -378,6 +378,8 @@ class Copier:
         parts = tuple(zip(sets, shapes, strict=True))
         known = self.slots.get(parts)
         if known is None:
+            if len(self.slots) >= SHAPES_REMEMBERED:
+                self.slots.clear()
             try:
                 known = self.slots[parts] = self._new_slots(sets, shapes)
             except DataError:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from wdscli.errors import UsageError
-from wdscli.plan.ranges import pieces_of
+from wdscli.plan.inputs import pieces_of
 from wdscli.samples import RAGGED, SampleBatch
 from wdscli.selection import Selection
 from wdscli.storage import Source

@@ -2,11 +2,13 @@
 
 What it is: :func:`spill`, the first pass; the tasks of the second are those of ``gather`` with other places to read
 from. How: the output is divided into buckets, the input into chunks. The first pass goes through the input chunk by
-chunk and adds each sample to its bucket; the second makes the output bucket by bucket. A bucket is small enough for the
-page cache, so that on a local disc both passes copy ranges, and its file goes as soon as its samples are written. On an
-object store a chunk becomes one object, in the order of the buckets. Where each sample comes to lie is computed
-beforehand from lengths alone, so that scratch space needs no index, no header is walked, and a task that runs twice
-writes the same bytes to the same places.
+chunk and adds each sample to its bucket (:func:`scatter`); the second makes the output bucket by bucket. A bucket is
+small enough for the page cache, so that on a local disc both passes copy ranges, and its file goes as soon as its
+samples are written. On an object store a chunk becomes one object, in the order of the buckets. Where each sample comes
+to lie is computed beforehand from lengths alone, so that scratch space needs no index, no header is walked, and a task
+that runs twice writes the same bytes to the same places. Within a chunk small samples are loaded by long reads and
+written by long writes, of slices of what was loaded; large ones are copied range by range, on one machine by the
+kernel.
 
 A sample to which a pax global header applies is not spilled: it cannot be read without what stands before it.
 
@@ -15,52 +17,60 @@ It must not know the order that samples are brought in.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.copy.scatter import Destination, ScatterTask, scatter
-from wdscli.copy.spilled import ELSEWHERE, LARGE, PART_BITS, Spilled
-from wdscli.errors import OutputError
-from wdscli.executors import run_tasks
-from wdscli.plan.join.in_turn import in_turn
-from wdscli.plan.join.parts import NOBODY
-from wdscli.plan.memory import Limits
+from wdscli.copy.buffers import fill
+from wdscli.copy.spill_reading import ELSEWHERE, LARGE_SAMPLE_BYTES, PART_BITS, Spilled
+from wdscli.errors import DataError, OutputError, WdsError
+from wdscli.executors import run_tasks, tick_of_task
+from wdscli.plan.inputs import Input, Inputs, edges_of, pieces_of
+from wdscli.plan.join.joined import NOBODY, in_turn
 from wdscli.plan.scratch import HINT, Scattered, Scratch
-from wdscli.storage import remove
+from wdscli.plan.strategy import Limits
+from wdscli.plan.table import PlanTable
+from wdscli.storage import Sink, Source, open_sink, remove
+from wdscli.storage.local import reason, write_all
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-    from typing import TypeAlias
 
-    import numpy
-    from numpy.typing import NDArray
-
-    from wdscli.plan.request import PlannedShard, ReorderPlan
-    from wdscli.plan.table import I64, U64, Ordered, PlanTable
+    from wdscli.plan.cut import PlannedShard
+    from wdscli.plan.plan import ReorderPlan
+    from wdscli.plan.table import I64, U64, Mask, Ordered, PlanTable
     from wdscli.progress import Progress
 
-    Mask: TypeAlias = NDArray[numpy.bool_]
-
-MOST_ROWS = 1 << 17
+ROWS_PER_CHUNK = 1 << 17
 """At most so many samples in a chunk: their rows travel with its task."""
-BUCKET_ROWS = 1 << 19
+ROWS_PER_BUCKET = 1 << 19
 """At most so many samples in a bucket."""
-ROW_BYTES = 256
+BYTES_PER_ROW = 256
 """What a sample of a chunk costs the task besides its bytes."""
-BUCKETS = 16
-LEAST_BUCKET = 32 << 20
+FEWEST_BUCKETS = 16
+LEAST_BUCKET_BYTES = 32 << 20
 """So many buckets at least, of so many bytes at least: scratch space is let go of bucket by bucket."""
-WORTH_LOADING = 8 << 20
-PAGE = 1 << 12
+WORTH_LOADING_BYTES = 8 << 20
+PAGE_BYTES = 1 << 12
 """Chunks begin at multiples of this, so that no two tasks write to one page of a file."""
-SMALL = 64 << 10
+SMALL_SAMPLE_BYTES = 64 << 10
 """Samples of fewer bytes on average are cheaper to load and write together than to copy one by one."""
+GAP_BYTES = 1 << 14
+"""What lies between two samples that are loaded is read too, when it is less than this and less than they are."""
+LOADED = -1
+"""The input of a sample that was loaded."""
+WRITE_BYTES = 1 << 20
+SLICES_PER_WRITE = 512
+"""Slices that one call writes; the kernel takes twice as many."""
+KERNEL_COPY_BYTES = 1 << 30
+ROWS_AT_ONCE = 1 << 14
+"""So many samples are Python's own numbers at a time."""
 
 
-class Sizes(NamedTuple):
+class SpillSizes(NamedTuple):
     """How much is a chunk and a bucket, in bytes and samples; whether a chunk is loaded into memory; and up to how many
     bytes a bucket is."""
 
@@ -78,7 +88,7 @@ def spill(
     scratch: Scratch,
     limits: Limits,
     progress: Progress,
-) -> Layout:
+) -> SpillLayout:
     """Write the samples of ``shards``, some of the planned, to ``scratch``. Raises InputError, DataError, OutputError
     (nothing is written when there is no room)."""
     lists = plan.row_lists
@@ -86,7 +96,7 @@ def spill(
     check_room(scratch, total)
     space = scratch.space()
     # Samples that are joined are spilled part by part, each of them a row of its own.
-    layout = Layout(in_turn(lists), shards, space, sizes_for(plan, space, limits, total), len(lists))
+    layout = SpillLayout(in_turn(lists), shards, space, sizes_for(plan, space, limits, total), len(lists))
     layout.tasks_run_once = space.is_local and plan.request.engine is None
     progress.start("spilling", total, "bytes")
     for _ in run_tasks(executor, scatter, layout.tasks(plan), advance=progress.advance, amount=int):
@@ -105,17 +115,18 @@ def check_room(scratch: Scratch, needed: int) -> None:
         )
 
 
-def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -> Sizes:
+def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -> SpillSizes:
     """What is read from far away is loaded, and so are small samples; large ones of this machine are copied from file
     to file, by way of the page cache."""
-    small = total < SMALL * max(1, plan.samples * len(plan.row_lists)) and limits.task >= WORTH_LOADING
+    rows = max(1, plan.samples * len(plan.row_lists))
+    small = total < SMALL_SAMPLE_BYTES * rows and limits.task >= WORTH_LOADING_BYTES
     loaded = small or not space.is_local or not all(one.is_near for one in plan.inputs)
-    cache = max(LEAST_BUCKET, min(limits.cache, total // BUCKETS))
+    cache = max(LEAST_BUCKET_BYTES, min(limits.cache, total // FEWEST_BUCKETS))
     # As many chunks as keep all processes busy to the end.
-    chunk = max(LEAST_BUCKET, min(limits.cache, total // (4 * limits.jobs)))
-    return Sizes(
+    chunk = max(LEAST_BUCKET_BYTES, min(limits.cache, total // (4 * limits.jobs)))
+    return SpillSizes(
         chunk=limits.task if loaded else chunk,
-        chunk_rows=max(1 << 12, min(limits.task // ROW_BYTES, MOST_ROWS)),
+        chunk_rows=max(1 << 12, min(limits.task // BYTES_PER_ROW, ROWS_PER_CHUNK)),
         bucket=cache if space.is_local else limits.task,
         loaded=loaded,
         hold=limits.task if small else 0,
@@ -123,11 +134,11 @@ def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -
 
 
 def _bytes_of(ordered: Ordered, first: int, end: int) -> int:
-    firsts = range(first, end, MOST_ROWS)
-    return sum(int(ordered.column("length", at, min(at + MOST_ROWS, end)).sum()) for at in firsts)
+    firsts = range(first, end, ROWS_PER_CHUNK)
+    return sum(int(ordered.column("length", at, min(at + ROWS_PER_CHUNK, end)).sum()) for at in firsts)
 
 
-class Layout:
+class SpillLayout:
     """Where every sample comes to lie, and what is still there. ``width`` rows of ``ordered``, one for each part, are
     one sample of a shard."""
 
@@ -136,7 +147,7 @@ class Layout:
         ordered: Ordered,
         shards: Sequence[PlannedShard],
         space: Scattered,
-        sizes: Sizes,
+        sizes: SpillSizes,
         width: int = 1,
     ) -> None:
         import numpy
@@ -145,8 +156,9 @@ class Layout:
         self._space = space
         self._sizes = sizes
         self._width = width
-        self._firsts = numpy.asarray([shard.first * width for shard in shards], dtype=numpy.int64)
-        self._ends = numpy.asarray([shard.end * width for shard in shards], dtype=numpy.int64)
+        self._is_wanted: Mask = numpy.zeros(ordered.total, dtype=bool)
+        for shard in shards:
+            self._is_wanted[shard.first * width : shard.end * width] = True
         bounds: I64 = numpy.asarray(list(self._bucket_bounds()), dtype=numpy.int64)
         # No bucket begins within a sample.
         self._bounds: I64 = numpy.unique(bounds // width * width)
@@ -160,8 +172,8 @@ class Layout:
         """Where buckets begin in the output order. A sample belongs to the bucket in which its first byte lies."""
         import numpy
 
-        for first in range(0, self._ordered.total, BUCKET_ROWS):
-            end = min(first + BUCKET_ROWS, self._ordered.total)
+        for first in range(0, self._ordered.total, ROWS_PER_BUCKET):
+            end = min(first + ROWS_PER_BUCKET, self._ordered.total)
             lengths = self._ordered.column("length", first, end)
             bucket = (numpy.cumsum(lengths) - lengths) // numpy.uint64(self._sizes.bucket)
             yield first
@@ -176,47 +188,42 @@ class Layout:
             order = numpy.argsort(buckets, kind="stable")
             ends = numpy.cumsum(samples.lengths[order])
             if self._space.is_local:
-                parts = self._added_to(buckets[order], ends)
+                stretches = self._added_to(buckets[order], ends)
             else:
-                parts = [(number, 0, 0, len(order))]
+                stretches = [Stretch(number, 0, 0, len(order))]
             offsets = ends - samples.lengths[order]
-            for part, begin, first, end in parts:
+            for part, begin, first, end in stretches:
                 shift = (part << PART_BITS) + begin - int(offsets[first])
                 self._places[positions[order[first:end]]] = offsets[first:end] + numpy.uint64(shift)
-            to = [
-                Destination(self._space.part(part), begin if self._space.is_local else -1, first, end)
-                for part, begin, first, end in parts
-            ]
             inputs = {shard: plan.inputs[shard] for shard in numpy.unique(samples.shards).tolist()}
-            yield ScatterTask(inputs, samples, order, to, self._sizes.loaded)
+            yield ScatterTask(inputs, samples, order, self._space, stretches, self._sizes.loaded)
 
-    def _added_to(self, buckets: I64, ends: U64) -> list[tuple[int, int, int, int]]:
-        """What a chunk, whose samples are in the order of their buckets, adds to the files of these: (bucket, byte,
-        first and last sample)."""
+    def _added_to(self, buckets: I64, ends: U64) -> list[Stretch]:
+        """What a chunk, whose samples are in the order of their buckets, adds to the files of these."""
         import numpy
 
         bounds = [0, *(numpy.flatnonzero(numpy.diff(buckets)) + 1).tolist(), len(buckets)]
-        parts, before = [], 0
+        stretches, before = [], 0
         for first, end in pairwise(bounds):
             bucket = int(buckets[first])
-            parts.append((bucket, self._filled[bucket], first, end))
+            stretches.append(Stretch(bucket, self._filled[bucket], first, end))
             size = int(ends[end - 1]) - before
             before += size
-            self._filled[bucket] += size + PAGE - 1 & -PAGE
-        return parts
+            self._filled[bucket] += size + PAGE_BYTES - 1 & -PAGE_BYTES
+        return stretches
 
     def _chunks(self) -> Iterator[tuple[I64, PlanTable]]:
         """Samples that are spilled together, in input order: their places in the output order, and they themselves."""
         import numpy
 
         for block, samples in self._in_input_order():
-            wanted = self._is_wanted(block) & (samples.marks & GLOBAL == 0)
+            wanted = self._is_wanted[block] & (samples.marks & GLOBAL == 0)
             wanted &= samples.shards != numpy.uint32(NOBODY)
             if not wanted.all():
                 block, samples = block[wanted], samples.take(numpy.flatnonzero(wanted))
             lengths = samples.lengths
             # A large sample does not lie in memory, even where its chunk does.
-            counted = numpy.where(lengths > LARGE, 0, lengths) if self._sizes.loaded else lengths
+            counted = numpy.where(lengths > LARGE_SAMPLE_BYTES, 0, lengths) if self._sizes.loaded else lengths
             chunk = (numpy.cumsum(counted) - counted) // numpy.uint64(self._sizes.chunk)
             bounds = (numpy.flatnonzero(numpy.diff(chunk)) + 1).tolist()
             for first, end in pairwise([0, *bounds, len(block)]):
@@ -236,16 +243,6 @@ class Layout:
             else:
                 block = rows[first:end]
                 yield block, ordered.samples.take(ordered.order[block])
-
-    def _is_wanted(self, positions: I64) -> Mask:
-        """Which samples belong to a shard that is to be made."""
-        import numpy
-
-        if not len(self._firsts):
-            return numpy.zeros(len(positions), dtype=bool)
-        at = numpy.searchsorted(self._firsts, positions, side="right") - 1
-        wanted: Mask = (at >= 0) & (positions < self._ends[at])
-        return wanted
 
     def spilled(self, shard: PlannedShard) -> Spilled:
         """What the task that makes ``shard`` is told."""
@@ -270,3 +267,227 @@ class Layout:
             if self._filled[self._gone]:
                 remove(self._space.part(self._gone))
             self._gone += 1
+
+
+class Stretch(NamedTuple):
+    """Where a piece of a chunk goes: samples ``first`` to ``end`` of its order, to byte ``begin`` of a part of scratch
+    space. On this machine other tasks write to the part as well; elsewhere the piece is all of it."""
+
+    part: int
+    begin: int
+    first: int
+    end: int
+
+
+class ScatterTask(NamedTuple):
+    """One chunk: the samples in input order, the order in which they are written, and where to. ``loads`` is whether
+    samples that are not large are loaded first."""
+
+    inputs: dict[int, Input]
+    samples: PlanTable
+    order: I64
+    space: Scattered
+    stretches: Sequence[Stretch]
+    loads: bool
+
+
+def scatter(task: ScatterTask) -> int:
+    """Write one chunk; returns its bytes. May run twice. Raises InputError, DataError, OutputError."""
+    with Inputs(task.inputs, later=True) as inputs:
+        chunk = _Chunk(task, inputs)
+        for stretch in task.stretches:
+            address, rows = task.space.part(stretch.part), task.order[stretch.first : stretch.end]
+            if task.space.is_local:
+                _write_to_file(address, stretch.begin, chunk, rows)
+            else:
+                with open_sink(address, force=True) as sink:
+                    chunk.write(rows, _Object(sink))
+        inputs.confirm()
+    return int(task.samples.lengths.sum())
+
+
+def _write_to_file(path: str, begin: int, chunk: _Chunk, rows: I64) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.lseek(descriptor, begin, os.SEEK_SET)
+            chunk.write(rows, _File(descriptor))
+        finally:
+            os.close(descriptor)
+    except WdsError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {reason(error)}", hint=HINT) from error
+
+
+class _Object:
+    """Where a chunk goes that is an object of its own."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
+        self._sink.write(b"".join(parts))
+
+    def copy(self, source: Source, start: int, length: int) -> None:
+        for piece in pieces_of(source, start, length):
+            self._sink.write(piece)
+
+
+class _File:
+    """Where a chunk goes that is a part of a file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._in_kernel = hasattr(os, "copy_file_range")
+
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
+        for first in range(0, len(parts), SLICES_PER_WRITE):
+            some = parts[first : first + SLICES_PER_WRITE]
+            done = os.writev(self._descriptor, some)
+            if done < sum(map(len, some)):
+                write_all(self._descriptor, b"".join(some)[done:])
+
+    def copy(self, source: Source, start: int, length: int) -> None:
+        end = start + length
+        if source.fd is not None and self._in_kernel:
+            start = self._copied(source.fd, start, end)
+        for piece in pieces_of(source, start, end - start):
+            write_all(self._descriptor, piece)
+
+    def _copied(self, descriptor: int, start: int, end: int) -> int:
+        """Where the copy by the kernel ended: some file systems and pairs of them cannot."""
+        while start < end:
+            try:
+                size = min(end - start, KERNEL_COPY_BYTES)
+                done = os.copy_file_range(descriptor, self._descriptor, size, start)
+            except OSError:
+                self._in_kernel = False
+                break
+            if not done:
+                break
+            start += done
+        return start
+
+
+class _Chunk:
+    """The samples of one task, and how they are read."""
+
+    def __init__(self, task: ScatterTask, inputs: Inputs) -> None:
+        self._task = task
+        self._inputs = inputs
+        self._tick = tick_of_task()
+        self._files, self._starts, self._loaded = self._load()
+
+    def write(self, rows: I64, out: _Object | _File) -> None:
+        """Some samples to ``out``, in the order that is wanted."""
+        loaded = self._loaded
+        parts: list[memoryview] = []
+        held = 0
+        lengths = self._task.samples.lengths
+        for file, start, length in _runs(self._files[rows], self._starts[rows], lengths[rows]):
+            if file == LOADED:
+                parts.append(loaded[start : start + length])
+                held += length
+                if held < WRITE_BYTES:
+                    continue
+            if parts:
+                out.write(parts)
+                self._tick(held)
+                parts, held = [], 0
+            if file != LOADED:
+                self._copy(out, file, start, length)
+                self._tick(length)
+        if parts:
+            out.write(parts)
+            self._tick(held)
+
+    def _copy(self, out: _Object | _File, file: int, start: int, length: int) -> None:
+        try:
+            out.copy(self._inputs[file], start, length)
+        except DataError as error:
+            raise self._changed(file, start) from error
+
+    def _load(self) -> tuple[I64, U64, memoryview]:
+        """Where each sample is now: its input or :data:`LOADED`, and the byte there; and the bytes that were loaded."""
+        import numpy
+
+        samples = self._task.samples
+        files = samples.shards.astype(numpy.int64)
+        starts = samples.starts.copy()
+        small = (
+            samples.lengths <= LARGE_SAMPLE_BYTES
+            if self._task.loads
+            else numpy.zeros(samples.total, dtype=bool)
+        )
+        rows = numpy.flatnonzero(small)
+        if not len(rows):
+            self._announce(files, starts)
+            return files, starts, memoryview(b"")
+        places, ranges, size = _side_by_side(files[rows], starts[rows], samples.lengths[rows])
+        # Unlike a bytearray, it is not filled with zeros first.
+        space: Any = numpy.empty(size, dtype=numpy.uint8)
+        loaded = memoryview(space)
+        for file, start, at, end in ranges:
+            self._read(file, start, loaded[at:end])
+        files[rows], starts[rows] = LOADED, places
+        return files, starts, loaded
+
+    def _announce(self, files: I64, starts: U64) -> None:
+        """Tell the kernel what will be read, in the order in which it lies there."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for file, start, length in _runs(files, starts, self._task.samples.lengths):
+            descriptor = self._inputs[file].fd
+            if descriptor is not None:
+                os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
+
+    def _read(self, file: int, start: int, view: memoryview) -> None:
+        done = fill(view, self._inputs[file], start)
+        if done < len(view):
+            raise self._changed(file, start + done)
+
+    def _changed(self, file: int, offset: int) -> DataError:
+        return DataError(
+            "the shard ends before the samples that were planned",
+            code="changed",
+            shard=self._task.inputs[file].address,
+            offset=offset,
+            hint="the shard was changed meanwhile, or its index is stale: make it again with `wds index`",
+        )
+
+
+def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tuple[int, int, int, int]], int]:
+    """Where each sample lies when ranges are read one after the other; the ranges, as (input, first byte, first and
+    last place in memory); and the size of it all."""
+    import numpy
+
+    ends = starts + lengths
+    gaps: U64 = numpy.zeros(len(starts), dtype=numpy.uint64)
+    near = (files[1:] == files[:-1]) & (starts[1:] >= ends[:-1])
+    between = numpy.where(near, starts[1:] - ends[:-1], 0)
+    near &= between <= numpy.minimum(lengths[1:], numpy.uint64(GAP_BYTES))
+    gaps[1:][near] = between[near]
+    upto = numpy.cumsum(lengths + gaps)
+    places = upto - lengths
+    firsts = numpy.concatenate(([0], numpy.flatnonzero(~near) + 1))
+    lasts: I64 = numpy.append(firsts[1:], len(starts)) - 1
+    ranges = zip(
+        files[firsts].tolist(),
+        starts[firsts].tolist(),
+        places[firsts].tolist(),
+        upto[lasts].tolist(),
+        strict=True,
+    )
+    return places, list(ranges), int(upto[-1])
+
+
+def _runs(files: I64, starts: U64, lengths: U64) -> Iterator[tuple[int, int, int]]:
+    """(file, start, length) of the samples in their order, those that adjoin made one."""
+    import numpy
+
+    for first in range(0, len(files), ROWS_AT_ONCE):
+        part = slice(first, first + ROWS_AT_ONCE)
+        firsts = numpy.array([0, *edges_of(files[part], starts[part], lengths[part])]) + first
+        sizes = numpy.add.reduceat(lengths[part], firsts - first)
+        yield from zip(files[firsts].tolist(), starts[firsts].tolist(), sizes.tolist(), strict=True)

@@ -17,15 +17,14 @@ from typing import Literal, NamedTuple
 from wdscli.create.table import Row, TableOptions, TableReader
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
 from wdscli.model import to_text
-from wdscli.plan.join.parts import TableShard
-from wdscli.plan.ranges import pieces_of
-from wdscli.plan.scratch import HINT, Stamp
+from wdscli.plan.inputs import Stamp, pieces_of
+from wdscli.plan.join.joined import TableShard
+from wdscli.plan.scratch import HINT
 from wdscli.progress import Progress
 from wdscli.samples.keyset import KeySet
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import addresses_of, is_local, is_stream, open_source
-from wdscli.storage.addresses import local_path
-from wdscli.storage.trust import listed_address
+from wdscli.storage.addresses import listed_address, local_path
 
 _ROWS_TOGETHER = 512
 
@@ -70,7 +69,7 @@ class Table(NamedTuple):
         dropped: Counter[str] = Counter()
         if is_local(address):
             _make_folder(os.path.dirname(local_path(address)))
-        with ShardFile(address, with_index=False) as shard:
+        with ShardFile(address, ShardSettings(with_index=False)) as shard:
             progress.start("reading the table", None, "samples")
             samples = _samples(reader, dropped, progress)
             for sample in _without_repeats(samples, on_duplicate, dropped):

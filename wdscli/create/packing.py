@@ -29,10 +29,9 @@ from wdscli.create.files import (
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_text
-from wdscli.run.post import run_post
+from wdscli.run.post_hook import run_post
 from wdscli.samples import SampleBatch
-from wdscli.shards.output import ShardSettings, after_hook
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.tar import padding
 from wdscli.tar.template import header_maker
 
@@ -65,14 +64,10 @@ class PackTask(NamedTuple):
         return self._replace(files=files, members=numbers_of(range(len(files)), len(files)))
 
 
-def pack(task: PackTask, advance: Advance | None = None) -> ShardInfo:
+def pack(task: PackTask) -> ShardInfo:
     """Write the shard. Raises InputError, DataError ``changed-while-read``, OutputError, and EngineError when the
     command that follows fails."""
-    info = _packed(task, advance or tick_of_task())
-    if task.post is not None:
-        run_post(task.post, task.address)
-        return after_hook(info, task.address)
-    return info
+    return run_post(task.post, task.address, _packed(task, tick_of_task()))
 
 
 def _packed(task: PackTask, advance: Advance) -> ShardInfo:

@@ -48,7 +48,7 @@ class Payloads:
         if address == "-":
             raise InputError("standard input cannot be a payload", hint="name a file, or pipe:CMD")
         from wdscli.storage import is_local, local_path, open_source
-        from wdscli.storage.trust import listed_address
+        from wdscli.storage.addresses import listed_address
 
         address = listed_address(where, address, trusted=self._trusts)
         if self.outputs is not None and is_local(address):

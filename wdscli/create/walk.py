@@ -31,7 +31,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.selection.expressions import Expression
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
-from wdscli.shards.output import OutputSet
+from wdscli.shards.writing import OutputSet
 from wdscli.storage import folder_of, is_local, local_path
 
 MANIFEST = os.fsencode(MANIFEST_SUFFIX)

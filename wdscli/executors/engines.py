@@ -16,41 +16,23 @@ from typing import Any
 
 from wdscli import __version__
 from wdscli.errors import EngineError, UsageError, WdsError
-from wdscli.executors.local import default_jobs
-from wdscli.executors.tasks import task_failed
+from wdscli.executors.tasks import task_failed, workers_of
 from wdscli.shown import cause_of
 from wdscli.storage import relative_to
 
 GROUP = "wdscli.executors"
-INSTALL = "pip install 'wdscli[{}]'"
-
-
-def engine_name(url: str) -> str:
-    """The engine of a URL.
-
-    >>> engine_name("dask://10.0.0.7:8786")
-    'dask'
-    """
-    return url.partition("://")[0]
-
-
-def known_engines() -> list[str]:
-    """The names of the engines that are installed."""
-    from importlib.metadata import entry_points
-
-    return sorted({point.name for point in entry_points(group=GROUP)})
 
 
 def find_engine(url: str) -> Callable[[str], Executor]:
     """What makes the executor of a URL. Raises UsageError for an engine that is not there."""
     from importlib.metadata import entry_points
 
-    name = engine_name(url)
-    for point in entry_points(group=GROUP):
+    name, points = url.partition("://")[0], entry_points(group=GROUP)
+    for point in points:
         if point.name == name:
             factory: Callable[[str], Executor] = point.load()
             return factory
-    known = ", ".join(f"{one}://" for one in known_engines()) or "none"
+    known = ", ".join(f"{one}://" for one in sorted({point.name for point in points})) or "none"
     raise UsageError(f'no engine "{name}"', hint=f"there is: {known}; others come with packages of their own")
 
 
@@ -62,7 +44,10 @@ def open_engine(url: str) -> Executor:
     except WdsError:
         raise
     except Exception as error:
-        raise _unreachable(url, error) from cause_of(error)
+        raise EngineError(
+            f"cannot reach {url}: {_first_line(str(error)) or type(error).__name__}",
+            hint="is its scheduler running, and is this its address?",
+        ) from cause_of(error)
 
 
 class Engine(Executor):
@@ -75,8 +60,7 @@ class Engine(Executor):
 
     @property
     def workers(self) -> int:
-        inner: Any = self._inner
-        return getattr(inner, "workers", 0) or getattr(inner, "_max_workers", 0) or default_jobs()
+        return workers_of(self._inner)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         try:
@@ -121,13 +105,6 @@ def run_elsewhere(version: str, folder: str, function: Callable[..., Any], *args
         raise
     except Exception as error:
         raise task_failed(error) from cause_of(error)
-
-
-def _unreachable(url: str, error: Exception) -> EngineError:
-    return EngineError(
-        f"cannot reach {url}: {_first_line(str(error)) or type(error).__name__}",
-        hint="is its scheduler running, and is this its address?",
-    )
 
 
 def _first_line(text: str) -> str:

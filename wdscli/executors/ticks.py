@@ -1,14 +1,13 @@
 """How a task tells how far it has come, without knowing who listens.
 
 What it is: :func:`tick_of_task`, which a task asks for once and calls with the units that it has done since, and
-:func:`telling`, by which whoever runs a task listens. How: in a context variable, because tasks of several threads may
+:func:`told`, by which whoever runs a task listens. How: in a context variable, because tasks of several threads may
 share a process. Where nobody listens a tick is a call of nothing. It must not know what the units are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -27,17 +26,10 @@ def tick_of_task() -> Tick:
     return _tick.get()
 
 
-@contextmanager
-def telling(tick: Tick) -> Iterator[None]:
-    """``tick`` hears the task that runs in the block."""
-    before = _tick.set(tick)
-    try:
-        yield
-    finally:
-        _tick.reset(before)
-
-
 def told(tick: Tick, function: Callable[[Any], Any], task: Any) -> Any:
     """``function(task)``, heard by ``tick``."""
-    with telling(tick):
+    before = _tick.set(tick)
+    try:
         return function(task)
+    finally:
+        _tick.reset(before)

@@ -1,6 +1,32 @@
 """What training code imports: sets of shards as iterable and as indexed datasets, with nothing else running.
 
 Loads neither torch nor numpy; each name is loaded when it is first asked for.
+
+The nouns, each one thing in the whole loader, and where it is:
+
+    set         shards that are read as one
+    catalog     the shards of a set as the loader knows them: counts, and where samples lie (``read``)
+    sample      a dict of key, address and fields; before the stages, and after those that take a sample
+    stream      shards that can only be read from front to back (``streams``)
+    position    where a sample stands in an epoch, from 0
+    order       which sample stands at each position of an epoch, by seed and epoch alone (``order``)
+    source      gives the samples at positions of an epoch: a set, a view of another source, a mix (``read.source``)
+    view        a part of a source or another order of it, again a source (``order.views``)
+    table       an ``IndexedDataset``: samples by number or key, with no order of its own; an ordinal is a sample's
+                number in the set, whatever the table shows of it (``indexed``)
+    batch       the samples of a rank that stand at one stretch of positions; a global batch is those of all ranks
+    share       which rank of how many a process is, and which worker of how many (``place.ranks``)
+    place       before which batch of which epoch; a state is a place as plain values, for a checkpoint (``place``)
+    standing    where iterations of a dataset begin, and the place of the latest (``place``)
+    read        the samples of a batch as they were read; a block, batches that are read at once (``read.reading``)
+    failed      stands where a sample cannot be read; the policy says what becomes of it (``read.failures``)
+    stage       a function of a sample, what makes batches, a function of a batch, or a function over all (``stages``)
+    pipeline    the stages of a dataset, in order (``stages.flow``)
+    unit        what the pipeline makes of one batch; an iteration gives the items of its units, one by one
+    handler     a function of an exception that a stage raised; a guard asks it, and counts (``stages.handlers``)
+    counts      what was left out, by shard and reason (``stats``)
+    mix         several sets as one, by rules; a tagged sample is one with the number of its set (``mixing``)
+    engine      what iterates: the exact one, by position (``dataset``), or plain generators (``compat``)
 """
 
 from __future__ import annotations
@@ -12,8 +38,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from wdscli.codecs.decode_images import imagehandler as imagehandler
+    from wdscli.codecs.decode_media import torch_audio as torch_audio
+    from wdscli.codecs.decode_media import torch_video as torch_video
     from wdscli.codecs.encode import numpy_dumps as numpy_dumps
     from wdscli.codecs.encode import torch_dumps as torch_dumps
+    from wdscli.codecs.parts import Continue as Continue
+    from wdscli.codecs.parts import handle_extension as handle_extension
     from wdscli.loader.compat.names import DataPipeline as DataPipeline
     from wdscli.loader.compat.names import DecodingError as DecodingError
     from wdscli.loader.compat.names import FluidInterface as FluidInterface
@@ -39,13 +70,8 @@ if TYPE_CHECKING:
     from wdscli.loader.place.splitters import split_by_node as split_by_node
     from wdscli.loader.place.splitters import split_by_worker as split_by_worker
     from wdscli.loader.samplers import ShardSampler as ShardSampler
-    from wdscli.loader.stages.decoding import Continue as Continue
     from wdscli.loader.stages.decoding import Decoder as Decoder
     from wdscli.loader.stages.decoding import gzfilter as gzfilter
-    from wdscli.loader.stages.decoding import handle_extension as handle_extension
-    from wdscli.loader.stages.decoding import imagehandler as imagehandler
-    from wdscli.loader.stages.decoding import torch_audio as torch_audio
-    from wdscli.loader.stages.decoding import torch_video as torch_video
     from wdscli.loader.stages.handlers import ignore_and_continue as ignore_and_continue
     from wdscli.loader.stages.handlers import ignore_and_stop as ignore_and_stop
     from wdscli.loader.stages.handlers import reraise_exception as reraise_exception
@@ -61,7 +87,10 @@ if TYPE_CHECKING:
     from wdscli.loader.write.writing import TarWriter as TarWriter
 
 _NAMES = {
+    "codecs.decode_images": "imagehandler",
+    "codecs.decode_media": "torch_audio torch_video",
     "codecs.encode": "numpy_dumps torch_dumps",
+    "codecs.parts": "Continue handle_extension",
     "loader.compat.names": (
         "DataPipeline DecodingError FluidInterface FluidWrapper MockDataset PipelineStage ResampledShards "
         "SimpleShardList getfirst pipelinefilter pytorch_weights_only repeatedly torch_loads "
@@ -71,9 +100,7 @@ _NAMES = {
     "loader.mixing.mixing": "RandomMix RoundRobin mix",
     "loader.place.splitters": "non_empty single_node_only split_by_node split_by_worker",
     "loader.samplers": "ShardSampler",
-    "loader.stages.decoding": (
-        "Continue Decoder gzfilter handle_extension imagehandler torch_audio torch_video"
-    ),
+    "loader.stages.decoding": "Decoder gzfilter",
     "loader.stages.handlers": (
         "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue warn_and_stop"
     ),

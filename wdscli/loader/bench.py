@@ -8,7 +8,7 @@ went. Needs torch only for worker processes. It must not print.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
@@ -74,18 +74,33 @@ def bench(
         data = data.decode(decode)
     if batch:
         data = data.batched(batch, collation_fn=collated)
-    loop = _Loop(_loader(data, workers), data, seconds)
-    begin = time.perf_counter()
-    loop.run()
-    first = (loop.first or loop.last) - begin
-    stats = loop.stats()
+    loader, is_once = _loader(data, workers), "-" in getattr(data.source, "addresses", ())
+    clock = time.perf_counter
+    begin = last = clock()
+    first: float | None = None
+    samples = epochs = 0
+    is_over = False
+    while not is_over:
+        epochs += 1
+        for item in loader:
+            last = clock()
+            if first is None:  # what comes first pays for the start, and is not counted
+                first = last
+            else:
+                samples += _count(item)
+            if last - first >= seconds:
+                break
+        # Standard input cannot be read again.
+        is_over = first is None or is_once or clock() - first >= seconds
+    first = last if first is None else first
+    stats: dict[str, Any] = loader.stats()
     shares = _shares(stats)
     return BenchReport(
-        samples=loop.samples,
-        bytes=round(stats["bytes"] / max(1, stats["samples"]) * loop.samples),
-        seconds=loop.last - (loop.first or loop.last),
-        first_seconds=first,
-        epochs=loop.epochs,
+        samples=samples,
+        bytes=round(stats["bytes"] / max(1, stats["samples"]) * samples),
+        seconds=last - first,
+        first_seconds=first - begin,
+        epochs=epochs,
         workers=workers,
         shares=shares,
         bottleneck=_sentence(shares, decode, workers, threads),
@@ -111,45 +126,6 @@ def _loader(data: WebDataset, workers: int) -> Any:
     from wdscli.loader.torch_loader import WebLoader
 
     return WebLoader(data, num_workers=workers, persistent_workers=True)
-
-
-class _Loop:
-    """Takes what comes until the time is over. Samples of the first batch are not counted: it pays for the start."""
-
-    def __init__(self, loader: Any, data: WebDataset, seconds: float) -> None:
-        self._loader, self._data, self._limit = loader, data, seconds
-        self.samples = self.epochs = 0
-        self.first = 0.0
-        self.last = time.perf_counter()
-
-    def run(self) -> None:
-        for items in self._epochs():
-            for item in items:
-                self.last = time.perf_counter()
-                if self.first:
-                    self.samples += _count(item)
-                self.first = self.first or self.last
-                if self._is_over():
-                    return
-            if not self.first or self._is_over() or self._is_once:
-                return
-
-    @property
-    def _is_once(self) -> bool:
-        """Whether there is one epoch only: standard input cannot be read again."""
-        return "-" in getattr(self._data.source, "addresses", ())
-
-    def _is_over(self) -> bool:
-        return time.perf_counter() - self.first >= self._limit
-
-    def _epochs(self) -> Iterator[Iterator[Any]]:
-        while True:
-            self.epochs += 1
-            yield iter(self._loader)
-
-    def stats(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._loader.stats()
-        return found
 
 
 def _count(item: Any) -> int:

@@ -1,20 +1,26 @@
 """Arguments that training code gives: looked at when they are given and not when the first batch is wanted, and their
-errors in the words of code, also where they are options of wds.
+errors in the words of code, also where they are options of wds; what webdataset takes for shards, as addresses that
+wdscli takes.
 
 It must not know what they are for.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 from warnings import warn
 
 from wdscli.errors import DataError, UsageError
 from wdscli.units import parse_size
+
+Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def want_whole(name: str, value: Any, least: int | None = None, hint: str | None = None) -> int:
@@ -91,3 +97,36 @@ def argument(text: str) -> str:
     text = re.sub(r"--on-error (\w+)", r'on_error="\1"', text)
     text = re.sub(r"--(where|keys) (?=')", r"\1=", text)
     return re.sub(r"--(where|keys)\b(?!-)", r"\1", text).replace("--keys-from", "keys_from")
+
+
+def addresses_of(urls: Urls) -> list[str]:
+    """Addresses, in order. ``${NAME}`` is replaced by the variable ``WDS_NAME`` of the environment, as webdataset does,
+    but in ``pipe:``, where it is the shell's unless there is such a variable. Raises UsageError."""
+    if isinstance(urls, (str, os.PathLike)):
+        urls = [urls]
+    if isinstance(urls, dict) or not isinstance(urls, Iterable):
+        raise UsageError(
+            f"shards are named by strings, not by a {type(urls).__name__}",
+            hint="several sets with weights: wds.mix({...})",
+        )
+    return [_address(url) for url in urls]
+
+
+def _address(url: Any) -> str:
+    if not isinstance(url, (str, os.PathLike)):
+        raise UsageError(f"a shard is named by a string, not by a {type(url).__name__}")
+    address = os.fspath(url)
+    if address.startswith("file:"):
+        address = urlsplit(address).path
+    if address.endswith((".yaml", ".yml")):
+        raise UsageError(f"{address}: webdataset's specifications are not read", hint="wds.mix({...})")
+    return _VARIABLE.sub(lambda found: _variable(found, address), address)
+
+
+def _variable(found: re.Match[str], address: str) -> str:
+    value = os.environ.get(f"WDS_{found[1]}")
+    if value is None:
+        if address.startswith("pipe:"):
+            return found[0]
+        raise UsageError(f"{address}: WDS_{found[1]} is not in the environment")
+    return value

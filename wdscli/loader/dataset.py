@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.order.span import ENDLESS, Span
-from wdscli.loader.order.views import Blocks, Slice, Viewed
+from wdscli.loader.order.views import Blocks, Viewed
 from wdscli.loader.place.pipes import widen
 from wdscli.loader.place.place import (
     Cursor,
@@ -36,8 +36,8 @@ from wdscli.loader.read.failures import OnError, Policy, Spare
 from wdscli.loader.read.meter import METER, Times
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
 from wdscli.loader.read.source import PositionSource
-from wdscli.loader.stages.flow import Maker, Pipeline, Unit, warning_of_gaps
-from wdscli.loader.stages.fluent import Epochs, Fluent
+from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
+from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through
 from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stats import Counts, warning_of_losses
@@ -80,7 +80,6 @@ class PositionDataset(Fluent):
         if rank is not None or world_size is not None:
             rank, world_size = find_rank(rank, world_size)
         self.source = source
-        self.pipeline = Pipeline()
         self._rank, self._world = rank, world_size
         self._tail = tail
         self._together = want_whole("batch_size", batch_size, 1)
@@ -89,10 +88,6 @@ class PositionDataset(Fluent):
         self._prefetch, self._threads = want_size("prefetch", prefetch), want_whole("threads", threads, 1)
         self._counts, self._times = Counts(), Times()
         self._policy = Policy(on_error, self._counts, handler)
-        self._views: tuple[tuple[Slice, bool], ...] = ()
-        """Slices behind the batch stage; whether they are of batches."""
-        self._span: Epochs | None = None
-        self._length: int | None = None
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -151,14 +146,23 @@ class PositionDataset(Fluent):
         """Batches of an epoch, the same on every rank."""
         return self._batches(None, epoch).total
 
-    def _gathered(self) -> Counts:
+    @property
+    def all_counts(self) -> list[Counts]:
+        """Where it is counted what is left out."""
+        return [self._counts]
+
+    def losses(self) -> Counts:
         """What was counted as left out."""
-        return self._counts
+        counts = Counts()
+        for one in self.all_counts:
+            counts.merge(one.rows())
+        return counts
 
     def take_counts(self) -> list[tuple[str, str, int]]:
         """What was counted as left out, which is not counted any more."""
-        rows = self._counts.rows()
-        self._counts.clear()
+        rows = self.losses().rows()
+        for one in self.all_counts:
+            one.clear()
         return rows
 
     def take_times(self) -> dict[str, Any]:
@@ -201,7 +205,7 @@ class PositionDataset(Fluent):
         iteration = self.standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
         found = items(start, share, iteration)
-        return warning_of_losses(found, share.worker, self._gathered) if in_worker() else found
+        return warning_of_losses(found, share.worker, self.losses) if in_worker() else found
 
     def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """The state follows what was given."""
@@ -252,9 +256,9 @@ class PositionDataset(Fluent):
         items = through(self.pipeline.generators, items, start.epoch)
         if self._span is not None and self._span.items is not None:
             items = islice(items, len(range(share.worker, self._span.items, share.workers)))
-        yield from self.counted(items, start._replace(topology=topology), iteration)
+        yield from self.replayed(items, start._replace(topology=topology), iteration)
 
-    def counted(self, items: Iterable[Any], start: Place, iteration: int) -> Iterator[Any]:
+    def replayed(self, items: Iterable[Any], start: Place, iteration: int) -> Iterator[Any]:
         """Those of ``items`` that a place has not counted yet; the place counts them."""
         place = start
         with suppress(StopEpoch):
@@ -379,7 +383,7 @@ class PositionDataset(Fluent):
         """What happened so far in this process, and in workers that tell it, as WebLoader's do: ``dropped``, what was
         left out, by shard and reason; ``samples`` and ``bytes`` that were read; ``seconds_reading`` in waiting for
         bytes, ``seconds_working`` in stages such as decode, ``seconds_waiting`` for whoever takes what comes out."""
-        return {"dropped": self._counts.by_shard(), **self._times.shown()}
+        return {"dropped": self.losses().by_shard(), **self._times.shown()}
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Where this is: plain values under 1 KB, the same on every rank, fresh ones at every call.
@@ -390,7 +394,7 @@ class PositionDataset(Fluent):
         """
         place = self.standing.place
         if batches is not None:
-            place = self._counted(batches)
+            place = self._place_behind(batches)
         elif not in_worker() and not self.standing.is_known:
             raise UsageError(
                 "where this dataset is, only the workers of a DataLoader know",
@@ -407,7 +411,7 @@ class PositionDataset(Fluent):
             state["trail"] = list(self.trail)
         return state
 
-    def _counted(self, batches: int) -> Place:
+    def _place_behind(self, batches: int) -> Place:
         """The place behind so many batches from the beginning of the iteration."""
         if self.is_stream:
             raise UsageError(

@@ -19,18 +19,16 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.checks import wanted_fields
-from wdscli.loader.compat.urls import Urls, addresses_of
+from wdscli.loader.checks import Urls, addresses_of, wanted_fields
 from wdscli.loader.order.ordinals import Layout, Ordinals, layout
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, instead, read_each
 from wdscli.loader.read.fetch import Raw
 from wdscli.loader.read.pool import Pool
 from wdscli.loader.read.selected import Filter, FilteredCatalog, filtered
-from wdscli.loader.stages.flow import Pipeline
 from wdscli.loader.stages.fluent import PerSample
 from wdscli.loader.stats import Counts
-from wdscli.storage.trust import check_pipe
+from wdscli.storage.addresses import check_pipe
 
 if TYPE_CHECKING:
     import numpy
@@ -42,10 +40,10 @@ if TYPE_CHECKING:
 
 Self = TypeVar("Self", bound="IndexedDataset")
 
-TOGETHER = 256
+SAMPLES_PER_READ = 256
 """Samples that are read at once when a whole table is iterated."""
-AT_ONCE = 32 << 20
-"""About how many bytes of samples at most."""
+BYTES_PER_READ = 32 << 20
+"""At most, about."""
 
 
 class IndexedDataset(PerSample):
@@ -94,7 +92,6 @@ class IndexedDataset(PerSample):
     ) -> None:
         self._counts = Counts()
         self._policy = Policy(on_error, self._counts)
-        self.pipeline = Pipeline()
         check_pipe(keys_from or "", pipes=pipes)
         catalog = Catalog(
             addresses_of(urls), salvage=on_error != "raise", trust_addresses=trust_addresses, pipes=pipes
@@ -171,16 +168,16 @@ class IndexedDataset(PerSample):
         try:
             table = self.catalog.table(bisect_right(self._ends_list, ordinal))
         except WdsError:
-            return TOGETHER
-        return max(1, min(TOGETHER, AT_ONCE * table.samples // max(1, table.size)))
+            return SAMPLES_PER_READ
+        return max(1, min(SAMPLES_PER_READ, BYTES_PER_READ * table.samples // max(1, table.size)))
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self._find(key) is not None
 
     def keys(self) -> Iterator[str]:
         """The keys in the order of the table; payloads are not read."""
-        for first in range(0, len(self), TOGETHER):
-            yield from self._keys(slice(first, first + TOGETHER))
+        for first in range(0, len(self), SAMPLES_PER_READ):
+            yield from self._keys(slice(first, first + SAMPLES_PER_READ))
 
     def _keys(self, part: slice) -> list[str]:
         shards, samples = self._located(self.ordinals.cut(part).every())

@@ -22,7 +22,7 @@ from wdscli.loader.place.share import Batches, Tail
 if TYPE_CHECKING:
     from wdscli.loader.indexed import IndexedDataset
 
-CHUNK = 4096
+POSITIONS_AT_ONCE = 4096
 """Positions that are worked out at once."""
 
 
@@ -104,7 +104,7 @@ class ShardSampler:
     def __iter__(self) -> Iterator[Any]:
         batches, start = self._batches(), self._start
         order = self._order(start.epoch)
-        some = max(1, CHUNK // batches.batch)
+        some = max(1, POSITIONS_AT_ONCE // batches.batch)
         self._place = self._begun = start
         for first in range(start.batch, batches.total, some):
             end = min(first + some, batches.total)

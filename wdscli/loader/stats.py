@@ -8,6 +8,7 @@ other processes are added with :meth:`Counts.merge`. It must not know who counts
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import Any
@@ -21,19 +22,19 @@ class Counts:
     >>> counts = Counts()
     >>> counts.add("a.tar", "map: ValueError")
     >>> counts.add("a.tar", "map: ValueError", 2)
-    >>> counts.by_shard(), counts.by_reason(), counts.total
-    ({'a.tar': {'map: ValueError': 3}}, {'map: ValueError': 3}, 3)
+    >>> counts.by_shard(), counts.rows()
+    ({'a.tar': {'map: ValueError': 3}}, [('a.tar', 'map: ValueError', 3)])
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, str], int] = {}
+        self._numbers: Counter[tuple[str, str]] = Counter()
         self._lock = Lock()
 
     def add(self, shard: str, reason: str, number: int = 1) -> None:
         """``number`` more of ``shard`` (its address, as it is shown), empty when it is not known, for ``reason``."""
         shard = shown(shard)
         with self._lock:
-            self._numbers[shard, reason] = self._numbers.get((shard, reason), 0) + number
+            self._numbers[shard, reason] += number
 
     def merge(self, rows: Iterable[tuple[str, str, int]]) -> None:
         """Add the :meth:`rows` of another."""
@@ -52,17 +53,10 @@ class Counts:
             found.setdefault(shard, {})[reason] = number
         return found
 
-    def by_reason(self) -> dict[str, int]:
-        """{reason: number}."""
-        found: dict[str, int] = {}
-        for _, reason, number in self.rows():
-            found[reason] = found.get(reason, 0) + number
-        return found
-
     @property
     def total(self) -> int:
         """Of all shards and reasons."""
-        return sum(number for _, _, number in self.rows())
+        return self._numbers.total()
 
     def clear(self) -> None:
         """Begin at none again."""
@@ -70,7 +64,7 @@ class Counts:
             self._numbers.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_numbers": dict(self._numbers)}
+        return {"_numbers": self._numbers.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=Lock())
@@ -84,11 +78,9 @@ def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Co
     try:
         yield from items
     finally:
-        lost = {of: number - before.get(of, 0) for of, number in _errors(counts()).items()}
-        by_reason: dict[str, int] = {}
-        for (_, reason), number in lost.items():
-            if number > 0:
-                by_reason[reason] = by_reason.get(reason, 0) + number
+        by_reason: Counter[str] = Counter()
+        for (_, reason), number in (_errors(counts()) - before).items():
+            by_reason[reason] += number
         if by_reason:
             reasons = ", ".join(f"{reason} {number}" for reason, number in by_reason.items())
             warnings.warn(
@@ -98,6 +90,6 @@ def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Co
             )
 
 
-def _errors(counts: Counts) -> dict[tuple[str, str], int]:
+def _errors(counts: Counts) -> Counter[tuple[str, str]]:
     """What errors took: their reasons name one."""
-    return {(shard, reason): number for shard, reason, number in counts.rows() if ": " in reason}
+    return Counter({(shard, reason): number for shard, reason, number in counts.rows() if ": " in reason})

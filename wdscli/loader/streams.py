@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from copy import copy
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -89,16 +90,10 @@ class ShardStream:
 
     def shuffled(self, size: int, initial: int, seed: int) -> ShardStream:
         """The same shards permuted, through a buffer."""
-        fields = None if self._fields is None else sorted(self._fields)
-        return ShardStream(
-            self.addresses,
-            seed=seed,
-            permuted=True,
-            buffer=size,
-            initial=initial,
-            fields=fields,
-            spelled=self._spelled,
-        )
+        new = copy(self)
+        new.seed, new.is_shuffled, new._permuted = seed, True, True
+        new._buffer, new._initial = size, min(initial, size)
+        return new
 
     def length(self, epoch: int) -> int:
         """Nobody knows."""

@@ -1,36 +1,36 @@
 """webdataset's WebLoader: torch's DataLoader around one of our datasets, with an exact state for any number of workers.
 
 What it is: :class:`WebLoader`. How: the main process says which batch of which epoch is made next, as with a map-style
-dataset, and workers make it (:class:`_Batches`). So batches come in one order whatever the number of workers, batches
-that ``select`` leaves empty do not shift others, the main process knows exactly what was given and what was left out,
-and workers that stay alive hear of ``set_epoch``. Each worker reads ahead along the batches that it will be asked for.
-Behind generators of the dataset, and around datasets that are not ours, it is a plain DataLoader.
-Torch is imported when the first batch is asked for. It must not know how samples are read.
+dataset, and workers make it (:class:`_BatchesByNumber`). So batches come in one order whatever the number of workers,
+batches that ``select`` leaves empty do not shift others, the main process knows exactly what was given and what was
+left out, and workers that stay alive hear of ``set_epoch``. Each worker reads ahead along the batches that it will be
+asked for. Behind generators of the dataset, and around datasets that are not ours, it is a plain DataLoader. Torch is
+imported when the first batch is asked for. It must not know how samples are read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.dice import seeded
 from wdscli.loader.place.place import Place, check_topology
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.stages.flow import Pipeline, Unit
-from wdscli.loader.stages.fluent import Epochs, Fluent
+from wdscli.loader.stages.fluent import Fluent, items_of
 from wdscli.loader.stages.generators import through
 from wdscli.loader.stats import Counts
 
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
 
-ANY = 0
+ANY_NUMBER = 0
 """Workers of a topology in which their number makes no difference."""
 
 
@@ -63,23 +63,20 @@ class WebLoader(Fluent):
         self._batch: dict[str, Any] = {}
         self._exact = isinstance(dataset, PositionDataset) and not dataset.pipeline.generators
         if batch_size is not None and self._exact and not dataset.pipeline.spreads:
-            self.dataset = dataset.batched(batch_size, _Collate(collate_fn), partial=not drop_last)
+            self.dataset = dataset.batched(batch_size, partial(_collated, collate_fn), partial=not drop_last)
             self._collate = _same
         elif batch_size is not None:
             self._exact = False
             self._batch = {"batch_size": batch_size, "drop_last": drop_last}
         self._options = {"num_workers": num_workers, **options}
-        self.pipeline = Pipeline(generators=(_all,))
+        self.pipeline = Pipeline(generators=(iter,))
         self.source = getattr(dataset, "source", None)  # type: ignore[assignment]
         self._counts = getattr(self.dataset, "_counts", None) or Counts()
-        self._views = ()
-        self._span: Epochs | None = None
-        self._length: int | None = None
         self._loader: Any = None
-        self._asked = _Asked()
+        self._asked = _NumberSampler()
 
     def _with(self: Self, **changes: Any) -> Self:
-        return super()._with(**{"_loader": None, "_asked": _Asked(), **changes})
+        return super()._with(**{"_loader": None, "_asked": _NumberSampler(), **changes})
 
     @property
     def _staged(self) -> bool:
@@ -87,9 +84,7 @@ class WebLoader(Fluent):
 
     def with_epoch(self: Self, nsamples: int = -1, nbatches: int = -1) -> Self:
         """Epochs of so many items. Without other stages of the loader an epoch goes on where the one before was cut."""
-        items = max(
-            want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches)
-        )
+        items = items_of(nsamples, nbatches)
         if items > 0 and not self._staged and self._exact:
             return self._with(dataset=self.dataset.with_epoch(items))
         return self.repeat(nbatches=items)
@@ -150,7 +145,7 @@ class WebLoader(Fluent):
         items: Iterator[Any] = chain.from_iterable(unit.items for unit in self._units(start))
         if not self._exact:
             items = self._plain(data.beginning_at(start._replace(item=0, topology=None)))
-        return data.counted(self._run(items, start.epoch), start, iteration)
+        return data.replayed(self._run(items, start.epoch), start, iteration)
 
     @property
     def _replays(self) -> bool:
@@ -161,7 +156,7 @@ class WebLoader(Fluent):
         """Ranks and workers that a state is of, None when it is of any."""
         if not self._replays and not dataset.is_stream:
             return None
-        workers = ANY if self._exact and not dataset.is_stream else max(1, self.num_workers)
+        workers = ANY_NUMBER if self._exact and not dataset.is_stream else max(1, self.num_workers)
         return dataset.share().world, workers
 
     def _run(self, items: Iterator[Any], epoch: int) -> Iterator[Any]:
@@ -169,7 +164,7 @@ class WebLoader(Fluent):
         limit = None if self._span is None else self._span.items
         return islice(items, limit)
 
-    def _units(self, start: Place) -> Iterator[_Made]:
+    def _units(self, start: Place) -> Iterator[_MadeBatch]:
         """What workers made of each batch, in order."""
         torch = _torch()
         data = self._ours()
@@ -177,7 +172,7 @@ class WebLoader(Fluent):
             # Their own source of seeds: going on in the middle of an epoch takes nothing from torch's.
             options = {"generator": torch.Generator(), **self._options}
             self._loader = torch.utils.data.DataLoader(
-                _Batches(data.of_rank(), self._collate or _converted),
+                _BatchesByNumber(data.of_rank(), self._collate or _converted),
                 batch_size=None,
                 sampler=self._asked,
                 collate_fn=_same,
@@ -223,7 +218,7 @@ def _torch() -> Any:
     return torch
 
 
-class _Asked:
+class _NumberSampler:
     """The batches that workers are asked for, as a sampler: (epoch, number) of each."""
 
     def __init__(self) -> None:
@@ -239,7 +234,7 @@ class _Asked:
         return len(self.numbers)
 
 
-class _Made(NamedTuple):
+class _MadeBatch(NamedTuple):
     """What a worker made of a batch, what it left out, as :meth:`Counts.rows` tells it, and where its time went.
     ``is_last`` when there was nothing more for this worker to make."""
 
@@ -251,7 +246,7 @@ class _Made(NamedTuple):
     is_last: bool
 
 
-class _Batches:
+class _BatchesByNumber:
     """What torch's DataLoader takes for a map-style dataset: batches by (epoch, number), best in steps of as many as
     there are workers."""
 
@@ -262,7 +257,7 @@ class _Batches:
         self._units: Iterator[Unit] = iter(())
         self._expected: tuple[int, int] | None = None
 
-    def __getitem__(self, asked: tuple[int, int]) -> _Made:
+    def __getitem__(self, asked: tuple[int, int]) -> _MadeBatch:
         if self._process != os.getpid():
             # What was counted before this process began is the parent's.
             self._dataset.take_counts()
@@ -277,9 +272,10 @@ class _Batches:
         with self._dice(epoch, number):
             unit = next(self._units, None)
             items = [] if unit is None else list(map(self._convert, unit.items))
-        # In the main process the dataset itself counts.
-        dropped, times = self._told() if in_worker() else ([], {})
-        return _Made(number, items, unit is not None and unit.stops, dropped, times, unit is None)
+        dropped, times = [], {}
+        if in_worker():  # in the main process the dataset itself counts
+            dropped, times = self._dataset.take_counts(), self._dataset.take_times()
+        return _MadeBatch(number, items, unit is not None and unit.stops, dropped, times, unit is None)
 
     def _dice(self, epoch: int, number: int) -> AbstractContextManager[None]:
         if not (self._dataset.pipeline.before or self._dataset.pipeline.after):
@@ -287,26 +283,15 @@ class _Batches:
         seed, rank = getattr(self._dataset.source, "seed", 0), self._dataset.share().rank
         return seeded(seed, epoch, number, rank, kept=not in_worker())
 
-    def _told(self) -> tuple[list[tuple[str, str, int]], dict[str, Any]]:
-        """What was left out since the last batch, and where the time went."""
-        return self._dataset.take_counts(), self._dataset.take_times()
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_units": iter(()), "_expected": None}
 
 
-class _Collate:
+def _collated(function: Function | None, items: list[Any]) -> Any:
     """A list of samples as a batch, by ``function`` or torch's own way."""
+    from torch.utils.data import default_collate
 
-    def __init__(self, function: Function | None) -> None:
-        self._function = function
-
-    def __call__(self, items: list[Any]) -> Any:
-        if self._function is not None:
-            return self._function(items)
-        from torch.utils.data import default_collate
-
-        return default_collate(items)
+    return (function or default_collate)(items)
 
 
 def _converted(item: Any) -> Any:
@@ -318,10 +303,6 @@ def _converted(item: Any) -> Any:
 
 def _same(item: Any) -> Any:
     return item
-
-
-def _all(items: Iterable[Any]) -> Iterator[Any]:
-    return iter(items)
 
 
 def _refuse(options: dict[str, Any]) -> None:

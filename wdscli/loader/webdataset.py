@@ -13,8 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import wanted_fields
-from wdscli.loader.compat.urls import Urls, addresses_of
+from wdscli.loader.checks import Urls, addresses_of, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import Shuffle
 from wdscli.loader.place.share import Tail
@@ -26,7 +25,7 @@ from wdscli.loader.read.source import IndexedSource, PositionSource
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stages.per_sample import Files
-from wdscli.storage.trust import check_pipe
+from wdscli.storage.addresses import check_pipe
 
 Self = TypeVar("Self", bound="WebDataset")
 Splitter: TypeAlias = Callable[..., Any]

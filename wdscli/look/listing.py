@@ -224,14 +224,14 @@ class Listing:
         """The samples from the index, where that saves requests."""
         if is_local(source.name) or not source.seekable:
             return None
-        from wdscli.shards.find import BATCH, find_index
+        from wdscli.shards.reading import BATCH_SAMPLES, find_index
 
         index = find_index(source.name, source, self._progress.warn)
         if index is None:
             return None
         for reason, count in index.ignored.items():
             self._ignored.add(reason, count)
-        return (index.batch(first, first + BATCH) for first in range(0, index.samples, BATCH))
+        return (index.batch(first, first + BATCH_SAMPLES) for first in range(0, index.samples, BATCH_SAMPLES))
 
     def _guarded(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """``items`` of one shard up to its damage, which is raised or reported."""

@@ -17,17 +17,16 @@ from typing import IO, Any, NamedTuple
 
 from wdscli.errors import DataError, OutputError, UsageError, WdsError
 from wdscli.model import to_text
-from wdscli.plan.absent import check_empty, check_named
-from wdscli.plan.ranges import PIECE, pieces_of
-from wdscli.plan.scratch import Input, Scratch, spool
-from wdscli.plan.unsafe import check_names, keep_safe
+from wdscli.plan.inputs import PIECE_BYTES, Input, pieces_of
+from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
+from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Grouper, Ignored, SampleBatch
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState, iter_selected
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Absence
-from wdscli.selection.reading import MAX_LOOKED_INTO
+from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES
 from wdscli.shards.inputs import known_samples, missing_samples, say_missing, whole_set
 from wdscli.storage import Source, open_source
 from wdscli.storage.local import write_all
@@ -260,7 +259,7 @@ class _Held:
         while data:
             yield data[: size - done] if done < size else b""
             done += len(data)
-            data = self._source.read_at(offset + done, min(PIECE, end - done)) if done < end else b""
+            data = self._source.read_at(offset + done, min(PIECE_BYTES, end - done)) if done < end else b""
         if done < end:
             raise cut(self._source.name, window.columns, row, done)
 
@@ -292,7 +291,7 @@ class _Held:
         file, at, size = self._stored[offset]
         end = at + size
         while at < end:
-            data = os.pread(file.fileno(), min(PIECE, end - at), at)
+            data = os.pread(file.fileno(), min(PIECE_BYTES, end - at), at)
             if not data:
                 raise OutputError("a scratch file lost its end", hint="set TMPDIR to a folder with room")
             yield data
@@ -303,9 +302,9 @@ class _Held:
         assert self.batch is not None
         batch = self.batch
         at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
-        if batch.sizes[at] > MAX_LOOKED_INTO:
+        if batch.sizes[at] > MAX_LOOKED_INTO_BYTES:
             raise DataError(
-                f"a payload of more than {MAX_LOOKED_INTO} bytes is not decoded, here {batch.sizes[at]}",
+                f"a payload of more than {MAX_LOOKED_INTO_BYTES} bytes is not decoded, here {batch.sizes[at]}",
                 code="undecodable",
                 shard=self._source.name,
                 offset=batch.starts[at],

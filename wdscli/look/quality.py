@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_128_digest
 
-from wdscli.plan.field_values import FieldValue
-from wdscli.plan.orders import Arranged, ShuffledOrder
-from wdscli.plan.survey import PayloadOf
-from wdscli.plan.values import Pool
+from wdscli.plan.orders import Arranged, ShuffledOrder, Surveyed
+from wdscli.plan.values import FieldValue, PayloadOf
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named
 
@@ -107,10 +105,14 @@ class MeasuredShuffle:
     def options(self) -> dict[str, Any]:
         return self._order.options()
 
-    def arrange(self, pool: Pool) -> Arranged:
-        arranged = self._order.arrange(pool)
-        values = None if pool.values is None else [value for some in pool.values.blocks() for value in some]
-        self.quality = measure(pool.samples.shards, arranged.order, values, self._window)
+    def arrange(self, surveyed: Surveyed) -> Arranged:
+        arranged = self._order.arrange(surveyed)
+        values = (
+            None
+            if surveyed.values is None
+            else [value for some in surveyed.values.blocks() for value in some]
+        )
+        self.quality = measure(surveyed.samples.shards, arranged.order, values, self._window)
         return arranged
 
 

@@ -10,23 +10,21 @@ It must not know about terminals or printing.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from wdscli.copy.buffers import clear_padding
+from wdscli.copy.buffers import clear_padding, fill
 from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
-from wdscli.errors import DataError, InputError, UsageError, WdsError
+from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.look.picking import Page, Picker
 from wdscli.model import to_text
 from wdscli.plan.cut import END_BYTES
+from wdscli.plan.duplicates import HINT
+from wdscli.plan.inputs import Globals, cut_short, is_read_once
+from wdscli.plan.names import DEFAULT, Rekey, shard_stem
 from wdscli.plan.plan import shaping_options
-from wdscli.plan.ranges import Globals, cut_short
-from wdscli.plan.rekey import DEFAULT, Rekey, shard_stem
-from wdscli.plan.repeats import HINT
 from wdscli.plan.request import OnDuplicate, Request
-from wdscli.plan.scratch import is_read_once
 from wdscli.plan.survey import out_length, out_sizes
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch, iter_batches
@@ -34,13 +32,13 @@ from wdscli.samples.keyset import KeySet
 from wdscli.selection import Selection
 from wdscli.shards.inputs import fingerprint_of
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.output import OutputSet
-from wdscli.shards.shardfile import ShardFile
+from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, open_source
 from wdscli.tar import GLOBAL
 
-BUFFER = 1 << 18
-LARGE = 1 << 20
+COPY_BUFFER_BYTES = 1 << 18
+LARGE_SAMPLE_BYTES = 1 << 20
+"""A sample of more bytes is written piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +132,14 @@ def _chosen(picker: Picker, keys: _Keys) -> Iterator[tuple[Page, list[tuple[int,
 def _measure(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> CatReport:
     """What a dry run would write. Headers alone decide, but where ``--where`` looks into payloads."""
     samples = members = size = 0
+    known: dict[str, Globals] = {}
     for page, chosen in _chosen(picker, keys):
         for row, key in chosen:
             sizes = out_sizes(page.batch, row, picker.selection, page.source.name, key)
             samples += 1
             members += len(sizes)
             if preserve:
-                size += kept_length(_kept(page, row, request.selection, {}))
+                size += kept_length(_kept(page, row, request.selection, known))
             else:
                 size += out_length(sizes, request.settings.form)
     picker.check_empty(samples)
@@ -231,57 +230,36 @@ class _Copier:
         self._globals: dict[str, Globals] = {}
         self._selection = selection
         self._is_plain = not selection.changes_members
-        self._buffer = memoryview(bytearray(BUFFER))
+        self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
-        """Write the chosen rows of a page under their keys."""
-        if not page.source.seekable or not self._is_plain:
-            for row, key in chosen:
-                self._write(page, row, key)
+        """Write the chosen rows of a page under their keys: those that lie side by side and are canonical as they
+        stand, the others (of a stream all) member by member."""
+        stands = self._stand(page, chosen)
+        if all(stands) and _is_one_run(page.batch, len(chosen)):
+            self._copy_run(page, 0, len(chosen))
             return
-        for first, end in self._runs(page, chosen):
-            if end > first:
-                self._copy_run(page, chosen[first][0], chosen[end - 1][0] + 1)
+        batch, first = page.batch, 0
+        while first < len(chosen):
+            row, end = chosen[first][0], first + 1
+            if stands[first]:
+                while (
+                    end < len(chosen) and stands[end] and _adjoins(batch, chosen[end - 1][0], chosen[end][0])
+                ):
+                    end += 1
+                self._copy_run(page, row, row + end - first)
             else:
                 self._write(page, *chosen[first])
+            first = end
 
-    def _runs(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, int]]:
-        """Stretches (first, end) of ``chosen`` that lie side by side and are canonical; (at, at) for one sample that is
-        not, or gets another key."""
-        batch = page.batch
-        marks, keys = self._marks(batch), batch.keys
-        if len(chosen) == len(keys) and not any(marks) and all(key is keys[row] for row, key in chosen):
-            length = _run_bytes(batch.starts, batch.offsets, batch.sizes)
-            if batch.end(len(keys) - 1) - batch.start(0) == length:
-                yield 0, len(chosen)
-                return
-        first = at = 0
-        while at < len(chosen):
-            row, key = chosen[at]
-            if marks[row] or key is not keys[row]:
-                yield at, at
-                at += 1
-                continue
-            first = at
-            at += 1
-            while at < len(chosen) and self._continues(page, marks, chosen[at - 1][0], *chosen[at]):
-                at += 1
-            yield first, at
-
-    def _marks(self, batch: SampleBatch) -> list[int]:
-        """What keeps samples from being copied as they stand; headers that are to be kept do not."""
-        if not self._preserve:
-            return batch.marks
-        return [kept_mark(mark) for mark in batch.marks]
-
-    def _continues(self, page: Page, marks: list[int], before: int, row: int, key: bytes) -> bool:
-        batch = page.batch
-        return (
-            row == before + 1
-            and not marks[row]
-            and key is batch.keys[row]
-            and batch.end(before) == batch.start(row)
-        )
+    def _stand(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> list[bool]:
+        """Which samples can be copied as they stand. Headers that are to be kept do not keep them from it."""
+        if not page.source.seekable or not self._is_plain:
+            return [False] * len(chosen)
+        marks, keys = page.batch.marks, page.batch.keys
+        if self._preserve:
+            marks = list(map(kept_mark, marks))
+        return [not marks[row] and key is keys[row] for row, key in chosen]
 
     def _copy_run(self, page: Page, first: int, end: int) -> None:
         """Samples ``first`` to ``end`` of the batch, which lie side by side, as they stand."""
@@ -309,7 +287,7 @@ class _Copier:
             return
         first = batch.firsts[row]
         plan = self._selection.plan_of(batch, row, source.name)
-        if batch.end(row) - batch.start(row) > LARGE:
+        if batch.end(row) - batch.start(row) > LARGE_SAMPLE_BYTES:
             self._shard.write_pieces(
                 key, [(field, batch.sizes[first + at], page.pieces(first + at)) for at, field in plan]
             )
@@ -317,24 +295,22 @@ class _Copier:
             self._shard.write(key, [(field, page.payload(first + at)) for at, field in plan])
 
 
-def _run_bytes(starts: list[int], offsets: list[int], sizes: list[int]) -> int:
-    """Bytes that members take when nothing lies between them."""
-    return sum(offsets) - sum(starts) + sum([size + 511 & -512 for size in sizes])
+def _is_one_run(batch: SampleBatch, samples: int) -> bool:
+    """Whether so many samples are all that a batch has, and nothing lies between them."""
+    if samples != len(batch.keys) or not samples:
+        return False
+    length = sum(batch.offsets) - sum(batch.starts) + sum([size + 511 & -512 for size in batch.sizes])
+    return batch.end(samples - 1) - batch.start(0) == length
+
+
+def _adjoins(batch: SampleBatch, before: int, row: int) -> bool:
+    return row == before + 1 and batch.end(before) == batch.start(row)
 
 
 def _pieces(source: Source, start: int, stop: int, buffer: memoryview) -> Iterator[memoryview]:
     """A range of a source, piece by piece, by way of one buffer."""
     while start < stop:
-        length = min(len(buffer), stop - start)
-        if source.fd is None:
-            data = source.read_at(start, length)
-            done = len(data)
-            buffer[:done] = data
-        else:
-            try:
-                done = os.preadv(source.fd, [buffer[:length]], start)
-            except OSError as error:
-                raise InputError(f"cannot read {source.name}: {error.strerror}") from error
+        done = fill(buffer[: stop - start], source, start)
         if not done:
             raise cut_short(source.name, start)
         yield buffer[:done]

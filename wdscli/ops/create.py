@@ -27,16 +27,14 @@ from wdscli.errors import InputError, UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, Cuts
-from wdscli.plan.jobs import useful_jobs
-from wdscli.plan.reach import check_post
+from wdscli.plan.strategy import check_post, useful_jobs
 from wdscli.progress import QUIET, Progress
-from wdscli.shards.forms import make_form
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.shards.writing import OutputSet, ShardSettings, make_form
 from wdscli.storage import addresses_of
 
-_WORTH_BYTES = 400_000_000
-_MEMBER_BYTES = 13_000
+WORTH_PROCESSES_BYTES = 400_000_000
+BYTES_PER_MEMBER = 13_000
 """To open a file costs as much as to copy so many bytes."""
 
 
@@ -44,8 +42,8 @@ _MEMBER_BYTES = 13_000
 class CreateOptions:
     """How shards are made of files; each is the option of the same name of ``wds create``.
 
-    ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post`).
-    ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.trust`).
+    ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post_hook`).
+    ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.addresses`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
     table where one is given, else ``path``. ``mtime`` None is SOURCE_DATE_EPOCH or 0. ``jobs`` None is one a
     processor; it never shows in the bytes.
@@ -73,7 +71,7 @@ class CreateOptions:
     trust_addresses: bool = False
 
 
-class PlannedShard(NamedTuple):
+class CreatedShard(NamedTuple):
     """One shard of the report: its address, samples, members, and bytes of tar."""
 
     address: str
@@ -92,7 +90,7 @@ class CreateReport:
     ``oversized`` counts samples larger than ``max_size`` on their own. ``manifest`` is None for a dry run.
     """
 
-    shards: tuple[PlannedShard, ...]
+    shards: tuple[CreatedShard, ...]
     skipped: Mapping[str, int]
     incomplete: int = 0
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -279,11 +277,11 @@ def _nothing(skipped: Skipped) -> InputError:
 
 def _planned(
     out: OutputSet, samples: Samples, ends: Sequence[int], bounds: list[int], cuts: Cuts
-) -> tuple[tuple[PlannedShard, ...], int]:
+) -> tuple[tuple[CreatedShard, ...], int]:
     """The shards as they will be, and how many samples are too large for the limit."""
     firsts = samples.firsts
     shards = tuple(
-        PlannedShard(
+        CreatedShard(
             out.address(number), end - first, firsts[end] - firsts[first], ends[end] - ends[first] + END_BYTES
         )
         for number, (first, end) in enumerate(pairwise(bounds))
@@ -322,15 +320,12 @@ def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
 
 def _run(plan: CreatePlan, progress: Progress) -> Iterator[ShardInfo]:
     jobs = _worthwhile_jobs(plan)
-    if jobs == 1:
-        for task in plan.tasks():
-            yield pack(task, progress.advance)
-        return
+    tasks = plan.tasks() if jobs == 1 else (task.portable() for task in plan.tasks())
     with make_executor(jobs) as executor:
         yield from run_tasks(
             executor,
             pack,
-            (task.portable() for task in plan.tasks()),
+            tasks,
             window=jobs + 1,  # a task has its files' names
             advance=progress.advance,
             amount=lambda info: info.size_bytes,
@@ -339,9 +334,9 @@ def _run(plan: CreatePlan, progress: Progress) -> Iterator[ShardInfo]:
 
 def _worthwhile_jobs(plan: CreatePlan) -> int:
     """As many as were asked for, but one where starting a process would take longer than the work."""
-    work = [shard.size_bytes + _MEMBER_BYTES * shard.members for shard in plan.report.shards]
+    work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in plan.report.shards]
     # What other processes can take off the largest shard's task is all that there is to win.
-    jobs = useful_jobs(plan.options.jobs, len(work), sum(work) - max(work), _WORTH_BYTES)
+    jobs = useful_jobs(plan.options.jobs, len(work), sum(work) - max(work), WORTH_PROCESSES_BYTES)
     return 1 if plan.output.pattern.is_stream else jobs
 
 

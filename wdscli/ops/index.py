@@ -1,8 +1,10 @@
-"""Indexes and a manifest for shards that others made; or the indexes of other programs.
+"""``index``: indexes and a manifest for shards that others made; or the indexes of other programs.
 
 What it is: :func:`index`. How: one task a shard (find the index and keep it when it says what all headers say, else
-make it of them; hash the payloads for the manifest), in parallel; then the manifest, last as ever (``set_manifest``).
-Dialects are made from the indexes, in one pass. It must not print.
+make it of them; hash the payloads for the manifest), in parallel; then the manifest, last as ever. A manifest that is
+there is a promise: one that says the same stays; one that leaves facts open is completed, and keeps what it tells of
+how the set was made; one that a shard contradicts is told, not papered over. Dialects are made from the indexes, in one
+pass. It must not print.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,22 +20,38 @@ from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
-from wdscli.run.set_manifest import SetPlan, Side, write_manifest
-from wdscli.shards.checksum import new_digest, written
 from wdscli.shards.claims import Claim
-from wdscli.shards.dialects import Dialect, ShardPlace, SideFile, make_dialect
-from wdscli.shards.find import etag_of, find_index, scan_index
-from wdscli.shards.index import Index, IndexBuilder, parse_index
-from wdscli.shards.inputs import open_set
-from wdscli.shards.manifest import Manifest
-from wdscli.shards.shardfile import index_address
-from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_sink, open_source, read_all
+from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile, make_dialect
+from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
+from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest
+from wdscli.shards.manifest import Manifest, common_folder, name_from, set_prefix
+from wdscli.shards.reading import checksum_of, etag_of, find_index, new_digest, scan_index
+from wdscli.storage import (
+    Source,
+    base_name,
+    exists,
+    folder_of,
+    is_local,
+    is_stream,
+    open_sink,
+    open_source,
+    read_all,
+)
 from wdscli.storage.addresses import local_path
 
-_PIECE = 1 << 20
-_WORTH_PROCESSES = 1 << 27
-_SHARED = "index"
+WORTH_PROCESSES_BYTES = 1 << 27
+SHARED_CLAIM = "index"
 """Several runs may make the indexes of one set: they make the same."""
+
+
+class Side(NamedTuple):
+    """One file that the command is about: ``state`` is ``kept`` or ``made``, ``reason`` why it was (or, with
+    ``dry_run``, would be) made. ``of`` is the shard's address, None for a file of the set."""
+
+    address: str
+    state: str
+    reason: str = ""
+    of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +129,33 @@ def index(
         )
         for address in shards.addresses
     ]
+    jobs = jobs or _worthwhile(tasks)
+    infos: list[ShardInfo] = []
+    sides: list[Side] = []
     # Who writes these shards just now will write their manifest too.
-    with Claim.take(None if dry_run else plan.manifest, _SHARED):
-        found = list(_run(tasks, makers, plan, force, dry_run, jobs, progress))
-        infos = tuple(
-            replace(one.info, name=plan.name(one.side.of or ""), index=with_index or one.info.index)
-            for one, _ in found
-        )
-        sides = [
-            side for one, others in found for side in ([one.side] if with_index and not dialects else others)
-        ]
-        for maker in makers:
-            sides += [_put(file, force, dry_run) for file in maker.finish()]
+    with Claim.take(None if dry_run else plan.manifest, SHARED_CLAIM):
+        progress.start("indexing", len(tasks), "shards")
+        with make_executor(min(jobs, len(tasks)) or 1) as executor:
+            for task, one in zip(tasks, run_tasks(executor, index_shard, tasks, window=2 * jobs)):
+                name = plan.name(task.address)
+                infos.append(replace(one.info, name=name, index=with_index or one.info.index))
+                if makers:
+                    place = index_address(task.address)
+                    loaded = parse_index(one.data if one.data is not None else read_all(place), place)
+                    made = (maker.add(ShardPlace(task.address, name), loaded) for maker in makers)
+                    sides += [_put(file, force, dry_run, task.address) for files in made for file in files]
+                elif with_index:
+                    sides.append(one.side)
+                reason = f" ({one.side.reason})" if one.side.reason else ""
+                progress.note(f"{one.side.address}: {one.side.state}{reason}")
+                progress.advance(1)
+        sides += [_put(file, force, dry_run) for maker in makers for file in maker.finish()]
         result = None
         if plan.manifest:
-            result, side = write_manifest(plan, infos, force, dry_run)
+            result, side = _write_manifest(plan, tuple(infos), force, dry_run)
             sides.append(side)
     progress.finish()
-    return IndexReport(infos, tuple(sides), result)
+    return IndexReport(tuple(infos), tuple(sides), result)
 
 
 def _check_inputs(addresses: Sequence[str]) -> None:
@@ -141,37 +168,6 @@ def _check_inputs(addresses: Sequence[str]) -> None:
         seen.add(address)
 
 
-def _run(
-    tasks: list[IndexTask],
-    makers: list[Dialect],
-    plan: SetPlan,
-    force: bool,
-    dry_run: bool,
-    jobs: int | None,
-    progress: Progress,
-) -> Iterator[tuple[Indexed, list[Side]]]:
-    """The tasks' results in order, with the files that dialects made of each."""
-    jobs = jobs or _worthwhile(tasks)
-    progress.start("indexing", len(tasks), "shards")
-    with make_executor(min(jobs, len(tasks)) or 1) as executor:
-        for task, one in zip(tasks, run_tasks(executor, index_shard, tasks, window=2 * jobs)):
-            sides: list[Side] = []
-            if makers:
-                place = index_address(task.address)
-                loaded = parse_index(one.data if one.data is not None else read_all(place), place)
-                shard = ShardPlace(task.address, plan.name(task.address))
-                sides = [
-                    _put(file, force, dry_run, task.address)
-                    for maker in makers
-                    for file in maker.add(shard, loaded)
-                ]
-            progress.note(
-                f"{one.side.address}: {one.side.state}" + (f" ({one.side.reason})" if one.side.reason else "")
-            )
-            progress.advance(1)
-            yield one._replace(data=None), sides
-
-
 def _worthwhile(tasks: Sequence[IndexTask]) -> int:
     """Processes for this work: starting them takes longer than a few small shards."""
     size = 0
@@ -182,7 +178,7 @@ def _worthwhile(tasks: Sequence[IndexTask]) -> int:
             size += os.stat(local_path(task.address)).st_size
         except OSError:
             return 1
-    return default_jobs() if size > _WORTH_PROCESSES else 1
+    return default_jobs() if size > WORTH_PROCESSES_BYTES else 1
 
 
 def index_shard(task: IndexTask) -> Indexed:
@@ -252,15 +248,9 @@ def _checksum(task: IndexTask, info: ShardInfo, source: Source) -> str | None:
         and (known.headers, known.size_bytes) == (info.headers, info.size_bytes)
     ):
         return known.checksum
-    digest = new_digest(task.checksum)
-    if digest is None:
-        return None
-    offset = 0
-    while data := source.read_some(offset, _PIECE):
-        digest.update(data)
-        offset += len(data)
+    found = checksum_of(source, task.checksum)
     source.confirm()
-    return written(task.checksum, digest)
+    return found
 
 
 def _refuse_repeats(builder: IndexBuilder, address: str) -> None:
@@ -318,3 +308,120 @@ def _says(address: str, pieces: Iterable[bytes]) -> bool:
             same = same and source.read_at(offset, len(piece)) == piece
             offset += len(piece)
         return same and not source.read_at(offset, 1)
+
+
+class SetPlan:
+    """Where the set lies, what it is called and what its manifest says so far."""
+
+    def __init__(self, shards: ShardSet, manifest: str | None, with_manifest: bool) -> None:
+        self._addresses = shards.addresses
+        self.manifest = (manifest or shards.manifest_address or self._default()) if with_manifest else None
+        folder = folder_of(self.manifest) if self.manifest and not is_stream(self.manifest) else None
+        self.place = SetPlace(
+            common_folder(self._addresses) if folder is None else folder, set_prefix(self._addresses)
+        )
+        self.old = self._read_old()
+        self._known = {shard.name: shard for shard in self.old.shards} if self.old else {}
+
+    def _default(self) -> str:
+        prefix = set_prefix(self._addresses)
+        return common_folder(self._addresses) + (f"{prefix}-{MANIFEST_SUFFIX}" if prefix else MANIFEST_SUFFIX)
+
+    def _read_old(self) -> Manifest | None:
+        if not self.manifest or is_stream(self.manifest) or not exists(self.manifest):
+            return None
+        try:
+            return read_manifest(self.manifest)
+        except DataError:
+            return None
+
+    def lists_these(self) -> bool:
+        """Whether the manifest that is there lists these shards, in this order."""
+        names = [self.name(address) for address in self._addresses]
+        return self.old is not None and [shard.name for shard in self.old.shards] == names
+
+    def check(self) -> None:
+        """Raise OutputExistsError when something else lies where the manifest goes."""
+        address = self.manifest
+        if address and not is_stream(address) and exists(address) and not self.lists_these():
+            what = "is no manifest" if self.old is None else "is the manifest of other shards"
+            raise OutputExistsError(
+                f"{address} is there and {what}",
+                hint="choose another name with -o, leave it alone with --no-manifest, or replace it with --force",
+            )
+
+    def name(self, address: str) -> str:
+        """The name of a shard in the manifest."""
+        return name_from(self.place.folder, address)
+
+    def known(self, address: str) -> ShardInfo | None:
+        """What the manifest says of a local shard that was not touched since: nothing reads payloads twice to hear the
+        same."""
+        shard = self._known.get(self.name(address))
+        if shard is None or not self.manifest or not (is_local(address) and is_local(self.manifest)):
+            return None
+        try:
+            changed = (
+                os.stat(local_path(address)).st_mtime_ns > os.stat(local_path(self.manifest)).st_mtime_ns
+            )
+        except OSError:
+            return None
+        return None if changed else shard
+
+
+def _write_manifest(
+    plan: SetPlan, shards: tuple[ShardInfo, ...], force: bool, dry_run: bool
+) -> tuple[Manifest, Side]:
+    """Write the manifest unless the one that is there says the same, or complete it. Raises DataError when it says
+    something else and ``force`` is not given."""
+    address = plan.manifest or ""
+    old = plan.old if plan.lists_these() else None
+    if old is not None and dry_run:
+        shards = tuple(replace(shard, checksum=told.checksum) for shard, told in zip(shards, old.shards))
+    difference = _first_difference(address, old, shards) if old is not None else None
+    if difference is not None and not force:
+        raise difference
+    if old is None or difference is not None:
+        made = Manifest(plan.place.prefix, shards, {"operation": "index", "options": {}, "inputs": []})
+    else:
+        # How the set was made is for the manifest to remember; only what the shards show is new.
+        made = replace(old, shards=shards)
+    if made == old and not force:
+        return made, Side(address, "kept")
+    reason = "it lacked facts"
+    if is_stream(address) or not exists(address):
+        reason = "there was none"
+    elif force:
+        reason = "forced"
+    if not dry_run:
+        with open_sink(address, force=force or old is not None) as sink:
+            sink.write(made.to_json().encode("ascii"))
+    return made, Side(address, "made", reason)
+
+
+def _first_difference(address: str, old: Manifest, shards: Sequence[ShardInfo]) -> DataError | None:
+    """The error for the first shard of which the manifest says what is not so."""
+    for told, shard in zip(old.shards, shards):
+        difference = _difference(told, shard)
+        if difference:
+            return DataError(
+                f"{address} is not true any more: {difference}",
+                code="manifest-mismatch",
+                shard=shard.name,
+                hint="if the shard is right and the manifest is not, make it anew with --force",
+            )
+    return None
+
+
+def _difference(told: ShardInfo, shard: ShardInfo) -> str | None:
+    """What a manifest says of a shard and the shard does not show; what it leaves open is no difference."""
+    if told.size_bytes not in (-1, shard.size_bytes):
+        return f"it says {told.size_bytes} bytes, the shard has {shard.size_bytes}"
+    if told.samples != shard.samples:
+        return f"it says {told.samples} samples, the shard has {shard.samples}"
+    if told.headers not in ("", shard.headers):
+        return "the shard's headers are not those it was made for"
+    one, other = told.checksum or "", shard.checksum or ""
+    if one and other and one.partition(":")[0] == other.partition(":")[0] and one != other:
+        return "the shard's bytes are not those it was made for"
+    return None

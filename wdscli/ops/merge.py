@@ -11,15 +11,21 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
-from wdscli.plan.dedup import Dedup, Digests
+from wdscli.plan.duplicates import Dedup, Digests
 from wdscli.plan.join.join import Join
-from wdscli.plan.orders import PLAIN_BYTES, VALUED_BYTES, Arranged, InputOrder
+from wdscli.plan.orders import (
+    PLAIN_BYTES,
+    VALUED_BYTES,
+    Arranged,
+    InputOrder,
+    Shares,
+    Stop,
+    Surveyed,
+    interleaved,
+)
 from wdscli.plan.request import Request
-from wdscli.plan.scratch import Scratch
-from wdscli.plan.values import Pool
-from wdscli.plan.weights import Shares, Stop, interleaved
 from wdscli.progress import QUIET, Progress
-from wdscli.run.run import ReorderReport, reorder, run_plan
+from wdscli.run.execute import ReorderReport, reorder
 
 SET_ENDED = "set-ended"
 """Why samples are left out with ``stop="first"``."""
@@ -55,11 +61,11 @@ class MergeOrder(NamedTuple):
             given["dedup"] = self.dedup.names
         return given
 
-    def arrange(self, pool: Pool) -> Arranged:
+    def arrange(self, surveyed: Surveyed) -> Arranged:
         if self.shares is None:
             return Arranged()
         # Input order has the samples of a set side by side.
-        counts = pool.counts_of_sets(len(self.shares.numbers))
+        counts = surveyed.counts_of_sets()
         order, left = interleaved(counts, self.shares, self.stop)
         return Arranged(order, dropped=_ended(left))
 
@@ -113,7 +119,7 @@ def merge(
     """Merge ``request.inputs``, each of them a set, into ``request.output``.
 
     One set comes after the other; with ``interleave`` they take turns, with ``weights`` (``"0.7,0.3"``) by these
-    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.weights.interleaved`). ``dedup`` leaves
+    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.orders.interleaved`). ``dedup`` leaves
     out samples that have the key (``"key"``) or the payloads of some fields in common with an earlier one in input
     order. Raises UsageError, InputError, DataError, OutputError.
 
@@ -145,5 +151,4 @@ def join(request: Request, how: Join, *, progress: Progress = QUIET) -> ReorderR
     >>> [(sample.key, sample.fields) for sample in ShardReader(f"{folder}/out.tar")]
     [('n1', {'jpg': b'1', 'txt': b'1'}), ('n3', {'jpg': b'3', 'txt': b'3'})]
     """
-    with Scratch(request.tmp) as scratch:
-        return run_plan(how.plan(request, scratch, progress=progress), progress=progress)
+    return reorder(request, how, progress=progress)

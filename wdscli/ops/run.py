@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from wdscli.errors import EngineError, UsageError
+from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import mark_of
-from wdscli.plan.request import PlanMark, ReorderPlan
+from wdscli.plan.request import PlanMark
 from wdscli.progress import QUIET, Progress
-from wdscli.run.resuming import complete_parts, find_kept, look
-from wdscli.run.run import ReorderReport, check_made, claimed, finish_plan, run_plan, run_some
+from wdscli.run.execute import ReorderReport, check_made, claimed, finish_plan, run_plan, run_some
+from wdscli.run.resume import complete_parts, find_kept, look
 
 _NAMED_AT_MOST = 12
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -73,7 +74,7 @@ def parse_tasks(text: str, total: int) -> list[int]:
 def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress = QUIET) -> TasksReport:
     """Make the shards of some tasks; one that is there already, made by an earlier attempt, is read and kept.
 
-    Raises what :func:`~wdscli.run.run.run_plan` raises.
+    Raises what :func:`~wdscli.run.execute.run_plan` raises.
     """
     mark = mark_of(plan)
     with claimed(plan, mark):
@@ -90,7 +91,7 @@ def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress 
 
 
 def run_all(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
-    """Make what is not there and finish. Raises what :func:`~wdscli.run.run.run_plan` raises."""
+    """Make what is not there and finish. Raises what :func:`~wdscli.run.execute.run_plan` raises."""
     return run_plan(plan, progress=progress)
 
 
@@ -119,7 +120,7 @@ def _finish(plan: ReorderPlan, mark: PlanMark, address: str, progress: Progress)
         )
     for task in every:
         check_made(plan, kept.shards[task], plan.planned[task])
-    return finish_plan(plan, [kept.shards[task] for task in every], kept)
+    return finish_plan(plan, kept.shards, kept)
 
 
 def _named(tasks: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.request import Request
 from wdscli.progress import QUIET, Progress
-from wdscli.run.run import ReorderReport, reorder
+from wdscli.run.execute import ReorderReport, reorder
 
 
 def shuffle(request: Request, seed: int = 0, *, progress: Progress = QUIET) -> ReorderReport:

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError
-from wdscli.plan.orders import VALUED_BYTES, Arranged
+from wdscli.plan.orders import VALUED_BYTES, Arranged, Surveyed
 from wdscli.plan.request import Request
-from wdscli.plan.sort_keys import KEY, TO_SORT_BY, How, Missing, SortKey, SortValues, lack_hint, sort_key
-from wdscli.plan.values import Pool
+from wdscli.plan.sort import KEY, TO_SORT_BY, How, Missing, SortKey, SortValues, lack_hint, sort_key
 from wdscli.progress import QUIET, Progress
-from wdscli.run.run import ReorderReport, reorder
+from wdscli.run.execute import ReorderReport, reorder
 
 
 class SortOrder(NamedTuple):
@@ -34,10 +33,10 @@ class SortOrder(NamedTuple):
         by: dict[str, Any] = {"by": [str(key) for key in self.extract.keys]}
         return by if self.missing is None else {**by, "missing": self.missing}
 
-    def arrange(self, pool: Pool) -> Arranged:
-        assert pool.values is not None
-        self.check(value for some in pool.values.blocks() for value in some)
-        return Arranged(pool.values.order())
+    def arrange(self, surveyed: Surveyed) -> Arranged:
+        assert surveyed.values is not None
+        self.check(value for some in surveyed.values.blocks() for value in some)
+        return Arranged(surveyed.values.order())
 
     def check(self, values: Iterable[bytes]) -> None:
         """Raise DataError when no sample at all has a value to sort by; ``values`` are those of all samples. It reads
@@ -56,7 +55,7 @@ def sort_order(
     missing: Missing | None = None,
     lenient: bool = False,
 ) -> SortOrder:
-    """The order by some sort keys, the first first (:func:`~wdscli.plan.sort_keys.sort_key`). ``how`` and ``reverse``
+    """The order by some sort keys, the first first (:func:`~wdscli.plan.sort.sort_key`). ``how`` and ``reverse``
     hold for those that have no modifiers; ``lenient`` takes what cannot be decoded or compared for missing.
 
     Raises UsageError.

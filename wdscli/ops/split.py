@@ -10,16 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wdscli.errors import UsageError
-from wdscli.plan.field_values import FieldValue, WholeKey, field_or_pattern
-from wdscli.plan.key_map import read_key_map
+from wdscli.plan.cut import FIELD, Outputs, checked_part
 from wdscli.plan.orders import InputOrder, Order
-from wdscli.plan.outputs import FIELD, Outputs, checked_part
 from wdscli.plan.request import Request
-from wdscli.plan.shares import parse_ratio
-from wdscli.plan.split_orders import FamilyOrder, MapOrder, RatioOrder, SplitOptions
-from wdscli.plan.split_values import Asked, FamilyNames, GroupDigests
+from wdscli.plan.split import (
+    FamilyNames,
+    FamilyOrder,
+    GroupDigests,
+    MapOrder,
+    OptionValue,
+    RatioOrder,
+    SplitOptions,
+    parse_ratio,
+    read_key_map,
+)
+from wdscli.plan.values import FieldValue, WholeKey, field_or_pattern
 from wdscli.progress import QUIET, Progress
-from wdscli.run.run import ReorderReport, reorder
+from wdscli.run.execute import ReorderReport, reorder
 from wdscli.storage import addresses_of
 
 __all__ = ["SplitOptions", "split", "split_order"]
@@ -99,12 +106,12 @@ def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
     outputs = Outputs(request.output, request.settings, may_exist=request.resume)
     outputs.check([share.part for share in shares], ())
     missing, lenient = options.missing, request.on_error == "skip"
-    group = Asked(WholeKey(), "--group-by")
+    group = OptionValue(WholeKey(), "--group-by")
     if options.group_by is not None:
-        group = Asked(field_or_pattern(options.group_by, "--group-by"), "--group-by", missing, lenient)
+        group = OptionValue(field_or_pattern(options.group_by, "--group-by"), "--group-by", missing, lenient)
     kind = None
     if options.stratify is not None:
-        kind = Asked(FieldValue.parse(options.stratify, "--stratify"), "--stratify", missing, lenient)
+        kind = OptionValue(FieldValue.parse(options.stratify, "--stratify"), "--stratify", missing, lenient)
     keys_change = request.rekey is not None or request.on_duplicate == "rekey"
     # What a row has is the hash of the new key; parts go by the old one, so that another name changes no part.
     plain = options.group_by is None and kind is None and not keys_change
@@ -114,7 +121,7 @@ def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
 def _family_order(request: Request, options: SplitOptions, by: str) -> FamilyOrder:
     fallback = _fallback(options)
     missing = options.missing if fallback is None else "drop"
-    asked = Asked(FieldValue.parse(by, "--by"), "--by", missing, request.on_error == "skip")
+    asked = OptionValue(FieldValue.parse(by, "--by"), "--by", missing, request.on_error == "skip")
     return FamilyOrder(options, FamilyNames(asked, fallback))
 
 

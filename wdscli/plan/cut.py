@@ -1,30 +1,40 @@
-"""A plan: for each output shard, which runs of which input shards it is made of.
+"""Where one output shard ends and the next begins, and what each is called.
 
-What it is: the shuffled order over the samples of a set, and the cuts through any order. How: everything is an array;
-ten million samples are ordered and cut in seconds. It must not read or write anything.
+What it is: :class:`Cuts`, what options say of it; :class:`Outputs`, from the text of ``-o`` to the
+:class:`~wdscli.shards.writing.OutputSet` of each part; :func:`planned_shards`, which cuts samples in output order into
+:class:`PlannedShard` and gives these their addresses. How: the bytes that lie before each sample make an array, in
+which the end of a shard is looked up; ten million samples are cut in a second. ``{part}`` is replaced before anything
+else is read in the text of ``-o``, which must be such that no two parts can have a file in common. It must not know how
+samples came into their order and parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import UsageError
-from wdscli.ordering import rank_places
-from wdscli.plan.table import ROWS_PER_BLOCK, Ordered, PlanTable
-from wdscli.storage.expand import MAX_NAMES
+from wdscli.plan.table import Ordered
+from wdscli.shards.writing import OutputSet, ShardSettings
+from wdscli.storage.patterns import MAX_NAMES
 from wdscli.tar import END_OF_ARCHIVE
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
+    from wdscli.plan.table import I64, U32
 
-    U64: TypeAlias = NDArray[numpy.uint64]
-    I64: TypeAlias = NDArray[numpy.int64]
-
-DEFAULT_MAX_SIZE = 1_000_000_000
+DEFAULT_MAX_SIZE_BYTES = 1_000_000_000
 END_BYTES = len(END_OF_ARCHIVE)
+ROWS_AT_ONCE = 1 << 14
+"""Rows that are gathered together: they fit in a processor's cache."""
+FIELD = "{part}"
+_BESIDE_NUMBER = re.compile(r"\{part\}[0-9]*(%0?[0-9]*d|\{[0-9])|(%0?[0-9]*d|[0-9]\})[0-9]*\{part\}")
+_SAFE_IN_SHELL = re.compile(r"[A-Za-z0-9_.+=-]+")
+_LONGEST_BYTES = 200
+"""Of a part's name: with prefix and number it must still be the name of a file."""
+_SHOWN = 40
+"""Characters of a name in an error: it may be an image that was taken for one."""
 
 
 class Cuts(NamedTuple):
@@ -70,32 +80,179 @@ class Cuts(NamedTuple):
         if wanted is not None:
             wanted = multiple(wanted, self.divisible_by)
         if wanted is None and self.max_count is None and self.max_size is None:
-            return self._replace(max_size=DEFAULT_MAX_SIZE)
+            return self._replace(max_size=DEFAULT_MAX_SIZE_BYTES)
         return self._replace(shards=wanted)
 
 
-def shuffled(samples: PlanTable, seed: int) -> I64:
-    """The rows in shuffled order: by (rank, shard, place), as section 3 of the design pins it."""
-    import numpy
+class Outputs:
+    """The sets that one command writes. Raises UsageError for a text that cannot name shards. ``may_exist`` is for who
+    goes on with what is there."""
 
-    ranks: U64 = numpy.empty(samples.total, dtype=numpy.uint64)
-    for first in range(0, samples.total, ROWS_PER_BLOCK):
-        some = samples.part(first, first + ROWS_PER_BLOCK)
-        ranks[first : first + ROWS_PER_BLOCK] = rank_places(seed, some.shards, some.places)
-    order: I64 = numpy.argsort(ranks).astype(numpy.int64, copy=False)
-    if not _has_ties(ranks, order):
-        return order
-    # The rows are in (shard, place) order, so a stable sort settles ties as pinned. It is slower and takes more memory.
-    return numpy.argsort(ranks, kind="stable").astype(numpy.int64, copy=False)
+    def __init__(self, text: str, settings: ShardSettings, *, may_exist: bool = False) -> None:
+        self.text = text
+        self.may_exist = may_exist
+        self._settings = settings
+        self._probe = OutputSet(text.replace(FIELD, "part"), settings)
+        if self.has_parts:
+            self._check_apart()
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the text names a set for each part."""
+        return FIELD in self.text
+
+    def _check_apart(self) -> None:
+        """Refuse names by which one part's files could be taken for another's."""
+        beside = _BESIDE_NUMBER.search(self.text)
+        if beside is not None:
+            raise UsageError(
+                f'"{beside[0]}" in {self.text}: where does the part\'s name end and the number begin?',
+                hint=f"put something between them: {FIELD}-%06d.tar",
+            )
+        other = OutputSet(self.text.replace(FIELD, "trap"), self._settings)
+        if (
+            self._probe.manifest_address is not None
+            and self._probe.manifest_address == other.manifest_address
+        ):
+            raise UsageError(
+                f"{self.text} gives the manifests of all parts one name",
+                hint=f"put {FIELD} before the number: {FIELD}-%06d.tar or {FIELD}/%06d.tar",
+            )
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether shards go to standard output, a command or a device."""
+        return self._probe.pattern.is_stream
+
+    def cuts(self, cuts: Cuts) -> Cuts:
+        """The cuts of each part, together with what the text says: a single file is one shard, braces are exactly
+        theirs. Raises UsageError."""
+        pattern = self._probe.pattern
+        if pattern.single:
+            if cuts != Cuts() and cuts.shards != 1:
+                raise UsageError(
+                    f"{self.text} is one shard and cannot be cut", hint="name the shards: -o out-%06d.tar"
+                )
+            return Cuts(shards=1)
+        return cuts.checked(pattern.count)
+
+    def set_of(self, part: str) -> OutputSet:
+        """The set of one part. Raises UsageError for a name that cannot stand in the text."""
+        if FIELD in self.text and self.is_stream and not _SAFE_IN_SHELL.fullmatch(part):
+            raise UsageError(
+                f'"{part}" cannot be the name of a part in a command',
+                hint="in pipe:CMD a part's name has letters, digits, - _ . + = only",
+            )
+        return OutputSet(self.text.replace(FIELD, checked_part(part)), self._settings)
+
+    def check(self, parts: Sequence[str] | None, inputs: Sequence[str]) -> None:
+        """Refuse what is there already, as far as the parts are known: None for not yet."""
+        if not self.has_parts:
+            self._probe.check(inputs, may_exist=self.may_exist)
+        for part in parts or () if self.has_parts else ():
+            self.set_of(part).check(inputs, may_exist=self.may_exist)
 
 
-def _has_ties(values: U64, order: I64) -> bool:
-    """Whether values that ``order`` sorts are equal anywhere."""
-    for first in range(0, len(order), ROWS_PER_BLOCK):
-        some = values[order[first : first + ROWS_PER_BLOCK + 1]]
-        if (some[1:] == some[:-1]).any():
-            return True
-    return False
+def checked_part(name: str) -> str:
+    """A part's name, if it can stand in an address. Raises UsageError.
+
+    >>> checked_part("train")
+    'train'
+    """
+    bad = not name or name.startswith((".", "-", "~", " ")) or any(mark in name for mark in "/\\{}%*?[]@|:")
+    if bad or not name.isprintable() or len(name.encode("utf-8", "surrogateescape")) > _LONGEST_BYTES:
+        raise UsageError(
+            f'"{name if len(name) <= _SHOWN else name[:_SHOWN] + "..."}" cannot be the name of a part',
+            hint="a part's name becomes part of a file's name: letters, digits, - _ . and such",
+        )
+    return name
+
+
+class Part(NamedTuple):
+    """A part of the output: its name, for ``{part}``, and how many samples it has."""
+
+    name: str
+    samples: int
+
+
+class PlannedShard(NamedTuple):
+    """One shard to be made: samples ``first`` to ``end`` of the output order. ``part`` counts from 0, and ``number``
+    the shard in its part; ``size`` is in bytes."""
+
+    address: str
+    part: int
+    number: int
+    first: int
+    end: int
+    size: int
+    members: int
+
+    @property
+    def samples(self) -> int:
+        return self.end - self.first
+
+
+class PlannedPart(NamedTuple):
+    """One set to be made; its name is empty where there is no ``{part}``."""
+
+    name: str
+    output: OutputSet
+
+
+class Sizes(NamedTuple):
+    """What samples in output order take: ``totals`` has the bytes before each and behind the last, ``members`` how many
+    each has."""
+
+    totals: I64
+    members: U32
+
+    @classmethod
+    def of(cls, ordered: Ordered) -> Sizes:
+        """Those of all samples; rows lie all over the table, so that both numbers are taken while a row is at hand."""
+        import numpy
+
+        found = cls(
+            numpy.zeros(ordered.total + 1, dtype=numpy.int64), numpy.empty(ordered.total, dtype=numpy.uint32)
+        )
+        for first in range(0, ordered.total, ROWS_AT_ONCE):
+            end = min(first + ROWS_AT_ONCE, ordered.total)
+            lengths = ordered.column("out", first, end)
+            found.totals[first + 1 : end + 1] = found.totals[first] + lengths.cumsum(dtype=numpy.int64)
+            found.members[first:end] = ordered.column("members", first, end)
+        return found
+
+    def of_shard(self, first: int, end: int) -> tuple[int, int]:
+        """The bytes, end of archive included, and members of a shard of samples ``first`` to ``end``."""
+        size = int(self.totals[end] - self.totals[first]) + END_BYTES
+        return size, int(self.members[first:end].sum())
+
+    def oversized(self, cuts: Cuts) -> int:
+        """How many samples are larger than a shard may be on their own."""
+        if cuts.max_size is None:
+            return 0
+        room, count = cuts.max_size - END_BYTES, 0
+        for first in range(0, len(self.members), ROWS_AT_ONCE):
+            some = self.totals[first : first + ROWS_AT_ONCE + 1]
+            count += int((some[1:] - some[:-1] > max(0, room)).sum())
+        return count
+
+
+def cut(totals: I64, cuts: Cuts) -> list[int]:
+    """The ends (exclusive) of the shards in a sequence of samples, of which ``totals`` has the bytes before each and
+    behind the last. Raises UsageError when there are fewer samples than shards that must each have one."""
+    total = len(totals) - 1
+    if cuts.divisible_by is not None:
+        return _cut_to_multiple(totals, cuts, cuts.divisible_by)
+    if cuts.shards is not None:
+        return evenly(total, cuts.shards)
+    count, room = cuts.max_count or total, (cuts.max_size or 1 << 62) - END_BYTES
+    ends, at = [], 0
+    while at < total:
+        fits = int(totals.searchsorted(int(totals[at]) + room, side="right")) - 1
+        # A sample that is larger than a shard may be has one of its own.
+        at = max(min(at + count, fits), at + 1)
+        ends.append(at)
+    return ends
 
 
 def multiple(count: int, of: int | None) -> int:
@@ -107,32 +264,19 @@ def multiple(count: int, of: int | None) -> int:
     return count if of is None else -(-count // of) * of
 
 
-def cut(blocks: Iterable[U64], total: int, cuts: Cuts) -> list[int]:
-    """The ends (exclusive) of the shards in a sequence of ``total`` samples, whose output lengths come in blocks.
-    Raises UsageError when there are fewer samples than shards that must each have one."""
-    if cuts.divisible_by is not None:
-        return _cut_to_multiple(blocks, total, cuts, cuts.divisible_by)
-    if cuts.shards is not None:
-        return evenly(total, cuts.shards)
-    cutter = _Cutter(cuts)
-    for block in blocks:
-        cutter.feed(block)
-    return cutter.finish()
-
-
 def evenly(total: int, shards: int) -> list[int]:
     """The ends of shards whose counts differ by at most one."""
     return [total * (number + 1) // shards for number in range(shards)]
 
 
-def _cut_to_multiple(blocks: Iterable[U64], total: int, cuts: Cuts, of: int) -> list[int]:
+def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
     """The least multiple of shards that the cuts need, balanced by count as far as the limits let; none for no
     samples."""
+    total = len(totals) - 1
     if not total:
         return []
-    kept = list(blocks)
     limits = cuts._replace(divisible_by=None)
-    needed = cut(kept, total, limits) if cuts.shards is None else []
+    needed = cut(totals, limits) if cuts.shards is None else []
     shards = multiple(cuts.shards or len(needed), of)
     if total < shards:
         raise UsageError(
@@ -140,33 +284,28 @@ def _cut_to_multiple(blocks: Iterable[U64], total: int, cuts: Cuts, of: int) -> 
             hint="a smaller --divisible-by or --shards, or a larger --max-count or --max-size",
         )
     ends = evenly(total, shards)
-    if cuts.shards is not None or _fits(kept, ends, limits):
+    if cuts.shards is not None or _fits(totals, ends, limits):
         return ends
     fullest = max(end - first for first, end in pairwise([0, *needed]))
-    return _divided(cut(kept, total, _tightest(kept, total, limits, shards, fullest)), shards)
+    return _divided(cut(totals, _tightest(totals, limits, shards, fullest)), shards)
 
 
-def _fits(blocks: Sequence[U64], ends: Sequence[int], limits: Cuts) -> bool:
+def _fits(totals: I64, ends: Sequence[int], limits: Cuts) -> bool:
     """Whether no shard is above its limits; a sample may be, in a shard of its own."""
     import numpy
 
     bounds = numpy.array([0, *ends], dtype=numpy.int64)
-    counts = numpy.diff(bounds)
-    if limits.max_count is not None and int(counts.max()) > limits.max_count:
-        return False
-    if limits.max_size is None:
-        return True
-    totals = numpy.concatenate([numpy.zeros(1, dtype=numpy.uint64), *blocks]).cumsum(dtype=numpy.int64)
-    sizes = numpy.diff(totals[bounds]) + END_BYTES
-    return not bool(((sizes > limits.max_size) & (counts > 1)).any())
+    counts, sizes = numpy.diff(bounds), numpy.diff(totals[bounds]) + END_BYTES
+    is_over = (sizes > (limits.max_size or 1 << 62)) & (counts > 1)
+    return not is_over.any() and (limits.max_count is None or int(counts.max()) <= limits.max_count)
 
 
-def _tightest(blocks: Sequence[U64], total: int, limits: Cuts, shards: int, high: int) -> Cuts:
+def _tightest(totals: I64, limits: Cuts, shards: int, high: int) -> Cuts:
     """The limits with the smallest count with which so many shards are enough; ``high`` is large enough."""
-    low = -(-total // shards)
+    low = -(-(len(totals) - 1) // shards)
     while low < high:
         middle = (low + high) // 2
-        if len(cut(blocks, total, limits._replace(max_count=middle))) <= shards:
+        if len(cut(totals, limits._replace(max_count=middle))) <= shards:
             high = middle
         else:
             low = middle + 1
@@ -188,68 +327,19 @@ def _divided(ends: list[int], shards: int) -> list[int]:
     return sorted(end for _, _, end in heap)
 
 
-class _Cutter:
-    """Fills one shard after the other, as far as it has room."""
-
-    def __init__(self, cuts: Cuts) -> None:
-        self._count = cuts.max_count or 1 << 62
-        self._room = (cuts.max_size or 1 << 62) - END_BYTES
-        self._ends: list[int] = []
-        self._first = self._at = self._used = 0
-
-    def feed(self, lengths: U64) -> None:
-        """The next samples."""
-        import numpy
-
-        totals = numpy.cumsum(lengths, dtype=numpy.int64)
-        at = before = 0
-        while at < len(totals):
-            fits = int(numpy.searchsorted(totals, before + self._room - self._used, side="right"))
-            end = min(at + self._count - (self._at - self._first), fits)
-            if end <= at and self._at > self._first:
-                self._close()
-                continue
-            # A sample that is larger than a shard may be has one of its own.
-            end = max(end, at + 1)
-            self._at += end - at
-            self._used += int(totals[end - 1]) - before
-            at, before = end, int(totals[end - 1])
-
-    def _close(self) -> None:
-        self._ends.append(self._at)
-        self._first, self._used = self._at, 0
-
-    def finish(self) -> list[int]:
-        """The ends of all shards."""
-        if self._at > self._first:
-            self._close()
-        return self._ends
-
-
-def measure(ordered: Ordered, bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """(bytes, members) of each shard between two bounds, the end of archive included."""
-    found = []
-    for first, end in pairwise(bounds):
-        size, members = END_BYTES, 0
-        for at in range(first, end, ROWS_PER_BLOCK):
-            stop = min(at + ROWS_PER_BLOCK, end)
-            size += int(ordered.column("out", at, stop).sum())
-            members += int(ordered.column("members", at, stop).sum())
-        found.append((size, members))
-    return found
-
-
-def oversized(ordered: Ordered, cuts: Cuts) -> int:
-    """How many samples are larger than ``max_size`` on their own."""
-    if cuts.max_size is None:
-        return 0
-    room = max(0, cuts.max_size - END_BYTES)
-    # Looked at in any order where all are in memory, which is quicker.
-    is_held = ordered.order is not None and ordered.samples.total == ordered.total
-    if is_held and not (ordered.samples.out_lengths > room).any():
-        return 0
-    firsts = range(0, ordered.total, ROWS_PER_BLOCK)
-    return sum(
-        int((ordered.column("out", at, min(at + ROWS_PER_BLOCK, ordered.total)) > room).sum())
-        for at in firsts
-    )
+def planned_shards(
+    outputs: Outputs, parts: Sequence[Part] | None, sizes: Sizes, cuts: Cuts
+) -> tuple[tuple[PlannedPart, ...], tuple[PlannedShard, ...]]:
+    """The sets and shards to be made. Raises UsageError when the output's name does not fit the parts."""
+    made: list[PlannedPart] = []
+    shards: list[PlannedShard] = []
+    begin = 0
+    for number, part in enumerate(parts if parts is not None else [Part("", len(sizes.members))]):
+        made.append(PlannedPart(part.name, outputs.set_of(part.name or "part")))
+        totals = sizes.totals[begin : begin + part.samples + 1]
+        bounds = pairwise([begin, *(begin + end for end in cut(totals, cuts))])
+        for at, (first, end) in enumerate(bounds):
+            address = made[-1].output.address(at)
+            shards.append(PlannedShard(address, number, at, first, end, *sizes.of_shard(first, end)))
+        begin += part.samples
+    return tuple(made), tuple(shards)

@@ -1,22 +1,297 @@
-"""The samples that were left out because they repeat others, by name.
+"""Has this key, or this payload, come before? Found over all inputs, and dealt with.
 
-What it is: :class:`Duplicates`, which holds a packed row for each of them and for the one it repeats, and reads their
-keys again when someone asks. It must not know how they were found.
+What it is: :class:`Comparison`, which says of samples whose hashes are the same which of them repeat an earlier one;
+:func:`repeated_keys` and :class:`Dedup`, which find such candidates by the hashes of keys, and by those of what
+``--dedup`` names; :func:`renamed`, which gives repeats new keys; and :class:`Duplicates`, what was left out, by name.
+How: every row has the XXH3-64 of its key, and for payloads a survey takes an XXH3-128; one sort finds those that come
+more than once. Only these are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so that a
+collision of hashes is never taken for a repeat. It must not know of orders or cuts, nor what becomes of the samples
+that stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from wdscli.model import to_text
-from wdscli.plan.repeats import read_again
-from wdscli.plan.scratch import Input
-from wdscli.plan.survey import SurveyTask
-from wdscli.plan.table import PlanTable
+from xxhash import xxh3_128, xxh3_128_digest
 
-AT_ONCE = 1 << 17
-"""Samples whose names are held together, at most."""
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_bytes, to_text
+from wdscli.plan.inputs import PIECE_BYTES, Input, Inputs, cut_short
+from wdscli.plan.names import Rekey, shard_stem
+from wdscli.plan.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
+from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable
+from wdscli.plan.values import PayloadOf, Values
+from wdscli.progress import QUIET, Progress
+from wdscli.samples import SampleBatch
+from wdscli.selection.named import Named
+
+if TYPE_CHECKING:
+    from wdscli.plan.table import I64, Mask
+
+SAMPLES_AT_ONCE = 1 << 14
+"""So many samples are read again, and their names held, together."""
+DIGEST_BYTES = 16
+DUPLICATE = "duplicate"
+"""Why a sample that ``--dedup`` finds is left out."""
+KEY = "key"
+"""What ``--dedup`` takes for the key, not for a field."""
+HINT = "leave out or rename the later ones with --on-duplicate skip|rekey, or give all new keys with --rekey FORMAT"
+
+
+class Sample(NamedTuple):
+    """A sample that was read again: its row in the plan's table, its input's number and address, and where it is in a
+    batch."""
+
+    row: int
+    number: int
+    shard: str
+    batch: SampleBatch
+    at: int
+
+    @property
+    def key(self) -> bytes:
+        """Its key, as the input has it."""
+        return self.batch.keys[self.at]
+
+    def new_key(self, rekey: Rekey) -> bytes:
+        """The key that it gets."""
+        return rekey.key(self.key, shard_stem(self.shard), self.batch.index + self.at)
+
+
+KeyOf: TypeAlias = Callable[[Sample], bytes]
+
+
+class Rereader(NamedTuple):
+    """Reads samples of a plan again, whose shards were surveyed as ``template`` says."""
+
+    inputs: Sequence[Input]
+    template: SurveyTask
+
+    def samples(self, table: PlanTable, rows: Sequence[int]) -> Iterator[Sample]:
+        """Those of some rising rows of a table. Raises InputError, DataError."""
+        for first in range(0, len(rows), SAMPLES_AT_ONCE):
+            chosen = rows[first : first + SAMPLES_AT_ONCE]
+            taken = table.take(list(chosen))
+            facts = zip(chosen, taken.shards.tolist(), taken.places.tolist(), strict=True)
+            for number, group in groupby(facts, key=lambda fact: fact[1]):
+                yield from self._of_shard(number, {place: row for row, _, place in group})
+
+    def _of_shard(self, number: int, rows: dict[int, int]) -> Iterator[Sample]:
+        """Those of one shard, by their places there."""
+        task, found = self.template._replace(input=self.inputs[number]), 0
+        for row, (batch, at) in zip(rows.values(), samples_at(task, list(rows))):
+            yield Sample(row, number, task.address, batch, at)
+            found += 1
+        if found < len(rows):
+            raise DataError(
+                f"sample {list(rows)[found]} is there no longer",
+                code="changed",
+                shard=task.address,
+                hint="the shard was changed while it was read: start again",
+            )
+
+    def key(self, table: PlanTable, row: int) -> bytes:
+        """The key of one sample, as the input has it."""
+        return next(self.samples(table, [row])).key
+
+    def written_key(self, sample: Sample) -> bytes:
+        """The key that a sample is written with: a new one where all get one."""
+        rekey = self.template.rekey
+        return sample.key if rekey is None else sample.new_key(rekey)
+
+
+class Pairs(NamedTuple):
+    """Samples that repeat an earlier one, by rising rows: their rows, and the first that each repeats."""
+
+    rows: I64
+    firsts: I64
+
+
+class _Facts(NamedTuple):
+    """What a sample is compared by: the number of its input, what must be the same at once (its key, and the sizes of
+    payloads), and (offset, size) of the payloads."""
+
+    number: int
+    exact: tuple[bytes, tuple[int, ...]]
+    places: list[tuple[int, int]]
+
+
+class Comparison:
+    """Tells which samples of one hash are the same: by key, where ``key_of`` says what that is, and by the payloads of
+    ``fields``. ``collision`` are two rows of one hash that are not the same, the first that were met."""
+
+    def __init__(
+        self,
+        table: PlanTable,
+        reader: Rereader,
+        key_of: KeyOf | None,
+        fields: Sequence[bytes] = (),
+    ) -> None:
+        self.collision: tuple[int, int] | None = None
+        self._table = table
+        self._reader = reader
+        self._key_of = key_of
+        self._fields = fields
+
+    def pairs(self, groups: Groups, *, first_only: bool = False, progress: Progress = QUIET) -> Pairs:
+        """The repeats in all groups. With ``first_only`` the search ends soon after the first.
+        Raises InputError, DataError."""
+        import numpy
+
+        rows, firsts = array("q"), array("q")
+        with Inputs(dict(enumerate(self._reader.inputs))) as inputs:
+            for some in _by_count(groups.lists()):
+                facts = self._read(sorted(row for group in some for row in group))
+                for group in some:
+                    for row, first in self._repeats(group, facts, inputs):
+                        rows.append(row)
+                        firsts.append(first)
+                    progress.advance(len(group))
+                if rows and first_only:
+                    break
+        found = numpy.frombuffer(rows, dtype=numpy.int64)
+        order = numpy.argsort(found)
+        return Pairs(found[order], numpy.frombuffer(firsts, dtype=numpy.int64)[order])
+
+    def _read(self, rows: list[int]) -> dict[int, _Facts]:
+        found = {}
+        for sample in self._reader.samples(self._table, rows):
+            key = b"" if self._key_of is None else self._key_of(sample)
+            places = places_of(sample.batch, sample.at, self._fields) or []
+            exact = key, tuple(size for _, size in places)
+            found[sample.row] = _Facts(sample.number, exact, places)
+        return found
+
+    def _repeats(
+        self, group: Sequence[int], facts: dict[int, _Facts], inputs: Inputs
+    ) -> Iterator[tuple[int, int]]:
+        """The repeats in a group, each with the first that it repeats: each is compared with those that are unlike each
+        other so far."""
+        unlike: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
+        for row in group:
+            near = unlike.setdefault(facts[row].exact, [])
+            first = next(
+                (one for one in near if self._have_one_content(facts[one], facts[row], inputs)), None
+            )
+            if first is not None:
+                yield row, first
+                continue
+            if row != group[0]:
+                self.collision = self.collision or (group[0], row)
+            near.append(row)
+
+    def _have_one_content(self, one: _Facts, other: _Facts, inputs: Inputs) -> bool:
+        return all(
+            self._piece(inputs, one.number, offset + at, length)
+            == self._piece(inputs, other.number, other_offset + at, length)
+            for (offset, size), (other_offset, _) in zip(one.places, other.places, strict=True)
+            for at, length in ((at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES))
+        )
+
+    def _piece(self, inputs: Inputs, number: int, offset: int, length: int) -> bytes:
+        """Some bytes of a shard, which may have been closed since the last: only so many are open at a time."""
+        data = inputs[number].read_at(offset, length)
+        if len(data) < length:
+            raise cut_short(self._reader.inputs[number].address, offset)
+        return data
+
+
+def _by_count(groups: Iterable[list[int]]) -> Iterator[list[list[int]]]:
+    """So many groups at a time that about :data:`SAMPLES_AT_ONCE` samples are in them."""
+    some: list[list[int]] = []
+    count = 0
+    for group in groups:
+        some.append(group)
+        count += len(group)
+        if count >= SAMPLES_AT_ONCE:
+            yield some
+            some, count = [], 0
+    if some:
+        yield some
+
+
+class Groups(NamedTuple):
+    """Groups of rising rows of one hash, for each hash that comes more than once, by their second rows."""
+
+    rows: I64
+    begins: I64
+    ends: I64
+
+    @classmethod
+    def of(cls, rows: I64, same: Mask) -> Groups:
+        """``rows`` are in the order of their hashes, those of one hash rising; ``same`` says which has the hash of the
+        one before."""
+        import numpy
+
+        begins: I64 = numpy.flatnonzero(~same)
+        ends: I64 = numpy.append(begins[1:], len(rows))[: len(begins)]
+        several = ends - begins > 1
+        begins, ends = begins[several], ends[several]
+        sequence = numpy.argsort(rows[begins + 1], kind="stable")
+        return cls(rows, begins[sequence], ends[sequence])
+
+    @property
+    def total(self) -> int:
+        """How many rows are in them."""
+        return int((self.ends - self.begins).sum())
+
+    def lists(self) -> Iterator[list[int]]:
+        """Each of them."""
+        for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True):
+            yield self.rows[begin:end].tolist()
+
+
+def repeated_keys(
+    table: PlanTable, reader: Rereader, key_of: KeyOf | None = None, *, first_only: bool = False
+) -> tuple[Pairs, Comparison]:
+    """The samples that repeat a key, by ``key_of``, None for the key that is written; and the comparison that found
+    them."""
+    import numpy
+
+    rows, hashes = table.repeated()
+    groups = Groups.of(rows, numpy.append(False, hashes[1:] == hashes[:-1])[: len(rows)])
+    comparison = Comparison(table, reader, key_of or reader.written_key)
+    return comparison.pairs(groups, first_only=first_only), comparison
+
+
+def repeated_error(
+    table: PlanTable, reader: Rereader, pairs: Pairs, key_of: KeyOf | None = None, hint: str = HINT
+) -> DataError:
+    """The error that names both samples with one key, the first such."""
+    row, first = int(pairs.rows[0]), int(pairs.firsts[0])
+    key = (key_of or reader.written_key)(next(reader.samples(table, [row])))
+    both = table.take([first, row])
+    before, again = [reader.inputs[number].address for number in both.shards.tolist()]
+    return DataError(
+        f'key "{to_text(key)}" a second time (first: sample {int(both.places[0])} of {before})',
+        code="duplicate-key",
+        shard=again,
+        offset=int(both.starts[1]),
+        hint=hint,
+    )
+
+
+def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey) -> None:
+    """Give the samples of these rising rows new keys. Raises DataError when a new key is taken."""
+    template, chosen = reader.template, frozenset(rows)
+    for sample in reader.samples(table, rows):
+        key = sample.new_key(rekey)
+        sizes = out_sizes(sample.batch, sample.at, template.selection, sample.shard, key)
+        table.out_lengths[sample.row] = out_length(sizes, template.form)
+        table.marks[sample.row] |= RENAMED
+        table.keys[sample.row] = hash_key(key)
+
+    def key_of(sample: Sample) -> bytes:
+        return sample.new_key(rekey) if sample.row in chosen else sample.key
+
+    pairs, _ = repeated_keys(table, reader, key_of, first_only=True)
+    if len(pairs.rows):
+        hint = "use a --rekey FORMAT with {shard} and {index}; shards of one name need {key} too"
+        raise repeated_error(table, reader, pairs, key_of, hint)
 
 
 class Duplicate(NamedTuple):
@@ -35,21 +310,11 @@ class Duplicate(NamedTuple):
 class Duplicates:
     """The samples that were left out, and the one that each repeats. ``by`` says what they have in common."""
 
-    def __init__(
-        self,
-        by: Sequence[str],
-        samples: PlanTable,
-        firsts: PlanTable,
-        inputs: Sequence[Input],
-        template: SurveyTask,
-        at_once: int = AT_ONCE,
-    ) -> None:
+    def __init__(self, by: Sequence[str], samples: PlanTable, firsts: PlanTable, reader: Rereader) -> None:
         self.by = tuple(by)
         self.samples = samples
         self.firsts = firsts
-        self._inputs = inputs
-        self._template = template
-        self._at_once = at_once
+        self._reader = reader
 
     @property
     def total(self) -> int:
@@ -63,21 +328,16 @@ class Duplicates:
 
     def listed(self) -> Iterator[Duplicate]:
         """Each of them, in input order. Reads the names again; raises InputError, DataError."""
-        for begin in range(0, self.total, self._at_once):
-            end = begin + self._at_once
+        for begin in range(0, self.total, SAMPLES_AT_ONCE):
+            end = begin + SAMPLES_AT_ONCE
             some, firsts = (PlanTable(one.part(begin, end).rows) for one in (self.samples, self.firsts))
             keys, first_keys = self._keys(some), self._keys(firsts)
             for row, key, first_key in zip(range(some.total), keys, first_keys, strict=True):
-                yield Duplicate(
-                    key,
-                    *self._place(some, row),
-                    int(some.lengths[row]),
-                    first_key,
-                    *self._place(firsts, row),
-                )
+                size = int(some.lengths[row])
+                yield Duplicate(key, *self._place(some, row), size, first_key, *self._place(firsts, row))
 
     def _place(self, samples: PlanTable, row: int) -> tuple[str, int]:
-        return self._inputs[int(samples.shards[row])].address, int(samples.places[row])
+        return self._reader.inputs[int(samples.shards[row])].address, int(samples.places[row])
 
     def _keys(self, samples: PlanTable) -> list[str]:
         """The keys of some samples, as the inputs have them."""
@@ -87,6 +347,147 @@ class Duplicates:
         # A sample may be repeated more than once: it is read once.
         _, rows, which = numpy.unique(where, return_index=True, return_inverse=True)
         distinct = samples.take(rows)
-        again = read_again(distinct, self._inputs, self._template, range(distinct.total))
-        keys = [to_text(batch.keys[at]) for _, _, batch, at in again]
+        keys = [to_text(one.key) for one in self._reader.samples(distinct, range(distinct.total))]
         return [keys[at] for at in which.tolist()]
+
+
+class Dedup(NamedTuple):
+    """What two samples have in common when the later one is a duplicate: their keys, the payloads of some fields, or
+    all of these. A sample that lacks one of the fields is no duplicate. ``rekeyed`` says that all samples get new keys:
+    compared are the old ones."""
+
+    by_key: bool
+    fields: tuple[bytes, ...]
+    rekeyed: bool = False
+
+    @classmethod
+    def parse(cls, words: Sequence[str], *, rekeyed: bool = False) -> Dedup:
+        """From ``key``, ``jpg`` or ``key,jpg``. Raises UsageError.
+
+        >>> Dedup.parse(["key,jpg"])
+        Dedup(by_key=True, fields=(b'jpg',), rekeyed=False)
+        """
+        names = [name.strip() for word in words for name in word.split(",")]
+        if not names or not all(names):
+            raise UsageError("--dedup names nothing", hint="--dedup key, or a field: --dedup jpg")
+        fields = tuple(dict.fromkeys(to_bytes(name.removeprefix(".")) for name in names if name != KEY))
+        return cls(KEY in names, fields, rekeyed)
+
+    @property
+    def names(self) -> list[str]:
+        """What is compared, as it is given."""
+        return [KEY] * self.by_key + [to_text(field) for field in self.fields]
+
+    @property
+    def extract(self) -> Digests | None:
+        """What a survey takes of each sample; None where the plan's hashes of keys do."""
+        if self.fields or self.rekeyed:
+            return Digests(self.by_key, self.fields)
+        return None
+
+    def remark(self, there: Set[bytes], values: Values | None) -> str:
+        """What to say where no sample has all fields, though each of them is among those that are ``there``: one that
+        is nowhere was reported before."""
+        if not self.fields or not there >= set(self.fields) or values is None:
+            return ""
+        if not values.total or values.lengths.any():
+            return ""
+        return f"no sample has {' and '.join(map(to_text, self.fields))} to tell duplicates by"
+
+    def find(
+        self, table: PlanTable, values: Values | None, reader: Rereader, progress: Progress
+    ) -> tuple[Pairs, Duplicates]:
+        """The samples that repeat another; ``values`` are what :attr:`extract` took. Raises InputError, DataError."""
+        if values is None:
+            pairs, _ = repeated_keys(table, reader)
+        else:
+            groups = _groups_of_digests(values)
+            progress.start("comparing", groups.total, "samples")
+            key_of = _old_key if self.by_key else None
+            pairs = Comparison(table, reader, key_of, self.fields).pairs(groups, progress=progress)
+            progress.finish()
+        repeats, originals = map(table.apart, pairs)
+        return pairs, Duplicates(self.names, repeats, originals, reader)
+
+
+def _old_key(sample: Sample) -> bytes:
+    return sample.key
+
+
+def _groups_of_digests(values: Values) -> Groups:
+    """The rows whose values are the same and not empty."""
+    import numpy
+
+    rows: I64 = numpy.flatnonzero(values.lengths)
+    halves = values.fixed(DIGEST_BYTES).view("<u8")
+    order = numpy.lexsort((halves[:, 1], halves[:, 0]))
+    same: Mask = numpy.zeros(len(order), dtype=bool)
+    for first in range(1, len(order), ROWS_PER_BLOCK):
+        some = halves[order[first - 1 : first + ROWS_PER_BLOCK]]
+        same[first : first + ROWS_PER_BLOCK] = (some[1:] == some[:-1]).all(axis=1)
+    del halves
+    return Groups.of(rows[order], same)
+
+
+class Digests(NamedTuple):
+    """16 bytes for each sample (:class:`~wdscli.plan.survey.Extract`); none for one that lacks a field."""
+
+    by_key: bool
+    fields: tuple[bytes, ...]
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        return frozenset(self.fields)
+
+    @property
+    def named(self) -> Sequence[Named]:
+        names = map(to_text, self.fields)
+        return [Named(name, " to tell duplicates by", (name,)) for name in names]
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+    ) -> list[bytes]:
+        return [self._value(batch, row, payload_of) for row in rows]
+
+    def _value(self, batch: SampleBatch, row: int, payload_of: PayloadOf) -> bytes:
+        places = places_of(batch, row, self.fields)
+        if places is None:
+            return b""
+        if len(places) == 1 and not self.by_key and places[0][1] <= PIECE_BYTES:
+            return digest_of([payload_of(row, self.fields[0])])
+        return digest_of(self._pieces(batch, row, payload_of, [size for _, size in places]))
+
+    def _pieces(
+        self, batch: SampleBatch, row: int, payload_of: PayloadOf, sizes: Sequence[int]
+    ) -> Iterator[bytes]:
+        """Key and payloads; of several things each comes after its length."""
+        several = self.by_key + len(self.fields) > 1
+        if self.by_key:
+            yield from ([len(batch.keys[row]).to_bytes(8, "little")] if several else [])
+            yield batch.keys[row]
+        for field, size in zip(self.fields, sizes, strict=True):
+            yield from ([size.to_bytes(8, "little")] if several else [])
+            yield from payload_of.pieces(row, field) if size > PIECE_BYTES else [payload_of(row, field)]
+
+
+def digest_of(pieces: Iterable[bytes]) -> bytes:
+    """The XXH3-128 of some pieces together."""
+    if isinstance(pieces, list):
+        return xxh3_128_digest(b"".join(pieces))
+    state = xxh3_128()
+    for piece in pieces:
+        state.update(piece)
+    return state.digest()
+
+
+def places_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[tuple[int, int]] | None:
+    """(offset, size) of some fields of a sample, None when it lacks one."""
+    found = []
+    first, end = batch.firsts[row], batch.firsts[row + 1]
+    names = batch.fields[first:end]
+    for field in fields:
+        if field not in names:
+            return None
+        at = first + names.index(field)
+        found.append((batch.offsets[at], batch.sizes[at]))
+    return found

@@ -1,25 +1,112 @@
-"""The inputs of one task while it reads them, and the ranges that it reads.
+"""The input shards of a plan: their addresses, the open sources of one task, and stretches of them.
 
-What it is: :class:`Inputs`, which opens what is wanted and keeps a few dozen open; :func:`is_cold`, by which a reader
-knows that it should ask ahead; :func:`totals_of` and :func:`edges_of`, which say where samples come to lie and which of
-them adjoin. It must not know what is read for what.
+What it is: :class:`Input`, an address, the copy that may stand in for it and the stamp by which a change is noticed;
+:class:`Inputs`, which opens what a task wants and keeps a few dozen open; :class:`Globals`, the pax global headers that
+hold at a byte; and what lies in a stretch of a shard: its members (:func:`members_of_run`), a payload in pieces
+(:func:`pieces_of`). How: standard input, a command's output and a named pipe can be read only once
+(:func:`is_read_once`), so that a survey copies them first. Whoever reads a copy is told the original's name, so that
+messages speak of what the user named. It must not know what is read for what.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.plan.ranges import Globals
-from wdscli.plan.scratch import Input
+from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.plan.table import PlanTable
-from wdscli.storage import Source
+from wdscli.samples import SampleBatch, group_columns
+from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
+from wdscli.storage.opening import is_device
+from wdscli.tar import FOREIGN, Columns, Scanner, padded, scan
+from wdscli.tar.columns import new_columns
+from wdscli.tar.header import BLOCK
 
 if TYPE_CHECKING:
     from wdscli.plan.table import I64, U64
 
+PIECE_BYTES = 1 << 20
+"""Of a payload so much is read at a time."""
 OPEN_SOURCES = 64
+"""So many inputs a task has open at once."""
+
+
+class Stamp(NamedTuple):
+    """What tells whether an input is still the one that was planned with."""
+
+    size_bytes: int
+    version: str
+
+
+class Input(NamedTuple):
+    """One input shard; ``copy`` is the path of its copy, if it has one."""
+
+    address: str
+    copy: str = ""
+    stamp: Stamp | None = None
+    """What it was when the plan was made; bytes of any other stamp are refused, at the latest when all are read."""
+    is_held: bool = False
+    """Whether they are refused before any is read."""
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the bytes are on this machine."""
+        return is_local(self.copy or self.address)
+
+    def open(self) -> Source:
+        """The bytes, under the name that the user gave. Raises InputError, DataError when they are others now."""
+        if not self.copy:
+            source = open_source(self.address)
+            if self.stamp is None or self.stamp == (source.size, source.version):
+                return source
+            if source.fd is not None and not self.is_held:
+                # The headers of a local file tell better what is different; confirm() tells it of payloads.
+                source.version = self.stamp.version
+            else:
+                source.close()
+                raise DataError(
+                    "the input was changed after the plan was made",
+                    code="changed",
+                    shard=self.address,
+                    hint="make the plan again, when nobody writes there",
+                )
+            return source
+        source = open_source(self.copy, decompress=False)
+        source.name = self.address
+        return source
+
+    def confirm(self) -> None:
+        """Raise InputError for a local file that is another one now than when the plan was made. One that is gone was
+        read from what it was."""
+        if self.stamp is not None and not self.copy and is_local(self.address):
+            with suppress(InputNotFoundError), self.open() as source:
+                source.confirm()
+
+
+def is_read_once(address: str) -> bool:
+    """Whether an address can be read only once, as far as can be told without opening it."""
+    return is_stream(address) or is_ours_alone(address)
+
+
+def is_ours_alone(address: str) -> bool:
+    """Whether no other process can read an address: standard input, ``<(...)``; a named pipe has one reader too."""
+    return address == "-" or (is_local(address) and is_device(local_path(address)))
+
+
+def is_of_this_process(address: str) -> bool:
+    """Whether the bytes lie in this process's own memory, where no worker reaches them."""
+    return scheme(address) == "memory"
+
+
+def refused(address: str) -> UsageError:
+    """The error of an input that would have to be copied where no scratch folder was given."""
+    return UsageError(
+        f"{address} can be read only once, and another order needs it twice",
+        hint="store it first: wds cat SHARD -o plain.tar",
+    )
 
 
 class Inputs:
@@ -111,3 +198,102 @@ def edges_of(files: I64, begins: U64, lengths: U64) -> list[int]:
     apart = (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1])
     found: list[int] = (numpy.flatnonzero(apart) + 1).tolist()
     return found
+
+
+def members_of_run(
+    source: Source, start: int, end: int, globals_before: dict[bytes, bytes] | None = None
+) -> Columns:
+    """The members that lie between two bytes of a shard, by their headers alone. Raises DataError ``changed``."""
+    scanner = Scanner(source.name, limit=end, first=start)
+    if globals_before:
+        scanner.extensions.put_globals(globals_before)
+    while scanner.position < end:
+        at, wanted = scanner.position, scanner.wanted
+        scanner.feed(source.read_at(at, min(max(4096, wanted), end - at)), at)
+        if scanner.position == at and scanner.wanted == wanted:
+            break
+    columns = scanner.take()
+    if scanner.position != end or not scanner.is_at_member or not columns.names:
+        raise DataError("a run does not end where it should", code="changed", shard=source.name, offset=start)
+    return columns
+
+
+class Globals:
+    """The records of a shard's pax global headers, by the byte from which on they hold; one pass over its headers."""
+
+    def __init__(self, source: Source) -> None:
+        self._places: list[int] = []
+        self._records: list[dict[bytes, bytes]] = []
+        self._scanner = Scanner(source.name)
+        end = 0
+        for window in scan(source):
+            _, starts, offsets, sizes, _ = window.columns
+            for start, offset, size in zip(starts, offsets, sizes, strict=True):
+                # Extended headers lie in front of a member's own block: before its start, or after it.
+                if offset - BLOCK > end:
+                    self._look(source, end, start)
+                    self._look(source, start, offset - BLOCK)
+                end = offset + padded(size)
+
+    def _look(self, source: Source, start: int, end: int) -> None:
+        if start >= end:
+            return
+        scanner = self._scanner
+        scanner.position = start
+        scanner.extensions.clear()
+        scanner.feed(source.read_at(start, end - start), start)
+        scanner.take()
+        scanner.extensions.clear()
+        if not self._records or scanner.globals != self._records[-1]:
+            self._places.append(end)
+            self._records.append(dict(scanner.globals))
+
+    def before(self, start: int) -> dict[bytes, bytes]:
+        """The records that hold for what begins at byte ``start``."""
+        at = bisect_right(self._places, start)
+        return self._records[at - 1] if at else {}
+
+
+def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:
+    """A payload in pieces. Raises DataError when the source ends first."""
+    end = offset + size
+    while offset < end:
+        data = source.read_at(offset, min(PIECE_BYTES, end - offset))
+        if not data:
+            raise cut_short(source.name, offset)
+        offset += len(data)
+        yield data
+
+
+def cut_short(shard: str, offset: int) -> DataError:
+    """The error of a payload that ends too soon."""
+    return DataError("archive ends inside a payload", code="truncated", shard=shard, offset=offset)
+
+
+def grouped_as_planned(columns: Columns, begins: list[int], shard: str) -> SampleBatch:
+    """Samples by where they were planned to begin, not by key: neighbours may share a key until they get new ones.
+
+    Gives fewer samples than planned when the members do not fit the plan.
+    """
+    whole = group_columns(new_columns(), shard)
+    bounds = [*begins[1:], 1 << 63]
+    at, count = 0, len(columns.names)
+    for begin, bound in zip(begins, bounds, strict=True):
+        first = at
+        while at < count and columns.starts[at] < bound:
+            at += 1
+        sample = group_columns(columns.part(first, at), shard)
+        if len(sample.keys) != 1 or sample.starts[0] < begin:
+            break
+        _append(whole, sample)
+    return whole
+
+
+def _append(whole: SampleBatch, sample: SampleBatch) -> None:
+    shift = len(whole.fields)
+    whole.keys.extend(sample.keys)
+    whole.firsts.extend(first + shift for first in sample.firsts[1:])
+    whole.fields.extend(sample.fields)
+    for column, values in zip(whole.numbers(), sample.numbers(), strict=True):
+        column.extend(values)
+    whole.marks.extend(mark | FOREIGN for mark in sample.marks)

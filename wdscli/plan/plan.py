@@ -1,38 +1,32 @@
-"""The engine behind ``split``, ``merge``, ``shuffle`` and ``sort``, first half: survey, order, cut.
+"""The plan behind ``split``, ``merge``, ``shuffle`` and ``sort``: survey, order, cut.
 
-What it is: :func:`make_plan`, which works on metadata alone (``running.py`` then runs the plan). How: each input shard
-is surveyed once (in parallel when nothing is counted across shards), repeated keys are found over all of them, an
-:class:`~wdscli.plan.orders.Order` arranges the samples, and ``plan.py`` cuts. It must not know why samples are
-reordered.
+What it is: :func:`make_plan`, which works on metadata alone, and :class:`ReorderPlan`, what it makes and ``run/``
+carries out. How: each input shard is surveyed once; repeated keys are found over all of them; an
+:class:`~wdscli.plan.orders.Order` arranges the samples; and they are cut into shards. Each is a step of
+:class:`_Planning`, in this order. A join goes the same way with one survey template, one list of repeats and one
+column of rows for each set. It must not know why samples are reordered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
-from wdscli.plan.absent import check_empty, check_named
-from wdscli.plan.cut import Cuts, cut, measure, oversized
-from wdscli.plan.dedup import without_duplicates
-from wdscli.plan.limiting import REASON as LIMIT
-from wdscli.plan.limiting import first_of_order, first_of_pool, reading_selection
-from wdscli.plan.memory import check_fits, limits_for
-from wdscli.plan.orders import Order, Part, Planner
-from wdscli.plan.outputs import FIELD, Outputs
-from wdscli.plan.reach import ALONE, STORED, away, check_reach
-from wdscli.plan.rekey import DEFAULT, Rekey
-from wdscli.plan.repeats import renamed, repeated_error, repeated_rows
-from wdscli.plan.request import OnDuplicate, PlannedPart, PlannedShard, ReorderPlan, Request
-from wdscli.plan.scratch import Input, Scratch, Stamp, folder_of_scratch
-from wdscli.plan.strategy import Choice, choose
-from wdscli.plan.survey import Collected, Survey, SurveyTask
-from wdscli.plan.surveying import survey_tasks, surveys_of
+from wdscli.plan.cut import FIELD, Outputs, PlannedPart, PlannedShard, Sizes, planned_shards
+from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
+from wdscli.plan.inputs import Input, Stamp
+from wdscli.plan.join.join import Join, first_joined, nobody
+from wdscli.plan.join.joined import Joined
+from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
+from wdscli.plan.orders import LIMIT, Order, Surveyed, first_arranged, first_to_arrange, reading_selection
+from wdscli.plan.request import PlanMark, Request
+from wdscli.plan.scratch import Scratch, folder_of_scratch
+from wdscli.plan.strategy import check_fits, check_reach, choose, is_away, limits_for
+from wdscli.plan.survey import Collected, Survey, SurveyTask, survey_shards, survey_task
 from wdscli.plan.table import Ordered
-from wdscli.plan.values import Pool
 from wdscli.progress import QUIET, Progress
-from wdscli.selection import SelectionState
 from wdscli.shards.inputs import (
     ShardSet,
     fingerprint_of,
@@ -42,110 +36,316 @@ from wdscli.shards.inputs import (
     whole_set,
 )
 
+if TYPE_CHECKING:
+    from wdscli.plan.table import I64
+
+DUPLICATE_KEY = "duplicate-key"
+"""Why samples that repeat a key are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderPlan:
+    """What would be done: the samples in output order, the shards they go to, and the counts on the way.
+
+    ``dropped`` counts samples of the inputs that are not written, by reason; ``ignored`` members that belong to no
+    sample, by reason; ``oversized`` samples larger than the limit for a shard, which get one of their own.
+    """
+
+    request: Request
+    operation: str
+    seed: int | None
+    options: Mapping[str, Any]
+    shards: ShardSet
+    inputs: Sequence[Input]
+    parts: tuple[PlannedPart, ...]
+    planned: tuple[PlannedShard, ...]
+    ordered: Ordered
+    rekey: Rekey | None
+    samples_in: int
+    bytes_in: int
+    dropped: dict[str, int]
+    ignored: dict[str, int]
+    oversized: int
+    strategy: str = "gather"
+    reason: str = "as the plan says"
+    """Why this strategy."""
+    fingerprint_in: str | None = None
+    """That of the input set, for the manifest."""
+    mark: PlanMark | None = None
+    """The plan's own fingerprint, when it is known."""
+    is_stored: bool = False
+    """The plan was read from a file: others may run tasks of it at the same time."""
+    joined: Joined | None = None
+    """The further parts of samples that are joined."""
+    duplicates: Duplicates | None = None
+    """What was left out because it repeats others, where that was asked for."""
+    members_in: int = 0
+    """Members of all samples that were read."""
+    payload_bytes_in: int = 0
+    """What is in these."""
+
+    @property
+    def samples(self) -> int:
+        """Samples to be written."""
+        return self.ordered.total
+
+    @property
+    def row_lists(self) -> list[Ordered]:
+        """All rows of the plan in output order: one list, or with a join one for each set."""
+        return [self.ordered, *(self.joined.others if self.joined is not None else ())]
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """How the output is made, as its manifest tells it."""
+        return {
+            "operation": self.operation,
+            "options": self.options,
+            "seed": self.seed,
+            "inputs": [self.fingerprint_in],
+        }
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes to be written, all shards together."""
+        return sum(shard.size for shard in self.planned)
+
 
 def make_plan(
-    request: Request, order: Order | Planner, scratch: Scratch | None = None, *, progress: Progress = QUIET
+    request: Request, order: Order, scratch: Scratch | None = None, *, progress: Progress = QUIET
 ) -> ReorderPlan:
     """Survey the inputs, order and cut. Reads headers or indexes only, and writes nothing but copies of inputs that can
-    be read only once; these go to ``scratch``, which must live until the plan has run.
+    be read only once, and rows that memory cannot hold; these go to ``scratch``, which must live until the plan has
+    run.
 
     Raises UsageError, InputError, DataError, OutputError.
     """
-    if isinstance(order, Planner):
-        return order.plan(request, scratch, progress=progress)
-    shards, sets = open_sets(request, progress)
-    if request.selection.reads_stdin and "-" in shards.addresses:
-        raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-    outputs = Outputs(request.output, request.settings, may_exist=request.resume)
-    check_reach(request, shards.addresses, is_stream=outputs.is_stream)
-    outputs.check(None, shards.addresses)
-    cuts = outputs.cuts(request.cuts)
-    rekey = Rekey.parse(request.rekey) if request.rekey is not None else None
-    selection = reading_selection(request, order)
-    limit = request.selection.limit if selection.limit is None else None
-    state = selection.new_state(request.on_error)
-    template = SurveyTask(
-        Input(""),
-        request.settings.form,
-        selection,
-        rekey if request.on_duplicate != "rekey" else None,
-        request.use_index,
-        request.on_error,
-        extract=order.extract,
-    )
-    limits = limits_for(request.memory, request.jobs)
-    if limits.warning:
-        progress.warn(limits.warning)
-    near = None if away(request) else scratch
-    tasks = survey_tasks(shards.addresses, template, near, limits)
-    if request.on_error == "skip":
-        tasks = counted(tasks, shards)
-    collected = Collected(folder_of_scratch(scratch), has_values=order.extract is not None)
-    surveys = surveys_of(tasks, state, request.jobs, request.engine, limits.jobs, progress, collected.take)
-    inputs = tuple(
-        Input(address, found.copy, stamp=Stamp(found.size_bytes, found.version))
-        for address, found in zip(shards.addresses, surveys, strict=True)
-    )
-    for message in [
-        *(message for found in surveys for message in found.warnings),
-        *request.selection.remarks(state),
-    ]:
-        progress.warn(message)
-    _check_names(request, order, state, surveys, progress)
-    lost = missing_samples(shards.missing)
-    dropped = sum_counts([lost, state.dropped, *(found.dropped for found in surveys)])
-    total = sum(collected.totals)
-    samples_in = total + sum(dropped.values())
-    check_fits(total, order.bytes_per_sample, limits)
-    pool = Pool(collected.table(), collected.values(), sets)
-    there = set[bytes]().union(*(found.sightings.fields for found in surveys))
-    pool, duplicates = without_duplicates(order.dedup, pool, there, inputs, template, dropped, progress)
-    pool, rekey = _without_repeats(pool, inputs, template, request.on_duplicate, rekey, dropped)
-    pool, cut_off = first_of_pool(order, pool, limit)
-    arranged, behind = first_of_order(order.arrange(pool), pool.samples.total, limit)
-    ordered = Ordered(pool.samples, arranged.order)
-    if cut_off + behind:
-        dropped[LIMIT] = cut_off + behind
-    for reason, count in arranged.dropped.items():
-        dropped[reason] = dropped.get(reason, 0) + count
-    check_empty(ordered.total, request.selection, request.on_error, dropped, allow=request.allow_empty)
-    parts, planned = planned_shards(outputs, arranged.parts, ordered, cuts, shards.addresses, order.operation)
-    choice = choose(request.strategy, inputs[: len(shards.addresses)], ordered, request.tmp)
-    if away(request):
-        choice = Choice("gather", STORED if request.plan_file is not None else ALONE)
-    return ReorderPlan(
-        request=request,
-        operation=order.operation,
-        seed=order.seed,
-        options={**order.options(), **shaping_options(request)},
-        shards=shards,
-        inputs=inputs,
-        parts=parts,
-        planned=planned,
-        ordered=ordered,
-        rekey=rekey,
-        samples_in=samples_in,
-        bytes_in=sum(found.size_bytes for found in surveys),
-        dropped=dict(sorted(dropped.items())),
-        ignored=sum_counts([found.ignored for found in surveys]),
-        oversized=oversized(ordered, cuts),
-        strategy=choice.strategy,
-        reason=choice.reason,
-        fingerprint_in=fingerprint_of(shards),
-        duplicates=duplicates,
-        members_in=sum(found.members for found in surveys),
-        payload_bytes_in=sum(found.payload_bytes for found in surveys),
-    )
+    planning = _Planning(request, order, scratch, progress)
+    planning.check_request()
+    planning.survey()
+    planning.check_surveys()
+    planning.leave_out_repeats()
+    planning.arrange()
+    return planning.cut()
 
 
-def _check_names(
-    request: Request, order: Order, state: SelectionState, surveys: Sequence[Survey], progress: Progress
-) -> None:
-    """Raise DataError for what was named and no sample has."""
-    for found in surveys:
-        state.sightings.merge(found.sightings)
-    named = () if order.extract is None else order.extract.named
-    check_named(request.selection.absences(state, named), allow=request.allow_empty, progress=progress)
+class _Planning:
+    """One call of :func:`make_plan`: what is known so far. Each step uses what the steps before it found."""
+
+    shards: ShardSet
+    sets: list[int]
+    """The input, from 0, that named each shard."""
+    outputs: Outputs
+    surveys: list[Survey]
+    inputs: tuple[Input, ...]
+    surveyed: Surveyed
+    """The samples that are left."""
+    ordered: Ordered
+    """The same in output order."""
+
+    def __init__(self, request: Request, order: Order, scratch: Scratch | None, progress: Progress) -> None:
+        self.request = request
+        self.order = order
+        self.join = order if isinstance(order, Join) else None
+        self.scratch = scratch
+        self.progress = progress
+        self.rekey: Rekey | None = None
+        self.duplicates: Duplicates | None = None
+        self.dropped: dict[str, int] = {}
+        self.bytes_of_table = 0
+
+    def check_request(self) -> None:
+        """Find the shards, and refuse what cannot be meant."""
+        request = self.request
+        self.shards, self.sets = open_sets(request, self.progress)
+        addresses = self.shards.addresses
+        if self.join is not None:
+            self.join.check(request, addresses)
+        if request.selection.reads_stdin and "-" in addresses:
+            raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+        self.outputs = Outputs(request.output, request.settings, may_exist=request.resume)
+        check_reach(request, addresses, is_stream=self.outputs.is_stream)
+        self.outputs.check(None, addresses)
+        self.cuts = self.outputs.cuts(request.cuts)
+        if request.rekey is not None:
+            self.rekey = Rekey.parse(request.rekey)
+
+    def survey(self) -> None:
+        """Read the headers or indexes of all shards; with a table that is joined, make a shard of it first."""
+        request = self.request
+        self.limits = limits_for(request.memory, request.jobs)
+        if self.limits.warning:
+            self.progress.warn(self.limits.warning)
+        self.total_sets = len(request.inputs)
+        tasks_scratch = None if is_away(request) else self.scratch
+        inputs = [Input(address) for address in self.shards.addresses]
+        if self.join is not None and self.join.table is not None:
+            place, made = self.join.table_shard(request, tasks_scratch, len(inputs), self.progress)
+            inputs.append(place)
+            self.sets.append(self.total_sets)
+            self.total_sets += 1
+            self.bytes_of_table, self.dropped = made.size_bytes, made.dropped
+        self.templates = self._templates()
+        known = known_samples(self.shards) if request.on_error == "skip" else {}
+        tasks = []
+        for number, (one, of_set) in enumerate(zip(inputs, self.sets, strict=True)):
+            template = self.templates[of_set if self.join is not None else 0]
+            task = template._replace(input=one, known=known.get(one.address, -1))
+            tasks.append(task if one.copy else survey_task(task, number, tasks_scratch, self.limits))
+        self.states = [template.selection.new_state(request.on_error) for template in self.templates]
+        self.collected = Collected(
+            folder_of_scratch(self.scratch), has_values=self.templates[0].extract is not None
+        )
+        self.surveys = survey_shards(tasks, self.states, request, self.limits, self.collected, self.progress)
+        self.inputs = tuple(
+            Input(one.address, one.copy or found.copy, one.stamp or Stamp(found.size_bytes, found.version))
+            for one, found in zip(inputs, self.surveys, strict=True)
+        )
+
+    def _templates(self) -> list[SurveyTask]:
+        """What is asked of every shard; with a join, of the shards of each set."""
+        request = self.request
+        template = SurveyTask(
+            Input(""),
+            request.settings.form,
+            request.selection,
+            self.rekey if request.on_duplicate != "rekey" else None,
+            request.use_index,
+            request.on_error,
+            extract=self.order.extract,
+        )
+        if self.join is not None:
+            return self.join.templates(template, request, self.total_sets)
+        return [template._replace(selection=reading_selection(request, self.order))]
+
+    def check_surveys(self) -> None:
+        """Tell what the surveys warn of, and refuse names that no sample has, and a plan that does not fit."""
+        request, state = self.request, self.states[0]
+        self.dropped = sum_counts(
+            [self.dropped, missing_samples(self.shards.missing)]
+            + [one.dropped for one in self.states]
+            + [found.dropped for found in self.surveys]
+        )
+        for other in self.states[1:]:
+            state.merge_names(other)
+        warnings = [message for found in self.surveys for message in found.warnings]
+        for message in [*warnings, *request.selection.remarks(state)]:
+            self.progress.warn(message)
+        for found in self.surveys:
+            state.sightings.merge(found.sightings)
+        named = () if self.order.extract is None else self.order.extract.named
+        absences = request.selection.absences(state, named)
+        check_named(absences, allow=request.allow_empty, progress=self.progress)
+        total = sum(self.collected.totals)
+        self.samples_in = total + sum(self.dropped.values())
+        check_fits(total, self.order.bytes_per_sample, self.limits)
+        self.surveyed = Surveyed(
+            self.collected.table(None if self.join is None else nobody()),
+            self.collected.values(),
+            self.sets,
+            self.total_sets,
+            Rereader(self.inputs, self.templates[0]),
+            [found.shapes for found in self.surveys],
+        )
+
+    def leave_out_repeats(self) -> None:
+        """Deal with samples that come again, by key or content, as the order and ``--on-duplicate`` say."""
+        policy, surveyed = self.request.on_duplicate, self.surveyed
+        reader = surveyed.reader
+        if self.join is not None:
+            self._leave_out(DUPLICATE_KEY, self.join.repeated(surveyed, self.request))
+            return
+        if self.order.dedup is not None:
+            there = set[bytes]().union(*(found.sightings.fields for found in self.surveys))
+            if remark := self.order.dedup.remark(there, surveyed.values):
+                self.progress.warn(remark)
+            pairs, self.duplicates = self.order.dedup.find(
+                surveyed.samples, surveyed.values, reader, self.progress
+            )
+            self.surveyed = surveyed._replace(values=None)
+            self._leave_out(DUPLICATE, pairs.rows)
+        table = self.surveyed.samples
+        pairs, _ = repeated_keys(table, reader, first_only=policy == "error")
+        if len(pairs.rows) and policy == "error":
+            raise repeated_error(table, reader, pairs)
+        if len(pairs.rows) and policy == "rekey":
+            self.rekey = self.rekey or Rekey(DEFAULT)
+            rename(table, reader, pairs.rows.tolist(), self.rekey)
+        if policy == "skip":
+            self._leave_out(DUPLICATE_KEY, pairs.rows)
+
+    def _leave_out(self, reason: str, rows: I64) -> None:
+        """Samples of these rows, which rise."""
+        if len(rows):
+            self.dropped[reason] = self.dropped.get(reason, 0) + len(rows)
+            self.surveyed = self.surveyed.without(rows)
+
+    def arrange(self) -> None:
+        """Bring the samples into output order, as many as ``--limit`` leaves."""
+        request = self.request
+        limit = request.selection.limit if self.templates[0].selection.limit is None else None
+        table = self.surveyed.samples
+        if self.join is not None:
+            self.arranged = first_joined(self.order.arrange(self.surveyed), request.selection.limit)
+        else:
+            surveyed = first_to_arrange(self.order, self.surveyed, limit)
+            cut_off = table.total - surveyed.samples.total
+            table = surveyed.samples
+            self.arranged = first_arranged(self.order.arrange(surveyed), table.total, limit)
+            self.dropped = sum_counts([self.dropped, {LIMIT: cut_off} if cut_off else {}])
+        if self.arranged.remark:
+            self.progress.warn(self.arranged.remark)
+        self.ordered = Ordered(table, self.arranged.order)
+        self.dropped = sum_counts([self.dropped, self.arranged.dropped])
+        check_empty(
+            self.ordered.total, request.selection, request.on_error, self.dropped, allow=request.allow_empty
+        )
+
+    def cut(self) -> ReorderPlan:
+        """Cut the samples into shards, choose how these are made, and say all that."""
+        request, arranged = self.request, self.arranged
+        self._check_parts()
+        sizes = Sizes.of(self.ordered)
+        parts, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts)
+        for part in parts if self.outputs.has_parts else ():
+            part.output.check(self.shards.addresses, may_exist=self.outputs.may_exist)
+        lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
+        choice = choose(request, self.inputs, lists)
+        surveys_of_shards = self.surveys[: len(self.shards.addresses)]
+        return ReorderPlan(
+            request=request,
+            operation=self.order.operation,
+            seed=self.order.seed,
+            options={**self.order.options(), **shaping_options(request)},
+            shards=self.shards,
+            inputs=self.inputs,
+            parts=parts,
+            planned=planned,
+            ordered=self.ordered,
+            rekey=self.rekey,
+            samples_in=self.samples_in,
+            bytes_in=self.bytes_of_table + sum(found.size_bytes for found in surveys_of_shards),
+            dropped=self.dropped,
+            ignored=sum_counts([found.ignored for found in self.surveys]),
+            oversized=sizes.oversized(self.cuts),
+            strategy=choice.strategy,
+            reason=choice.reason,
+            fingerprint_in=fingerprint_of(self.shards),
+            joined=arranged.joined,
+            duplicates=self.duplicates,
+            members_in=sum(found.members for found in self.surveys),
+            payload_bytes_in=sum(found.payload_bytes for found in self.surveys),
+        )
+
+    def _check_parts(self) -> None:
+        """Raise UsageError when the output's name does not fit the parts."""
+        text, parts = self.outputs.text, self.arranged.parts
+        if self.outputs.has_parts and parts is None:
+            raise UsageError(
+                f"{FIELD} in {text} stands for a part, and this {self.order.operation} makes none",
+                hint="wds split --ratio, --by or --by-map make parts",
+            )
+        if parts is not None and not self.outputs.has_parts:
+            raise UsageError(f"{text} names one set, and there are parts", hint=f"-o '{FIELD}-%06d.tar'")
 
 
 def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, list[int]]:
@@ -162,74 +362,7 @@ def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, l
     return ShardSet([address for one in each for address in one.addresses], None, missing=missing), sets
 
 
-def counted(tasks: Sequence[SurveyTask], shards: ShardSet) -> list[SurveyTask]:
-    """The tasks, each with how many samples its shard should have, as far as manifests tell."""
-    known = known_samples(shards)
-    return [task._replace(known=known.get(task.address, -1)) for task in tasks]
-
-
-def planned_shards(
-    outputs: Outputs,
-    parts: Sequence[Part] | None,
-    ordered: Ordered,
-    cuts: Cuts,
-    inputs: Sequence[str],
-    operation: str,
-) -> tuple[tuple[PlannedPart, ...], tuple[PlannedShard, ...]]:
-    """The sets and shards to be made. Raises UsageError when the output's name does not fit the parts, and
-    OutputExistsError."""
-    if outputs.has_parts and parts is None:
-        raise UsageError(
-            f"{FIELD} in {outputs.text} stands for a part, and this {operation} makes none",
-            hint="wds split --ratio, --by or --by-map make parts",
-        )
-    if parts is not None and not outputs.has_parts:
-        raise UsageError(f"{outputs.text} names one set, and there are parts", hint=f"-o '{FIELD}-%06d.tar'")
-    made: list[PlannedPart] = []
-    shards: list[PlannedShard] = []
-    begin = 0
-    for number, part in enumerate(parts if parts is not None else [Part("", ordered.total)]):
-        made.append(PlannedPart(part.name, outputs.set_of(part.name or "part")))
-        blocks = (
-            ordered.column("out", at, min(at + (1 << 18), begin + part.samples))
-            for at in range(begin, begin + part.samples, 1 << 18)
-        )
-        ends = [begin + end for end in cut(blocks, part.samples, cuts)]
-        sizes = measure(ordered, [begin, *ends])
-        for at, ((first, end), (size, members)) in enumerate(
-            zip(pairwise([begin, *ends]), sizes, strict=True)
-        ):
-            address = made[-1].output.address(at)
-            shards.append(PlannedShard(address, number, at, first, end, size, members))
-        begin += part.samples
-    for part_made in made if outputs.has_parts else ():
-        part_made.output.check(inputs, may_exist=outputs.may_exist)
-    return tuple(made), tuple(shards)
-
-
-def _without_repeats(
-    pool: Pool,
-    inputs: Sequence[Input],
-    template: SurveyTask,
-    on_duplicate: OnDuplicate,
-    rekey: Rekey | None,
-    dropped: dict[str, int],
-) -> tuple[Pool, Rekey | None]:
-    """The samples without repeated keys, by the policy; and the format by which workers make new keys."""
-    pairs = repeated_rows(pool.samples, inputs, template, first_only=on_duplicate == "error")
-    if not len(pairs.rows):
-        return pool, rekey
-    if on_duplicate == "skip":
-        dropped["duplicate-key"] = len(pairs.rows)
-        return pool.without(pairs.rows), rekey
-    if on_duplicate == "rekey":
-        rekey = rekey or Rekey(DEFAULT)
-        samples = renamed(pool.samples, inputs, template, pairs.rows.tolist(), rekey)
-        return pool._replace(samples=samples), rekey
-    raise repeated_error(pool.samples, inputs, template, pairs)
-
-
-def sum_counts(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+def sum_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Counts by reason, added up and sorted by reason."""
     total: dict[str, int] = {}
     for part in parts:

@@ -19,19 +19,20 @@ from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 from wdscli import __version__
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.join.parts import JoinCounts, Joined
-from wdscli.plan.outputs import Outputs
-from wdscli.plan.rekey import Rekey
-from wdscli.plan.request import PlanMark, PlannedPart, PlannedShard, ReorderPlan, Request
-from wdscli.plan.scratch import Input, Stamp
+from wdscli.plan.cut import Outputs, PlannedPart, PlannedShard
+from wdscli.plan.inputs import Input, Stamp
+from wdscli.plan.join.joined import JoinCounts, Joined
+from wdscli.plan.names import Rekey
+from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.table import Ordered, PlanTable, row_type
 from wdscli.selection import Selection
-from wdscli.selection.fields import FieldRule, Rename
+from wdscli.selection.choice import FieldRule, Rename
 from wdscli.shards.inputs import ShardSet
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown, shown_command, shown_in
 from wdscli.storage import Source, base_name, is_local, is_stream, local_path, open_sink, open_source
-from wdscli.storage.trust import listed_address
+from wdscli.storage.addresses import listed_address
 from wdscli.tar import Form
 
 if TYPE_CHECKING:

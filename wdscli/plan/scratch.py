@@ -1,9 +1,8 @@
-"""Scratch space: a folder of our own, gone when its block is left; and inputs that are copied there.
+"""Scratch space: a folder of our own, gone when its block is left, and what is put there.
 
-What it is: :class:`Scratch`, the folder, on this machine or on an object store; and :class:`Input`, an address and the
-copy that may stand in for it. How: standard input, a command's output, a named pipe and a compressed shard can be read
-only once, so they are written once, as plain tars, into the folder. Whoever reads a copy is told the original's name,
-so that messages speak of what the user named. It must not know what the bytes are for.
+What it is: :class:`Scratch`, the folder, on this machine or on an object store; :func:`spool`, which copies an input
+that can be read only once; and :class:`StoredRows`, rows of one survey that are more than a worker should hold, until
+the plan's table takes them. It must not know what the bytes are for.
 """
 
 from __future__ import annotations
@@ -15,77 +14,16 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
 
-from wdscli.errors import DataError, InputNotFoundError, OutputError, UsageError, WdsError
-from wdscli.storage import (
-    Source,
-    is_local,
-    is_stream,
-    list_folder,
-    local_path,
-    open_sink,
-    open_source,
-    remove,
-    scheme,
-)
-from wdscli.storage.opening import is_device
+from wdscli.errors import DataError, OutputError, UsageError, WdsError
+from wdscli.plan.inputs import PIECE_BYTES
+from wdscli.plan.values import Packed, RowBlock
+from wdscli.storage import Source, is_local, is_stream, list_folder, local_path, open_sink, remove
+from wdscli.storage.local import reason
 from wdscli.tar import Scanner
 from wdscli.tar.header import BLOCK
 from wdscli.tar.scan import MAX_ZEROS_BYTES, endless
 
-PIECE = 1 << 20
 HINT = "name a folder with room: --tmp DIR, or TMPDIR"
-
-
-class Stamp(NamedTuple):
-    """What tells whether an input is still the one that was planned with."""
-
-    size_bytes: int
-    version: str
-
-
-class Input(NamedTuple):
-    """One input shard; ``copy`` is the path of its copy, if it has one."""
-
-    address: str
-    copy: str = ""
-    stamp: Stamp | None = None
-    """What it was when the plan was made; bytes of any other stamp are refused, at the latest when all are read."""
-    is_held: bool = False
-    """Whether they are refused before any is read."""
-
-    @property
-    def is_near(self) -> bool:
-        """Whether the bytes are on this machine."""
-        return is_local(self.copy or self.address)
-
-    def open(self) -> Source:
-        """The bytes, under the name that the user gave. Raises InputError, DataError when they are others now."""
-        if not self.copy:
-            source = open_source(self.address)
-            if self.stamp is None or self.stamp == (source.size, source.version):
-                return source
-            if source.fd is not None and not self.is_held:
-                # The headers of a local file tell better what is different; confirm() tells it of payloads.
-                source.version = self.stamp.version
-            else:
-                source.close()
-                raise DataError(
-                    "the input was changed after the plan was made",
-                    code="changed",
-                    shard=self.address,
-                    hint="make the plan again, when nobody writes there",
-                )
-            return source
-        source = open_source(self.copy, decompress=False)
-        source.name = self.address
-        return source
-
-    def confirm(self) -> None:
-        """Raise InputError for a local file that is another one now than when the plan was made. One that is gone was
-        read from what it was."""
-        if self.stamp is not None and not self.copy and is_local(self.address):
-            with suppress(InputNotFoundError), self.open() as source:
-                source.confirm()
 
 
 class Scattered(NamedTuple):
@@ -114,7 +52,7 @@ class Scratch:
         self.is_local = is_local(parent)
         base = os.path.abspath(local_path(parent)) if self.is_local else parent.rstrip("/")
         self.folder = f"{base.rstrip('/')}/wds-{os.urandom(8).hex()}"
-        self._files = 0
+        self._spaces = 0
         self._near: Scratch | None = None
 
     def place(self, number: int) -> str:
@@ -123,20 +61,10 @@ class Scratch:
 
     def space(self) -> Scattered:
         """A new space for samples that are spilled. Raises OutputError."""
-        if not self.is_local:
-            self._files += 1
-            return Scattered(f"{self.folder}/spill-{self._files}", False)
-        return Scattered(self.new_path("spill"), True)
-
-    def new_path(self, name: str) -> str:
-        """A path of this machine that nobody else uses; in TMPDIR when the scratch folder is elsewhere. Raises
-        OutputError."""
-        if not self.is_local:
-            self._near = self._near or Scratch()
-            return self._near.new_path(name)
-        self._files += 1
-        self._make()
-        return f"{self.folder}/{name}-{self._files}"
+        self._spaces += 1
+        if self.is_local:
+            self._make()
+        return Scattered(f"{self.folder}/spill-{self._spaces}", self.is_local)
 
     def path_of(self, name: str) -> str:
         """The path of a file of this machine that may have to be written; the folder is made by whoever does."""
@@ -193,21 +121,6 @@ def folder_of_scratch(scratch: Scratch | None) -> str | None:
     return os.path.abspath(local_path(scratch.parent)) if scratch is not None and scratch.is_local else None
 
 
-def is_read_once(address: str) -> bool:
-    """Whether an address can be read only once, as far as can be told without opening it."""
-    return is_stream(address) or is_ours_alone(address)
-
-
-def is_ours_alone(address: str) -> bool:
-    """Whether no other process can read an address: standard input, ``<(...)``; a named pipe has one reader too."""
-    return address == "-" or (is_local(address) and is_device(local_path(address)))
-
-
-def is_of_this_process(address: str) -> bool:
-    """Whether the bytes lie in this process's own memory, where no worker reaches them."""
-    return scheme(address) == "memory"
-
-
 def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None = None) -> None:
     """Copy a source that has not been read yet to a new file. With ``cut``, a compressed stream that breaks off is
     reported there and what came before it is kept. Raises InputError, DataError, OutputError."""
@@ -238,7 +151,7 @@ def pieces_to_end(source: Source, cut: Callable[[DataError], None] | None) -> It
     offset, blank = 0, True
     while True:
         try:
-            data = source.read_some(offset, PIECE)
+            data = source.read_some(offset, PIECE_BYTES)
         except DataError as error:
             if cut is None:
                 raise
@@ -266,9 +179,35 @@ def _check_room(source: Source, path: str) -> None:
         raise OSError(errno.ENOSPC, f"{source.size} bytes do not fit in the {free} that are free")
 
 
-def refused(address: str) -> UsageError:
-    """The error of an input that would have to be copied where no scratch folder was given."""
-    return UsageError(
-        f"{address} can be read only once, and another order needs it twice",
-        hint="store it first: wds cat SHARD -o plain.tar",
-    )
+class StoredRows:
+    """Blocks of rows in a file of this machine. Picklable: who surveyed a shard sends it to who plans."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.blocks = 0
+
+    def append(self, block: RowBlock) -> None:
+        """Write a block. Raises OutputError."""
+        import numpy
+
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(os.path.dirname(self.path), 0o700)
+            with open(self.path, "ab" if self.blocks else "wb") as file:
+                for column in (block.rows, block.values.lengths, block.values.data):
+                    numpy.save(file, column)
+        except OSError as error:
+            raise OutputError(f"cannot write {self.path}: {reason(error)}", hint=HINT) from error
+        self.blocks += 1
+
+    def taken(self) -> Iterator[RowBlock]:
+        """All blocks. Removes the file at the end. Raises OutputError."""
+        import numpy
+
+        try:
+            with open(self.path, "rb") as file:
+                for _ in range(self.blocks):
+                    yield RowBlock(numpy.load(file), Packed(numpy.load(file), numpy.load(file)))
+            os.unlink(self.path)
+        except OSError as error:
+            raise OutputError(f"cannot read {self.path}: {reason(error)}", hint=HINT) from error

@@ -1,8 +1,17 @@
-"""Which strategy makes the output, and why: what ``--strategy auto`` picks, and what ``-v`` and ``-n`` say.
+"""How a plan is carried out: gather or spill, in how many processes, with how much memory, and within whose reach.
 
-What it is: :func:`choose`. How: from what is known before a payload is read: how long the runs are that lie side by
-side in the inputs as in the output, where the inputs are, and what kind of disc. The choice changes no byte of the
-output. It must not know how either strategy works.
+What it is: :func:`choose`, what ``--strategy auto`` picks and why; :func:`useful_jobs`, how many processes pay for
+their start; :class:`Limits`, how memory is shared out among processes, the plan, and what tasks hold; and
+:func:`check_reach`, which refuses, before anything is read, what the workers of an engine could not read or write.
+
+How: a strategy follows from what is known before a payload is read, how long the runs are that lie side by side in the
+inputs as in the output, and where the inputs are; it changes no byte of the output. A process costs what Python and
+numpy cost before it has done anything (measured); the number of processes is the largest that fits in ``--memory``, the
+rest is shared between the plan and the tasks. Too little is a warning and the least there can be, never a failure. The
+page cache is counted by nobody, but buckets are cut so that some of them fit in it. A path is taken for one that all
+workers share; whether it is, only they can say.
+
+It must not know how either strategy works, what is done with the memory, nor any engine.
 """
 
 from __future__ import annotations
@@ -10,25 +19,37 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
-from wdscli.plan.memory import available
-from wdscli.plan.scratch import Input, Scratch
-from wdscli.plan.table import PlanTable
-from wdscli.storage import is_local
-from wdscli.storage.addresses import local_path
+from wdscli.errors import EngineError, UsageError
+from wdscli.executors import default_jobs
+from wdscli.plan.inputs import Input, is_read_once
+from wdscli.plan.request import Request
+from wdscli.plan.scratch import Scratch
+from wdscli.plan.table import Ordered, PlanTable
+from wdscli.storage import is_local, scheme
 from wdscli.units import human_size
 
-if TYPE_CHECKING:
-    from wdscli.plan.table import Ordered
-
-Strategy = Literal["auto", "gather", "spill"]
-LONG_BYTES = 1 << 20
+LONG_RUN_BYTES = 1 << 20
 """Runs of so many bytes are read about as fast as a whole file, wherever they are."""
-WORTH_BYTES = 32 << 20
+SPILL_WORTH_BYTES = 32 << 20
 """Below this many bytes in all, a second pass never pays."""
 _LOOKS = 16
-_LOOK_ROWS = 4096
+_ROWS_PER_LOOK = 4096
+WORTH_BYTES = 64 << 20
+"""Below this many bytes to be copied, starting processes costs more than they bring."""
+MIB = 1 << 20
+MAIN_BYTES = 44 * MIB
+"""What is resident of the command itself with numpy and its bars, before it holds a row."""
+WORKER_BYTES = 34 * MIB
+"""The same of a worker that has done nothing yet, and that by which the command grows that starts it."""
+LEAST_TASK_BYTES = 8 * MIB
+"""What a task holds at least: buffers, rows of some thousand samples, an index of some."""
+LEAST_PLAN_BYTES = 4 * MIB
+_UNLIMITED_BYTES = 1 << 60
+SHARED = "--tmp DIR names a folder, or an address, that all workers share"
+ALONE = "the workers of the engine share no scratch space (--tmp)"
+STORED = "the tasks of a stored plan share no scratch space"
 
 
 class Choice(NamedTuple):
@@ -38,21 +59,28 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(asked: str, inputs: Sequence[Input], ordered: Ordered, tmp: str | None) -> Choice:
-    """The strategy for this order over these inputs; ``tmp`` is the place of scratch space."""
+def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) -> Choice:
+    """The strategy for these rows (with a join, one list a slot) of these inputs. Raises OutputError for scratch space
+    that is not there."""
+    if is_away(request):
+        return Choice("gather", STORED if request.plan_file is not None else ALONE)
     copies = _copies(inputs)
-    if asked != "auto":
-        return Choice(asked, f"as --strategy asks{copies}")
-    run, total = mean_run(ordered)
+    if request.strategy != "auto":
+        return Choice(request.strategy, f"as --strategy asks{copies}")
+    run, total = mean_run(lists)
     runs = f"in runs of {human_size(run)}"
-    slow = _slow(inputs, total)
-    if slow is None:
+    remote = sum(not one.is_near for one in inputs)
+    if not remote:
         return Choice("gather", f"all inputs can be read at any place, {runs}{copies}")
-    if run >= LONG_BYTES or total < WORTH_BYTES:
-        what = f"what is read lies {runs}" if run >= LONG_BYTES else f"{human_size(total)} are little to read"
-        return Choice("gather", f"{slow}, but {what}{copies}")
+    slow = f"{remote} of {len(inputs)} inputs are remote"
+    if run >= LONG_RUN_BYTES:
+        return Choice("gather", f"{slow}, but what is read lies {runs}{copies}")
+    if total < SPILL_WORTH_BYTES:
+        return Choice("gather", f"{slow}, but {human_size(total)} are little to read{copies}")
     reason = f"{slow}, and samples lie scattered, {runs}"
-    free = _free(tmp)
+    free = (
+        None if request.tmp is not None and not is_local(request.tmp) else Scratch(request.tmp).free_bytes()
+    )
     if free is not None and free < total:
         return Choice(
             "gather", f"{reason}; but spilling needs {human_size(total)} and {human_size(free)} are free"
@@ -67,53 +95,210 @@ def _copies(inputs: Sequence[Input]) -> str:
     return f"; {copies} of {len(inputs)} inputs copied first, because they can be read only once"
 
 
-def mean_run(ordered: Ordered) -> tuple[int, int]:
+def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
     """Bytes that adjoin in the inputs as in the output, on average; and all bytes to be read, about. Looks at some
     thousands of samples all over."""
-    total = ordered.total
+    total = sum(ordered.total for ordered in lists)
     if not total:
         return 0, 0
     size = seen = runs = 0
-    step = max(1, total // _LOOKS, _LOOK_ROWS)
-    for first in range(0, total, step):
-        rows = ordered.part(first, min(first + _LOOK_ROWS, total)).rows
-        seen += len(rows)
-        # Of no bytes is what stands for a part that a joined sample lacks.
-        some = PlanTable(rows[rows["length"] > 0])
-        ends = some.starts + some.lengths
-        breaks = (some.shards[1:] != some.shards[:-1]) | (some.starts[1:] != ends[:-1])
-        runs += 1 + int(breaks.sum())
-        size += int(some.lengths.sum())
+    for ordered in lists:
+        step = max(1, ordered.total // _LOOKS, _ROWS_PER_LOOK)
+        for first in range(0, ordered.total, step):
+            rows = ordered.part(first, min(first + _ROWS_PER_LOOK, ordered.total)).rows
+            seen += len(rows)
+            # Of no bytes is what stands for a part that a joined sample lacks.
+            some = PlanTable(rows[rows["length"] > 0])
+            ends = some.starts + some.lengths
+            breaks = (some.shards[1:] != some.shards[:-1]) | (some.starts[1:] != ends[:-1])
+            runs += 1 + int(breaks.sum())
+            size += int(some.lengths.sum())
     return size // runs, size * total // seen
 
 
-def _slow(inputs: Sequence[Input], total: int) -> str | None:
-    """Why reading at any place is slow here, if it is."""
-    remote = sum(1 for one in inputs if not one.is_near)
-    if remote:
-        return f"{remote} of {len(inputs)} inputs are remote"
-    if total > available() and any(map(is_rotational, _folders(inputs))):
-        return f"{human_size(total)} on a disc that turns are more than memory can hold"
-    return None
+def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> None:
+    """Raise UsageError for an engine that is not there, and for inputs, outputs and options that need this process."""
+    check_post(request.post, request.output, is_stream=is_stream)
+    if request.plan_file is not None and request.strategy == "spill":
+        raise UsageError(STORED, hint="leave --strategy spill out")
+    if request.plan_file is not None and request.resume:
+        raise UsageError(
+            "--plan writes no shard, so there is nothing to --resume",
+            hint="wds run FILE makes what is not there",
+        )
+    if request.engine is None:
+        return
+    from wdscli.executors.engines import find_engine
+
+    find_engine(request.engine)
+    for address in inputs:
+        if is_read_once(address) or scheme(address) == "memory":
+            raise UsageError(
+                f"the workers of {request.engine} cannot read {address}",
+                hint="store it where they can first: wds cat SHARD -o plain.tar",
+            )
+    if is_stream or scheme(request.output) == "memory":
+        raise UsageError(
+            f"the workers of {request.engine} cannot write {request.output}",
+            hint="-o 'DIR/out-%06d.tar', a folder or an address that all workers share",
+        )
+    if request.strategy == "spill":
+        check_scratch(request)
 
 
-def _folders(inputs: Sequence[Input]) -> set[str]:
-    paths = (local_path(one.copy or one.address) for one in inputs)
-    return {os.path.dirname(path) or "." for path in paths}
+def check_scratch(request: Request) -> None:
+    """Raise UsageError when samples are to be spilled where workers cannot reach them."""
+    if request.engine is not None and request.tmp is None:
+        raise UsageError("to spill on an engine needs scratch space", hint=SHARED)
 
 
-def is_rotational(path: str) -> bool:
-    """Whether a path is on a disc whose head must move, as far as the kernel says."""
-    with suppress(OSError, ValueError):
-        device = os.stat(path).st_dev
-        block = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
-        for place in (block, os.path.join(os.path.realpath(block), "..")):
-            with suppress(OSError), open(os.path.join(place, "queue/rotational"), encoding="ascii") as file:
-                return file.read().strip() == "1"
-    return False
+def is_away(request: Request) -> bool:
+    """Whether tasks run where nothing can be left for others: from a stored plan, or on an engine with no scratch space
+    that all share."""
+    return request.plan_file is not None or (request.engine is not None and request.tmp is None)
 
 
-def _free(tmp: str | None) -> int | None:
-    if tmp is not None and not is_local(tmp):
-        return None
-    return Scratch(tmp).free_bytes()
+def check_post(command: str | None, output: str, *, is_stream: bool) -> None:
+    """Raise UsageError for a command after shards that have no name."""
+    if command is not None and is_stream:
+        raise UsageError(
+            f"--post needs shards that have names, and {output} has none", hint="-o out-%06d.tar"
+        )
+    if command is not None and not command.strip():
+        raise UsageError("--post needs a command", hint="--post 'sha256sum {}'")
+
+
+def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int = WORTH_BYTES) -> int:
+    """As many as were asked for (None: one a processor, when there are ``worth_bytes`` to do), never more than there
+    are tasks. Raises UsageError.
+
+    >>> useful_jobs(8, 3, 0), useful_jobs(None, 3, 1000)
+    (3, 1)
+    """
+    if jobs is None and size_bytes < worth_bytes:
+        return 1
+    wanted = default_jobs() if jobs is None else jobs
+    if wanted < 1:
+        raise UsageError(f"--jobs must be at least 1, not {wanted}")
+    return max(1, min(wanted, tasks))
+
+
+class Limits(NamedTuple):
+    """``plan`` bytes for columns while a plan is made, when no other process is at work. Afterwards ``jobs`` processes
+    at most, ``task`` bytes for what one task loads, and ``cache`` bytes that lie in the page cache for sure. ``given``
+    is whether somebody asked for a limit."""
+
+    jobs: int
+    plan: int
+    task: int
+    cache: int
+    given: bool = False
+    warning: str = ""
+
+
+def limits_for(memory: int | None, jobs: int | None, held: int = 0) -> Limits:
+    """The shares for ``--memory`` (None: what the machine has to spare) and ``--jobs``, where a plan that is made
+    already has ``held`` bytes."""
+    wanted = default_jobs() if jobs is None else jobs
+    free = available()
+    cache = _between(64 * MIB, free // (4 * wanted), 1 << 30)
+    if memory is None:
+        spare = max(free // 2, 256 * MIB)
+        return Limits(wanted, spare // 2, _between(LEAST_TASK_BYTES, spare // (4 * wanted), 64 * MIB), cache)
+    fitting = max((count for count in range(1, wanted + 1) if least(count) + held <= memory), default=1)
+    warning = ""
+    if least(1) > memory:
+        warning = f"--memory {human_size(memory)} is less than the least there can be, {human_size(least(1))}"
+    rest = max(0, memory - least(fitting) - held)
+    return Limits(
+        fitting,
+        max(LEAST_PLAN_BYTES, memory - MAIN_BYTES),
+        _between(MIB, rest // (3 * fitting), 256 * MIB),
+        cache,
+        True,
+        warning,
+    )
+
+
+def least(jobs: int) -> int:
+    """What so many jobs take at least, in bytes; one job is done by the command itself."""
+    processes = MAIN_BYTES if jobs == 1 else MAIN_BYTES + jobs * WORKER_BYTES
+    return processes + jobs * LEAST_TASK_BYTES + LEAST_PLAN_BYTES
+
+
+def check_fits(samples: int, bytes_per_sample: int, limits: Limits) -> None:
+    """Refuse a plan over so many samples that does not fit, before anything is done about it. Raises UsageError where
+    ``--memory`` is too little for it, EngineError where the machine is."""
+    needed = samples * bytes_per_sample
+    text = f"a plan of {samples} samples takes {human_size(needed)} of memory"
+    if limits.given and needed > limits.plan:
+        raise UsageError(
+            f"{text}, and --memory leaves {human_size(limits.plan)} for it",
+            hint=f"--memory {-(-(needed + MAIN_BYTES) // MIB)}MiB",
+        )
+    if not limits.given and needed > available():
+        raise EngineError(
+            f"{text}, and {human_size(available())} are free",
+            hint="reorder parts of the set, or use a larger machine",
+        )
+
+
+def _between(low: int, value: int, high: int) -> int:
+    return max(low, min(value, high))
+
+
+def available() -> int:
+    """Bytes that can be had without pushing anybody out: of the machine, or of the control group we are in."""
+    return min(_machine(), *(_group(*names) for names in _GROUPS))
+
+
+def _machine() -> int:
+    with suppress(OSError, ValueError, StopIteration), open("/proc/meminfo", encoding="ascii") as file:
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    with suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return 1 << 30
+
+
+_GROUPS = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Version 2 and version 1: controller, limit, use, and what of the use is cache that goes when it must."""
+
+
+def _group(controller: str, limit: str, use: str, cache: str, root: str = "") -> int:
+    """Bytes that are left in the control group, as far as it has a limit."""
+    root = root or _ROOT
+    left = _UNLIMITED_BYTES
+    for folder in _folders_of(controller, root):
+        with suppress(OSError, ValueError):
+            most = int(_read(folder, limit))
+            idle = sum(
+                int(line.split()[1])
+                for line in _read(folder, "memory.stat").splitlines()
+                if line.startswith(cache + " ")
+            )
+            left = min(left, max(0, most - int(_read(folder, use)) + idle))
+    return left
+
+
+_ROOT = "/sys/fs/cgroup"
+
+
+def _folders_of(controller: str, root: str) -> list[str]:
+    """Our group's folder and those above it: each may have a limit. In a container the group's own is the root."""
+    path = "/"
+    with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
+        for line in file:
+            _, names, place = line.rstrip("\n").split(":", 2)
+            if controller in names.split(","):
+                path = place
+    parts = [part for part in path.split("/") if part]
+    base = os.path.join(root, controller) if controller else root
+    return [os.path.join(base, *parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _read(folder: str, name: str) -> str:
+    with open(os.path.join(folder, name), encoding="ascii") as file:
+        return file.read()

@@ -1,86 +1,70 @@
-"""What a plan needs to know of one input shard: where its selected samples lie and how long each will be.
+"""What a plan needs to know of its input shards: where their selected samples lie and how long each will be.
 
-What it is: a task, :func:`survey`, that reads headers (or the index) of one shard and gives one packed row a sample.
-How: keys are not kept, only their XXH3-64, from which repeated keys are found over all shards and the few candidates
-compared by name (:func:`samples_at`). What else an order wants to know of a sample, an :class:`Extract` takes from it
-here, where its bytes are at hand. It must not know orders, cuts or outputs.
+What it is: a task, :func:`survey`, that reads the headers (or the index) of one shard and gives one packed row a
+sample; and :func:`survey_shards`, which runs it for all inputs. How: of a key there is only its XXH3-64, from which
+repeated keys are found over all shards; of a sample's headers 32 bits (:func:`headers_of`), by which who copies knows
+it again. Where an index says that nothing about a shard is special, its columns are the rows (:func:`plain_rows`). What
+else an order wants to know of a sample, an :class:`~wdscli.plan.values.Extract` takes from it here, where its bytes are
+at hand. Surveys run in this process when samples are counted across shards, when only it can read an input, or when
+there is little to do; else wherever tasks run. It must not know orders, cuts or outputs.
 """
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
-from wdscli.plan.headers import headers_of_batches
-from wdscli.plan.indexed import plain_rows
-from wdscli.plan.overflow import Overflow, StoredRows
-from wdscli.plan.rekey import Rekey, shard_stem
-from wdscli.plan.scratch import Input, refused, spool
-from wdscli.plan.table import GrowingTable, PlanTable, row_type
-from wdscli.plan.unsafe import check_names, keep_safe
-from wdscli.plan.values import GrowingValues, Packed, Values
-from wdscli.samples import Ignored, SampleBatch, iter_batches
+from wdscli.executors import make_executor, run_tasks
+from wdscli.plan.inputs import Input, is_of_this_process, is_ours_alone, is_read_once, refused
+from wdscli.plan.names import Rekey, check_names, keep_safe, shard_stem
+from wdscli.plan.request import Request
+from wdscli.plan.scratch import Scratch, StoredRows, spool
+from wdscli.plan.strategy import LEAST_TASK_BYTES, WORTH_BYTES, Limits, useful_jobs
+from wdscli.plan.table import GrowingTable, PlanTable, no_rows, row_type
+from wdscli.plan.values import Extract, FromIndex, GrowingValues, Packed, RowBlock, Shaped, Values
+from wdscli.progress import Progress
+from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
-from wdscli.selection.named import Named, Sightings
+from wdscli.selection.named import Sightings
 from wdscli.selection.reading import Payloads, iter_selected
-from wdscli.shards.find import batches, index_batches, index_for
-from wdscli.storage import Source
+from wdscli.shards.index import index_address
+from wdscli.shards.reading import batches, index_batches, index_for
+from wdscli.storage import Source, is_local
+from wdscli.storage.addresses import local_path
 from wdscli.tar import Form, build_header, padded
 from wdscli.tar.header import BLOCK
 
 if TYPE_CHECKING:
-    from wdscli.plan.table import Rows
+    from concurrent.futures import Executor
+
+    from wdscli.plan.table import I64, U32, U64, Mask, Rows
     from wdscli.shards.index import Index
 
 RENAMED = 0b1000000
 """Mark of a sample that gets a new key."""
+HELD_ROWS = 1 << 16
+"""Rows that a survey holds."""
+BATCHES_AT_ONCE = 16
+"""So many batches' headers are hashed at once."""
+KEYS_AT_ONCE = 1 << 14
+"""So many keys of an index are objects of Python together."""
+REMOTE_SHARD_BYTES = 16 << 20
+"""What the headers of a remote input are taken to cost."""
+MEMORY_PER_INDEX_BYTE = 6
+"""Bytes of memory for each byte of an index file, while it is read and made into rows."""
 
 hash_key = xxh3_64_intdigest
 """What a survey keeps of a key."""
-
-
-class PayloadOf(Protocol):
-    """The payloads of a batch."""
-
-    def __call__(self, row: int, field: bytes) -> bytes:
-        """One that is small enough to be held whole."""
-
-    def pieces(self, row: int, field: bytes) -> Iterator[bytes]:
-        """One of any size."""
-
-
-class Extract(Protocol):
-    """What an order wants to know of each sample beyond its place. Picklable: surveys run in other processes."""
-
-    @property
-    def payload_fields(self) -> frozenset[bytes]:
-        """The fields (as the inputs name them) whose payloads :meth:`values` may ask for."""
-
-    @property
-    def named(self) -> Sequence[Named]:
-        """What a user named by it, which some sample must have."""
-
-    def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
-    ) -> list[bytes]:
-        """One value a row of ``batch``. ``shard`` is the input's address; ``payload_of(row, field)`` gives a payload of
-        the batch. Raises DataError that names shard, byte and member."""
-
-
-@runtime_checkable
-class FromIndex(Protocol):
-    """An extract that may need no more than a shard's index."""
-
-    def values_of_index(self, index: Index) -> Packed | None:
-        """The values of all samples of an index, about none of which anything is special; None to be asked batch by
-        batch."""
 
 
 class SurveyTask(NamedTuple):
@@ -99,6 +83,8 @@ class SurveyTask(NamedTuple):
     """A path of this machine for rows that are too many to be held; None to hold all."""
     known: int = -1
     """How many samples a manifest says that the shard has; -1 when none does, or nobody needs to know."""
+    slot: int = 0
+    """The set, from 0, whose part of each joined sample it holds; 0 without a join."""
 
     @property
     def address(self) -> str:
@@ -106,59 +92,41 @@ class SurveyTask(NamedTuple):
         return self.input.address
 
 
+@dataclass(slots=True)
 class Survey:
     """What one input shard holds. ``rows`` are its ``total`` selected samples (:func:`~wdscli.plan.table.row_type`;
-    ``shard`` is not set), ``values`` what an :class:`Extract` took of each, None without one; they may be ``stored``
-    instead. ``sightings`` is what was seen of the names that the extract has. ``copy`` is the path of the shard's copy,
-    if it had to be copied. ``dropped`` counts samples, ``ignored`` members, by reason. ``version`` is that of the
-    input, empty for one that was copied. ``members`` and ``payload_bytes`` are those of all samples that were read, the
-    dropped ones too, if these were whole."""
+    ``shard`` is not set), ``values`` what an extract took of each; they may be ``stored`` instead, or were given away
+    as they came. ``sightings`` is what was seen of the names that the extract has, ``shapes`` the lists of fields that
+    it numbers. ``copy`` is the path of the shard's copy, if it had to be copied. ``dropped`` counts samples and
+    ``ignored`` members, by reason. ``version`` is that of the input, empty for one that was copied. ``members`` and
+    ``payload_bytes`` are those of all samples that were read, the dropped ones too, if these were whole."""
 
-    __slots__ = (
-        "copy",
-        "dropped",
-        "ignored",
-        "members",
-        "payload_bytes",
-        "rows",
-        "sightings",
-        "size_bytes",
-        "stored",
-        "total",
-        "values",
-        "version",
-        "warnings",
-    )
+    rows: Rows = field(default_factory=no_rows)
+    values: Packed = field(default_factory=lambda: Packed.of([]))
+    stored: StoredRows | None = None
+    total: int = 0
+    sightings: Sightings = field(default_factory=Sightings)
+    shapes: list[tuple[bytes, ...]] = field(default_factory=list)
+    size_bytes: int = 0
+    members: int = 0
+    payload_bytes: int = 0
+    version: str = ""
+    copy: str = ""
+    ignored: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
-    def __init__(self) -> None:
-        import numpy
-
-        self.rows: Rows = numpy.empty(0, dtype=row_type())
-        self.values: Packed | None = None
-        self.sightings = Sightings()
-        self.stored: StoredRows | None = None
-        self.total = 0
-        self.size_bytes = 0
-        self.members = 0
-        self.payload_bytes = 0
-        self.version = ""
-        self.ignored: dict[str, int] = {}
-        self.dropped: dict[str, int] = {}
-        self.warnings: list[str] = []
-        self.copy = ""
-
-    def taken(self) -> Iterator[tuple[Rows, Packed | None]]:
-        """All rows with their values, in one array or several; the survey has them no longer."""
+    def taken(self) -> Iterator[RowBlock]:
+        """All rows with their values; the survey has them no longer."""
         if self.stored is not None:
-            yield from self.stored.blocks()
-            return
-        rows, self.rows = self.rows, self.rows[:0].copy()
-        values, self.values = self.values, None
-        yield rows, values
+            yield from self.stored.taken()
+        block = RowBlock(self.rows, self.values)
+        self.rows, self.values = no_rows(), Packed.of([])
+        yield block
 
 
 class Collected:
-    """The rows of all input shards in one table, taken survey by survey as they come; with ``has_values`` their values
+    """The rows of all input shards in one table, taken shard by shard as they come; with ``has_values`` their values
     too. ``folder`` is where scratch files lie, None for TMPDIR."""
 
     def __init__(self, folder: str | None = None, *, has_values: bool = False) -> None:
@@ -168,14 +136,18 @@ class Collected:
         self.totals: list[int] = []
         """Samples of each shard so far."""
 
+    def add(self, block: RowBlock) -> None:
+        """Some rows of the next shard. Raises OutputError."""
+        block.rows["shard"] = len(self.totals)
+        self._rows.append(block.rows)
+        if self._has_values:
+            self._values.append(block.values)
+
     def take(self, found: Survey) -> None:
-        """The rows of the next shard. Raises OutputError."""
+        """The rest of the next shard. Raises OutputError."""
+        for block in found.taken():
+            self.add(block)
         self.totals.append(found.total)
-        for rows, values in found.taken():
-            rows["shard"] = len(self.totals) - 1
-            self._rows.append(rows)
-            if values is not None:
-                self._values.append(values)
 
     def table(self, last: Rows | None = None) -> PlanTable:
         """All rows, and behind them ``last``; none is taken any more."""
@@ -188,73 +160,107 @@ class Collected:
         return self._values.values() if self._has_values else None
 
 
-_TOGETHER = 16
-"""How many batches' headers are hashed at once."""
+def survey_task(template: SurveyTask, number: int, scratch: Scratch | None, limits: Limits) -> SurveyTask:
+    """The task of input ``number``, with a place for a copy, and for rows that are too many to be held. It does without
+    an index that takes more memory than there is for it. Raises UsageError where a copy is needed and has no place."""
+    address = template.address
+    if scratch is None:
+        if is_read_once(address):
+            raise refused(address)
+        return template
+    task = template._replace(spool=scratch.place(number), overflow=scratch.path_of(f"survey-{number}"))
+    if limits.given and is_local(address):
+        with suppress(OSError):
+            size = os.stat(local_path(index_address(address))).st_size
+            if size * MEMORY_PER_INDEX_BYTE > LEAST_TASK_BYTES + limits.task:
+                return task._replace(use_index=False)
+    return task
 
 
-class _Columns:
-    """Rows while they are found: Python's own arrays, which grow cheaply."""
+def survey_shards(
+    tasks: Sequence[SurveyTask],
+    states: Sequence[SelectionState],
+    request: Request,
+    limits: Limits,
+    collected: Collected,
+    progress: Progress,
+) -> list[Survey]:
+    """One survey a shard, whose rows ``collected`` has taken as they came, in order. A shard that comes after all that
+    may be selected is not opened. ``states`` has one for each slot. Raises InputError, DataError, OutputError."""
+    executor = _executor(tasks, request, limits)
 
-    def __init__(self) -> None:
-        self.places = array("I")
-        self.starts = array("Q")
-        self.lengths = array("Q")
-        self.out_lengths = array("Q")
-        self.members = array("I")
-        self.marks = bytearray()
-        self.keys = array("Q")
-        self._headers = array("I")
-        self._batches: list[tuple[SampleBatch, Sequence[int] | None]] = []
+    def here(task: SurveyTask) -> Survey:
+        state = states[task.slot]
+        return Survey() if state.done else survey(task, state, collected.add)
 
-    def add(self, batch: SampleBatch, row: int, length: int, members: int, mark: int, key: int) -> None:
-        """One sample of a batch: the bytes and members it will have, its mark and the hash of its (new) key."""
-        start = batch.start(row)
-        self.places.append(batch.index + row)
-        self.starts.append(start)
-        self.lengths.append(batch.end(row) - start)
-        self.out_lengths.append(length)
-        self.members.append(members)
-        self.marks.append(mark)
-        self.keys.append(key)
-
-    def note(self, batch: SampleBatch, rows: Sequence[int] | None) -> None:
-        """Take the headers of some samples of a batch, None for all, in the order in which they are added."""
-        self._batches.append((batch, rows))
-        if len(self._batches) >= _TOGETHER:
-            self._settle()
-
-    def _settle(self) -> None:
-        """The headers of several batches at once: arrays pay for themselves only where they are long."""
-        batches, self._batches = self._batches, []
-        self._headers.frombytes(headers_of_batches(batches).tobytes())
-
-    def rows(self) -> Rows:
-        import numpy
-
-        rows: Rows = numpy.zeros(len(self.places), dtype=row_type())
-        rows["place"], rows["start"], rows["length"] = self.places, self.starts, self.lengths
-        rows["out"], rows["members"], rows["key"] = self.out_lengths, self.members, self.keys
-        rows["mark"] = numpy.frombuffer(self.marks, dtype=numpy.uint8)
-        self._settle()
-        rows["headers"] = self._headers
-        return rows
+    found = []
+    progress.start("reading headers", len(tasks), "shards")
+    with executor or nullcontext():
+        for one in map(here, tasks) if executor is None else run_tasks(executor, survey, tasks):
+            collected.take(one)
+            found.append(one)
+            progress.advance(1)
+    progress.finish()
+    return found
 
 
-def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
-    """Read one shard's headers. Raises InputError, DataError."""
+def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> Executor | None:
+    """Where surveys run; None for this process."""
+    # What only this process can read, no worker can.
+    is_ours = any(is_ours_alone(one.address) or is_of_this_process(one.address) for one in tasks)
+    if is_ours or not all(task.selection.is_trivial for task in tasks):
+        return None
+    size = bytes_of(tasks)
+    if size < WORTH_BYTES and all(map(_has_index, tasks)):
+        return None
+    workers = min(limits.jobs, useful_jobs(request.jobs, len(tasks), size))
+    return None if workers == 1 and request.engine is None else make_executor(workers, request.engine)
+
+
+def bytes_of(tasks: Sequence[SurveyTask]) -> int:
+    """The bytes of local inputs, or of their indexes, a cheap guess at how much there is to do; remote ones count as
+    much."""
+    total = 0
+    for task in tasks:
+        if not is_local(task.address):
+            total += REMOTE_SHARD_BYTES
+            continue
+        address = index_address(task.address) if _has_index(task) else task.address
+        with suppress(OSError):
+            total += os.stat(local_path(address)).st_size
+    return total
+
+
+def _has_index(task: SurveyTask) -> bool:
+    """Whether a local shard's index is all that a survey has to read, as far as can be told without opening it."""
+    reads_payloads = task.extract is not None and bool(task.extract.payload_fields)
+    if reads_payloads or not task.use_index or task.on_error == "skip" or not is_local(task.address):
+        return False
+    return os.path.exists(local_path(index_address(task.address)))
+
+
+def survey(
+    task: SurveyTask, state: SelectionState | None = None, take: Callable[[RowBlock], None] | None = None
+) -> Survey:
+    """Read one shard's headers. ``take`` is given the rows as they are found; without it the survey has them. Raises
+    InputError, DataError."""
     found, columns, ignored = Survey(), _Columns(), Ignored()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes = state.members, state.payload_bytes
-    task = _at_any_place(task, found.warnings)
+    task, source = _at_any_place(task, found.warnings)
     extract = task.extract
     values: list[bytes] = []
-    with task.input.open() as source, Overflow(task.overflow) as overflow:
+    with source:
         found.size_bytes = source.size or 0
         found.version = "" if task.input.copy else source.version
         payloads = _payloads(task, source)
         index = _index_for(task, source, payloads, found)
         payloads.by_index = index is not None
-        if index is not None and _is_plain(task, index, found, overflow):
+        if index is not None and (block := _plain_block(task, index)) is not None:
+            found.ignored = index.ignored
+            found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())
+            _keep(task, found, block, take)
+            found.shapes = extract.shapes if isinstance(extract, Shaped) else []
             return found
         for batch, rows in _selected(task, source, state, ignored, found, payloads, index):
             _add(columns, task, batch, rows)
@@ -264,46 +270,37 @@ def survey(task: SurveyTask, state: SelectionState | None = None) -> Survey:
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
                     found.sightings.look(extract.named, batch, chosen, payloads)
-            if overflow.is_due(len(columns.places)):
-                overflow.write(columns.rows(), _packed(values))
+            if len(columns.places) > HELD_ROWS and (take is not None or task.overflow is not None):
+                _keep(task, found, RowBlock(columns.rows(), Packed.of(values)), take)
                 columns, values = _Columns(), []
-        _hold(found, overflow, columns.rows(), _packed(values))
+        _keep(task, found, RowBlock(columns.rows(), Packed.of(values)), take)
         source.confirm()
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
     found.ignored = ignored.counts
     found.copy = task.input.copy
+    found.shapes = extract.shapes if isinstance(extract, Shaped) else []
     return found
 
 
-def _is_plain(task: SurveyTask, index: Index, found: Survey, overflow: Overflow) -> bool:
-    """Whether the index alone tells all that is wanted; then ``found`` has it."""
-    extract = task.extract
-    if not (extract is None or isinstance(extract, FromIndex)):
-        return False
-    rows = plain_rows(task, index, hash_key)
-    if rows is None:
-        return False
-    values = None
-    if extract is not None and (values := extract.values_of_index(index)) is None:
-        return False
-    found.ignored = index.ignored
-    found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())
-    _hold(found, overflow, rows, values if values is not None and values.lengths else None)
-    return True
-
-
-def _hold(found: Survey, overflow: Overflow, rows: Rows, values: Packed | None) -> None:
-    """The last rows, together with those that were written already."""
-    if overflow.total or overflow.is_due(len(rows)):
-        overflow.write(rows, values)
-        found.stored = overflow.stored()
+def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowBlock], None] | None) -> None:
+    """Rows that were found: given away, or stored where they are too many, or held."""
+    found.total += len(block.rows)
+    if take is not None:
+        take(block)
+    elif task.overflow is not None and (found.stored is not None or len(block.rows) > HELD_ROWS):
+        found.stored = found.stored or StoredRows(task.overflow)
+        found.stored.append(block)
     else:
-        found.rows, found.values = rows, values
-    found.total = overflow.total or len(rows)
+        found.rows, found.values = block
 
 
-def _packed(values: list[bytes]) -> Packed | None:
-    return Packed.of(values) if values else None
+def _plain_block(task: SurveyTask, index: Index) -> RowBlock | None:
+    """Rows and values where the index alone tells all that is wanted."""
+    extract = task.extract
+    if not (extract is None or isinstance(extract, FromIndex)) or (rows := plain_rows(task, index)) is None:
+        return None
+    values = Packed.of([]) if extract is None else extract.values_of_index(index)
+    return None if values is None else RowBlock(rows, values)
 
 
 def _payloads(task: SurveyTask, source: Source) -> Payloads:
@@ -314,15 +311,21 @@ def _payloads(task: SurveyTask, source: Source) -> Payloads:
     return Payloads(source, wanted)
 
 
-def _at_any_place(task: SurveyTask, warnings: list[str]) -> SurveyTask:
-    """The task with an input that can be read at any place: the one it has, or a copy."""
-    with task.input.open() as source:
-        if source.seekable:
-            return task
+def _at_any_place(task: SurveyTask, warnings: list[str]) -> tuple[SurveyTask, Source]:
+    """The task with an input that can be read at any place, the one it has or a copy; and this, open."""
+    source = task.input.open()
+    if source.seekable:
+        return task, source
+    with source:
         if not task.spool:
             raise refused(task.address)
         spool(source, task.spool, cut=_warner(warnings) if task.on_error == "skip" else None)
-    return task._replace(input=Input(task.address, task.spool))
+    task = task._replace(input=Input(task.address, task.spool))
+    return task, task.input.open()
+
+
+def _warner(warnings: list[str]) -> Callable[[DataError], None]:
+    return lambda error: warnings.append(str(error))
 
 
 def _index_for(task: SurveyTask, source: Source, payloads: Payloads, found: Survey) -> Index | None:
@@ -408,8 +411,108 @@ def _add_plain(columns: _Columns, batch: SampleBatch) -> None:
     columns.keys.extend(map(hash_key, batch.keys))
 
 
-def _warner(warnings: list[str]) -> Callable[[DataError], None]:
-    return lambda error: warnings.append(str(error))
+class _Columns:
+    """Rows while they are found: Python's own arrays, which grow cheaply."""
+
+    def __init__(self) -> None:
+        self.places = array("I")
+        self.starts = array("Q")
+        self.lengths = array("Q")
+        self.out_lengths = array("Q")
+        self.members = array("I")
+        self.marks = bytearray()
+        self.keys = array("Q")
+        self._headers = array("I")
+        self._batches: list[tuple[SampleBatch, Sequence[int] | None]] = []
+
+    def add(self, batch: SampleBatch, row: int, length: int, members: int, mark: int, key: int) -> None:
+        """One sample of a batch: the bytes and members it will have, its mark and the hash of its (new) key."""
+        start = batch.start(row)
+        self.places.append(batch.index + row)
+        self.starts.append(start)
+        self.lengths.append(batch.end(row) - start)
+        self.out_lengths.append(length)
+        self.members.append(members)
+        self.marks.append(mark)
+        self.keys.append(key)
+
+    def note(self, batch: SampleBatch, rows: Sequence[int] | None) -> None:
+        """Take the headers of some samples of a batch, None for all, in the order in which they are added."""
+        self._batches.append((batch, rows))
+        if len(self._batches) >= BATCHES_AT_ONCE:
+            self._settle()
+
+    def _settle(self) -> None:
+        """The headers of several batches at once: arrays pay for themselves only where they are long."""
+        batches, self._batches = self._batches, []
+        self._headers.frombytes(headers_of_batches(batches).tobytes())
+
+    def rows(self) -> Rows:
+        import numpy
+
+        rows: Rows = numpy.zeros(len(self.places), dtype=row_type())
+        rows["place"], rows["start"], rows["length"] = self.places, self.starts, self.lengths
+        rows["out"], rows["members"], rows["key"] = self.out_lengths, self.members, self.keys
+        rows["mark"] = numpy.frombuffer(self.marks, dtype=numpy.uint8)
+        self._settle()
+        rows["headers"] = self._headers
+        return rows
+
+
+def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
+    """The rows of an index whose samples are all wanted as they stand; None when a selection, a new key, a mark or a
+    name asks for a closer look at one."""
+    import numpy
+
+    special = task.selection.changes_members or task.rekey is not None
+    if special or not task.selection.is_trivial or index.marks.any() or _may_be_unsafe(index):
+        return None
+    rows: Rows = numpy.zeros(index.samples, dtype=row_type())
+    rows["start"] = index.starts
+    rows["length"] = rows["out"] = index.lengths
+    rows["place"] = numpy.arange(index.samples)
+    rows["members"] = numpy.diff(index.member_ends, prepend=numpy.uint64(0))
+    names = hashes_of(index.fields)[index.member_fields]
+    rows["headers"] = headers_of(names, index.member_sizes, rows["members"].astype(numpy.int64))
+    for first in range(0, index.samples, KEYS_AT_ONCE):
+        keys = _keys_of(index, first, min(first + KEYS_AT_ONCE, index.samples))
+        rows["key"][first : first + KEYS_AT_ONCE] = array("Q", map(hash_key, keys))
+    return rows
+
+
+def _keys_of(index: Index, first: int, end: int) -> list[bytes]:
+    """Some keys of an index."""
+    import numpy
+
+    begin = int(index.key_ends[first - 1]) if first else 0
+    ends = index.key_ends[first:end]
+    width = int(ends[0]) - begin
+    # One call for all where they are of one length, as the keys of most sets are.
+    if width and (numpy.diff(ends) == width).all():
+        together = numpy.frombuffer(index.keys, f"V{width}", end - first, begin)
+        found: list[bytes] = together.tolist()
+        return found
+    return [index.keys[at:stop] for at, stop in pairwise([begin, *ends.tolist()])]
+
+
+def packed_keys(index: Index) -> Packed:
+    """The keys of all samples of an index, as an extract would give them."""
+    import numpy
+
+    lengths: U32 = numpy.diff(index.key_ends, prepend=numpy.uint64(0)).astype(numpy.uint32)
+    return Packed(lengths, numpy.frombuffer(index.keys, numpy.uint8))
+
+
+def _may_be_unsafe(index: Index) -> bool:
+    """Whether a name may be an unsafe one, by a quick look at all keys together and at all fields."""
+    import numpy
+
+    keys = index.keys
+    ends: I64 = index.key_ends.astype(numpy.int64)
+    begins: I64 = numpy.append(0, ends)[:-1]
+    if b".." in keys or b"\0" in keys or (begins == ends).any() or may_be_unsafe(index.fields):
+        return True
+    return bool((numpy.frombuffer(keys, dtype=numpy.uint8)[begins] == ord("/")).any())
 
 
 def out_sizes(
@@ -429,6 +532,81 @@ def out_length(sizes: list[tuple[bytes, int]], form: Form) -> int:
         simple = len(name) <= 100 and size < 1 << 33
         length += (BLOCK if simple else len(build_header(name, size, form))) + padded(size)
     return length
+
+
+def are_those(found: U32, planned: U32) -> Mask:
+    """Of which samples the headers are those that were planned, as far as that is known."""
+    same: Mask = (found == planned) | (planned == 0)
+    return same
+
+
+def headers_of(names: U64, sizes: U64, counts: I64) -> U32:
+    """For each sample 32 bits of the fields and sizes of its members, in their order, by which it is known again while
+    it is copied. ``names`` are the XXH3-64 of the members' fields; sample i has ``counts[i]`` members.
+
+    All modulo 2^64: member j (from 0) of a sample gives x = (name ^ size * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9,
+    then (x ^ x >> 32) * (2 * j + 1); the upper half of their sum is taken, but 1 for 0.
+    """
+    import numpy
+
+    if not len(counts):
+        return numpy.empty(0, dtype=numpy.uint32)
+    firsts = numpy.cumsum(counts) - counts
+    mixed = names ^ sizes * numpy.uint64(0x9E3779B97F4A7C15)
+    mixed *= numpy.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> numpy.uint64(32)
+    odd = 2 * (numpy.arange(len(names)) - firsts.repeat(counts)) + 1
+    mixed *= odd.astype(numpy.uint64)
+    sums: U64 = numpy.add.reduceat(mixed, firsts)
+    return numpy.maximum(sums >> numpy.uint64(32), numpy.uint64(1)).astype(numpy.uint32)
+
+
+class _FieldHashes(dict[bytes, int]):
+    """XXH3-64 of fields; a set has few."""
+
+    __slots__ = ()
+
+    def __missing__(self, field: bytes) -> int:
+        if len(self) >= 1 << 12:
+            self.clear()
+        found = self[field] = xxh3_64_intdigest(field)
+        return found
+
+
+_FIELD_HASHES = _FieldHashes()
+
+
+def hashes_of(fields: Sequence[bytes]) -> U64:
+    """The XXH3-64 of fields."""
+    import numpy
+
+    return numpy.frombuffer(array("Q", map(_FIELD_HASHES.__getitem__, fields)), dtype=numpy.uint64)
+
+
+def headers_of_batch(batch: SampleBatch) -> U32:
+    """:func:`headers_of` of the samples of a batch."""
+    return headers_of_batches([(batch, None)])
+
+
+def headers_of_batches(batches: Sequence[tuple[SampleBatch, Sequence[int] | None]]) -> U32:
+    """:func:`headers_of` of some samples of some batches, None for all, one behind the other."""
+    import numpy
+
+    fields: list[bytes] = []
+    sizes: list[int] = []
+    counts: list[int] = []
+    chosen: list[int] = []
+    for batch, rows in batches:
+        first, end = batch.firsts[0], batch.firsts[-1]
+        here = len(counts)
+        fields += batch.fields[first:end]
+        sizes += batch.sizes[first:end]
+        counts += map(int.__sub__, batch.firsts[1:], batch.firsts)
+        chosen += range(here, len(counts)) if rows is None else [here + row for row in rows]
+    found = headers_of(
+        hashes_of(fields), numpy.array(sizes, dtype=numpy.uint64), numpy.array(counts, dtype=numpy.int64)
+    )
+    return found if len(chosen) == len(found) else found[chosen]
 
 
 def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[SampleBatch, int]]:

@@ -41,7 +41,7 @@ def row_type() -> numpy.dtype[numpy.void]:
     ``key`` is the XXH3-64 of its (new) key; ``start`` and ``length`` are the run's place in its input shard in bytes,
     ``out`` the bytes it takes in the output; ``shard`` and ``place`` say where it comes from (both from 0, the place
     counted before selection); ``members`` how many it will have, and ``mark`` what keeps it from being copied as it
-    stands (0: nothing). ``headers`` is what :func:`~wdscli.plan.headers.headers_of` says of it as it lies in its input,
+    stands (0: nothing). ``headers`` is what :func:`~wdscli.plan.survey.headers_of` says of it as it lies in its input,
     0 where nobody knows.
     """
     import numpy
@@ -59,6 +59,13 @@ def row_type() -> numpy.dtype[numpy.void]:
             ("headers", "<u4"),
         ]
     )
+
+
+def no_rows() -> Rows:
+    """None of them."""
+    import numpy
+
+    return numpy.empty(0, dtype=row_type())
 
 
 class Growing:
@@ -244,10 +251,6 @@ class PlanTable:
         rows: I64 = numpy.concatenate(found)
         rows = rows[numpy.argsort(self.keys[rows], kind="stable")]
         return rows, self.keys[rows]
-
-    def put(self, rows: Sequence[int], changed: PlanTable) -> None:
-        """Replace some rows."""
-        self.rows[rows] = changed.rows
 
 
 class Ordered:

@@ -1,43 +1,108 @@
-"""What an order wants to know of each sample, as byte strings in scratch space; and their order.
+"""What an order wants to know of each sample: where it is taken from, and how it is kept and ordered.
 
-What it is: :class:`Values`, a byte string a sample, and :meth:`Values.order`, the rows in the order of these. How: the
-strings lie one behind the other in a mapped file, their places and lengths in two more. They are ordered by a prefix
-of eight bytes, as whole numbers, behind the bytes that all have in common; where prefixes tie, by the next eight bytes,
-and so on. Values of one length and content stay in the order of their rows. It must not know what the values stand for.
+What it is: :class:`Extract`, which takes a byte string of each sample while its shard is surveyed; what options can
+name for it: :class:`FieldValue` (``cls``, ``json.user.id``), :class:`KeyValue` (a regular expression over the key) and
+:class:`WholeKey`; :class:`Values`, the byte strings of all samples in scratch space, and :meth:`Values.order`, the rows
+in the order of these. It must not know what the values stand for.
 
-Bytes that end are followed by zeros in such a number. Of two that tie, one that ends there is a beginning of the other,
-so that the shorter comes first, and only strings that both go on are looked at again.
+How values lie: one behind the other in a mapped file, their places and lengths in two more. How they are ordered: by a
+prefix of eight bytes, as whole numbers, behind the bytes that all have in common; where prefixes tie, by the next eight
+bytes, and so on. Values of one length and content stay in the order of their rows. Bytes that end are followed by zeros
+in such a number. Of two that tie, one that ends there is a beginning of the other, so that the shorter comes first, and
+only strings that both go on are looked at again.
 """
 
 from __future__ import annotations
 
-from array import array
+import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from wdscli.plan.table import ROWS_PER_BLOCK, Growing, PlanTable, moved_up
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_bytes, to_text
+from wdscli.plan.table import ROWS_PER_BLOCK, Growing, moved_up
+from wdscli.samples import SampleBatch
+from wdscli.selection.expressions import Expression
+from wdscli.selection.named import Named
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from wdscli.plan.table import I64, U32, U64, Mask
+    from wdscli.plan.table import I64, U8, U32, U64, Mask, Rows
+    from wdscli.shards.index import Index
 
 WORD_BYTES = 8
 VALUES_PER_BLOCK = 1 << 14
 """Values that are objects of Python together."""
 
 
+class PayloadOf(Protocol):
+    """The payloads of a batch."""
+
+    def __call__(self, row: int, field: bytes) -> bytes:
+        """One that is small enough to be held whole."""
+
+    def pieces(self, row: int, field: bytes) -> Iterator[bytes]:
+        """One of any size."""
+
+
+class Extract(Protocol):
+    """What an order wants to know of each sample beyond its place. Picklable: surveys run in other processes."""
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        """The fields (as the inputs name them) whose payloads :meth:`values` may ask for."""
+
+    @property
+    def named(self) -> Sequence[Named]:
+        """What a user named by it, which some sample must have."""
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+    ) -> list[bytes]:
+        """One value a row of ``batch``. ``shard`` is the input's address; ``payload_of(row, field)`` gives a payload of
+        the batch. Raises DataError that names shard, byte and member."""
+
+
+@runtime_checkable
+class FromIndex(Protocol):
+    """An extract that may need no more than a shard's index."""
+
+    def values_of_index(self, index: Index) -> Packed | None:
+        """The values of all samples of an index, about none of which anything is special; None to be asked batch by
+        batch."""
+
+
+@runtime_checkable
+class Shaped(Protocol):
+    """An extract that numbers the lists of fields that it sees."""
+
+    @property
+    def shapes(self) -> list[tuple[bytes, ...]]:
+        """These lists."""
+
+
 class Packed(NamedTuple):
     """Some values on their way: their lengths, and their bytes one behind the other."""
 
-    lengths: array[int]
-    data: bytes
+    lengths: U32
+    data: U8
 
     @classmethod
     def of(cls, values: Sequence[bytes]) -> Packed:
         """Values as they were found."""
-        return cls(array("I", map(len, values)), b"".join(values))
+        import numpy
+
+        lengths: U32 = numpy.fromiter(map(len, values), numpy.uint32, len(values))
+        return cls(lengths, numpy.frombuffer(b"".join(values), numpy.uint8))
+
+
+class RowBlock(NamedTuple):
+    """Some rows of a survey with the values of their samples, of which there are none where nobody wants any."""
+
+    rows: Rows
+    values: Packed
 
 
 class GrowingValues:
@@ -53,10 +118,9 @@ class GrowingValues:
         """Add values. Raises OutputError."""
         import numpy
 
-        lengths: U32 = numpy.frombuffer(packed.lengths, dtype=numpy.uint32)
-        ends = numpy.cumsum(lengths, dtype=numpy.int64) + self._size
-        self._lengths.append(lengths)
-        self._starts.append(ends - lengths)
+        ends = numpy.cumsum(packed.lengths, dtype=numpy.int64) + self._size
+        self._lengths.append(packed.lengths)
+        self._starts.append(ends - packed.lengths)
         self._data.append(packed.data)
         self._size += len(packed.data)
 
@@ -102,6 +166,14 @@ class Values:
         """All values, some thousand at a time."""
         for first in range(0, self.total, VALUES_PER_BLOCK):
             yield self.part(first, first + VALUES_PER_BLOCK)
+
+    def words(self, rows: Any, place: int) -> U32:
+        """The number of 32 bits at a place of the values of some rows, where all values are such numbers."""
+        import numpy
+
+        words = numpy.frombuffer(self._data, dtype=numpy.uint32, count=len(self._data) // 4)
+        found: U32 = words[(self.starts[rows] >> 2) + place]
+        return found
 
     def first(self, count: int) -> Values:
         """The first so many, or all."""
@@ -254,35 +326,190 @@ def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
         at = end
 
 
-class Pool(NamedTuple):
-    """The selected samples of all inputs, in input order.
+Path: TypeAlias = tuple[str | int, ...]
 
-    ``values`` has what the order's ``extract`` took of each, None without one. ``sets`` has, for each input shard, the
-    number of the input (an argument of the command, from 0) that named it.
+_IN_JSON = re.compile(r"((?:[^.\[]+\.)*?json)([.\[].*)", re.DOTALL)
+_STEP = re.compile(r"""\.([^.\[\]"']+)|\[(-?[0-9]{1,9})\]|\["([^"]*)"\]|\['([^']*)'\]""")
+_STEPS = re.compile(f"(?:{_STEP.pattern})+")
+
+_PATH_HINT = "a field (cls, seg.png) or a place in JSON (json.width, json.box[0])"
+
+
+class Absent(Exception):
+    """Nothing lies at the path."""
+
+
+def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str, Path | None]:
+    """A field, and the path into its JSON, which begins after the first part that is ``json``. ``purpose`` begins the
+    message of the UsageError that is raised for anything else.
+
+    >>> field_and_path("json.boxes[0]", "cannot sort by"), field_and_path("seg.png", "cannot sort by")
+    (('json', ('boxes', 0)), ('seg.png', None))
     """
+    match = _IN_JSON.fullmatch(text)
+    if match is None:
+        if not text or "/" in text:
+            raise UsageError(f'{purpose} "{text}"', hint=hint)
+        return text, None
+    steps: list[str | int] = []
+    at = 0
+    while at < len(match[2]):
+        step = _STEP.match(match[2], at)
+        if step is None:
+            raise UsageError(
+                f'{purpose} "{text}": a path has no "{match[2][at:]}"',
+                hint='paths are json.a.b, json.a[0], json["a name"]',
+            )
+        steps.append(int(step[2]) if step[2] else step[step.lastindex or 0])
+        at = step.end()
+    return match[1], tuple(steps)
 
-    samples: PlanTable
-    values: Values | None
-    sets: Sequence[int]
 
-    def counts_of_sets(self, sets: int) -> list[int]:
-        """How many samples each input has."""
-        import numpy
+def is_path(text: str) -> bool:
+    """Whether a text is a field and a path into its JSON."""
+    match = _IN_JSON.fullmatch(text)
+    return match is not None and _STEPS.fullmatch(match[2]) is not None
 
-        of_shard: I64 = numpy.zeros(len(self.sets), dtype=numpy.int64)
-        for part in self.samples.parts(ROWS_PER_BLOCK):
-            of_shard += numpy.bincount(part.shards, minlength=len(self.sets))
-        counts: I64 = numpy.zeros(sets, dtype=numpy.int64)
-        numpy.add.at(counts, list(self.sets), of_shard)
-        found: list[int] = counts.tolist()
-        return found
 
-    def first(self, count: int) -> Pool:
-        """The first so many, or all."""
-        values = None if self.values is None else self.values.first(count)
-        return self._replace(samples=self.samples.first(count), values=values)
+def at_path(document: Any, path: Path) -> Any:
+    """What lies at a path. A name is that of an object's member or, of digits, a place in an array. Raises Absent, also
+    for null."""
+    for step in path:
+        if isinstance(document, list) and (isinstance(step, int) or (step.isdecimal() and len(step) < 10)):
+            place = int(step)
+            if not -len(document) <= place < len(document):
+                raise Absent
+            document = document[place]
+        elif isinstance(document, dict) and step in document:
+            document = document[step]
+        else:
+            raise Absent
+    if document is None:
+        raise Absent
+    return document
 
-    def without(self, gone: Sequence[int] | I64) -> Pool:
-        """All samples but these rows, which rise; this pool is of no use any more."""
-        values = None if self.values is None else self.values.without(gone)
-        return self._replace(samples=self.samples.without(gone), values=values)
+
+_PLAIN = re.compile(r"[\w-]+(\.[\w-]+)*")
+"""What can only be a field's name, and no pattern that anybody would write."""
+
+
+class FieldValue(NamedTuple):
+    """A field's payload, or what lies at a ``path`` in its JSON. ``text`` is as it was typed."""
+
+    text: str
+    field: bytes
+    path: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> FieldValue:
+        """``FIELD``, or ``json.PATH`` (``json.a.b``, ``json.a[0]``, ``json["a name"]``). Raises UsageError.
+
+        >>> FieldValue.parse("json.user.id", "--by")
+        FieldValue(text='json.user.id', field=b'json', path=('user', 'id'))
+        """
+        field, path = field_and_path(text, f"{option}: no field:")
+        return cls(text, to_bytes(field), path)
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        return frozenset([self.field])
+
+    def named(self, purpose: str) -> list[Named]:
+        """What some sample must have."""
+        return [Named(self.text, purpose, (to_text(self.field),), self.path)]
+
+    def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
+        """The value of one sample. Raises DataError ``undecodable``."""
+        try:
+            at = batch.fields.index(self.field, batch.firsts[row], batch.firsts[row + 1])
+        except ValueError:
+            return None
+        payload = payload_of(row, self.field)
+        if self.path is None:
+            return payload.strip() or None
+        try:
+            return _at_path(payload, self.path)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{to_text(self.field)} cannot be decoded: {error}",
+                code="undecodable",
+                shard=shard,
+                offset=batch.starts[at],
+                member=to_text(batch.keys[row] + b"." + self.field),
+                hint="pass over such samples with --on-error skip",
+            ) from None
+
+
+class KeyValue(NamedTuple):
+    """What a pattern finds in the key: its first group, or all of the match where it has no group."""
+
+    text: str
+    pattern: Expression[str]
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> KeyValue:
+        """A regular expression. Raises UsageError."""
+        return cls(text, Expression(text, option))
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        return frozenset()
+
+    def named(self, purpose: str) -> list[Named]:
+        return []
+
+    def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
+        """The value of one sample."""
+        match = self.pattern.search(to_text(batch.keys[row]))
+        if match is None:
+            return None
+        found = match[1] if self.pattern.groups else match[0]
+        return to_bytes(found).strip() or None if found is not None else None
+
+
+class WholeKey(NamedTuple):
+    """The key itself."""
+
+    text: str = "key"
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        return frozenset()
+
+    def named(self, purpose: str) -> list[Named]:
+        return []
+
+    def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
+        """The value of one sample."""
+        return batch.keys[row]
+
+
+Value: TypeAlias = FieldValue | KeyValue | WholeKey
+
+
+def field_or_pattern(text: str, option: str) -> FieldValue | KeyValue:
+    """``FIELD`` for what reads like a name (letters, digits, ``_``, ``-``, and dots between them), ``json.PATH`` for
+    what reads like one, a regular expression over the key for anything else. Raises UsageError.
+
+    >>> type(field_or_pattern("seg.png", "--group-by")).__name__, type(field_or_pattern("^p[0-9]+", "")).__name__
+    ('FieldValue', 'KeyValue')
+    """
+    if _PLAIN.fullmatch(text) or is_path(text):
+        return FieldValue.parse(text, option)
+    if not text:
+        raise UsageError(f"{option} is empty", hint=f"{option} json.patient, or {option} '^p[0-9]+'")
+    return KeyValue.parse(text, option)
+
+
+def _at_path(payload: bytes, path: Path) -> bytes | None:
+    """Text as it is; any other value as compact JSON. Raises ValueError, RecursionError."""
+    import json
+
+    try:
+        value: Any = at_path(json.loads(payload), path)
+    except Absent:
+        return None
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass").strip() or None
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass")

@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
 from wdscli.errors import WdsError
 from wdscli.model import ShardInfo
 from wdscli.plan.request import PlanMark
-from wdscli.shards.find import is_shard
-from wdscli.shards.leftovers import receipt_address
+from wdscli.shards.claims import receipt_address
+from wdscli.shards.index import index_address
 from wdscli.shards.manifest import parse_shard, plain_shard
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.reading import is_shard
 from wdscli.storage import exists, open_sink, read_all
-from wdscli.tar import CANONICAL, Form
-
-if TYPE_CHECKING:
-    pass
+from wdscli.tar import Form
 
 VERSION = 1
 
@@ -53,6 +50,10 @@ class Receipt(NamedTuple):
                 "shard": plain_shard(self.shard),
             }
         ).encode("ascii")
+
+    def check(self, address: str, form: Form) -> CheckTask:
+        """What tells whether this is still the shard at an address."""
+        return CheckTask(address, self.shard, self.index_seal, form)
 
 
 class Witness(NamedTuple):
@@ -100,7 +101,7 @@ class CheckTask(NamedTuple):
     address: str
     shard: ShardInfo
     index_seal: str | None
-    form: Form = CANONICAL
+    form: Form
 
 
 def check_shard(task: CheckTask) -> str:

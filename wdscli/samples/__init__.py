@@ -3,34 +3,19 @@
 It must not know where bytes come from, nor what a shard set is.
 """
 
-from wdscli.samples.batch import RAGGED, Ignored, SampleBatch, new_batch
-from wdscli.samples.grouping import Grouper, duplicate_field, group_columns, iter_batches
-from wdscli.samples.keys import (
-    MAX_NAME_BYTES,
-    check_name,
-    is_dunder,
-    may_be_unsafe,
-    split_name,
-    why_ignored,
-    why_unsafe,
-)
-from wdscli.samples.reading import iter_samples
-
-__all__ = [
-    "Grouper",
-    "Ignored",
-    "MAX_NAME_BYTES",
-    "RAGGED",
-    "SampleBatch",
-    "check_name",
-    "duplicate_field",
-    "group_columns",
-    "is_dunder",
-    "iter_batches",
-    "iter_samples",
-    "may_be_unsafe",
-    "new_batch",
-    "split_name",
-    "why_ignored",
-    "why_unsafe",
-]
+from wdscli.samples.grouping import RAGGED as RAGGED
+from wdscli.samples.grouping import Grouper as Grouper
+from wdscli.samples.grouping import Ignored as Ignored
+from wdscli.samples.grouping import SampleBatch as SampleBatch
+from wdscli.samples.grouping import duplicate_field as duplicate_field
+from wdscli.samples.grouping import group_columns as group_columns
+from wdscli.samples.grouping import iter_batches as iter_batches
+from wdscli.samples.grouping import new_batch as new_batch
+from wdscli.samples.keys import MAX_NAME_BYTES as MAX_NAME_BYTES
+from wdscli.samples.keys import check_name as check_name
+from wdscli.samples.keys import is_dunder as is_dunder
+from wdscli.samples.keys import may_be_unsafe as may_be_unsafe
+from wdscli.samples.keys import split_name as split_name
+from wdscli.samples.keys import why_ignored as why_ignored
+from wdscli.samples.keys import why_unsafe as why_unsafe
+from wdscli.samples.reading import iter_samples as iter_samples

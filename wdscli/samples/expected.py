@@ -8,6 +8,8 @@ read by the exact scanner (:func:`is_there`). It must not know where expectation
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.samples.keys import split_name
@@ -93,40 +95,44 @@ def _are_of_no_sample(columns: Columns, count: int) -> bool:
     return all(flag & KIND_MASK or split_name(name) is None for name, flag in zip(names, flags))
 
 
-def payload_at(source: ByteSource, head: int, offset: int, name: bytes, size: int) -> bytes:
-    """The payload of a member, read with the headers that lead to it, which begin at byte ``head``. Raises DataError
-    ``stale-index`` unless they say this name and size, InputError."""
-    first = max(head, offset - FRONT_BYTES)
-    data = source.read_at(first, offset + size - first)
-    _check(source, data, first, head, offset, name, size)
-    return data[offset - first :]
+class Expected(NamedTuple):
+    """A member as an index has it: the headers that lead to it begin at byte ``head``."""
 
+    head: int
+    offset: int
+    name: bytes
+    size: int
 
-def check_member(source: ByteSource, head: int, offset: int, name: bytes, size: int) -> None:
-    """Raise DataError ``stale-index`` as :func:`payload_at` does, where the payload is read by itself."""
-    first = max(head, offset - FRONT_BYTES)
-    _check(source, source.read_at(first, offset - first), first, head, offset, name, size)
+    def payload(self, source: ByteSource) -> bytes:
+        """The payload, read with the headers in front of it. Raises DataError ``stale-index`` unless they say this name
+        and size, InputError."""
+        first = max(self.head, self.offset - FRONT_BYTES)
+        data = source.read_at(first, self.offset + self.size - first)
+        self._check(source, data, first)
+        return data[self.offset - first :]
 
+    def check(self, source: ByteSource) -> None:
+        """Raise DataError ``stale-index`` as :meth:`payload` does, where the payload is read by itself."""
+        first = max(self.head, self.offset - FRONT_BYTES)
+        self._check(source, source.read_at(first, self.offset - first), first)
 
-def _check(
-    source: ByteSource, data: bytes, first: int, head: int, offset: int, name: bytes, size: int
-) -> None:
-    block = offset - BLOCK - first
-    is_told = (
-        len(data) >= block + BLOCK
-        and says(data, block, name + b"\0", size)
-        and first == head
-        and are_harmless(data[:block])
-    )
-    if not is_told and not is_there(source, head, offset, name, size):
-        raise DataError(
-            "its index is stale: another header is in front of the payload",
-            code="stale-index",
-            shard=source.name,
-            offset=head,
-            member=to_text(name),
-            hint="make the index again with `wds index`",
+    def _check(self, source: ByteSource, data: bytes, first: int) -> None:
+        block = self.offset - BLOCK - first
+        is_told = (
+            len(data) >= block + BLOCK
+            and says(data, block, self.name + b"\0", self.size)
+            and first == self.head
+            and are_harmless(data[:block])
         )
+        if not is_told and not is_there(source, *self):
+            raise DataError(
+                "its index is stale: another header is in front of the payload",
+                code="stale-index",
+                shard=source.name,
+                offset=self.head,
+                member=to_text(self.name),
+                hint="make the index again with `wds index`",
+            )
 
 
 def _walk(source: ByteSource, begin: int, end: int) -> Columns | None:

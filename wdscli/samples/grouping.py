@@ -1,21 +1,103 @@
-"""Adjacent members with one key to samples, a window of columns at a time.
+"""Adjacent members with one key to samples, as columns, a window at a time.
 
-How: members are grouped into :class:`~wdscli.samples.batch.SampleBatch`; a sample that goes on in the next window is
-carried over, so that the batches do not show where buffers ended. Members that belong to no sample are counted.
-It must not know where bytes come from, nor what a shard set is.
+What it is: :class:`SampleBatch`, whole samples as plain lists, because a record per sample would cost as much as
+parsing its headers, and :class:`Grouper`, which makes them. How: a sample that goes on in the next window is carried
+over, so that the batches do not show where buffers ended. Members that belong to no sample are counted. It must not
+know where bytes come from, nor what a shard set is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
-from wdscli.samples.batch import RAGGED, Ignored, SampleBatch, new_batch
 from wdscli.samples.keys import split_name, why_ignored
-from wdscli.tar import CANONICAL, DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, ByteSource, Columns, Form, scan
-from wdscli.tar.reader import CHUNK, Window
+from wdscli.tar import (
+    CANONICAL,
+    DIRECTORY,
+    KIND_MASK,
+    KIND_NAMES,
+    REGULAR,
+    ByteSource,
+    Columns,
+    Form,
+    padded,
+    scan,
+)
+from wdscli.tar.reader import CHUNK_BYTES, Window
+
+RAGGED = 0b100000
+"""Flag of a sample between whose members others lie (folders, names without a dot): it cannot be copied as one run."""
+
+
+class SampleBatch(NamedTuple):
+    """Whole samples as columns. Sample ``i`` has the members ``firsts[i]`` to ``firsts[i + 1]`` (``firsts`` is one
+    longer than ``keys``); per member: field, byte of the first header block, byte of the payload, payload bytes,
+    flags of ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample
+    ``i`` is a run of canonical members that may be copied as it stands, else FOREIGN, GLOBAL and RAGGED."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    keys: list[bytes]
+    firsts: list[int]
+    fields: list[bytes]
+    starts: list[int]
+    offsets: list[int]
+    sizes: list[int]
+    flags: list[int]
+    marks: list[int]
+
+    def numbers(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        """The columns that have one number a member."""
+        return self.starts, self.offsets, self.sizes, self.flags
+
+    def start(self, row: int) -> int:
+        """The byte at which sample ``row`` begins."""
+        return self.starts[self.firsts[row]]
+
+    def end(self, row: int) -> int:
+        """The byte after sample ``row``, padding included."""
+        last = self.firsts[row + 1] - 1
+        return self.offsets[last] + padded(self.sizes[last])
+
+    def part(self, first: int, end: int) -> SampleBatch:
+        """The samples from ``first`` up to ``end`` as a batch of their own."""
+        low, high = self.firsts[first], self.firsts[end]
+        return SampleBatch(
+            self.index + first,
+            self.keys[first:end],
+            [at - low for at in self.firsts[first : end + 1]],
+            self.fields[low:high],
+            self.starts[low:high],
+            self.offsets[low:high],
+            self.sizes[low:high],
+            self.flags[low:high],
+            self.marks[first:end],
+        )
+
+    def sizes_by_field(self, row: int) -> dict[str, int]:
+        """Field to payload bytes of one sample."""
+        first, end = self.firsts[row], self.firsts[row + 1]
+        return {to_text(self.fields[at]): self.sizes[at] for at in range(first, end)}
+
+
+def new_batch(index: int = 0) -> SampleBatch:
+    return SampleBatch(index, [], [0], [], [], [], [], [], [])
+
+
+class Ignored:
+    """Counts of members that are part of no sample, by reason."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def add(self, reason: str, count: int = 1) -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + count
+
 
 NEVER = 1 << 62
 """Length of the prefix before the first sample: no name is long enough to go on with it."""
@@ -227,9 +309,11 @@ def iter_batches(
     form: Form = CANONICAL,
     lenient: bool = False,
     ignored: Ignored | None = None,
-    chunk: int = CHUNK,
+    chunk: int = CHUNK_BYTES,
+    see: Callable[[Window], None] | None = None,
 ) -> Iterator[SampleBatch]:
-    """The samples of one archive, headers only, some hundreds at a time; memory is bounded by ``chunk``.
+    """The samples of one archive, headers only, some hundreds at a time; memory is bounded by ``chunk``. With ``see``
+    payloads are read too, and it is shown every window before its samples come out.
 
     Members that belong to no sample are counted into ``ignored``. Raises DataError after the whole samples that came
     before the trouble. The sample before it is among them when the trouble lies in a member of another key, or behind
@@ -239,7 +323,9 @@ def iter_batches(
     if ignored is not None:
         grouper.ignored = ignored
     try:
-        for window in scan(source, form=form, chunk=chunk):
+        for window in scan(source, form=form, payloads=see is not None, chunk=chunk):
+            if see is not None:
+                see(window)
             batch = grouper.add(window)
             if batch.keys:
                 yield batch

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Run: TypeAlias = tuple[NDArray[numpy.uint64], NDArray[numpy.uint64]]
 
-SMALL = 1 << 16
+SMALL_KEYS = 1 << 16
 _LOW = (1 << 64) - 1
 
 
@@ -30,7 +30,7 @@ class KeySet:
     ([], [1, 2])
     """
 
-    def __init__(self, small: int = SMALL) -> None:
+    def __init__(self, small: int = SMALL_KEYS) -> None:
         self._small_limit = small
         self._small: set[int] = set()
         self._runs: list[Run] = []

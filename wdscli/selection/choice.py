@@ -1,25 +1,34 @@
 """The selection itself: raw options in, rows of a batch out.
 
 The order in which the options take hold is fixed, whatever their order on the command line: ``--keys`` and
-``--keys-from``, then ``--where``, then the fields (a sample left with none is dropped), then ``--slice`` over
-what remains, then ``--limit``, which a command that brings samples into another order, or leaves some out later,
-counts itself. The same option given twice widens (``--keys A --keys B`` is either), but
+``--keys-from`` (:class:`KeyRule`), then ``--where``, then the fields (:class:`FieldRule`; a sample left with none is
+dropped), then ``--slice`` over what remains, then ``--limit``, which a command that brings samples into another order,
+or leaves some out later, counts itself. The same option given twice widens (``--keys A --keys B`` is either), but
 ``--where`` narrows; different options narrow each other.
+
+Keys: a glob is matched against the whole key, case counts, and ``*`` matches ``/`` too, as in Python's fnmatch and in
+find's ``-path``. The lines of a key file are compared byte for byte.
+
+Fields: a name in ``--fields`` and ``--drop`` means a field as the shard has it, or as ``--rename`` calls it, so that
+both of the orders in which one may think of it work; where the shard has a field of the name itself, it means that one.
+``--rename NEW=OLD1;OLD2`` renames the first of the alternatives that a sample has, as webdataset's ``rename`` does; the
+others keep their names, because nothing is lost in silence.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_text
-from wdscli.samples import SampleBatch
-from wdscli.selection.named import Absence, Named, Sightings
+from wdscli.model import to_bytes, to_text
+from wdscli.samples import SampleBatch, check_name
+from wdscli.selection.named import Absence, Named, Sightings, is_like, listed
+from wdscli.storage import addresses_of, read_all
 
 if TYPE_CHECKING:
-    from wdscli.selection.fields import FieldRule, MemberPlan
-    from wdscli.selection.keys import KeyRule
     from wdscli.selection.where import Where
 
 PayloadOf = Callable[[int, bytes], bytes]
@@ -27,9 +36,9 @@ PayloadOf = Callable[[int, bytes], bytes]
 has."""
 
 OnError = Literal["stop", "skip"]
-_NAMED_AT_MOST = 3
 
 
+@dataclass(slots=True, eq=False)
 class SelectionState:
     """What a selection has counted so far, over the whole sequence of inputs; one for each run of a command.
 
@@ -40,30 +49,16 @@ class SelectionState:
     other names.
     """
 
-    __slots__ = (
-        "done",
-        "dropped",
-        "found",
-        "kept",
-        "matched",
-        "members",
-        "on_error",
-        "payload_bytes",
-        "seen",
-        "sightings",
-    )
-
-    def __init__(self, on_error: OnError = "stop") -> None:
-        self.on_error = on_error
-        self.seen = 0
-        self.matched = 0
-        self.kept = 0
-        self.members = 0
-        self.payload_bytes = 0
-        self.done = False
-        self.dropped: dict[str, int] = {}
-        self.found: set[bytes] = set()
-        self.sightings = Sightings()
+    on_error: OnError = "stop"
+    seen: int = 0
+    matched: int = 0
+    kept: int = 0
+    members: int = 0
+    payload_bytes: int = 0
+    done: bool = False
+    dropped: dict[str, int] = field(default_factory=dict)
+    found: set[bytes] = field(default_factory=set)
+    sightings: Sightings = field(default_factory=Sightings)
 
     def drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
@@ -125,13 +120,19 @@ class Selection(NamedTuple):
         >>> Selection.parse(keys=["n01/*"], slice="::2", limit=10).is_trivial
         False
         """
-        return cls(
-            key_rule=_key_rule(keys or (), keys_from),
+        keep, leave = _words(fields, "--fields"), _words(drop, "--drop")
+        chosen = cls(
+            key_rule=KeyRule.parse(texts_of(keys), keys_from or None) if keys or keys_from else None,
             where=_where(where),
-            field_rule=_field_rule(_words(fields, "--fields"), _words(drop, "--drop"), rename or ()),
+            field_rule=None
+            if keep is None and leave is None and not rename
+            else FieldRule.parse(keep, leave or (), texts_of(rename)),
             span=None if slice is None else parse_span(slice),
-            limit=_checked_limit(limit),
+            limit=limit,
         )
+        if limit is not None and limit < 0:
+            raise UsageError(f"--limit must not be negative: {limit}")
+        return chosen
 
     @property
     def is_trivial(self) -> bool:
@@ -287,21 +288,23 @@ class Selection(NamedTuple):
         unseen = self.key_rule.unseen(state.found)
         if not unseen or len(unseen) == len(self.key_rule.listed or ()):
             return []
-        named = ", ".join(to_text(key) for key in unseen[:_NAMED_AT_MOST])
-        more = f" and {len(unseen) - _NAMED_AT_MOST} more" if len(unseen) > _NAMED_AT_MOST else ""
+        named = listed([to_text(key) for key in unseen], ", ")
         noun = "key" if len(unseen) == 1 else "keys"
         files = " and ".join(self.key_rule.sources)
-        return [f"{len(unseen)} {noun} of {files} not found: {named}{more}"]
+        return [f"{len(unseen)} {noun} of {files} not found: {named}"]
 
 
 _TRIVIAL = Selection()
 
 
+def texts_of(given: str | Iterable[str] | None) -> list[str]:
+    """What an option was given, once or more often, or not at all."""
+    return [given] if isinstance(given, str) else list(given or ())
+
+
 def _words(given: str | Iterable[str] | None, option: str) -> tuple[str, ...] | None:
     """Names separated by commas, from an option that may be given more than once."""
-    if given is None:
-        return None
-    texts = [given] if isinstance(given, str) else list(given)
+    texts = texts_of(given)
     if not texts:
         return None
     words = tuple(word.strip().removeprefix(".") for text in texts for word in text.split(","))
@@ -310,28 +313,9 @@ def _words(given: str | Iterable[str] | None, option: str) -> tuple[str, ...] | 
     return words
 
 
-def _field_rule(
-    fields: tuple[str, ...] | None, drop: tuple[str, ...] | None, rename: Sequence[str]
-) -> FieldRule | None:
-    if fields is None and drop is None and not rename:
-        return None
-    from wdscli.selection.fields import FieldRule
-
-    return FieldRule.parse(fields, drop or (), rename)
-
-
-def _key_rule(keys: Sequence[str], keys_from: str | Sequence[str] | None) -> KeyRule | None:
-    keys_from = keys_from or None
-    if not keys and keys_from is None:
-        return None
-    from wdscli.selection.keys import KeyRule
-
-    return KeyRule.parse([keys] if isinstance(keys, str) else keys, keys_from)
-
-
 def _where(given: str | Sequence[str] | None) -> Where | None:
     """One expression; of several, that all of them hold."""
-    texts = [given] if isinstance(given, str) else list(given or ())
+    texts = texts_of(given)
     if not texts:
         return None
     from wdscli.selection.where import Where
@@ -339,12 +323,6 @@ def _where(given: str | Sequence[str] | None) -> Where | None:
     found = [Where(text) for text in texts]
     # Each was read by itself, so that no bracket of one closes one of another. A comment ends with its line.
     return found[0] if len(found) == 1 else Where(" and ".join(f"({text}\n)" for text in texts))
-
-
-def _checked_limit(limit: int | None) -> int | None:
-    if limit is not None and limit < 0:
-        raise UsageError(f"--limit must not be negative: {limit}")
-    return limit
 
 
 def parse_span(text: str) -> Span:
@@ -365,3 +343,218 @@ def parse_span(text: str) -> Span:
     if step and not int(step):
         raise UsageError(f'not a slice: "{text}": its step is zero')
     return Span(int(start or 0), int(stop) if stop else None, int(step or 1))
+
+
+MemberPlan = tuple[tuple[int, bytes], ...]
+_CACHE_LIMIT = 1 << 12
+
+
+class Rename(NamedTuple):
+    """``new`` is the name for the first of ``olds`` that is there."""
+
+    new: bytes
+    olds: tuple[bytes, ...]
+
+
+class FieldRule:
+    """What is done to the members of a sample. Immutable but for its memory of plans, which is not
+    pickled."""
+
+    __slots__ = ("_plans", "_sources", "drop", "keep", "renames")
+
+    def __init__(
+        self, keep: tuple[str, ...] | None, drop: tuple[str, ...], renames: tuple[Rename, ...]
+    ) -> None:
+        self.keep = keep
+        self.drop = drop
+        self.renames = renames
+        self._sources = {old for rename in renames for old in rename.olds}
+        self._plans: dict[tuple[bytes, ...], MemberPlan] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FieldRule, (self.keep, self.drop, self.renames)
+
+    @classmethod
+    def parse(cls, keep: tuple[str, ...] | None, drop: tuple[str, ...], renames: Sequence[str]) -> FieldRule:
+        """A rule from the options' words. Raises UsageError."""
+        parsed = tuple(map(parse_rename, renames))
+        for names in ([r.new for r in parsed], [old for r in parsed for old in r.olds]):
+            twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+            if twice is not None:
+                raise UsageError(
+                    f'--rename names "{to_text(twice)}" twice on one side',
+                    hint="alternatives go into one option: --rename 'image=jpg;png'",
+                )
+        return cls(keep, drop, parsed)
+
+    @property
+    def named(self) -> list[Named]:
+        """What samples must have somewhere."""
+        words = [(word, " for --fields") for word in self.keep or ()]
+        words += [(word, " for --drop") for word in self.drop]
+        named = [Named(word, purpose, (word, *self._olds_of(word))) for word, purpose in words]
+        for rename in self.renames:
+            olds = tuple(map(to_text, rename.olds))
+            named.append(Named(";".join(olds), " for --rename", olds))
+        return named
+
+    def _olds_of(self, word: str) -> list[str]:
+        """The fields that a word means by their new names."""
+        return [
+            to_text(old)
+            for rename in self.renames
+            if is_like(to_text(rename.new), word)
+            for old in rename.olds
+        ]
+
+    def plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
+        """See :meth:`wdscli.selection.Selection.member_plan`."""
+        plan = self._plans.get(fields)
+        if plan is None:
+            if len(self._plans) >= _CACHE_LIMIT:
+                self._plans.clear()
+            plan = self._plans[fields] = self._make_plan(fields)
+        return plan
+
+    def _make_plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
+        new_names = self._renamed(fields)
+        plan = tuple((place, new) for place, new in enumerate(new_names) if self._stays(fields, place, new))
+        taken = [new for _, new in plan]
+        for place, new in plan:
+            if new != fields[place] and taken.count(new) > 1:
+                name, old = to_text(new), to_text(fields[place])
+                raise DataError(
+                    f'--rename {name}={old}: the sample has a field "{name}" already',
+                    code="duplicate-field",
+                    hint=f"leave the other one out (--drop {name}) or give it a name of its own (--rename)",
+                )
+        return plan
+
+    def _renamed(self, fields: tuple[bytes, ...]) -> list[bytes]:
+        names = list(fields)
+        for rename in self.renames:
+            old = next((old for old in rename.olds if old in fields), None)
+            if old is not None:
+                names[fields.index(old)] = rename.new
+        return names
+
+    def _stays(self, fields: tuple[bytes, ...], place: int, new: bytes) -> bool:
+        names = {to_text(fields[place])}
+        if new not in self._sources and new not in fields:
+            names.add(to_text(new))
+        return (self.keep is None or _any_matches(names, self.keep)) and not _any_matches(names, self.drop)
+
+
+def _any_matches(names: set[str], patterns: tuple[str, ...]) -> bool:
+    return any(is_like(name, pattern) for name in names for pattern in patterns)
+
+
+def parse_rename(text: str) -> Rename:
+    """
+    >>> parse_rename("image=jpg;png")
+    Rename(new=b'image', olds=(b'jpg', b'png'))
+    """
+    new, equals, olds = text.partition("=")
+    names = [name.strip().removeprefix(".") for name in (new, *olds.split(";"))]
+    if not equals or not all(names):
+        raise UsageError(f'not a renaming: "{text}"', hint="--rename NEW=OLD, for example --rename image=jpg")
+    raw = [to_bytes(name) for name in names]
+    try:
+        check_name(b"key", raw[0])
+    except UsageError:
+        raise UsageError(
+            f'--rename: "{names[0]}" cannot be a field: it must have no slash and no NUL'
+        ) from None
+    return Rename(raw[0], tuple(raw[1:]))
+
+
+_MAGIC = frozenset("*?[")
+_FOLLOWED_AT_MOST = 64
+_SHOWN = 3
+
+
+class Glob(NamedTuple):
+    """One glob over keys."""
+
+    text: bytes
+    pattern: re.Pattern[str]
+
+
+class KeyRule(NamedTuple):
+    """A key matches when it is one of ``exact`` or like one of ``globs`` (if any were given) and one of
+    ``listed`` (if files were given). ``sources`` are the files' addresses; ``any_glob`` is all globs together."""
+
+    exact: frozenset[bytes] = frozenset()
+    globs: tuple[Glob, ...] = ()
+    any_glob: re.Pattern[str] | None = None
+    listed: dict[bytes, None] | None = None
+    sources: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, keys: Sequence[str], keys_from: str | Sequence[str] | None) -> KeyRule:
+        from fnmatch import translate
+
+        if any(not key for key in keys):
+            raise UsageError("--keys is empty", hint="--keys 'n01/*'")
+        sources = addresses_of(keys_from, "--keys-from")
+        globs = [key for key in dict.fromkeys(keys) if not _MAGIC.isdisjoint(key)]
+        return cls(
+            exact=frozenset(to_bytes(key) for key in keys if _MAGIC.isdisjoint(key)),
+            globs=tuple(Glob(to_bytes(key), re.compile(translate(key))) for key in globs),
+            any_glob=re.compile("|".join(map(translate, globs))) if globs else None,
+            listed=None if keys_from is None else {key: None for one in sources for key in read_keys(one)},
+            sources=sources,
+        )
+
+    def matches(self, key: bytes, found: set[bytes]) -> bool:
+        """Whether ``key`` is selected; what names it, here or in a file, goes into ``found``."""
+        is_listed = self.listed is None or key in self.listed
+        if self.listed is not None and is_listed:
+            found.add(key)
+        if not self.exact and self.any_glob is None:
+            return is_listed
+        is_exact = key in self.exact
+        if is_exact:
+            found.add(key)
+        text = to_text(key) if self.any_glob is not None else ""
+        if self.any_glob is None or self.any_glob.match(text) is None:
+            return is_exact and is_listed
+        for glob in self.globs:
+            if glob.text not in found and glob.pattern.match(text) is not None:
+                found.add(glob.text)
+        return is_listed
+
+    def look(self, keys: Sequence[bytes], found: set[bytes], sightings: Sightings) -> None:
+        """Take note of keys that may be near those that were not found so far."""
+        missing = self.exact - found if len(self.exact) <= _FOLLOWED_AT_MOST else ()
+        sightings.see_keys(keys, missing)
+
+    def unseen(self, found: set[bytes]) -> list[bytes]:
+        """The keys of the files that are not in ``found``, in the files' order."""
+        return [key for key in self.listed or () if key not in found]
+
+    def absences(self, found: set[bytes], sightings: Sightings) -> list[Absence]:
+        """The keys and globs that no sample has, and files of which none has any."""
+        absences = []
+        like = f"keys are {listed([to_text(key) for key in sightings.keys], ', ')}"
+        if missing := sorted(self.exact - found):
+            close = dict.fromkeys(near for key in missing[:_SHOWN] for near in sightings.near_keys(key))
+            hint = f"did you mean {listed(list(close), ' or ')}?" if close else like
+            if any(b"," in key for key in missing):
+                hint = f"several keys are several options: --keys a --keys b; {hint}"
+            names = listed([to_text(key) for key in missing], " or ")
+            noun = "key" if len(missing) == 1 else "keys"
+            absences.append(Absence(f"no sample has the {noun} {names} for --keys", hint))
+        if globs := [to_text(glob.text) for glob in self.globs if glob.text not in found]:
+            absences.append(Absence(f"no sample has a key like {listed(globs, ' or ')} for --keys", like))
+        if self.listed is not None and found.isdisjoint(self.listed):
+            files = " and ".join(self.sources)
+            absences.append(Absence(f"no sample has a key of {files} for --keys-from", like))
+        return absences
+
+
+def read_keys(address: str) -> dict[bytes, None]:
+    """The keys of a file: one a line, bytes as they are but for a carriage return at the end; blank lines do
+    not count. A dict, because it keeps the order of the lines."""
+    lines = read_all(address).split(b"\n")
+    return dict.fromkeys(key for key in (line.removesuffix(b"\r") for line in lines) if key.strip())

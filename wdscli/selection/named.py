@@ -107,11 +107,7 @@ class Sightings:
                 self._look_into(place, batch, rows, payload_of)
 
     def _look_into(
-        self,
-        place: Place,
-        batch: SampleBatch,
-        rows: Sequence[int],
-        payload_of: Callable[[int, bytes], bytes],
+        self, place: Place, batch: SampleBatch, rows: Sequence[int], payload_of: Callable[[int, bytes], bytes]
     ) -> None:
         import json
 
@@ -173,11 +169,14 @@ class Sightings:
 
 
 def _is_there(name: str, fields: Sequence[str]) -> bool:
-    if name in fields or _MAGIC.isdisjoint(name):
-        return name in fields
+    return name in fields or (not _MAGIC.isdisjoint(name) and any(is_like(field, name) for field in fields))
+
+
+def is_like(name: str, glob: str) -> bool:
+    """Whether a glob means a name; case counts."""
     from fnmatch import fnmatchcase
 
-    return any(fnmatchcase(field, name) for field in fields)
+    return fnmatchcase(name, glob)
 
 
 def _absence(purpose: str, names: Mapping[Named, str]) -> Absence:

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
-from wdscli.samples import Grouper, Ignored, SampleBatch, iter_batches, split_name
-from wdscli.samples.expected import check_member, payload_at
+from wdscli.samples import Ignored, SampleBatch, iter_batches, new_batch, split_name
+from wdscli.samples.expected import Expected
 from wdscli.selection.choice import Selection, SelectionState
-from wdscli.tar import CANONICAL, ByteSource, Form, Window, padded, scan
+from wdscli.tar import CANONICAL, ByteSource, Form, Window, padded
 
-MAX_LOOKED_INTO = 1 << 26
+MAX_LOOKED_INTO_BYTES = 1 << 26
 """A payload above this many bytes is not decoded: memory is bounded by options, never by what a shard
 holds."""
-PIECE = 1 << 20
+PIECE_BYTES = 1 << 20
 
 
 def iter_selected(
@@ -43,43 +43,17 @@ def iter_selected(
     if state.done:
         return
     payloads = payloads or Payloads(source, selection.payload_fields)
-    if payloads.fields and batches is None:
-        yield from _looked_into(source, selection, state, form, lenient, ignored, payloads)
-        return
-    for batch in batches or iter_batches(source, form=form, lenient=lenient, ignored=ignored):
+    if batches is None:
+        see = payloads.see if payloads.fields else None
+        batches = iter_batches(source, form=form, lenient=lenient, ignored=ignored, see=see)
+    for batch in batches:
         payloads.batch = batch
         rows = selection.apply(batch, source.name, state, payloads.of)
         if rows:
             yield batch, rows
         if state.done:
             return
-
-
-def _looked_into(
-    source: ByteSource,
-    selection: Selection,
-    state: SelectionState,
-    form: Form,
-    lenient: bool,
-    ignored: Ignored | None,
-    payloads: Payloads,
-) -> Iterator[tuple[SampleBatch, list[int]]]:
-    grouper = Grouper(source.name, lenient=lenient)
-    if ignored is not None:
-        grouper.ignored = ignored
-    for window in scan(source, form=form, payloads=True):
-        payloads.see(window)
-        payloads.batch = batch = grouper.add(window)
-        rows = selection.apply(batch, source.name, state, payloads.of)
-        if rows:
-            yield batch, rows
-        if state.done:
-            return
         payloads.forget()
-    payloads.batch = batch = grouper.finish()
-    rows = selection.apply(batch, source.name, state, payloads.of)
-    if rows:
-        yield batch, rows
 
 
 class Payloads:
@@ -88,7 +62,7 @@ class Payloads:
 
     def __init__(self, source: ByteSource, fields: frozenset[bytes], *, by_index: bool = False) -> None:
         self.by_index = by_index
-        self.batch: SampleBatch | None = None
+        self.batch = new_batch()
         self._source = source
         self.fields = fields
         self._suffixes = tuple(b"." + field for field in fields)
@@ -102,7 +76,7 @@ class Payloads:
             return
         columns = window.columns
         for row, name in enumerate(columns.names):
-            if name.endswith(self._suffixes) and columns.sizes[row] <= MAX_LOOKED_INTO:
+            if name.endswith(self._suffixes) and columns.sizes[row] <= MAX_LOOKED_INTO_BYTES:
                 parts = split_name(name)
                 if parts is not None and parts[1] in self.fields:
                     self._kept[columns.offsets[row]] = window.payload(row)
@@ -111,7 +85,7 @@ class Payloads:
         """Let go of what belongs to samples that are done with; the last sample of a window may still go
         on."""
         batch = self.batch
-        if self._kept and batch is not None and batch.keys:
+        if self._kept and batch.keys:
             end = batch.end(len(batch.keys) - 1)
             self._kept = {offset: data for offset, data in self._kept.items() if offset >= end}
 
@@ -122,63 +96,51 @@ class Payloads:
     def pieces(self, row: int, field: bytes) -> Iterator[bytes]:
         """The payload of one member of the current batch, of any size, in pieces; the source must be seekable. Raises
         DataError when it is cut short."""
-        at = self._at(row, field)
-        assert self.batch is not None
-        offset = self.batch.offsets[at]
-        end = offset + self.batch.sizes[at]
+        at, member = self._member(row, field)
+        offset, end = member.offset, member.offset + member.size
         if self.by_index:
-            check_member(self._source, self._head(row, at), offset, self._name(row, at), end - offset)
+            member.check(self._source)
         while offset < end:
-            data = self._source.read_at(offset, min(PIECE, end - offset))
+            data = self._source.read_at(offset, min(PIECE_BYTES, end - offset))
             if not data:
-                raise self._error(
-                    row, at, f"archive ends {end - offset} bytes before the payload", "truncated"
-                )
+                message = f"archive ends {end - offset} bytes before the payload"
+                raise self._error(at, member, message, "truncated")
             offset += len(data)
             yield data
 
-    def _at(self, row: int, field: bytes) -> int:
+    def _member(self, row: int, field: bytes) -> tuple[int, Expected]:
+        """Its place in the batch, and what the batch says of it. What leads to it begins behind the member before it,
+        or where the sample does."""
         batch = self.batch
-        assert batch is not None
-        return batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
+        at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
+        head = batch.starts[at]
+        if at > batch.firsts[row]:
+            head = batch.offsets[at - 1] + padded(batch.sizes[at - 1])
+        return at, Expected(head, batch.offsets[at], batch.keys[row] + b"." + field, batch.sizes[at])
 
     def of(self, row: int, field: bytes) -> bytes:
         """The payload of one member of the current batch. Raises DataError when it is too large or cut
         short."""
-        batch, window = self.batch, self._window
-        assert batch is not None
-        at = self._at(row, field)
-        offset, size = batch.offsets[at], batch.sizes[at]
-        if size > MAX_LOOKED_INTO:
-            message = f"a payload of more than {MAX_LOOKED_INTO} bytes is not decoded, here {size}"
-            raise self._error(row, at, message, "undecodable")
+        at, member = self._member(row, field)
+        window, offset, size = self._window, member.offset, member.size
+        if size > MAX_LOOKED_INTO_BYTES:
+            message = f"a payload of more than {MAX_LOOKED_INTO_BYTES} bytes is not decoded, here {size}"
+            raise self._error(at, member, message, "undecodable")
         if offset in self._kept:
             return self._kept[offset]
         if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
             return window.buffer[offset - window.base : offset - window.base + size]
-        if self.by_index:
-            data = payload_at(self._source, self._head(row, at), offset, self._name(row, at), size)
-        else:
-            data = self._source.read_at(offset, size)
+        data = member.payload(self._source) if self.by_index else self._source.read_at(offset, size)
         if len(data) < size:
-            raise self._error(row, at, f"archive ends after {len(data)} of {size} payload bytes", "truncated")
+            message = f"archive ends after {len(data)} of {size} payload bytes"
+            raise self._error(at, member, message, "truncated")
         return data
 
-    def _head(self, row: int, at: int) -> int:
-        """Where what leads to a member begins: behind the member before it, or where the sample does."""
-        batch = self.batch
-        assert batch is not None
-        if at == batch.firsts[row]:
-            return batch.starts[at]
-        return batch.offsets[at - 1] + padded(batch.sizes[at - 1])
-
-    def _name(self, row: int, at: int) -> bytes:
-        batch = self.batch
-        assert batch is not None
-        return batch.keys[row] + b"." + batch.fields[at]
-
-    def _error(self, row: int, at: int, message: str, code: str) -> DataError:
-        batch = self.batch
-        assert batch is not None
-        name = to_text(self._name(row, at))
-        return DataError(message, code=code, shard=self._source.name, offset=batch.starts[at], member=name)
+    def _error(self, at: int, member: Expected, message: str, code: str) -> DataError:
+        return DataError(
+            message,
+            code=code,
+            shard=self._source.name,
+            offset=self.batch.starts[at],
+            member=to_text(member.name),
+        )

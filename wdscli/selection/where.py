@@ -23,8 +23,7 @@ from simpleeval import DEFAULT_OPERATORS, InvalidExpression, SimpleEval
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch
-from wdscli.selection.named import Place, Sightings
-from wdscli.selection.where_names import names_in
+from wdscli.selection.named import Named, Path, Place, Sightings, is_like
 
 PAYLOADS = ("json", "cls", "txt")
 NAMES = ("key", "shard", "index", "size", "fields", *PAYLOADS)
@@ -39,33 +38,11 @@ TEXT_METHODS = frozenset(f"{_CALLED} {_ASKED} rstrip split splitlines startswith
 _MAX_LENGTH = 10_000
 _MAX_BITS = 4096
 
-_LOGIC = (ast.BoolOp, ast.And, ast.Or, ast.Not, ast.IfExp, ast.UnaryOp, ast.BinOp, ast.USub, ast.UAdd)
-_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
-_ORDER = (
-    ast.Compare,
-    ast.Eq,
-    ast.NotEq,
-    ast.Lt,
-    ast.LtE,
-    ast.Gt,
-    ast.GtE,
-    ast.In,
-    ast.NotIn,
-    ast.Is,
-    ast.IsNot,
-)
-_VALUE = (
-    ast.Constant,
-    ast.List,
-    ast.Tuple,
-    ast.Set,
-    ast.Name,
-    ast.Load,
-    ast.Attribute,
-    ast.Subscript,
-    ast.Slice,
-)
-_NODES = (*_LOGIC, *_ARITHMETIC, *_ORDER, *_VALUE, ast.Call, ast.keyword)
+_LOGIC = "BoolOp And Or Not IfExp UnaryOp BinOp USub UAdd"
+_ARITHMETIC = "Add Sub Mult Div FloorDiv Mod Pow"
+_ORDER = "Compare Eq NotEq Lt LtE Gt GtE In NotIn Is IsNot"
+_VALUE = "Constant List Tuple Set Name Load Attribute Subscript Slice Call keyword"
+_NODES = tuple(getattr(ast, name) for name in f"{_LOGIC} {_ARITHMETIC} {_ORDER} {_VALUE}".split())
 _TWINS = {ast.BitAnd: ("&", "and"), ast.BitOr: ("|", "or"), ast.Invert: ("~", "not")}
 
 
@@ -79,12 +56,6 @@ def _get(mapping: Any, name: Any, default: Any = None) -> Any:
 
 def _total(values: Any) -> Any:
     return sum(values.values() if isinstance(values, dict) else values)
-
-
-def _like(text: str, glob: str) -> bool:
-    from fnmatch import fnmatchcase
-
-    return fnmatchcase(text, glob)
 
 
 def _rounded(number: Any, digits: int | None = None) -> Any:
@@ -109,7 +80,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "get": _get,
     "int": int,
     "len": len,
-    "like": _like,
+    "like": is_like,
     "max": max,
     "min": min,
     "round": _rounded,
@@ -400,3 +371,80 @@ def _close(word: str, known: Any) -> str:
 
     matches = get_close_matches(word, list(known), n=2, cutoff=0.6)
     return f"did you mean {' or '.join(matches)}?" if matches else "known are " + ", ".join(known)
+
+
+def names_in(tree: ast.expr) -> tuple[Named, ...]:
+    """The fields and places in JSON that an expression for ``--where`` wants values of: ``json.width``,
+    ``json["a"][0]``, ``size.jpg``, ``cls``. Whether something is ``in`` something, and what ``get`` asks for, may be
+    nowhere.
+
+    >>> [name.text for name in names_in(ast.parse("json.a[0].b.lower() == txt and 'x' in size", mode="eval").body)]
+    ['json', 'json.a[0].b', 'txt']
+    """
+    found: dict[Named, None] = {}
+    _Names(found).visit(tree)
+    return tuple(found)
+
+
+class _Names(ast.NodeVisitor):
+    def __init__(self, found: dict[Named, None]) -> None:
+        self._found = found
+
+    def _add(self, text: str, field: str, path: Path | None = None) -> None:
+        self._found[Named(text, " for --where", (field,), path)] = None
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if node.id in PAYLOADS:
+            self._add(node.id, node.id)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        # The method of a text is no place in it.
+        self.visit(node.func.value if isinstance(node.func, ast.Attribute) else node.func)
+        for argument in node.args:
+            self.visit(argument)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._visit_place(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        self._visit_place(node)
+
+    def _visit_place(self, node: ast.Attribute | ast.Subscript) -> None:
+        """A chain of names and places; what is between brackets and no constant ends it."""
+        path: list[str | int] = []
+        at: ast.expr = node
+        while isinstance(at, ast.Attribute | ast.Subscript):
+            step = at.attr if isinstance(at, ast.Attribute) else _constant(at.slice)
+            if step is None:
+                path = []
+                self.visit(at.slice)  # type: ignore[union-attr]
+            else:
+                path.insert(0, step)
+            at = at.value
+        if isinstance(at, ast.Name) and at.id == "json":
+            self._add("json", "json")
+            if path:
+                self._add(ast.unparse(_without(node, len(path))), "json", tuple(path))
+        elif isinstance(at, ast.Name) and at.id == "size":
+            if path and isinstance(path[0], str):
+                self._add(f"size.{path[0]}", path[0])
+        else:
+            self.visit(at)
+
+
+def _without(node: ast.expr, steps: int) -> ast.expr:
+    """The first so many steps of a chain."""
+    chain: list[ast.expr] = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        chain.insert(0, node)
+        node = node.value
+    return chain[steps - 1]
+
+
+def _constant(node: ast.expr) -> str | int | None:
+    """A name or a place that stands between brackets."""
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        return None
+    return value if type(value) in (str, int) else None

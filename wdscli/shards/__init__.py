@@ -9,42 +9,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdscli.shards.find import find_index
-    from wdscli.shards.index import Index
-    from wdscli.shards.inputs import ShardSet, open_set, read_manifest
-    from wdscli.shards.manifest import Manifest
-    from wdscli.shards.output import OutputSet, ShardSettings
-    from wdscli.shards.reader import ShardReader
-    from wdscli.shards.shardfile import ShardFile
-    from wdscli.shards.writer import ShardWriter
+    from wdscli.shards.index import Index as Index
+    from wdscli.shards.inputs import ShardSet as ShardSet
+    from wdscli.shards.inputs import open_set as open_set
+    from wdscli.shards.inputs import read_manifest as read_manifest
+    from wdscli.shards.manifest import Manifest as Manifest
+    from wdscli.shards.reading import ShardReader as ShardReader
+    from wdscli.shards.reading import find_index as find_index
+    from wdscli.shards.writer import ShardWriter as ShardWriter
+    from wdscli.shards.writing import OutputSet as OutputSet
+    from wdscli.shards.writing import ShardFile as ShardFile
+    from wdscli.shards.writing import ShardSettings as ShardSettings
 
 _HOMES = {
     "Index": "index",
     "Manifest": "manifest",
-    "OutputSet": "output",
-    "ShardFile": "shardfile",
-    "ShardReader": "reader",
+    "OutputSet": "writing",
+    "ShardFile": "writing",
+    "ShardReader": "reading",
     "ShardSet": "inputs",
-    "ShardSettings": "output",
+    "ShardSettings": "writing",
     "ShardWriter": "writer",
-    "find_index": "find",
+    "find_index": "reading",
     "open_set": "inputs",
     "read_manifest": "inputs",
 }
-
-__all__ = [
-    "Index",
-    "Manifest",
-    "OutputSet",
-    "ShardFile",
-    "ShardReader",
-    "ShardSet",
-    "ShardSettings",
-    "ShardWriter",
-    "find_index",
-    "open_set",
-    "read_manifest",
-]
 
 
 def __getattr__(name: str) -> Any:

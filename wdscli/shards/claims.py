@@ -1,12 +1,17 @@
-"""The right to write a set: of two runs into one output the second is refused, and a run notices when its output is
-taken away from under it.
+"""The right to write a set, and what those leave beside it who lost it: killed runs.
 
-What it is: :class:`Claim`, for the run, and :class:`Ticket`, for each task of it. How: a file ``.wds/NAME.lock.tmp``
+What it is: :class:`Claim`, for the run, and :class:`Ticket`, for each task of it: of two runs into one output the
+second is refused, and a run notices when its output is taken away from under it. How: a file ``.wds/NAME.lock.tmp``
 beside the shards, locked with ``flock``, which ends with the process: a run that was killed holds nothing. Runs of one
 stored plan write the same bytes and share a claim by the plan's mark. The ticket is the folder's device and inode,
 which stay as they are while the claim has the folder open. Where nothing can be locked (object stores, some network
 file systems) there is no claim, and what remains is the look at every shard before the manifest is written
-(:mod:`~wdscli.shards.output`). It must not know what is written.
+(:mod:`~wdscli.shards.writing`).
+
+A run that ended early leaves receipts of whole shards (:func:`receipt_address`) and temporary files
+(:func:`remove_temporaries`, :func:`remove_abandoned`), which are known by their names: a temporary file is
+``.NAME.<12 hexadecimal digits>.tmp``, and only those of names that the caller calls its own go, and none that is
+locked: somebody writes it just now. It must not know what is written, nor what receipts say.
 """
 
 from __future__ import annotations
@@ -16,17 +21,18 @@ import errno
 import fcntl
 import json
 import os
+import re
 import time
 import weakref
-from types import TracebackType
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from wdscli.errors import OutputError
-from wdscli.shards.building import FOLDER
-from wdscli.shards.inputs import MANIFEST_SUFFIX
-from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream
+from wdscli.shards.index import FOLDER, SUFFIX
+from wdscli.shards.inputs import MANIFEST_SUFFIX, names_in
+from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, remove, sibling
 from wdscli.storage.addresses import local_path
-from wdscli.storage.local import is_same_file
+from wdscli.storage.local import is_same_file, remove_if_abandoned
 
 LOCK = ".lock.tmp"
 _PART = "{part}"
@@ -218,9 +224,7 @@ class Claim:
     def __enter__(self) -> Claim:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def __del__(self) -> None:
@@ -256,3 +260,68 @@ def _read(path: str) -> dict[str, str]:
         return {"process": str(told["process"]), "host": str(told["host"]), "mark": str(told["mark"])}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+
+
+RECEIPT = ".done"
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
+_CUT = 50
+"""Of a very long name, a temporary file keeps so many characters."""
+
+
+def receipt_address(address: str) -> str:
+    """Where the receipt of a shard lies: ``.wds/<name>.done`` in the shard's folder."""
+    return sibling(address, f"{FOLDER}/{base_name(address)}{RECEIPT}")
+
+
+def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> int:
+    """Remove temporary files in a folder of this machine, and in its ``.wds``, of which it is known that nobody writes
+    them any more. ``is_own`` is asked of names of shards and manifests. Gives their number."""
+    removed = 0
+    for inside, ends in ((folder, ("",)), (f"{folder}{FOLDER}/", (SUFFIX, RECEIPT))):
+        for found in names_in(inside, keep=_is_temporary):
+            name = _TEMPORARY.fullmatch(found)[1]  # type: ignore[index]
+            if any(name.endswith(end) and is_own(name.removesuffix(end)) for end in ends):
+                removed += remove_if_abandoned(local_path(inside + found)) or False
+    return removed
+
+
+def _is_temporary(name: str) -> bool:
+    return name.endswith(".tmp") and _TEMPORARY.fullmatch(name) is not None
+
+
+def remove_temporaries(addresses: Iterable[str]) -> int:
+    """Remove temporary files of these shards (or other files), of their indexes and receipts, also where nobody can
+    tell whether somebody writes them. Gives their number."""
+    folders: dict[str, set[str]] = {}
+    for address in addresses:
+        folder, name = folder_of(address), base_name(address)
+        folders.setdefault(folder, set()).add(name)
+        folders.setdefault(f"{folder}{FOLDER}/", set()).update((name + SUFFIX, name + RECEIPT))
+    return sum(_remove_in(folder, names) for folder, names in folders.items())
+
+
+def _remove_in(folder: str, names: set[str]) -> int:
+    names = names | {name[:_CUT] for name in names if len(os.fsencode(name)) > 4 * _CUT}
+    removed = 0
+    for found in names_in(folder, keep=_is_temporary):
+        match = _TEMPORARY.fullmatch(found)
+        if match and match[1] in names:
+            gone = remove_if_abandoned(local_path(folder + found)) if is_local(folder) else None
+            if gone is None:
+                remove(folder + found)
+            removed += gone is not False
+    return removed
+
+
+def remove_receipts(addresses: Iterable[str]) -> None:
+    """Remove the receipts of these shards, and the folder they were in when nothing else is left there."""
+    folders: dict[str, set[str]] = {}
+    for address in addresses:
+        folders.setdefault(folder_of(address), set()).add(base_name(address) + RECEIPT)
+    for folder, names in folders.items():
+        inside = f"{folder}{FOLDER}/"
+        there = set(names_in(inside))
+        for name in sorted(there & names):
+            remove(inside + name)
+        if there and there <= names and is_local(inside):
+            _remove_empty([local_path(inside)])

@@ -1,54 +1,38 @@
 """The index of a shard, ``.wds/<shard name>.wdx``: where every sample and every member lies.
 
 What it is: one msgpack map whose values are plain numbers, strings and packed little-endian arrays, so that loading is
-``frombuffer``, not parsing. The layout is documented in wdscli-index(5). How it stays true: ``digest`` is an XXH3-64
-over the packed columns, which say what the headers say (names, places, sizes): a scan of the shard gives the same
-digest or the index is stale. The last value, ``seal``, is an XXH3-64 over every byte of the file before it, so that a
-file that is cut or changed anywhere is refused. At every use, :func:`find_index` compares the shard's size, its version
-where the store tells one, its age where both are local files, and some headers; the header in front of every payload is
-compared when that is read.
+``frombuffer``, not parsing. The layout is documented in wdscli-index(5). :class:`Index` is one that was read,
+:class:`IndexBuilder` one that is made while a shard is written or scanned; it takes samples one by one, by the batch or
+as arrays. An index takes some ninety bytes for each tiny sample: what is more than a few MB of it waits in a temporary
+file, so that the memory that writes a shard does not grow with its samples.
 
-It must not know how shards are written or which command asks.
+How it stays true: ``digest`` is an XXH3-64 over the packed columns, which say what the headers say (names, places,
+sizes): a scan of the shard gives the same digest or the index is stale. The last value, ``seal``, is an XXH3-64 over
+every byte of the file before it, so that a file that is cut or changed anywhere is refused. At every use,
+:func:`~wdscli.shards.reading.find_index` compares the shard's size, its version where the store tells one, its age
+where both are local files, and some headers; the header in front of every payload is compared when that is read.
+
+It must not know where samples come from, how shards are written or which command asks.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, islice, pairwise
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from wdscli.errors import DataError
+from wdscli.errors import DataError, OutputError
 from wdscli.model import FieldTotals, to_text
-from wdscli.samples import RAGGED, SampleBatch
-from wdscli.shards.building import (
-    COLUMNS,
-    FOLDER,
-    FORMAT,
-    SEAL,
-    SUFFIX,
-    VERSION,
-    IndexBuilder,
-    Packed,
-    digest_of,
-)
-from wdscli.tar import END_OF_ARCHIVE, Form
+from wdscli.samples import RAGGED, SampleBatch, new_batch
+from wdscli.storage import base_name, sibling
+from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
-
-__all__ = [
-    "COLUMNS",
-    "FOLDER",
-    "FORMAT",
-    "Index",
-    "IndexBuilder",
-    "Packed",
-    "SUFFIX",
-    "VERSION",
-    "check_seal",
-    "digest_of",
-    "parse_index",
-]
 
 
 class Index:
@@ -232,3 +216,415 @@ def _check_gaps(index: Index, starts: NDArray[numpy.int64], ends: NDArray[numpy.
 
 
 _PER_MEMBER = ("member_fields", "member_offsets", "member_sizes")
+
+
+Buffer: TypeAlias = bytes | memoryview
+
+FORMAT = "wdscli-index"
+VERSION = 1
+FOLDER = ".wds"
+SUFFIX = ".wdx"
+
+#: column -> array typecode: Q u64, I u32, B u8; in the order in which the digest takes them
+COLUMNS = {
+    "key_ends": "Q",
+    "starts": "Q",
+    "lengths": "Q",
+    "member_ends": "Q",
+    "marks": "B",
+    "member_fields": "I",
+    "member_offsets": "Q",
+    "member_sizes": "Q",
+}
+_NOT_DIGESTED = {"marks"}
+SEAL = b"\xa4seal\xc4\x08"
+"""How msgpack writes the key ``seal`` and the head of eight bytes: what stands before the file's last eight."""
+_PENDING_SAMPLES = 512
+HELD_BYTES = 2 << 20
+"""Bytes of columns that are kept in memory."""
+
+
+def index_address(address: str) -> str:
+    """Where the index of a shard lies: ``.wds/<name>.wdx`` in the shard's folder."""
+    return sibling(address, f"{FOLDER}/{base_name(address)}{SUFFIX}")
+
+
+class SampleArrays(NamedTuple):
+    """Canonical samples as arrays. One number a sample: bytes of its key (``keys`` has them one behind the other), its
+    first byte, its bytes, its members; one a member: the place of its field in ``fields``, byte and bytes of the
+    payload."""
+
+    keys: bytes
+    key_lengths: NDArray[numpy.int64]
+    starts: NDArray[numpy.int64]
+    lengths: NDArray[numpy.int64]
+    counts: NDArray[numpy.int64]
+    fields: list[bytes]
+    codes: NDArray[numpy.int64]
+    offsets: NDArray[numpy.int64]
+    sizes: NDArray[numpy.int64]
+
+
+class IndexBuilder:
+    """Gathers the columns of one shard while it is written or scanned.
+
+    Samples that come one by one are kept as a batch until there are some hundreds, because whole columns are packed ten
+    times faster than single numbers.
+    """
+
+    def __init__(self) -> None:
+        self._keys = bytearray()
+        self._marks = bytearray()
+        self._key_ends, self._starts, self._lengths, self._member_ends = (array("Q") for _ in range(4))
+        self._member_offsets, self._member_sizes = array("Q"), array("Q")
+        self._member_fields = array("I")
+        self._field_ids: dict[bytes, int] = {}
+        self._counts: list[int] = []
+        self._bytes: list[int] = []
+        self._pending = new_batch()
+        self._waiting = Waiting()
+
+    @property
+    def samples(self) -> int:
+        return self._waiting.count("marks", 1) + len(self._marks) + len(self._pending.keys)
+
+    @property
+    def members(self) -> int:
+        return self._members + len(self._pending.fields)
+
+    @property
+    def _members(self) -> int:
+        return self._waiting.count("member_fields", 4) + len(self._member_fields)
+
+    @property
+    def _key_bytes(self) -> int:
+        return self._waiting.count("keys", 1) + len(self._keys)
+
+    def add_batch(self, batch: SampleBatch) -> None:
+        """Whole samples whose places are those of this shard."""
+        self._settle()
+        self._add(batch)
+
+    def add_arrays(self, samples: SampleArrays, shift: int) -> None:
+        """Samples as arrays, whose places count from byte ``shift`` of this shard."""
+        import numpy
+
+        self._settle()
+        _extend(self._key_ends, samples.key_lengths.cumsum() + self._key_bytes)
+        self._keys += samples.keys
+        _extend(self._starts, samples.starts + shift)
+        _extend(self._lengths, samples.lengths)
+        _extend(self._member_ends, samples.counts.cumsum() + self._members)
+        self._marks += bytes(len(samples.starts))
+        ids = self._ids_of(samples)
+        _extend(self._member_fields, ids)
+        _extend(self._member_offsets, samples.offsets + shift)
+        _extend(self._member_sizes, samples.sizes)
+        counts = numpy.bincount(ids)
+        # Exact: a float holds every whole number up to 2^53.
+        totals = numpy.bincount(ids, samples.sizes)
+        for number in numpy.flatnonzero(counts).tolist():
+            self._counts[number] += int(counts[number])
+            self._bytes[number] += int(totals[number])
+        self._relieve()
+
+    def _ids_of(self, samples: SampleArrays) -> NDArray[numpy.int64]:
+        """The number of each member's field. New fields are numbered in the order in which they come."""
+        import numpy
+
+        codes, fields = samples.codes, samples.fields
+        if any(field not in self._field_ids for field in fields):
+            firsts = {code: numpy.argmax(codes == code) for code in range(len(fields))}
+            for code in sorted(firsts, key=firsts.__getitem__):
+                self._field_id(fields[code])
+        ids: NDArray[numpy.int64] = numpy.array([self._field_id(field) for field in fields])
+        return ids[codes]
+
+    def add_sample(
+        self, key: bytes, start: int, fields: Sequence[bytes], offsets: Sequence[int], sizes: Sequence[int]
+    ) -> None:
+        """One canonical sample that begins at byte ``start``; a number per member in ``offsets`` and ``sizes``."""
+        pending = self._pending
+        pending.keys.append(key)
+        pending.starts.append(start)
+        pending.fields.extend(fields)
+        pending.offsets.extend(offsets)
+        pending.sizes.extend(sizes)
+        pending.firsts.append(len(pending.fields))
+        if len(pending.keys) >= _PENDING_SAMPLES:
+            self._settle()
+
+    def _settle(self) -> None:
+        """The samples that came one by one, into the columns. Their ``starts`` have one number a sample."""
+        pending = self._pending
+        if pending.keys:
+            self._pending = new_batch()
+            pending.marks.extend([0] * len(pending.keys))
+            self._add(pending, pending.starts)
+
+    def _add(self, batch: SampleBatch, begins: list[int] | None = None) -> None:
+        keys, firsts = batch.keys, batch.firsts
+        if begins is None:
+            begins = list(map(batch.starts.__getitem__, firsts[:-1]))
+        self._key_ends.fromlist(list(accumulate(map(len, keys), initial=self._key_bytes))[1:])
+        self._keys += b"".join(keys)
+        self._starts.fromlist(begins)
+        offsets, sizes = batch.offsets, batch.sizes
+        self._lengths.fromlist(
+            [
+                (offsets[end - 1] + sizes[end - 1] + 511 & -512) - begin
+                for end, begin in zip(islice(firsts, 1, None), begins)
+            ]
+        )
+        shift = self._members
+        self._member_ends.fromlist([end + shift for end in islice(firsts, 1, None)])
+        self._marks += bytes(batch.marks)
+        self._add_fields(batch)
+        self._member_offsets.fromlist(offsets)
+        self._member_sizes.fromlist(sizes)
+        self._relieve()
+
+    def _relieve(self) -> None:
+        """Let columns wait in a file once they are large."""
+        if len(self._keys) + 33 * len(self._marks) + 20 * len(self._member_fields) < HELD_BYTES:
+            return
+        for name in ("keys", *COLUMNS):
+            column = getattr(self, "_" + name)
+            self._waiting.put(name, _packed(column))
+            fresh = type(column)() if isinstance(column, bytearray) else array(column.typecode)
+            setattr(self, "_" + name, fresh)
+
+    def _add_fields(self, batch: SampleBatch) -> None:
+        """Nearly always all samples of a batch have the fields of its first, in its order: whole columns at a time."""
+        fields, sizes, count = batch.fields, batch.sizes, len(batch.keys)
+        width = batch.firsts[1] if count else 0
+        if count > 1 and fields[:width] * count == fields:
+            ids = [self._field_id(field) for field in fields[:width]]
+            self._member_fields.extend(array("I", ids) * count)
+            for place, number in enumerate(ids):
+                self._counts[number] += count
+                self._bytes[number] += sum(sizes[place::width])
+            return
+        known, counts, totals = self._field_ids, self._counts, self._bytes
+        numbers = []
+        for field, size in zip(fields, sizes):
+            try:
+                number = known[field]
+            except KeyError:
+                number = self._field_id(field)
+            numbers.append(number)
+            counts[number] += 1
+            totals[number] += size
+        self._member_fields.fromlist(numbers)
+
+    def _field_id(self, field: bytes) -> int:
+        """The number of a field's name; a new one for a name not seen before."""
+        known = self._field_ids.get(field)
+        if known is None:
+            known = self._field_ids[field] = len(self._field_ids)
+            self._counts.append(0)
+            self._bytes.append(0)
+        return known
+
+    def totals(self) -> dict[str, FieldTotals]:
+        """Count and bytes of every field, in order of first appearance."""
+        self._settle()
+        return {
+            to_text(field): FieldTotals(self._counts[number], self._bytes[number])
+            for field, number in self._field_ids.items()
+        }
+
+    def columns(self) -> dict[str, Buffer]:
+        """The packed columns, little-endian. Views, where they can be: nothing may be added while they are held."""
+        return {name: column.whole() for name, column in self._columns().items()}
+
+    def _columns(self) -> dict[str, Column]:
+        self._settle()
+        found = {"fields": Column([], b"\0".join(self._field_ids))}
+        for name in ("keys", *COLUMNS):
+            found[name] = Column(self._waiting.pieces_of(name), _packed(getattr(self, "_" + name)))
+        return found
+
+    def digest(self) -> str:
+        """See :func:`digest_of`."""
+        return _digest(self._columns())
+
+    def to_bytes(self, **about: Any) -> bytes:
+        """The whole index file; see :meth:`pieces`."""
+        return b"".join(self.pieces(**about))
+
+    def pieces(
+        self,
+        *,
+        shard: str,
+        size: int,
+        form: Form = CANONICAL,
+        ignored: dict[str, int] | None = None,
+        etag: str = "",
+    ) -> Iterator[Buffer]:
+        """The index file piece by piece: it is large where samples are small, and is not held twice. ``size`` is the
+        shard's size in bytes, ``shard`` its file name, ``etag`` its version where the store tells one."""
+        import msgpack
+        from xxhash import xxh3_64
+
+        for field in self._field_ids:
+            if b"\0" in field:
+                raise DataError(
+                    "no index can hold a field with a NUL in its name",
+                    code="unsafe-name",
+                    shard=shard,
+                    member=to_text(field),
+                    hint="save the other samples with `wds verify --repair -o OUT`",
+                )
+        columns = self._columns()
+        whole = {
+            "format": FORMAT,
+            "version": VERSION,
+            "shard": shard,
+            "size": size,
+            "samples": self.samples,
+            "members": self.members,
+            "mtime": form.mtime,
+            "long_names": form.long_names,
+            "ignored": dict(sorted((ignored or {}).items())),
+            **({"etag": etag} if etag else {}),
+            "digest": _digest(columns),
+            **columns,
+        }
+        packer = msgpack.Packer(unicode_errors="surrogateescape")
+        seal = xxh3_64()
+        for piece in _pieces_of(whole, packer):
+            seal.update(piece)
+            yield piece
+        yield seal.digest()
+
+
+def _pieces_of(whole: Mapping[str, Any], packer: Any) -> Iterator[Buffer]:
+    """A map's head, its names and values, and the head of the seal, which comes last."""
+    yield packer.pack_map_header(len(whole) + 1)
+    for name, value in whole.items():
+        yield packer.pack(name)
+        if isinstance(value, Column):
+            yield _bin_head(value.length)
+            yield from value.pieces()
+        else:
+            yield packer.pack(value)
+    yield SEAL
+
+
+def _bin_head(length: int) -> bytes:
+    """What msgpack writes before so many bytes: bin 8, bin 16 or bin 32."""
+    if length < 1 << 8:
+        return b"\xc4" + length.to_bytes(1, "big")
+    if length < 1 << 16:
+        return b"\xc5" + length.to_bytes(2, "big")
+    return b"\xc6" + length.to_bytes(4, "big")
+
+
+def _extend(column: array[int], numbers: NDArray[numpy.int64]) -> None:
+    """Append an array's numbers."""
+    column.frombytes(numbers.astype("u8" if column.typecode == "Q" else "u4").tobytes())
+
+
+def _packed(column: array[int] | bytearray) -> Buffer:
+    if isinstance(column, array) and sys.byteorder == "big":
+        column = array(column.typecode, column)
+        column.byteswap()
+    return memoryview(column).cast("B")
+
+
+def digest_of(columns: Mapping[str, Buffer]) -> str:
+    """XXH3-64 (hexadecimal) over what the headers say: field names, keys and every packed column but ``marks``, each
+    preceded by its length as eight little-endian bytes."""
+    return _digest({name: Column([], columns[name]) for name in ("fields", "keys", *COLUMNS)})
+
+
+def _digest(columns: Mapping[str, Column]) -> str:
+    from xxhash import xxh3_64
+
+    digest = xxh3_64()
+    for name in ("fields", "keys", *COLUMNS):
+        if name not in _NOT_DIGESTED:
+            digest.update(columns[name].length.to_bytes(8, "little"))
+            for piece in columns[name].pieces():
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+PIECE_BYTES = 1 << 20
+"""Bytes read at a time."""
+
+
+class Piece(NamedTuple):
+    """A stretch of a file: its descriptor, first byte and bytes."""
+
+    descriptor: int
+    start: int
+    length: int
+
+    def read(self) -> Iterator[bytes]:
+        """Its bytes, some at a time. Raises OutputError."""
+        at, end = self.start, self.start + self.length
+        while at < end:
+            data = os.pread(self.descriptor, min(PIECE_BYTES, end - at), at)
+            if not data:
+                raise OutputError("a temporary file has lost what was written to it")
+            at += len(data)
+            yield data
+
+
+class Column(NamedTuple):
+    """The pieces of one column that lie in a file, and its end."""
+
+    waiting: Sequence[Piece]
+    rest: Buffer
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole."""
+        return sum(piece.length for piece in self.waiting) + len(self.rest)
+
+    def pieces(self) -> Iterator[Buffer]:
+        """The column piece by piece."""
+        for piece in self.waiting:
+            yield from piece.read()
+        yield self.rest
+
+    def whole(self) -> Buffer:
+        """The column in memory; a view where nothing had to wait."""
+        return b"".join(self.pieces()) if self.waiting else self.rest
+
+
+class Waiting:
+    """A temporary file below TMPDIR, made with the first piece; it goes with this object."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._pieces: dict[str, list[Piece]] = {}
+        self._end = 0
+
+    def put(self, name: str, data: Buffer) -> None:
+        """Append to a column. Raises OutputError."""
+        if not len(data):
+            return
+        try:
+            if self._file is None:
+                from tempfile import TemporaryFile
+
+                self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - it is open as long as this is in use
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise OutputError(
+                f"cannot write a temporary file: {error.strerror}", hint="TMPDIR names another folder for it"
+            ) from error
+        self._pieces.setdefault(name, []).append(Piece(self._file.fileno(), self._end, len(data)))
+        self._end += len(data)
+
+    def count(self, name: str, width: int) -> int:
+        """How many numbers of ``width`` bytes of a column wait."""
+        return sum(piece.length for piece in self._pieces.get(name, ())) // width
+
+    def pieces_of(self, name: str) -> list[Piece]:
+        return self._pieces.get(name, [])

@@ -7,21 +7,12 @@ what folders and globs gave with the manifests beside it, on any store that can 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, InputNotFoundError, WdsError
-from wdscli.storage import (
-    Words,
-    base_name,
-    expand,
-    folder_of,
-    is_stream,
-    list_folder,
-    read_all,
-    scheme,
-)
-from wdscli.storage.trust import shard_address
+from wdscli.storage import Words, base_name, expand, folder_of, is_stream, list_folder, read_all, scheme
+from wdscli.storage.addresses import is_web, shard_address
 
 if TYPE_CHECKING:
     from wdscli.shards.manifest import Manifest
@@ -132,15 +123,15 @@ def _manifests_in(folder: str, given: Given | None) -> Iterator[tuple[str, Manif
             yield address, manifest
 
 
-def names_in(folder: str, given: Given | None) -> list[str]:
-    """The names of what lies in a folder, listed once for all who share ``given``; none when that cannot be told, as on
-    a web server."""
+def names_in(folder: str, given: Given | None = None, keep: Callable[[str], bool] = bool) -> list[str]:
+    """The names of what lies in a folder, as far as ``keep`` is true of it, listed once for all who share ``given``;
+    none when that cannot be told, as on a web server."""
     if given is not None and folder in given.names:
         return given.names[folder]
-    if scheme(folder) in ("http", "https"):
+    if is_web(folder):
         return []
     try:
-        names = list_folder(folder)
+        names = list_folder(folder, keep)
     except WdsError:
         return []
     if given is not None:

@@ -5,52 +5,25 @@ package is the only importer of fsspec, s3fs and braceexpand, and imports them, 
 when an address needs them.
 """
 
-from wdscli.storage.addresses import (
-    addresses_of,
-    base_name,
-    is_local,
-    is_stream,
-    local_path,
-    relative_to,
-    same_file,
-    scheme,
-    sibling,
-)
-from wdscli.storage.ends import Sink, Source
-from wdscli.storage.expand import Words, expand
-from wdscli.storage.opening import (
-    check_place,
-    exists,
-    folder_of,
-    list_folder,
-    open_sink,
-    open_source,
-    read_all,
-    remove,
-)
-from wdscli.storage.patterns import OutputPattern
-
-__all__ = [
-    "OutputPattern",
-    "Sink",
-    "Source",
-    "Words",
-    "addresses_of",
-    "base_name",
-    "check_place",
-    "exists",
-    "expand",
-    "folder_of",
-    "is_local",
-    "is_stream",
-    "list_folder",
-    "local_path",
-    "open_sink",
-    "open_source",
-    "read_all",
-    "relative_to",
-    "remove",
-    "same_file",
-    "scheme",
-    "sibling",
-]
+from wdscli.storage.addresses import addresses_of as addresses_of
+from wdscli.storage.addresses import base_name as base_name
+from wdscli.storage.addresses import is_local as is_local
+from wdscli.storage.addresses import is_stream as is_stream
+from wdscli.storage.addresses import local_path as local_path
+from wdscli.storage.addresses import relative_to as relative_to
+from wdscli.storage.addresses import same_file as same_file
+from wdscli.storage.addresses import scheme as scheme
+from wdscli.storage.addresses import sibling as sibling
+from wdscli.storage.ends import Sink as Sink
+from wdscli.storage.ends import Source as Source
+from wdscli.storage.opening import check_place as check_place
+from wdscli.storage.opening import exists as exists
+from wdscli.storage.opening import folder_of as folder_of
+from wdscli.storage.opening import list_folder as list_folder
+from wdscli.storage.opening import open_sink as open_sink
+from wdscli.storage.opening import open_source as open_source
+from wdscli.storage.opening import read_all as read_all
+from wdscli.storage.opening import remove as remove
+from wdscli.storage.patterns import OutputPattern as OutputPattern
+from wdscli.storage.patterns import Words as Words
+from wdscli.storage.patterns import expand as expand

@@ -11,16 +11,15 @@ shard with an odd first name is.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 from wdscli.errors import DataError, InputError
 from wdscli.storage.ends import Source
 from wdscli.storage.streams import StreamSource
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-CHUNK = 1 << 17
+CHUNK_BYTES = 1 << 17
 _MAGICS = {
     b"\x1f\x8b\x08": "gzip",
     b"BZh": "bzip2",
@@ -61,26 +60,42 @@ def decompressed(source: Source, head: bytes) -> Source:
     kind = identify(head)
     if kind is None:
         return source
-    raw = _RawInput(source)
-    if kind == "zstd":
-        return StreamSource(source.name, _ZstdReader(raw, source.name))
-    return StreamSource(source.name, _Expander(raw, source.name, kind))
+    reader = _ZstdReader(source) if kind == "zstd" else _Expander(source, kind)
+    return StreamSource(source.name, reader)
 
 
-class _RawInput:
-    """A source's bytes from the first to the last, in chunks."""
+class _Reader:
+    """What a source holds, as a raw reader. ``position`` is the byte of the compressed file that was reached."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, kind: str) -> None:
+        self._source, self._kind = source, kind
         self.position = 0
 
-    def read(self, length: int = CHUNK, /) -> bytes:
+    def _more(self, length: int = CHUNK_BYTES) -> bytes:
+        """The source's bytes from the first to the last, in chunks."""
         data = self._source.read_some(self.position, length)
         self.position += len(data)
         return data
 
     def close(self) -> None:
         self._source.close()
+
+    def _cut(self) -> DataError:
+        return DataError(
+            f"the {self._kind} stream is cut short",
+            code="truncated",
+            shard=self._source.name,
+            offset=self.position,
+            hint="fetch the file again",
+        )
+
+    def _corrupt(self, error: Exception) -> DataError:
+        return DataError(
+            f"the {self._kind} stream is corrupt ({error})",
+            code="corrupt",
+            shard=self._source.name,
+            offset=self.position,
+        )
 
 
 class _Decoder(Protocol):
@@ -120,12 +135,12 @@ class _Inflater:
         return out
 
 
-class _Expander:
+class _Expander(_Reader):
     """Members of one format in a row, as one stream."""
 
-    def __init__(self, raw: _RawInput, name: str, kind: str) -> None:
-        self._raw, self._name, self._kind = raw, name, kind
-        self._new, self._errors = _decoder(kind, name)
+    def __init__(self, source: Source, kind: str) -> None:
+        super().__init__(source, kind)
+        self._new, self._errors = _decoder(kind, source.name)
         self._decoder: _Decoder | None = self._new()
         self._pending = b""
 
@@ -142,13 +157,13 @@ class _Expander:
         decoder = self._decoder
         assert decoder is not None
         if decoder.needs_input and not self._pending:
-            self._pending = self._raw.read()
+            self._pending = self._more()
             if not self._pending:
-                raise _cut(self._name, self._kind, self._raw.position)
+                raise self._cut()
         try:
             out = decoder.decompress(self._pending, length)
         except self._errors as error:
-            raise _corrupt(self._name, self._kind, self._raw.position, error) from error
+            raise self._corrupt(error) from error
         self._pending = b""
         if decoder.eof:
             self._pending, self._decoder = decoder.unused_data or b"", None
@@ -161,32 +176,37 @@ class _Expander:
                 self._pending = self._pending.lstrip(b"\0")
             if len(self._pending) >= 6:
                 break
-            more = self._raw.read()
+            more = self._more()
             if not more:
                 break
             self._pending += more
         if not self._pending:
             return False
         if identify(self._pending) != self._kind:
-            at = self._raw.position - len(self._pending)
+            at = self.position - len(self._pending)
             raise DataError(
                 f"bytes after the end of the {self._kind} stream",
                 code="data-after-end",
-                shard=self._name,
+                shard=self._source.name,
                 offset=at,
             )
         self._decoder = self._new()
         return True
-
-    def close(self) -> None:
-        self._raw.close()
 
 
 def _decoder(kind: str, name: str) -> tuple[Callable[[], _Decoder], tuple[type[Exception], ...]]:
     """(what makes a decoder, what it raises for bad bytes)."""
     try:
         if kind == "gzip":
-            return _gzip_decoder()
+            import zlib
+
+            library: Any = zlib
+            with contextlib.suppress(ImportError):
+                # The `fast` extra's is twice as fast.
+                from isal import isal_zlib
+
+                library = isal_zlib
+            return (lambda: _Inflater(library)), (library.error,)
         if kind == "bzip2":
             from bz2 import BZ2Decompressor
 
@@ -202,57 +222,35 @@ def _decoder(kind: str, name: str) -> tuple[Callable[[], _Decoder], tuple[type[E
         raise _missing(kind, name) from error
 
 
-def _gzip_decoder() -> tuple[Callable[[], _Decoder], tuple[type[Exception], ...]]:
-    """isal's decoder where the `fast` extra is installed, twice as fast; else zlib's."""
-    import zlib
-
-    library: Any = zlib
-    with contextlib.suppress(ImportError):
-        from isal import isal_zlib
-
-        library = isal_zlib
-    return (lambda: _Inflater(library)), (library.error,)
-
-
-class _ZstdReader:
+class _ZstdReader(_Reader):
     """zstd frames in a row. The library takes a cut stream for a whole one, so a walker follows it."""
 
-    def __init__(self, raw: _RawInput, name: str) -> None:
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, "zstd")
         try:
             import zstandard
         except ImportError as error:
-            raise _missing("zstd", name) from error
-        self._raw, self._name = raw, name
+            raise _missing("zstd", source.name) from error
         self._error = zstandard.ZstdError
         self._walker = FrameWalker()
-        watched: Any = _Watched(raw, self._walker)
-        self._reader = zstandard.ZstdDecompressor().stream_reader(
-            watched, read_size=CHUNK, read_across_frames=True
+        watched: Any = SimpleNamespace(read=self._watched)
+        self._frames = zstandard.ZstdDecompressor().stream_reader(
+            watched, read_size=CHUNK_BYTES, read_across_frames=True
         )
+
+    def _watched(self, length: int) -> bytes:
+        data = self._more(length)
+        self._walker.feed(data)
+        return data
 
     def read(self, length: int, /) -> bytes:
         try:
-            data = self._reader.read1(length)
+            data = self._frames.read1(length)
         except self._error as error:
-            raise _corrupt(self._name, "zstd", self._raw.position, error) from error
+            raise self._corrupt(error) from error
         if not data and not self._walker.finished:
-            raise _cut(self._name, "zstd", self._raw.position)
+            raise self._cut()
         return bytes(data)
-
-    def close(self) -> None:
-        self._raw.close()
-
-
-class _Watched:
-    """A raw input whose bytes the walker sees as they pass."""
-
-    def __init__(self, raw: _RawInput, walker: FrameWalker) -> None:
-        self._raw, self._walker = raw, walker
-
-    def read(self, length: int, /) -> bytes:
-        data = self._raw.read(length)
-        self._walker.feed(data)
-        return data
 
 
 class FrameWalker:
@@ -313,20 +311,6 @@ class FrameWalker:
             if header & 1:
                 self._skip += self._checksum
                 self._state = self._magic
-
-
-def _cut(name: str, kind: str, position: int) -> DataError:
-    return DataError(
-        f"the {kind} stream is cut short",
-        code="truncated",
-        shard=name,
-        offset=position,
-        hint="fetch the file again",
-    )
-
-
-def _corrupt(name: str, kind: str, position: int, error: Exception) -> DataError:
-    return DataError(f"the {kind} stream is corrupt ({error})", code="corrupt", shard=name, offset=position)
 
 
 def _missing(kind: str, name: str) -> InputError:

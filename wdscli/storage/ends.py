@@ -3,18 +3,20 @@
 What it is: the contracts, and what all implementations share (buffering of small writes, the context
 managers). How: an implementation gives ``read_at``/``read_some``/``close``, or
 ``_put``/``_commit``/``_discard``; nothing else. It must not know any kind of address: ``opening`` chooses the
-class, ``local``, ``streams``, ``compressed`` and ``remote`` are the classes.
+class, ``local``, ``streams``, ``compressed``, ``ranges`` and ``uploads`` have the classes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from types import TracebackType
+from collections.abc import Iterator
 
-from wdscli.errors import InputError, OutputError
+from wdscli.errors import InputError, OutputError, OutputExistsError
 
-GATHER = 1 << 16
-"""Small writes are gathered until they make this many bytes."""
+GATHER_BYTES = 1 << 16
+"""Small writes are gathered until they make so many."""
+PIECE_BYTES = 1 << 20
+"""Asked for at a time by who reads all of something."""
 
 Data = bytes | bytearray | memoryview
 
@@ -26,6 +28,11 @@ def replaced(name: str, offset: int | None = None) -> InputError:
         f"cannot read {name}{where}: it was replaced or changed while it was read",
         hint="read it again when nobody writes there",
     )
+
+
+def taken(name: str) -> OutputExistsError:
+    """The error for an output whose name something has already."""
+    return OutputExistsError(f"cannot write {name}: it exists already", hint="--force replaces what is there")
 
 
 class Source:
@@ -52,13 +59,28 @@ class Source:
         """``length`` bytes from ``offset``, fewer only at the end.
 
         Raises InputError when the bytes cannot be had and DataError (``truncated``, ``corrupt``) for a
-        compressed stream that is cut or broken.
+        compressed stream that is cut or broken. An implementation gives this or :meth:`read_some`.
         """
-        raise NotImplementedError
+        data = self.read_some(offset, length)
+        if len(data) >= length or not data:
+            return data
+        # The kernel gives at most 2 GiB at once, a stream what is there; the end is only known by a read of nothing.
+        parts, have = [data], len(data)
+        while have < length and data:
+            data = self.read_some(offset + have, length - have)
+            parts.append(data)
+            have += len(data)
+        return b"".join(parts)
 
     def read_some(self, offset: int, length: int) -> bytes:
         """At most ``length`` bytes from ``offset``, what is there soon; none only at the end."""
         return self.read_at(offset, length)
+
+    def pieces(self, start: int = 0) -> Iterator[bytes]:
+        """All bytes from ``start`` on, some at a time."""
+        while data := self.read_some(start, PIECE_BYTES):
+            yield data
+            start += len(data)
 
     def confirm(self) -> None:
         """To be called when all that was wanted has been read: raise InputError when the bytes under the address were
@@ -71,9 +93,7 @@ class Source:
     def __enter__(self) -> Source:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -84,7 +104,8 @@ class Sink:
     included. After either, or after a failed write, only ``discard`` may be called, and does nothing the
     second time. ``written`` counts the bytes taken so far. ``fd`` is a plain local file's descriptor for
     ``os.copy_file_range``, else None; whoever writes to it calls :meth:`flush` first and :meth:`wrote` after.
-    ``version`` tells, once committed, these bytes from others under the same name (:mod:`~wdscli.storage.versions`).
+    ``version`` tells, once committed, these bytes from others under the same name
+    (:func:`~wdscli.storage.opening.versions_at`).
     """
 
     fd: int | None = None
@@ -103,13 +124,13 @@ class Sink:
             raise OutputError(f"cannot write {self.name}: it is closed")
         size = len(data)
         self.written += size
-        if size >= GATHER:
+        if size >= GATHER_BYTES:
             self.flush()
-            self._put(data)
+            self._take(data)
         else:
             self._small.append(data if isinstance(data, bytes) else bytes(data))
             self._gathered += size
-            if self._gathered >= GATHER:
+            if self._gathered >= GATHER_BYTES:
                 self.flush()
         return size
 
@@ -117,7 +138,14 @@ class Sink:
         """Hand on what was gathered."""
         if self._small:
             small, self._small, self._gathered = self._small, [], 0
-            self._put(b"".join(small) if len(small) > 1 else small[0])
+            self._take(b"".join(small) if len(small) > 1 else small[0])
+
+    def _take(self, data: Data) -> None:
+        try:
+            self._put(data)
+        except BaseException:
+            self.discard()
+            raise
 
     def wrote(self, size: int) -> None:
         """``size`` bytes went straight to ``fd``."""
@@ -159,9 +187,7 @@ class Sink:
     def __enter__(self) -> Sink:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:
             self.commit()
         else:

@@ -16,12 +16,11 @@ import fcntl
 import os
 import stat
 
-from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputExistsError, OutputIsFolderError
+from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError
 from wdscli.storage.addresses import range_hint
-from wdscli.storage.ends import Data, Sink, Source, replaced
-from wdscli.storage.versions import local_version
+from wdscli.storage.ends import Data, Sink, Source, replaced, taken
 
-_WHOLE_READ = 1 << 24
+_WHOLE_READ_BYTES = 1 << 24
 """Above this many bytes a read is first cut to what the file holds: a damaged header may ask for anything."""
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 _MAX_NAME_BYTES = 200
@@ -37,27 +36,15 @@ class LocalSource(Source):
         self._fd = descriptor
 
     def read_at(self, offset: int, length: int) -> bytes:
-        if length > _WHOLE_READ:
+        if length > _WHOLE_READ_BYTES:
             length = min(length, max(os.fstat(self._fd).st_size - offset, 0))
-        data = self.read_some(offset, length)
-        if len(data) == length or not data:
-            return data
-        return self._rest(data, offset, length)
+        return super().read_at(offset, length)
 
     def read_some(self, offset: int, length: int) -> bytes:
         try:
             return os.pread(self._fd, length, offset)
         except OSError as error:
             raise InputError(f"cannot read {self.name}: {reason(error)}", cause=error) from error
-
-    def _rest(self, data: bytes, offset: int, length: int) -> bytes:
-        """The kernel gives at most 2 GiB at once, and the end is only known by a read of nothing."""
-        parts, have = [data], len(data)
-        while have < length and data:
-            data = self.read_some(offset + have, length - have)
-            parts.append(data)
-            have += len(data)
-        return b"".join(parts)
 
     def confirm(self) -> None:
         # A file that was replaced is still the old one here; one that was written over has another time or size.
@@ -70,6 +57,11 @@ class LocalSource(Source):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self.fd = -1, None
+
+
+def local_version(status: os.stat_result) -> str:
+    """What tells a file from another that comes under its name: its inode and its size."""
+    return f"inode:{status.st_ino}:{status.st_size}"
 
 
 def version_of(status: os.stat_result) -> str:
@@ -117,7 +109,7 @@ class LocalSink(Sink):
         self._path = os.path.realpath(path) if force and os.path.islink(path) else path
         self._force, self._fsync = force, fsync
         if not force and os.path.lexists(path):
-            raise _exists(name)
+            raise taken(name)
         if os.path.isdir(self._path):
             raise OutputIsFolderError(f"cannot write {name}: it is a folder")
         self._folder, base = os.path.split(self._path)
@@ -139,7 +131,6 @@ class LocalSink(Sink):
         try:
             write_all(self.fd, data)
         except OSError as error:
-            self.discard()
             raise _failed(self.name, error) from error
 
     def _commit(self) -> None:
@@ -149,7 +140,7 @@ class LocalSink(Sink):
             if self._fsync:
                 _sync_folder(self._folder)
         except FileExistsError as error:
-            raise _exists(self.name) from error
+            raise taken(self.name) from error
         except OSError as error:
             raise _failed(self.name, error) from error
 
@@ -244,10 +235,6 @@ def _sync_folder(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _exists(name: str) -> OutputExistsError:
-    return OutputExistsError(f"cannot write {name}: it exists already", hint="--force replaces what is there")
 
 
 def _failed(name: str, error: OSError | ValueError) -> OutputError:

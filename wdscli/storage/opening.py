@@ -11,21 +11,33 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-from wdscli.errors import InputError, OutputError, UsageError
-from wdscli.storage.addresses import STREAM, is_local, is_stream, local_path, scheme, split_folder
+from wdscli.errors import InputError, InputNotFoundError, OutputError, UsageError
+from wdscli.storage.addresses import (
+    PIPE,
+    STREAM,
+    check_pipe,
+    is_local,
+    is_stream,
+    is_web,
+    local_path,
+    scheme,
+    split_folder,
+)
 from wdscli.storage.ends import Sink, Source
-from wdscli.storage.local import LocalSink, LocalSource, open_descriptor, reason, version_of
-from wdscli.storage.trust import check_pipe
+from wdscli.storage.local import LocalSink, LocalSource, local_version, open_descriptor, reason, version_of
 
-HEAD = 512
+HEAD_BYTES = 512
 """One block: enough to tell a compressed stream from a tar."""
 COMPRESSED_SUFFIX = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$")
 _COMPRESSED_TAR = re.compile(r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$")
 _TOOLS = {"bz2": "bzip2", "xz": "xz", "zst": "zstd", "lz4": "lz4"}
 MAX_READ_WHOLE_BYTES = 1 << 30
 """Of a stream, which may have no end."""
+GONE = "gone"
+"""For what is not there."""
+_REQUESTS = 16
 _FIRST_TWO = (b"\x1f\x8b", b"\x1f\x9d", b"BZ", b"\xfd7", b"\x28\xb5", b"\x04\x22")
 _SKIPPABLE = b"\x2a\x4d\x18"
 _DESCRIPTOR_PATHS = ("/dev/stdout", "/dev/fd/", "/proc/self/fd/")
@@ -41,12 +53,16 @@ def open_source(address: str, *, decompress: bool = True) -> Source:
     source: Source
     if kind == "file":
         source = _open_local(address)
-    elif kind == STREAM:
-        source = _open_stdin(address)
-    elif kind == "pipe":
-        source = _open_command(address)
+    elif kind in (STREAM, "pipe"):
+        from wdscli.storage.streams import CommandReader, DescriptorReader, StreamSource, refuse_terminal
+
+        if kind == "pipe":
+            source = StreamSource(address, CommandReader(address, _command(address)))
+        else:
+            refuse_terminal(address, 0, output=False)
+            source = StreamSource(address, DescriptorReader(address, 0, owned=False))
     else:
-        from wdscli.storage.remote import open_remote
+        from wdscli.storage.ranges import open_remote
 
         source = open_remote(address)
     return _decompressed(source) if decompress else source
@@ -63,22 +79,9 @@ def _open_local(address: str) -> Source:
     return StreamSource(address, DescriptorReader(address, descriptor, owned=True))
 
 
-def _open_stdin(address: str) -> Source:
-    from wdscli.storage.streams import DescriptorReader, StreamSource, refuse_terminal_input
-
-    refuse_terminal_input(address, 0)
-    return StreamSource(address, DescriptorReader(address, 0, owned=False))
-
-
-def _open_command(address: str) -> Source:
-    from wdscli.storage.streams import CommandReader, StreamSource
-
-    return StreamSource(address, CommandReader(address, _command(address)))
-
-
 def _command(address: str) -> str:
     check_pipe(address)
-    command = address[len("pipe:") :].strip()
+    command = address[len(PIPE) :].strip()
     if not command:
         raise UsageError("pipe: needs a command", hint="pipe:CMD, for example 'pipe:curl -sf URL'")
     return command
@@ -86,7 +89,7 @@ def _command(address: str) -> str:
 
 def _decompressed(source: Source) -> Source:
     try:
-        head = peek(source, HEAD)
+        head = peek(source, HEAD_BYTES)
         # The cheap look first: nearly every shard is plain, and the decoders' module is not needed then.
         if head[:2] not in _FIRST_TWO and head[1:4] != _SKIPPABLE:
             return source
@@ -124,7 +127,12 @@ def open_sink(address: str, *, force: bool = False, fsync: bool = False, packed:
     if not packed:
         refuse_compressed(address, _COMPRESSED_TAR)
     if kind == "file":
-        return _open_file_sink(address, force, fsync)
+        path = local_path(address)
+        if not path:
+            raise UsageError("an output needs a name")
+        if is_device(path):
+            return _open_device(address, path)
+        return LocalSink(address, path, force=force, fsync=fsync)
     from wdscli.storage.uploads import open_remote_sink
 
     return open_remote_sink(address, force=force)
@@ -143,24 +151,15 @@ def refuse_compressed(address: str, suffixes: re.Pattern[str] = COMPRESSED_SUFFI
 
 
 def _open_stdout(address: str) -> Sink:
-    from wdscli.storage.streams import DescriptorSink, refuse_terminal_output
+    from wdscli.storage.streams import DescriptorSink, refuse_terminal
 
-    refuse_terminal_output(address, 1)
+    refuse_terminal(address, 1, output=True)
     return DescriptorSink(address, 1, owned=False)
-
-
-def _open_file_sink(address: str, force: bool, fsync: bool) -> Sink:
-    path = local_path(address)
-    if not path:
-        raise UsageError("an output needs a name")
-    if not is_device(path):
-        return LocalSink(address, path, force=force, fsync=fsync)
-    return _open_device(address, path)
 
 
 def _open_device(address: str, path: str) -> Sink:
     """/dev/null, a named pipe, ``>(...)``: written as it stands, there is no other name to write beside."""
-    from wdscli.storage.streams import DescriptorSink, refuse_terminal_output
+    from wdscli.storage.streams import DescriptorSink, refuse_terminal
 
     if path in ("/dev/stdout", "/dev/fd/1"):
         return _open_stdout(address)
@@ -171,7 +170,7 @@ def _open_device(address: str, path: str) -> Sink:
     except OSError as error:
         raise OutputError(f"cannot write {address}: {reason(error)}", cause=error) from error
     try:
-        refuse_terminal_output(address, descriptor)
+        refuse_terminal(address, descriptor, output=True)
     except UsageError:
         os.close(descriptor)
         raise
@@ -210,9 +209,42 @@ def exists(address: str) -> bool:
         return False
     if is_local(address):
         return os.path.exists(local_path(address))
+    if is_web(address):
+        try:
+            open_source(address, decompress=False).close()
+        except InputNotFoundError:
+            return False
+        return True
     from wdscli.storage.remote import remote_exists
 
     return remote_exists(address)
+
+
+def versions_at(addresses: Sequence[str]) -> Iterator[str]:
+    """Which of several files that had one name stands at each address now, as a sink tells of what it has committed: a
+    file of this machine is its inode and its size, an object its ETag, :data:`GONE` is nothing, and empty is where
+    nobody can tell. Different texts mean that something else may stand there, not that it must: who hears of one looks
+    at the bytes."""
+    if all(map(is_local, addresses)):
+        yield from map(_version_at, addresses)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_REQUESTS) as threads:
+        yield from threads.map(_version_at, addresses)
+
+
+def _version_at(address: str) -> str:
+    try:
+        if is_local(address):
+            return local_version(os.stat(local_path(address)))
+        from wdscli.storage.remote import remote_etag
+
+        return remote_etag(address)
+    except FileNotFoundError:
+        return GONE
+    except Exception:  # backends raise what they like, and a question that fails says nothing
+        return ""
 
 
 def remove(address: str) -> None:
@@ -237,11 +269,11 @@ def read_all(address: str) -> bytes:
     with open_source(address, decompress=False) as source:
         if source.size is not None:
             return source.read_at(0, source.size)
-        parts, offset = [], 0
-        while data := source.read_some(offset, 1 << 20):
+        parts, have = [], 0
+        for data in source.pieces():
             parts.append(data)
-            offset += len(data)
-            if offset > MAX_READ_WHOLE_BYTES:
+            have += len(data)
+            if have > MAX_READ_WHOLE_BYTES:
                 raise InputError(
                     f"cannot read {address} whole: it has more than {MAX_READ_WHOLE_BYTES >> 20} MiB",
                     hint="a list, a manifest or a table of that size is read from a file",

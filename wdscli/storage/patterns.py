@@ -1,20 +1,255 @@
-"""From what a user writes for an output to the addresses of shards 0, 1, 2, ...
+"""One text that stands for many addresses: the shards of an input, in order, and shards 0, 1, 2, ... of an output.
 
-What it is: :class:`OutputPattern`. How: a printf field (``out-%06d.tar``) gives as many names as are needed,
-braces (``out-{0000..0127}.tar``) exactly theirs, anything else one. A placeholder in braces (``{part}``) is
-text here, for others to fill in. It must not open anything; :meth:`OutputPattern.existing` only lists.
+What it is: :func:`expand` and :class:`OutputPattern`. How: in an input ``a::b`` is taken apart, ``@list`` read, braces
+and globs expanded, a folder listed; a name that is there as it stands is always taken literally. In an output a printf
+field (``out-%06d.tar``) gives as many names as are needed, braces (``out-{0000..0127}.tar``) exactly theirs, anything
+else one; a placeholder in braces (``{part}``) is text here, for others to fill in. ``braceexpand`` and ``glob`` are
+imported when their characters occur. It must not open a shard, nor know manifests: a folder's or a glob's side files
+(indexes, manifests, checksums) are left out by their suffix, unless the glob asks for that suffix.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
-from wdscli.errors import InputError, UsageError
-from wdscli.storage.addresses import is_local, is_stream, local_path, natural, split_folder
-from wdscli.storage.expand import BRACES, expand_braces
-from wdscli.storage.trust import check_pipe
+from wdscli.errors import InputError, InputNotFoundError, UsageError
+from wdscli.storage.addresses import (
+    PIPE,
+    STREAM,
+    check_pipe,
+    is_local,
+    is_stream,
+    is_web,
+    listed_address,
+    local_path,
+    natural,
+    range_hint,
+    split_folder,
+)
 
-_PERCENT = re.compile(r"%%|%0?[0-9]*d|%")
+SIDE_FILES = (".wdx", ".idx", ".index", ".json", ".jsonl", ".yaml", ".md5", ".sha256", ".tmp", ".part")
+"""What lies beside shards and is none."""
+# Not inside [...]: http://[::1]/ holds an address of the network, not two shards.
+_JOIN = re.compile(r"::(?![^\[]*\])")
+_GLOB = re.compile(r"[*?\[]")
+_SEQUENCE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
+_RANGE = re.compile(r"\{(-?[0-9]{1,999})\.\.(-?[0-9]{1,999})(?:\.\.(-?[0-9]{1,999}))?\}")
+MAX_NAMES = 10_000_000
+"""Names that braces may stand for, and shards that may be asked for."""
+BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
+"""Braces that stand for several names; ``{part}`` does not."""
+
+
+class Words:
+    """The folders and globs that addresses were expanded from, and what was listed on the way: whoever knows what else
+    should lie there can tell whether it was meant too."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[str]] = {}
+        """All names in the folders that were listed, by the folder's address with its last slash."""
+        self._globs: list[list[str]] = []
+
+    def add(self, pattern: str) -> None:
+        """A glob that was given, or what a folder stands for: ``folder/*.tar*``."""
+        self._globs.append(pattern.split("/"))
+
+    def cover(self, address: str) -> bool:
+        """Whether a shard of this address would have been one of those that were named."""
+        parts = address.split("/")
+        return is_shard_name(address) and any(_is_like(parts, glob) for glob in self._globs)
+
+
+def _is_like(parts: Sequence[str], glob: Sequence[str]) -> bool:
+    from fnmatch import fnmatchcase
+
+    if not glob or not parts:
+        return not glob and not parts
+    if glob[0] == "**":
+        return _is_like(parts, glob[1:]) or _is_like(parts[1:], glob)
+    return (parts[0] == glob[0] or fnmatchcase(parts[0], glob[0])) and _is_like(parts[1:], glob[1:])
+
+
+def expand(
+    address: str, words: Words | None = None, *, trust_addresses: bool = False, pipes: bool = True
+) -> list[str]:
+    """The shard addresses that ``address`` stands for, in order. ``words`` is told which folders and globs were met.
+
+    A path, ``-`` or URL stands for itself. ``a.tar::b.tar`` are two; ``x-{000..041}.tar`` (or ``{a,b}``) are
+    what the shell would make of it; a glob (also on an object store) and a folder (on one: with its last
+    slash) give what they hold, ``img2`` before ``img10``, hidden files and side files left out; ``@list.txt``
+    (``@-``: standard input) has one address a line, blank lines and ``#`` comments left out, relative ones
+    meant from the current folder as with ``tar -T``, or in a list that was fetched from its own. In ``pipe:CMD``
+    only ``{000..041}`` is expanded, the rest is the shell's. A list that was fetched may name what
+    :mod:`~wdscli.storage.addresses` says, with ``trust_addresses`` more; without ``pipes`` no command is taken.
+    Raises InputError when nothing matches.
+    """
+    further = partial(expand, words=words, trust_addresses=trust_addresses, pipes=pipes)
+    if not address:
+        raise UsageError("an input needs a name", hint="a path, a folder, a glob, a URL, - or pipe:CMD")
+    if address.startswith("@"):
+        check_pipe(address[1:], pipes=pipes)
+        lines = _listed(address, trust_addresses)
+        shards = [shard for line in lines for shard in further(line)]
+        for shard in shards:
+            # Looked at once more: the line may have held braces.
+            listed_address(address[1:], shard, trusted=trust_addresses)
+        return shards
+    if address.startswith(PIPE):
+        check_pipe(address, pipes=pipes)
+        return _sequences(address)
+    if address == STREAM or (is_local(address) and os.path.exists(local_path(address))):
+        is_folder = address != STREAM and os.path.isdir(local_path(address))
+        return _folder(address, words) if is_folder else [address]
+    parts = _JOIN.split(address)
+    if len(parts) > 1:
+        return [shard for part in parts if part for shard in further(part)]
+    if BRACES.search(address):
+        return [shard for name in expand_braces(address, InputError) for shard in _pattern(name, words)]
+    return _pattern(address, words)
+
+
+def _pattern(address: str, words: Words | None) -> list[str]:
+    """An address without braces: a glob, a remote folder, or one shard."""
+    if has_glob(address):
+        if words is not None:
+            words.add(address)
+        return _globbed(address)
+    return _folder(address, words) if not is_local(address) and address.endswith("/") else [address]
+
+
+def has_glob(address: str) -> bool:
+    """Whether ``address`` has a wildcard. In a web address ``?`` begins the query, ``[`` may hold the host."""
+    if is_web(address):
+        return "*" in address.partition("?")[0]
+    return bool(_GLOB.search(address))
+
+
+def _listed(address: str, trusted: bool) -> list[str]:
+    """The addresses in the lines of an ``@list`` that say something."""
+    from wdscli.storage.opening import read_all
+
+    name = address[1:]
+    if not name:
+        raise UsageError("@ needs the name of a list", hint="@shards.txt, or @- for standard input")
+    lines = [os.fsdecode(line).strip() for line in read_all(name).split(b"\n")]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    for line in lines:
+        if line.startswith("@"):
+            raise InputError(f"{name} names another list, {line}", hint="a list holds addresses, not lists")
+    if not lines:
+        raise InputError(f"no shard matches {address}: the list is empty")
+    return [listed_address(name, line, trusted=trusted) for line in lines]
+
+
+def _sequences(command: str) -> list[str]:
+    """``{000..041}`` in a command, which may have braces of its own (``awk '{print $1, $2}'``)."""
+    match = _SEQUENCE.search(command)
+    if not match:
+        return [command]
+    low, high = match[1], match[2]
+    first, last = int(low), int(high)
+    width = max(len(low), len(high)) if low.startswith("0") or high.startswith("0") else 0
+    numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+    before, after = command[: match.start()], command[match.end() :]
+    check_count(command, UsageError)
+    return [f"{before}{number:0{width}d}{rest}" for number in numbers for rest in _sequences(after)]
+
+
+def check_count(text: str, error: type[InputError] | type[UsageError]) -> None:
+    """Raise ``error`` for braces that stand for more names than any set has, before any of these is made."""
+    total = 1
+    for first, last, step in _RANGE.findall(text):
+        total *= abs(int(last) - int(first)) // max(1, abs(int(step or 1))) + 1
+        if total > MAX_NAMES:
+            raise error(f"{text} stands for more than {MAX_NAMES} names", hint="are the numbers right?")
+
+
+def expand_braces(text: str, error: type[InputError] | type[UsageError]) -> list[str]:
+    """What the shell would make of ``text``'s braces. Raises ``error`` when they do not pair."""
+    from braceexpand import braceexpand
+
+    check_count(text, error)
+    # A backslash is a character of the name here, as it is without braces.
+    try:
+        return list(braceexpand(text, escape=False))
+    except ValueError as unbalanced:
+        raise error(f"cannot expand {text}: its braces do not pair", hint=range_hint(text)) from unbalanced
+
+
+def _globbed(address: str) -> list[str]:
+    if is_local(address):
+        from glob import glob
+
+        path = local_path(address)
+        prefix = address[: len(address) - len(path)]
+        found = [prefix + name for name in glob(path, recursive=True) if not os.path.isdir(name)]
+    else:
+        from wdscli.storage.remote import glob_remote
+
+        found = glob_remote(address)
+    kept = [
+        name for name in found if is_shard_name(name) or address.endswith(os.path.splitext(name)[1] or name)
+    ]
+    if not kept:
+        raise InputNotFoundError(f"no shard matches {address}", hint=_why_none(address))
+    return sorted(kept, key=natural)
+
+
+def _why_none(address: str) -> str | None:
+    """A range that was meant, or whether the folder before the first wildcard is the trouble."""
+    meant = range_hint(address)
+    if meant or not is_local(address):
+        return meant
+    path = local_path(address)
+    match = _GLOB.search(path)
+    folder = os.path.dirname(path[: match.start()] if match else path)
+    if folder and not os.path.isdir(folder):
+        return f"there is no folder {folder}"
+    return None
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether a file found in passing may be a shard: neither hidden nor a side file."""
+    base = name.rpartition("/")[2]
+    return not base.startswith(".") and not base.endswith(SIDE_FILES)
+
+
+def _folder(address: str, words: Words | None) -> list[str]:
+    """The ``*.tar*`` of one folder, not of those below it."""
+    from wdscli.storage.opening import list_folder
+
+    prefix = address if address.endswith("/") else address + "/"
+    there = list_folder(address)
+    if words is not None:
+        words.names[prefix] = there
+        words.add(f"{prefix}*.tar*")
+    here = is_local(prefix)
+    names = [name for name in there if ".tar" in name and is_shard_name(name)]
+    names = [name for name in names if not (here and os.path.isdir(local_path(prefix + name)))]
+    if not names:
+        raise InputNotFoundError(
+            f"no shard matches {address}: no *.tar file in this folder", hint=_below(prefix)
+        )
+    return [prefix + name for name in sorted(names, key=natural)]
+
+
+def _below(prefix: str) -> str | None:
+    """Where the shards may be instead, when a folder has only folders."""
+    if not is_local(prefix):
+        return None
+    path = local_path(prefix)
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir() and any(".tar" in name for name in os.listdir(entry.path)):
+                return f"try '{prefix}*/*.tar'"
+    return None
+
+
+_ODD = re.compile(r"%(?!0?[0-9]*d)")
 _FIELD = re.compile(r"%0?[0-9]*d")
 _TAR_SUFFIX = re.compile(r"\.tar(\.[A-Za-z0-9]+)?$|\.t[a-z0-9]z2?$")
 _JOINTS = "-_."
@@ -34,23 +269,15 @@ class OutputPattern:
     ('out-000007.tar', None, 'out-manifest.json')
     """
 
-    __slots__ = ("_field", "_known", "_names", "_parts", "count", "is_stream", "single", "text")
+    __slots__ = ("_known", "_names", "_parts", "count", "is_stream", "single", "text")
 
-    def __init__(
-        self, text: str, parts: tuple[str, str], field: str | None, names: list[str] | None, is_stream: bool
-    ) -> None:
-        if field is not None and (len(field) > 8 or int(field.strip("%d") or 0) > MAX_DIGITS):
-            raise UsageError(
-                f"a shard's number of more than {MAX_DIGITS} digits: {text[:80]}",
-                hint="%06d is the usual one",
-            )
+    def __init__(self, text: str, parts: _Parts, names: list[str] | None, is_stream: bool) -> None:
         self.text = text
         self._parts = parts
-        self._field = field
         self._names = names
         self._known = frozenset(names or parts[:1])
         self.count = None if names is None else len(names)
-        self.single = field is None and names is None
+        self.single = parts.field is None and names is None
         self.is_stream = is_stream
 
     @classmethod
@@ -60,17 +287,30 @@ class OutputPattern:
             raise UsageError("an output needs a name", hint="out-%06d.tar, out.tar, - or pipe:CMD")
         if is_stream(text):
             check_pipe(text)
-            return _command_pattern(text)
+            # Of a command only %d fields are ours: date +%s is the shell's.
+            return cls(text, _parts(text, "%% is a percent sign"), None, True)
         from wdscli.storage.opening import is_device, refuse_compressed
 
         refuse_compressed(text)
-        parts, field = _fields(text)
+        if odd := _ODD.search(text.replace("%%", "\0\0")):
+            raise UsageError(
+                f"cannot read the % at character {odd.start() + 1} of {text} as a shard's number",
+                hint="%06d is the shard's number, %% a percent sign",
+            )
+        parts, names = _parts(text, "leave one %06d"), None
         if BRACES.search(text):
-            return _brace_pattern(text, parts, field)
-        if field is None and text.endswith("/"):
+            if parts.field is not None:
+                hint = "braces for an exact number, %06d for any"
+                raise UsageError(f"{text} has braces and a %d field", hint=hint)
+            names = expand_braces(parts.before, UsageError)
+            if len(set(names)) < len(names):
+                raise UsageError(f"{text} names the same shard twice")
+        elif parts.field is None and text.endswith("/"):
             raise UsageError(f"{text} is a folder's name", hint=f"{text}%06d.tar names the shards in it")
-        device = field is None and is_local(text) and is_device(local_path(parts[0]))
-        return cls(text, parts, field, None, device)
+        device = (
+            parts.field is None and names is None and is_local(text) and is_device(local_path(parts.before))
+        )
+        return cls(text, parts, names, device)
 
     def address(self, index: int) -> str:
         """The address of shard ``index``, from 0. A single output has only shard 0."""
@@ -78,14 +318,15 @@ class OutputPattern:
             if index >= len(self._names):
                 raise UsageError(f"{self.text} names {len(self._names)} shards and more are needed")
             return self._names[index]
-        if self._field is None:
+        before, field, after = self._parts
+        if field is None:
             if index:
                 raise UsageError(
                     f"{self.text} names one shard and more are needed",
                     hint="out-%06d.tar names as many as needed",
                 )
-            return self._parts[0]
-        return self._parts[0] + self._field % index + self._parts[1]
+            return before
+        return before + field % index + after
 
     def prefix_address(self, suffix: str) -> str:
         """The address of the set's own file ``suffix`` beside the shards: ``out-manifest.json`` for
@@ -96,14 +337,14 @@ class OutputPattern:
         """
         if self.is_stream:
             raise UsageError(f"{self.text} has no folder for {suffix}")
-        folder, name = split_folder(self._prefix())
+        before, field, _ = self._parts
+        if self._names is not None:
+            before = BRACES.split(before, maxsplit=1)[0]
+        elif field is None:
+            before = _TAR_SUFFIX.sub("", before)
+        folder, name = split_folder(before)
         name = name.rstrip(_JOINTS)
         return f"{folder}{name}-{suffix}" if name else folder + suffix
-
-    def _prefix(self) -> str:
-        if self._names is not None:
-            return self._parts[0][: _first_brace(self._parts[0])]
-        return self._parts[0] if self._field else _TAR_SUFFIX.sub("", self._parts[0])
 
     def could_name(self, address: str) -> bool:
         """Whether this pattern could give an address to any shard. Addresses are compared as they are written.
@@ -112,9 +353,9 @@ class OutputPattern:
         >>> pattern.could_name("out-000007.tar"), pattern.could_name("out-7.tar"), pattern.could_name("x.tar")
         (True, False, False)
         """
-        if self._field is None:
+        before, field, after = self._parts
+        if field is None:
             return address in self._known
-        before, after = self._parts
         digits = address[len(before) : len(address) - len(after)]
         is_number = digits.isascii() and digits.isdigit()
         return is_number and address.startswith(before) and address.endswith(after) and self._is_own(digits)
@@ -125,16 +366,16 @@ class OutputPattern:
             return []
         from wdscli.storage.opening import exists
 
-        if self._field is None:
-            return [name for name in self._names or [self._parts[0]] if exists(name)]
+        if self._parts.field is None:
+            return [name for name in self._names or [self._parts.before] if exists(name)]
         return sorted(self._numbered(), key=natural)
 
     def _numbered(self) -> list[str]:
         """Names with a number in the field's place. The field may stand in a folder's name."""
         from wdscli.storage.opening import exists, list_folder
 
-        folder, before = split_folder(self._parts[0])
-        inside, slash, below = self._parts[1].partition("/")
+        folder, before = split_folder(self._parts.before)
+        inside, slash, below = self._parts.after.partition("/")
         named = re.compile(re.escape(before) + r"([0-9]+)" + re.escape(inside), re.DOTALL)
         try:
             names = list_folder(folder, lambda name: named.fullmatch(name) is not None)
@@ -145,55 +386,28 @@ class OutputPattern:
         return [address for address in found if exists(address)] if below else found
 
     def _is_own(self, digits: str) -> bool:
-        return self._field is not None and self._field % int(digits) == digits
+        return self._parts.field is not None and self._parts.field % int(digits) == digits
 
 
-def _fields(text: str) -> tuple[tuple[str, str], str | None]:
-    """(the text before and after the number, the field). ``%%`` is a percent sign, another ``%`` an error."""
-    before, after, field = "", "", None
-    position = 0
-    for match in _PERCENT.finditer(text):
-        token = match[0]
-        plain = text[position : match.start()]
-        position = match.end()
-        if token == "%":
-            raise UsageError(
-                f"cannot read the % at character {match.start() + 1} of {text} as a shard's number",
-                hint="%06d is the shard's number, %% a percent sign",
-            )
-        if token != "%%":
-            if field is not None:
-                raise UsageError(f"{text} has two fields for the shard's number", hint="leave one %06d")
-            before, after, field = before + plain, "", token
-        elif field is None:
-            before += plain + "%"
-        else:
-            after += plain + "%"
-    rest = text[position:]
-    return ((before + rest, "") if field is None else (before, after + rest)), field
+class _Parts(NamedTuple):
+    """A text around the field for a shard's number; without one all of it is ``before``."""
+
+    before: str
+    field: str | None = None
+    after: str = ""
 
 
-def _brace_pattern(text: str, parts: tuple[str, str], field: str | None) -> OutputPattern:
-    if field is not None:
-        raise UsageError(f"{text} has braces and a %d field", hint="braces for an exact number, %06d for any")
-    names = expand_braces(parts[0], UsageError)
-    if len(set(names)) < len(names):
-        raise UsageError(f"{text} names the same shard twice")
-    return OutputPattern(text, parts, None, names, False)
-
-
-def _command_pattern(text: str) -> OutputPattern:
-    """``-``, or a command: there only ``%d`` fields are ours, ``date +%s`` is the shell's."""
+def _parts(text: str, hint: str) -> _Parts:
+    """``%%`` is a percent sign. Another ``%`` that begins no field stays as it is."""
     fields = list(_FIELD.finditer(text.replace("%%", "\0\0")))
     if len(fields) > 1:
-        raise UsageError(f"{text} has two fields for the shard's number", hint="%% is a percent sign")
+        raise UsageError(f"{text} has two fields for the shard's number", hint=hint)
     if not fields:
-        return OutputPattern(text, (text.replace("%%", "%"), ""), None, None, True)
+        return _Parts(text.replace("%%", "%"))
     start, end = fields[0].span()
-    before, after = text[:start].replace("%%", "%"), text[end:].replace("%%", "%")
-    return OutputPattern(text, (before, after), text[start:end], None, True)
-
-
-def _first_brace(text: str) -> int:
-    match = BRACES.search(text)
-    return match.start() if match else len(text)
+    field = text[start:end]
+    if len(field) > 8 or int(field.strip("%d") or 0) > MAX_DIGITS:
+        raise UsageError(
+            f"a shard's number of more than {MAX_DIGITS} digits: {text[:80]}", hint="%06d is the usual one"
+        )
+    return _Parts(text[:start].replace("%%", "%"), field, text[end:].replace("%%", "%"))

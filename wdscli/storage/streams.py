@@ -22,9 +22,9 @@ from wdscli.storage.local import reason, write_all
 if TYPE_CHECKING:
     import subprocess
 
-SMALL = 1 << 16
-SKIP = 1 << 20
-_STEP = 1 << 23
+SMALL_BYTES = 1 << 16
+SKIP_BYTES = 1 << 20
+_STEP_BYTES = 1 << 23
 """The most that is asked of a stream at once, whatever length a damaged header claims."""
 _SET_PIPE_SIZE = 1031
 _PIPE_BYTES = 1 << 20
@@ -59,7 +59,7 @@ class StreamSource(Source):
     def peek(self, length: int) -> bytes:
         """The next ``length`` bytes, fewer only at the end, without passing over them."""
         buffer = self._buffer[self._at :]
-        while len(buffer) < length and (more := self._raw.read(SMALL)):
+        while len(buffer) < length and (more := self._raw.read(SMALL_BYTES)):
             buffer += more
         self._buffer, self._at = buffer, 0
         return buffer[:length]
@@ -69,27 +69,16 @@ class StreamSource(Source):
             self._pass_to(offset)
         if length <= 0 or self._position < offset:
             return b""
-        return self._next(min(length, _STEP))
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        data = self.read_some(offset, length)
-        if len(data) >= length or not data:
-            return data
-        parts, have = [data], len(data)
-        while have < length and data:
-            data = self._next(min(length - have, _STEP))
-            parts.append(data)
-            have += len(data)
-        return b"".join(parts)
+        return self._next(min(length, _STEP_BYTES))
 
     def _next(self, length: int) -> bytes:
         """Some bytes from here on. The end is noted in ``size``."""
         if self._at == len(self._buffer):
-            if length >= SMALL:
+            if length >= SMALL_BYTES:
                 data = self._raw.read(length)
                 self._note(data)
                 return data
-            self._buffer, self._at = self._raw.read(SMALL), 0
+            self._buffer, self._at = self._raw.read(SMALL_BYTES), 0
         data = self._buffer[self._at : self._at + length]
         self._at += len(data)
         self._note(data)
@@ -103,7 +92,7 @@ class StreamSource(Source):
     def _pass_to(self, offset: int) -> None:
         if offset < self._position:
             raise InputError(f"cannot go back to byte {offset} of {self.name}: it is a stream and read once")
-        while self._position < offset and self._next(min(offset - self._position, SKIP)):
+        while self._position < offset and self._next(min(offset - self._position, SKIP_BYTES)):
             pass
 
     def close(self) -> None:
@@ -128,30 +117,26 @@ class DescriptorReader:
         self._fd = -1 if self._owned else self._fd
 
 
-class CommandReader:
+class CommandReader(DescriptorReader):
     """What a shell command prints. The end is the end only when the command succeeds."""
 
     def __init__(self, name: str, command: str) -> None:
         import subprocess
 
-        self._name = name
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._process = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, bufsize=0)
         except (OSError, ValueError) as error:
             raise InputError(f"cannot run {name}: {error}", cause=error) from error
         assert self._process.stdout is not None
-        self._fd = self._process.stdout.fileno()
+        super().__init__(name, self._process.stdout.fileno(), owned=False)
         widen_pipe(self._fd)
 
     def read(self, length: int, /) -> bytes:
         process = self._process
         if process is None:
             return b""
-        try:
-            data = os.read(self._fd, length)
-        except OSError as error:
-            raise InputError(f"cannot read {self._name}: {reason(error)}", cause=error) from error
+        data = super().read(length)
         if not data:
             self._process = None
             _close_pipes(process)
@@ -181,7 +166,6 @@ class DescriptorSink(Sink):
         try:
             write_all(self._descriptor, data)
         except OSError as error:
-            self.discard()
             if isinstance(error, BrokenPipeError) and not self._owned:
                 raise
             raise OutputError(f"cannot write {self.name}: {reason(error)}", cause=error) from error
@@ -219,7 +203,6 @@ class CommandSink(Sink):
         except BrokenPipeError as error:
             _close_pipes(self._process)
             code = self._process.wait()
-            self.discard()
             raise OutputError(f"{self.name} stopped reading: {outcome(code)}", cause=error) from error
         except OSError as error:
             raise OutputError(f"cannot write {self.name}: {reason(error)}", cause=error) from error
@@ -236,20 +219,13 @@ class CommandSink(Sink):
         _close_pipes(self._process)
 
 
-def refuse_terminal_input(address: str, descriptor: int) -> None:
-    """Nobody types a tar; a forgotten redirection would wait for ever."""
+def refuse_terminal(address: str, descriptor: int, *, output: bool) -> None:
+    """Tar bytes do a terminal no good, and nobody types a tar: a forgotten redirection would wait for ever."""
     if os.isatty(descriptor):
-        raise UsageError(
-            f"no tar bytes from a terminal ({address})", hint="wds ... - < in.tar, or command | wds ... -"
-        )
-
-
-def refuse_terminal_output(address: str, descriptor: int) -> None:
-    """Tar bytes do a terminal no good."""
-    if os.isatty(descriptor):
-        raise UsageError(
-            f"no tar bytes to a terminal ({address})", hint="wds ... > out.tar, or wds ... | command"
-        )
+        way, hint = "to", "wds ... > out.tar, or wds ... | command"
+        if not output:
+            way, hint = "from", "wds ... - < in.tar, or command | wds ... -"
+        raise UsageError(f"no tar bytes {way} a terminal ({address})", hint=hint)
 
 
 def widen_pipe(descriptor: int) -> None:

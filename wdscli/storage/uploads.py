@@ -15,40 +15,39 @@ import sys
 from typing import Any
 from weakref import ref
 
-from wdscli.errors import OutputError, OutputExistsError, OutputIsFolderError
+from wdscli.errors import OutputError, OutputIsFolderError
 from wdscli.shown import cause_of
-from wdscli.storage.addresses import scheme
-from wdscli.storage.ends import Data, Sink
+from wdscli.storage.addresses import is_web, scheme
+from wdscli.storage.ends import Data, Sink, taken
 from wdscli.storage.remote import (
     NO_BUCKET_HINT,
     bucket_of,
+    code_of,
+    etag_version,
+    explained,
     filesystem,
     is_bucket_missing,
     no_bucket,
-    output_error,
 )
-from wdscli.storage.versions import etag_version
 
 PART_BYTES = 16 << 20
 """One part of an upload, held in memory; S3 takes 10,000 parts, so an object may have 160 GB."""
 _UPLOADING = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss"))
-_READ_ONLY = frozenset(("http", "https"))
+_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "oss"))
+_TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412")
+_found: set[str] = set()
+"""Buckets that were there when this process asked."""
 
 
 def open_remote_sink(address: str, *, force: bool) -> Sink:
     """A sink for an address with a scheme. Raises OutputExistsError and OutputError."""
-    if scheme(address) in _READ_ONLY:
+    if is_web(address):
         raise OutputError(f"cannot write {address}: web servers are only read")
-    try:
-        fs, path = filesystem(address)
+    with explained(address, OutputError, "write"):
+        fs, path = filesystem(address, fresh=False)
         _check(fs, path, address, force)
-        if scheme(address) in _UPLOADING:
-            return UploadSink(address, fs, path, force=force)
-        return RenameSink(address, fs, path, force=force)
-    except OutputError:
-        raise
-    except Exception as error:
-        raise output_error(address, error) from cause_of(error)
+        kind = UploadSink if scheme(address) in _UPLOADING else RenameSink
+        return kind(address, fs, path, force=force)
 
 
 def _check(fs: Any, path: str, address: str, force: bool) -> None:
@@ -63,7 +62,7 @@ def _check(fs: Any, path: str, address: str, force: bool) -> None:
     if about.get("type") == "directory":
         raise OutputIsFolderError(f"cannot write {address}: it is a folder")
     if not force:
-        raise _exists(address)
+        raise taken(address)
 
 
 def check_place(address: str) -> None:
@@ -76,7 +75,6 @@ def check_place(address: str) -> None:
         return
     try:
         fs, path = filesystem(bucket)
-        fs.invalidate_cache()
         fs.info(path)
     except FileNotFoundError as error:
         why = no_bucket(address)
@@ -84,10 +82,6 @@ def check_place(address: str) -> None:
     except Exception:
         return
     _found.add(bucket)
-
-
-_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "oss"))
-_found: set[str] = set()
 
 
 class UploadSink(Sink):
@@ -103,27 +97,25 @@ class UploadSink(Sink):
         self._etags = _heard_etags(self._file)
 
     def _put(self, data: Data) -> None:
-        try:
+        with explained(self.name, OutputError, "write"):
             self._file.write(data)
-        except Exception as error:
-            self.discard()
-            raise output_error(self.name, error) from cause_of(error)
 
     def _commit(self) -> None:
-        try:
-            self._complete()
-            self.version = etag_version(self._etags[-1] if self._etags else "")
-        except Exception as error:
-            self.discard()
-            if _is_taken(error):
-                raise _exists(self.name) from cause_of(error)
-            raise output_error(self.name, error) from cause_of(error)
+        with explained(self.name, OutputError, "write"):
+            try:
+                self._complete()
+            except Exception as error:
+                # s3fs says in more than one way that the store refused because the name is taken.
+                if isinstance(error, FileExistsError) or code_of(error.__cause__) in _TAKEN:
+                    raise taken(self.name) from cause_of(error)
+                raise
+        self.version = etag_version(self._etags[-1] if self._etags else "")
 
     def _complete(self) -> None:
         try:
             self._file.close()
         except Exception as error:
-            if "x" not in self._file.mode or _code(error) != "NotImplemented":
+            if "x" not in self._file.mode or code_of(error.__cause__) != "NotImplemented":
                 raise
             # A store that knows no If-None-Match: all parts are there, and the check at the start has to do.
             self._file.mode = "wb"
@@ -165,18 +157,6 @@ def _open_upload(fs: Any, path: str, force: bool) -> Any:
     return fs.open(path, mode="wb", block_size=PART_BYTES)
 
 
-def _is_taken(error: Exception) -> bool:
-    """Whether the store refused because the name is taken: s3fs says so in more than one way."""
-    taken = ("PreconditionFailed", "ConditionalRequestConflict", "412")
-    return isinstance(error, FileExistsError) or _code(error) in taken
-
-
-def _code(error: Exception) -> str:
-    """The store's own code for what went wrong, where there is one."""
-    response = getattr(error.__cause__, "response", None) or {}
-    return str(response.get("Error", {}).get("Code", ""))
-
-
 class RenameSink(Sink):
     """A file that is written under ``.NAME.<random>.tmp`` and moved to its name when it is whole."""
 
@@ -190,14 +170,11 @@ class RenameSink(Sink):
         self._file = fs.open(self._temporary, mode="wb")
 
     def _put(self, data: Data) -> None:
-        try:
+        with explained(self.name, OutputError, "write"):
             self._file.write(data)
-        except Exception as error:
-            self.discard()
-            raise output_error(self.name, error) from cause_of(error)
 
     def _commit(self) -> None:
-        try:
+        with explained(self.name, OutputError, "write"):
             self._file.close()
             _check(self._fs, self._path, self.name, self._force)
             # Few of these systems move onto a name that is taken.
@@ -205,17 +182,9 @@ class RenameSink(Sink):
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._path)
             self._fs.mv(self._temporary, self._path)
-        except OutputError:
-            raise
-        except Exception as error:
-            raise output_error(self.name, error) from cause_of(error)
 
     def _discard(self) -> None:
         with contextlib.suppress(Exception):
             self._file.close()
         with contextlib.suppress(Exception):
             self._fs.rm_file(self._temporary)
-
-
-def _exists(name: str) -> OutputExistsError:
-    return OutputExistsError(f"cannot write {name}: it exists already", hint="--force replaces what is there")

@@ -1,67 +1,26 @@
 """Bytes to members and back. Knows nothing of samples, files or networks."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-from wdscli.tar.columns import Columns
-from wdscli.tar.header import (
-    CANONICAL,
-    DIRECTORY,
-    END_OF_ARCHIVE,
-    FOREIGN,
-    GLOBAL,
-    KIND_MASK,
-    KIND_NAMES,
-    LINK,
-    REGULAR,
-    SPARSE,
-    SPECIAL,
-    Form,
-    build_header,
-    padded,
-)
-from wdscli.tar.reader import ByteSource, BytesSource, Window, members, scan
-from wdscli.tar.scan import Scanner
-from wdscli.tar.writer import ByteSink, TarWriter, padding
-
-if TYPE_CHECKING:
-    from wdscli.tar.recover import next_header, scan_salvaging
-
-__all__ = [
-    "ByteSink",
-    "ByteSource",
-    "BytesSource",
-    "CANONICAL",
-    "Columns",
-    "DIRECTORY",
-    "END_OF_ARCHIVE",
-    "FOREIGN",
-    "Form",
-    "GLOBAL",
-    "KIND_MASK",
-    "KIND_NAMES",
-    "LINK",
-    "REGULAR",
-    "SPARSE",
-    "SPECIAL",
-    "Scanner",
-    "TarWriter",
-    "Window",
-    "build_header",
-    "members",
-    "next_header",
-    "padded",
-    "padding",
-    "scan",
-    "scan_salvaging",
-]
-
-
-def __getattr__(name: str) -> Any:
-    """What only damaged archives need is imported when it is asked for."""
-    if name in ("next_header", "scan_salvaging"):
-        from wdscli.tar import recover
-
-        return getattr(recover, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+from wdscli.tar.columns import Columns as Columns
+from wdscli.tar.header import CANONICAL as CANONICAL
+from wdscli.tar.header import DIRECTORY as DIRECTORY
+from wdscli.tar.header import END_OF_ARCHIVE as END_OF_ARCHIVE
+from wdscli.tar.header import FOREIGN as FOREIGN
+from wdscli.tar.header import GLOBAL as GLOBAL
+from wdscli.tar.header import KIND_MASK as KIND_MASK
+from wdscli.tar.header import KIND_NAMES as KIND_NAMES
+from wdscli.tar.header import LINK as LINK
+from wdscli.tar.header import REGULAR as REGULAR
+from wdscli.tar.header import SPARSE as SPARSE
+from wdscli.tar.header import SPECIAL as SPECIAL
+from wdscli.tar.header import Form as Form
+from wdscli.tar.header import build_header as build_header
+from wdscli.tar.header import padded as padded
+from wdscli.tar.reader import ByteSource as ByteSource
+from wdscli.tar.reader import BytesSource as BytesSource
+from wdscli.tar.reader import Window as Window
+from wdscli.tar.reader import members as members
+from wdscli.tar.reader import scan as scan
+from wdscli.tar.scan import Scanner as Scanner
+from wdscli.tar.writer import ByteSink as ByteSink
+from wdscli.tar.writer import TarWriter as TarWriter
+from wdscli.tar.writer import padding as padding

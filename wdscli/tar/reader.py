@@ -17,11 +17,11 @@ from wdscli.tar.columns import Columns, cut
 from wdscli.tar.header import CANONICAL, Form, padded
 from wdscli.tar.scan import Scanner
 
-CHUNK = 1 << 18
-FIRST_CHUNK = 1 << 16
-JUMP_CHUNK = 1 << 12
+CHUNK_BYTES = 1 << 18
+FIRST_CHUNK_BYTES = 1 << 16
+JUMP_CHUNK_BYTES = 1 << 12
 HOP_MEMBERS = 1 << 10
-LARGE_STRIDE = 1 << 14
+LARGE_STRIDE_BYTES = 1 << 14
 """From this many bytes a member on, headers are read one by one: a read of 4 KiB costs less than copying 16 KiB."""
 
 
@@ -107,7 +107,12 @@ class Window:
 
 
 def scan(
-    source: ByteSource, *, form: Form = CANONICAL, payloads: bool = False, chunk: int = CHUNK, first: int = 0
+    source: ByteSource,
+    *,
+    form: Form = CANONICAL,
+    payloads: bool = False,
+    chunk: int = CHUNK_BYTES,
+    first: int = 0,
 ) -> Iterator[Window]:
     """The members of ``source``, a window at a time, memory bounded by ``chunk``.
 
@@ -129,7 +134,7 @@ def new_scanner(source: ByteSource, form: Form = CANONICAL, first: int = 0) -> S
 
 
 def walk(
-    source: ByteSource, scanner: Scanner, *, payloads: bool = False, chunk: int = CHUNK
+    source: ByteSource, scanner: Scanner, *, payloads: bool = False, chunk: int = CHUNK_BYTES
 ) -> Iterator[Window]:
     """:func:`scan` with a scanner of the caller's, who can see after an error how far it came."""
     if source.seekable:
@@ -150,7 +155,7 @@ def _fed(
 
 
 def _jump(source: ByteSource, scanner: Scanner, chunk: int) -> Iterator[Window]:
-    length, hopping = min(chunk, FIRST_CHUNK), False
+    length, hopping = min(chunk, FIRST_CHUNK_BYTES), False
     while True:
         base = scanner.position
         if hopping:
@@ -161,8 +166,8 @@ def _jump(source: ByteSource, scanner: Scanner, chunk: int) -> Iterator[Window]:
         for window in _fed(source, scanner, buffer, base, None):
             found = len(window.columns.names)
             yield window
-        hopping = found > 0 and (scanner.position - base) // found > LARGE_STRIDE
-        length = JUMP_CHUNK if hopping else chunk
+        hopping = found > 0 and (scanner.position - base) // found > LARGE_STRIDE_BYTES
+        length = JUMP_CHUNK_BYTES if hopping else chunk
         if len(buffer) < want:
             scanner.finish(base + len(buffer))
             return

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from wdscli.errors import DataError, InputError
 from wdscli.model import to_text
 from wdscli.tar.header import BLOCK, CANONICAL, Form, checksum_is_right, parse_block, parse_number
-from wdscli.tar.reader import CHUNK, ByteSource, Window, new_scanner, walk
+from wdscli.tar.reader import CHUNK_BYTES, ByteSource, Window, new_scanner, walk
 from wdscli.tar.scan import Scanner
 
 #: A checksum as any tar writes it: digits, perhaps blanks before them, ended by NUL, blank or both.
@@ -55,13 +55,13 @@ def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int,
                 f"cannot read {source.name} to its end: no header in {MAX_SEARCHED_BYTES} bytes behind byte {begin}",
                 hint="is it a tar at all? Of a file any number of bytes is searched",
             )
-        buffer = source.read_at(base, CHUNK)
+        buffer = source.read_at(base, CHUNK_BYTES)
         # Most blocks are told by two bytes: a name has a first one, a checksum ends with NUL or a blank.
         for match in _CHECKSUM_END.finditer(buffer[155::BLOCK]):
             at = match.start() * BLOCK
             if buffer[at] and _CHECKSUM.match(buffer, at + 148) and is_plausible(buffer[at : at + BLOCK]):
                 return base + at, base, buffer
-        if len(buffer) < CHUNK:
+        if len(buffer) < CHUNK_BYTES:
             return None, base, buffer
         base += len(buffer)
 
@@ -94,7 +94,7 @@ def scan_salvaging(
     *,
     form: Form = CANONICAL,
     payloads: bool = False,
-    chunk: int = CHUNK,
+    chunk: int = CHUNK_BYTES,
 ) -> Iterator[Window]:
     """The members that can be had from a damaged archive, a window at a time, each trouble handed to ``report``.
 

@@ -7,13 +7,12 @@ header costs one pack of a template. It must not know samples, files or networks
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Protocol
 
 from wdscli.errors import UsageError
 from wdscli.tar.header import BLOCK, CANONICAL, END_OF_ARCHIVE, MAX_SIZE, Form, build_header, padded
 
-GATHER = 1 << 16
+GATHER_BYTES = 1 << 16
 _PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
 
 
@@ -70,7 +69,7 @@ class TarWriter:
         length = len(header) + padded(size)
         self.position += length
         self._gathered += length
-        if self._gathered >= GATHER:
+        if self._gathered >= GATHER_BYTES:
             self.flush()
 
     def begin(self, name: bytes, size: int) -> None:
@@ -89,7 +88,7 @@ class TarWriter:
         self._parts.append(data)
         self.position += len(data)
         self._gathered += len(data)
-        if self._gathered >= GATHER:
+        if self._gathered >= GATHER_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -97,7 +96,7 @@ class TarWriter:
         parts, self._parts, self._gathered = self._parts, [], 0
         small: list[bytes | bytearray | memoryview] = []
         for part in parts:
-            if len(part) >= GATHER:
+            if len(part) >= GATHER_BYTES:
                 self._write(small)
                 self._sink.write(part)
                 small = []
@@ -118,8 +117,6 @@ class TarWriter:
     def __enter__(self) -> TarWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:
             self.close()

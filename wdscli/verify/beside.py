@@ -17,12 +17,10 @@ from typing import NamedTuple
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError, WdsError
 from wdscli.model import ShardInfo, to_bytes
-from wdscli.shards.checksum import new_digest
-from wdscli.shards.find import etag_of, is_other_version
-from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of
+from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.shardfile import index_address
+from wdscli.shards.reading import checksum_of, etag_of, is_other_version, new_digest
 from wdscli.storage import Source, base_name, exists, folder_of, is_local, is_stream, open_source, read_all
 from wdscli.storage.ends import replaced
 from wdscli.tar import Form
@@ -255,15 +253,11 @@ def check_checksum(address: str, listing: Listing | None, ledger: Ledger, versio
 def _file_digest(address: str, algorithm: str, version: str | None) -> str:
     """The checksum of a file's bytes as they lie there, of ``version`` if one is given. Raises UsageError for an
     unknown algorithm, StorageError."""
-    digest = new_digest(algorithm)
-    if digest is None:
+    if new_digest(algorithm) is None:
         raise UsageError("no checksum to compute")
     with open_source(address, decompress=False) as source:
-        offset = 0
-        while data := source.read_some(offset, PIECE_BYTES):
-            digest.update(data)
-            offset += len(data)
+        found = checksum_of(source, algorithm) or ""
         source.confirm()
         if version and version != source.version:
             raise replaced(address)
-    return digest.hexdigest()
+    return found.partition(":")[2]

@@ -14,118 +14,103 @@ import re
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 from wdscli.codecs.decode_images import EXTENSIONS, open_image
 from wdscli.codecs.decode_values import PICKLES, basichandlers
 from wdscli.codecs.limits import inflate
-from wdscli.codecs.parts import extension
+from wdscli.codecs.parts import Decode, extension
 from wdscli.errors import UsageError
 from wdscli.model import to_text
 from wdscli.samples import split_name
 from wdscli.tar import KIND_MASK, REGULAR, Window
 from wdscli.verify.findings import Ledger
 
+MAX_FIELDS = 1 << 12
+"""Decoders that are remembered."""
 _OBJECT = re.compile(r" ?<[^>]* object at 0x[0-9a-f]+>")
 _PACKAGES = {"cbor": ("cbor2", "cbor"), "pth": ("torch",)}
 """Those that some fields need and that are not ours to ask for: without them a field is unchecked."""
 
 
 class Decoder:
-    """Decodes the payloads of whole windows and reports those that are not what their field says. Raises UsageError at
-    the first image when Pillow is missing."""
+    """Decodes payloads and reports those that are larger than ``max_decoded`` bytes. Raises UsageError at the first
+    image when Pillow is missing."""
 
     def __init__(self, ledger: Ledger, max_decoded: int) -> None:
         self._ledger = ledger
         self._limit = max_decoded
-        self._known: dict[bytes, Callable[[bytes], object] | None] = {}
+        self._known: dict[bytes, Decode | None] = {}
 
     def check(self, window: Window) -> None:
-        """Every payload of a window that has a decoder."""
+        """Report every payload of a window that is not what its field says."""
         columns = window.columns
         for row, name in enumerate(columns.names):
-            if columns.flags[row] & KIND_MASK != REGULAR:
-                continue
-            parts = split_name(name)
-            if parts is None:
-                continue
-            offset, member = columns.starts[row], to_text(name)
-            if not self.is_checked(parts[1], columns.sizes[row], offset, member):
-                continue
-            reason = self.why_not(parts[1], window.payload(row))
-            if reason is not None:
-                self._ledger.add("undecodable", f"cannot be decoded: {reason}", offset=offset, member=member)
+            parts = split_name(name) if columns.flags[row] & KIND_MASK == REGULAR else None
+            if parts is not None:
+                offset = columns.starts[row]
+                read = partial(window.payload, row)
+                reason = self.why_not(parts[1], columns.sizes[row], read, offset, name)
+                if reason is not None:
+                    message = f"cannot be decoded: {reason}"
+                    self._ledger.add("undecodable", message, offset=offset, member=name)
 
-    def is_checked(self, field: bytes, size: int, offset: int, member: str) -> bool:
-        """Whether a payload is decoded at all: there is a decoder, and it is not too large, which is reported."""
-        if self._decoder(field) is None:
-            return False
-        if size > self._limit:
-            self._ledger.add(
-                "unchecked",
-                f"not decoded: it has {size} bytes, and --max-decoded is {self._limit}",
-                offset=offset,
-                member=member,
-                hint="--max-decoded SIZE decodes larger ones",
-            )
-        return size <= self._limit
-
-    def why_not(self, field: bytes, payload: bytes) -> str | None:
-        """Why one payload cannot be decoded; None when it can, or nobody here knows how."""
+    def why_not(
+        self, field: bytes, size: int, read: Callable[[], bytes], offset: int, member: bytes
+    ) -> str | None:
+        """Why one payload cannot be decoded; None when it can, or nobody here knows how, or it is too large, which is
+        reported at ``offset``."""
         decode = self._decoder(field)
-        return None if decode is None else why_undecodable(decode, payload)
-
-    def _decoder(self, field: bytes) -> Callable[[bytes], object] | None:
-        if field not in self._known:
-            if len(self._known) > 1 << 12:
-                self._known.clear()
-            name = to_text(field)
-            self._known[field] = self._available(name, find_decoder(name, self._limit))
-        return self._known[field]
-
-    def _available(
-        self, field: str, decode: Callable[[bytes], object] | None
-    ) -> Callable[[bytes], object] | None:
-        """``decode`` where its packages are there."""
-        last = extension(_without_gz(field))
-        if last in EXTENSIONS and find_spec("PIL") is None:
-            raise UsageError("--decode needs Pillow for images", hint="pip install 'wdscli[images]'")
-        packages = _PACKAGES.get(last, ())
-        if not packages or any(find_spec(package) for package in packages):
-            return decode
+        if decode is None:
+            return None
+        if size <= self._limit:
+            return _why_undecodable(decode, read())
         self._ledger.add(
             "unchecked",
-            f'fields "{field}" are not decoded: {packages[0]} is not installed',
-            hint=f"pip install {packages[0]}",
+            f"not decoded: it has {size} bytes, and --max-decoded is {self._limit}",
+            offset=offset,
+            member=member,
+            hint="--max-decoded SIZE decodes larger ones",
         )
         return None
 
+    def _decoder(self, field: bytes) -> Decode | None:
+        """What decodes payloads of a field as the loader does, where there is one and its packages are there."""
+        if field not in self._known:
+            if len(self._known) >= MAX_FIELDS:
+                self._known.clear()
+            self._known[field] = self._find(to_text(field))
+        return self._known[field]
 
-def _without_gz(field: str) -> str:
-    return field[:-3] if field.lower().endswith(".gz") else field
+    def _find(self, field: str) -> Decode | None:
+        is_packed = field.lower() == "gz" or field.lower().endswith(".gz")
+        last = extension(field[:-3]) if is_packed else extension(field)
+        decode = _plain_decoder(last, self._limit)
+        if last in EXTENSIONS and find_spec("PIL") is None:
+            raise UsageError("--decode needs Pillow for images", hint="pip install 'wdscli[images]'")
+        packages = _PACKAGES.get(last, ())
+        if packages and not any(map(find_spec, packages)):
+            self._ledger.add(
+                "unchecked",
+                f'fields "{field}" are not decoded: {packages[0]} is not installed',
+                hint=f"pip install {packages[0]}",
+            )
+            return None
+        return partial(_inflated, decode, self._limit) if is_packed else decode
 
 
-def find_decoder(field: str, limit: int) -> Callable[[bytes], object] | None:
-    """What decodes payloads of a field as the loader does, or None."""
-    if field.lower() == "gz" or field.lower().endswith(".gz"):
-        inner = _plain_decoder(extension(_without_gz(field)) if "." in field else "", limit)
-        return partial(_inflated, inner, limit)
-    return _plain_decoder(extension(field), limit)
-
-
-def _plain_decoder(last: str, limit: int) -> Callable[[bytes], object] | None:
+def _plain_decoder(last: str, limit: int) -> Decode | None:
     if last in EXTENSIONS:
         return partial(open_image, limit=limit)
     return None if last in PICKLES else basichandlers.find(last, limit)
 
 
-def _inflated(inner: Callable[[bytes], object] | None, limit: int, payload: bytes) -> object:
+def _inflated(inner: Decode | None, limit: int, payload: bytes) -> object:
     """What a gzip payload holds, decoded by ``inner`` where there is one."""
     data = inflate(payload, limit)
     return None if inner is None else inner(data)
 
 
-def why_undecodable(decode: Callable[[bytes], Any], payload: bytes) -> str | None:
+def _why_undecodable(decode: Decode, payload: bytes) -> str | None:
     """Why a payload cannot be decoded, in a few words, or None when it can."""
     import warnings
 

@@ -19,11 +19,11 @@ from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import ShardInfo, to_bytes
-from wdscli.plan.ranges import pieces_of
-from wdscli.plan.scratch import Input, Scratch, spool
+from wdscli.plan.inputs import Input, pieces_of
+from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import open_set
-from wdscli.shards.output import OutputSet, ShardSettings
+from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import Source, open_source
 from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
 from wdscli.verify.keys import digester, repeats_across
@@ -214,7 +214,7 @@ def _seekable(source: Source, stack: ExitStack) -> Source:
     copied as far as it goes."""
     if source.seekable:
         return source
-    path = stack.enter_context(Scratch()).new_path("shard")
+    path = stack.enter_context(Scratch()).path_of("shard")
     spool(source, path, cut=lambda error: None)
     return stack.enter_context(Input(source.name, path).open())
 

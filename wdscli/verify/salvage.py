@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError
@@ -183,14 +184,11 @@ class _Planner:
 
     def _is_undecodable(self, stretch: Stretch) -> bool:
         """Whether a payload cannot be decoded, so that its sample is left out."""
-        decoder = self._decoder
-        for name, offset, size in stretch.members if decoder is not None else ():
-            if decoder is None or not decoder.is_checked(
-                name, size, stretch.start, to_text(stretch.key + b"." + name)
-            ):
-                continue
-            reason = decoder.why_not(name, self._plan.source.read_at(offset, size))
-            if reason is not None:
+        for name, offset, size in stretch.members if self._decoder is not None else ():
+            read = partial(self._plan.source.read_at, offset, size)
+            member = stretch.key + b"." + name
+            reason = self._decoder and self._decoder.why_not(name, size, read, stretch.start, member)
+            if reason:
                 reason = f"{to_text(name)} cannot be decoded: {reason}"
                 self._leave_out("undecodable", reason, stretch.start, stretch.key)
                 return True

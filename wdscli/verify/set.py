@@ -19,7 +19,7 @@ from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.executors import make_executor, run_tasks
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.jobs import useful_jobs
+from wdscli.plan.strategy import useful_jobs
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import open_set
 from wdscli.shown import shown

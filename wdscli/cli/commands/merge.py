@@ -17,7 +17,7 @@ from wdscli.shown import shown
 if TYPE_CHECKING:
     from wdscli.plan.duplicates import Duplicate, Duplicates
     from wdscli.plan.join.join import Join
-    from wdscli.plan.request import ReorderPlan
+    from wdscli.plan.plan import ReorderPlan
 
 Sets = Annotated[
     list[str],

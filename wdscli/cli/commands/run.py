@@ -11,7 +11,7 @@ from wdscli.cli.output import Out, plural
 from wdscli.shown import shown
 
 if TYPE_CHECKING:
-    from wdscli.plan.request import ReorderPlan
+    from wdscli.plan.plan import ReorderPlan
     from wdscli.progress import Progress
 
 _tasks = panel("Tasks")

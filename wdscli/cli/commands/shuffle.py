@@ -19,7 +19,7 @@ from wdscli.errors import UsageError
 
 if TYPE_CHECKING:
     from wdscli.look.quality import Quality
-    from wdscli.plan.request import ReorderPlan
+    from wdscli.plan.plan import ReorderPlan
 
 _order = panel("Order")
 _ORDERS = ("input", "output", "random")

@@ -46,7 +46,8 @@ class PartOptions(NamedTuple):
     by_map: Annotated[
         Texts,
         _parts(
-            "--by-map FILE", "Parts from a file: lines of key and part, or JSON. May be given more than once."
+            "--by-map FILE",
+            "Parts from a file: lines of KEY<TAB>PART, or a JSON object. May be given more than once.",
         ),
     ] = None
     missing: Annotated[

@@ -24,8 +24,7 @@ from wdscli.cli.output import Out, plural
 from wdscli.errors import UsageError
 from wdscli.ops.verify import Finding, VerifyReport
 from wdscli.ops.verify import verify as run
-from wdscli.shards.forms import make_form
-from wdscli.shards.output import ShardSettings
+from wdscli.shards.writing import ShardSettings, make_form
 from wdscli.shown import shown
 from wdscli.units import human_size
 from wdscli.verify.findings import MAX_FINDINGS, kind_of

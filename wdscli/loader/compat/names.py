@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from wdscli.codecs.decode_values import decode_torch as torch_loads
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.compat.urls import Urls
+from wdscli.loader.checks import Urls
 from wdscli.loader.place.splitters import Splitter
 from wdscli.loader.stages.flow import Pipeline
 from wdscli.loader.stages.fluent import Fluent
@@ -47,7 +47,7 @@ class Planned:
         return f"{self.method}({', '.join(given)})"
 
 
-class Stages:
+class StageFunction:
     """A method of datasets as a function that plans it."""
 
     def __init__(self, method: str) -> None:
@@ -86,10 +86,10 @@ _METHODS = {"Cached": "mcached", "LMDBCached": "lmdb_cached", "detshuffle": "shu
 
 
 @cache
-def stage(name: str) -> Stages | Refused:
+def stage(name: str) -> StageFunction | Refused:
     """webdataset's stage of this name, as a thing to put into a :class:`DataPipeline`: it plans the method of that
     name, or says that there is none."""
-    return Refused(name, _REFUSED[name]) if name in _REFUSED else Stages(_METHODS.get(name, name))
+    return Refused(name, _REFUSED[name]) if name in _REFUSED else StageFunction(_METHODS.get(name, name))
 
 
 class PipelineStage:
@@ -199,9 +199,6 @@ class FluidWrapper(Fluent):
         self._turn = -1
         self.pipeline = Pipeline(generators=(iter,))
         self._counts = Counts()
-        self._views = ()
-        self._span = None
-        self._length = None
 
     def __iter__(self) -> Iterator[Any]:
         from wdscli.loader.stages.generators import epochs_over

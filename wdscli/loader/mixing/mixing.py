@@ -1,22 +1,23 @@
 """Several sets as one, by weight: ``mix``, and webdataset's ``RandomMix`` and ``RoundRobin``.
 
-What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixing.mixsource.MixSource`. How: samples carry
+What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixing.sources.MixSource`. How: samples carry
 the number of their set to the stages, where those of the set itself come first; what is called on the mix comes behind
 them. It must not know which sample comes when."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.mixing.mixsource import MixSource, Per, Tagged
-from wdscli.loader.order.schedule import Stop, Weight, check_stop, quotas_of
+from wdscli.loader.mixing.sources import MixSource, MixStream, Per, Rules, Tagged
+from wdscli.loader.order.schedule import Stop, Weight, quotas_of
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Tail
 from wdscli.loader.read.source import PositionSource
-from wdscli.loader.stages.flow import DROPPED, Batch, Pipeline, Spread
+from wdscli.loader.stages.flow import DROPPED, BatchStage, Pipeline, Spread
 from wdscli.loader.stages.fluent import Fluent, PerSample
 from wdscli.loader.stats import Counts
 
@@ -25,20 +26,12 @@ USAGE = "mix({address: weight, ...}) or mix({name: (dataset, weight), ...})"
 Part: TypeAlias = "PositionDataset | str | list[str]"
 
 
-class _Stages:
-    """The stages of each set, for tagged samples and batches."""
+@dataclass(frozen=True)
+class _OfSample:
+    """The stages of a sample, those of its own set. ``keep`` says whether the number of the set is still wanted."""
 
-    def __init__(self, pipelines: Sequence[Pipeline]) -> None:
-        self.pipelines = tuple(pipelines)
-
-
-class _OfSample(_Stages):
-    """The stages of a sample, those of its own set."""
-
-    def __init__(self, pipelines: Sequence[Pipeline], keep: bool) -> None:
-        super().__init__(pipelines)
-        self._keep = keep
-        """Whether the number of the set is still wanted."""
+    pipelines: tuple[Pipeline, ...]
+    keep: bool
 
     def __call__(self, tagged: Tagged) -> Any:
         number, item = tagged
@@ -46,44 +39,32 @@ class _OfSample(_Stages):
             item = function(item)
             if item is DROPPED:
                 return DROPPED
-        return Tagged(number, item) if self._keep else item
+        return Tagged(number, item) if self.keep else item
 
 
-class _Unmade(_Stages):
-    """What stands for making a batch in :class:`_Collated`, which does that itself."""
-
-    def __call__(self, items: list[Any]) -> list[Any]:
-        return items
-
-
-class _Collated(Batch):
-    """The batch stage of the set that all samples of a batch are of; ``collate`` knows the stages of all."""
+class _OwnBatchStage(BatchStage):
+    """The batch stage of the set that all samples of a batch are of, which ``collate`` gives for its number."""
 
     def made(self, items: list[Tagged], given: int) -> list[Any]:
         if not items:
             return []
-        assert isinstance(self.collate, _Unmade)
         number = items[0].set
         if any(one.set != number for one in items):
             raise UsageError("a batch of several sets", hint="no slice() between two mixes per batch")
-        batch = self.collate.pipelines[number].batch
-        assert batch is not None
+        batch: BatchStage = self.collate(number)
         return [Tagged(number, one) for one in batch.made([item for _, item in items], given)]
 
 
-class _OfBatch(_Stages):
-    """The stages behind the batch stage."""
+@dataclass(frozen=True)
+class _OfBatch:
+    """The stages behind the batch stage. ``one`` where no set makes several things of a batch."""
 
-    def __call__(self, tagged: Tagged) -> list[Any]:
-        return self.pipelines[tagged.set].behind([tagged.item])
-
-
-class _OneOfBatch(_OfBatch):
-    """The same where no set makes several things of a batch."""
+    pipelines: tuple[Pipeline, ...]
+    one: bool
 
     def __call__(self, tagged: Tagged) -> Any:
-        found = super().__call__(tagged)
-        return found[0] if found else DROPPED
+        found = self.pipelines[tagged.set].behind([tagged.item])
+        return found if not self.one else found[0] if found else DROPPED
 
 
 class Mixed(PositionDataset):
@@ -92,34 +73,27 @@ class Mixed(PositionDataset):
     def __init__(
         self,
         parts: Sequence[PositionDataset],
-        weights: Sequence[Weight],
+        rules: Rules,
         *,
-        stop: Stop = "first",
-        seed: int | None = 0,
-        per: Per = "sample",
-        names: Sequence[str] = (),
-        label: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
     ) -> None:
-        if per not in ("sample", "batch"):
-            raise UsageError(f'no such per: "{per}"', hint='"sample" or "batch"')
-        check_stop(stop)
-        _check_label(label)
-        how: dict[str, Any] = {"stop": stop, "seed": seed, "names": names, "label": label}
+        rules.check()
         source: Any
         if any(part.is_stream for part in parts):
-            source = _stream(parts, quotas_of(weights), per, tail, how)
+            _check_stream(rules.per, tail)
+            source = MixStream(parts, rules)
         else:
-            sources, policies = [part._line(Share()) for part in parts], [part._policy for part in parts]
-            source = MixSource(sources, quotas_of(weights), per=per, policies=policies, **how)
+            source = MixSource(
+                [part._line(Share()) for part in parts], rules, [part._policy for part in parts]
+            )
         self._mix = source
         super().__init__(source, rank=rank, world_size=world_size, tail=tail)
         self._parts_replace = any(part.replaces for part in parts)
-        self._parts_counts = [count for part in parts for count in _all_counts(part)]
-        pipelines = [part.pipeline for part in parts]
-        self.pipeline = _by_sample(pipelines) if per == "sample" else _by_batch(pipelines)
+        self._parts_counts = [count for part in parts for count in part.all_counts]
+        pipelines = tuple(part.pipeline for part in parts)
+        self.pipeline = _by_sample(pipelines) if rules.per == "sample" else _by_batch(pipelines)
 
     def _line(self, share: Share) -> PositionSource:
         if self.pipeline.batch is not None and not self.is_stream:
@@ -135,46 +109,20 @@ class Mixed(PositionDataset):
         """Refused: raises UsageError."""
         raise UsageError("mcached() behind a mix", hint="call it on the datasets that are mixed")
 
-    def take_counts(self) -> list[tuple[str, str, int]]:
-        """What was counted as left out, by the sets' own stages too, which is not counted any more."""
-        counts = self._gathered()
-        for one in (self._counts, *self._parts_counts):
-            one.clear()
-        return counts.rows()
-
-    def stats(self) -> dict[str, Any]:
-        """What was left out so far, by shard and reason, in this process, by the sets' own stages too."""
-        return {**super().stats(), "dropped": self._gathered().by_shard()}
-
-    def _gathered(self) -> Counts:
-        counts = Counts()
-        for one in (self._counts, *self._parts_counts):
-            counts.merge(one.rows())
-        return counts
+    @property
+    def all_counts(self) -> list[Counts]:
+        """Where it is counted what is left out, by the sets' own stages too."""
+        return [*super().all_counts, *self._parts_counts]
 
 
-def _stream(
-    parts: Sequence[PositionDataset], quotas: Sequence[int], per: Per, tail: Tail | None, how: dict[str, Any]
-) -> Any:
-    """A mix of which some sets can only be streamed."""
-    from wdscli.loader.mixing.mixstream import MixStream
-
+def _check_stream(per: Per, tail: Tail | None) -> None:
+    """Raise UsageError for what is impossible for sets of which some can only be streamed."""
     if per == "batch" or tail in ("drop", "pad"):
         what = 'per="batch"' if per == "batch" else f'tail="{tail}"'
         raise UsageError(f"{what} of sets of which some can only be streamed", hint="leave it out")
-    return MixStream(parts, quotas, **how)
 
 
-def _check_label(label: object) -> None:
-    if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
-        raise UsageError(f"label={label!r}: a label is a field of its own", hint='label="set"')
-
-
-def _all_counts(part: PositionDataset) -> list[Counts]:
-    return [part._counts, *(part._parts_counts if isinstance(part, Mixed) else ())]
-
-
-def _by_sample(pipelines: Sequence[Pipeline]) -> Pipeline:
+def _by_sample(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     for pipeline in pipelines:
         _want_no_generator(pipeline)
         if pipeline.batch is not None:
@@ -185,7 +133,7 @@ def _by_sample(pipelines: Sequence[Pipeline]) -> Pipeline:
     return Pipeline(before=(_OfSample(pipelines, keep=False),))
 
 
-def _by_batch(pipelines: Sequence[Pipeline]) -> Pipeline:
+def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     batches = []
     for pipeline in pipelines:
         _want_no_generator(pipeline)
@@ -199,11 +147,13 @@ def _by_batch(pipelines: Sequence[Pipeline]) -> Pipeline:
             hint="give all sets the same batch size",
         )
     several = any(pipeline.spreads for pipeline in pipelines)
-    last = Spread(_OfBatch(pipelines)) if several else _OneOfBatch(pipelines)
+    last = _OfBatch(pipelines, one=not several)
     return Pipeline(
         before=(_OfSample(pipelines, keep=True),),
-        batch=_Collated(sizes.pop(), _Unmade(pipelines), partial=all(batch.partial for batch in batches)),
-        after=(last,),
+        batch=_OwnBatchStage(
+            sizes.pop(), batches.__getitem__, partial=all(batch.partial for batch in batches)
+        ),
+        after=(Spread(last) if several else last,),
     )
 
 
@@ -256,21 +206,12 @@ def mix(
     ['a0', 'a1', 'a2', 'a3', 'b0', 'b1', 'a4', 'b2', 'a5', 'a6', 'b3']
     """
     names, parts, weights = _named(datasets)
-    quotas_of(weights)  # before a set is opened: who forgot a weight hears of that
+    # Before a set is opened: who forgot a weight hears of that.
+    rules = Rules(quotas_of(weights), stop, seed, per, names, label)
     if how and not any(isinstance(part, (str, list)) for part in parts):
         raise UsageError(f"mix({min(how)}=) is for addresses", hint="say it to the datasets that are mixed")
-    return Mixed(
-        [_opened(part, seed, how) for part in parts],
-        weights,
-        stop=stop,
-        seed=seed,
-        per=per,
-        names=names,
-        label=label,
-        rank=rank,
-        world_size=world_size,
-        tail=tail,
-    )
+    opened = [_opened(part, seed, how) for part in parts]
+    return Mixed(opened, rules, rank=rank, world_size=world_size, tail=tail)
 
 
 def RandomMix(
@@ -287,8 +228,8 @@ def RandomMix(
 def RoundRobin(datasets: Sequence[Any], longest: bool = False) -> Mixed:
     """webdataset's name: a sample of each dataset in turn, until one is used up, or with ``longest`` until all are."""
     names, parts, weights = _named(list(datasets))
-    stop: Stop = "all" if longest else "first"
-    return Mixed([_opened(part, 0, {}) for part in parts], weights, stop=stop, seed=None, names=names)
+    rules = Rules(quotas_of(weights), "all" if longest else "first", seed=None, names=names)
+    return Mixed([_opened(part, 0, {}) for part in parts], rules)
 
 
 def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list[Part], list[Weight]]:

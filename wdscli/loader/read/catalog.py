@@ -16,9 +16,9 @@ from warnings import warn
 
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
-from wdscli.shards.find import find_index, scan_index
 from wdscli.shards.inputs import ShardSet, manifest_beside, missing_shards, open_set
 from wdscli.shards.manifest import Manifest, fingerprint
+from wdscli.shards.reading import find_index, scan_index
 from wdscli.storage import is_local, is_stream, local_path, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
 

@@ -29,7 +29,7 @@ from wdscli.loader.read.catalog import Catalog, ShardTable, each_shard
 from wdscli.loader.read.fetch import Fetcher, Raw
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
-from wdscli.shards.find import index_batches
+from wdscli.shards.reading import index_batches
 
 if TYPE_CHECKING:
     import numpy

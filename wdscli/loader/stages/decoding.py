@@ -17,26 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from wdscli.codecs.decode_images import SPECS, Images, imagehandler
-from wdscli.codecs.decode_media import MEDIA, torch_audio, torch_video
-from wdscli.codecs.decode_values import Pickles, basichandlers
+from wdscli.codecs.decode_images import SPECS, Images
+from wdscli.codecs.decode_media import MEDIA
+from wdscli.codecs.decode_values import basichandlers, pickles
 from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
-from wdscli.codecs.parts import ByExtension, Continue, Decode, Handler, extension, handle_extension
+from wdscli.codecs.parts import ByExtension, Continue, Decode, Handler, extension
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.stages.handlers import text_of
 from wdscli.loader.stages.per_sample import Label
-
-__all__ = [
-    "Continue",
-    "Decoder",
-    "basichandlers",
-    "gzfilter",
-    "handle_extension",
-    "imagehandler",
-    "make_decoder",
-    "torch_audio",
-    "torch_video",
-]
 
 Payload = (bytes, bytearray, memoryview)
 
@@ -171,7 +159,7 @@ def _named(name: str) -> Handler:
     if name in MEDIA:
         return MEDIA[name]
     if name == "pickle":
-        return Pickles()
+        return pickles
     raise UsageError(f'no such decoder: "{name}"', hint=", ".join(sorted((*SPECS, *MEDIA, "pickle"))))
 
 

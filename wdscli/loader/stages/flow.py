@@ -52,7 +52,7 @@ class _Dropped:
 DROPPED = _Dropped()
 
 
-class Batch(NamedTuple):
+class BatchStage(NamedTuple):
     """The stage that makes batches of ``size`` samples of a rank; ``collate`` makes one of a list. Without ``partial``
     the last batch of an epoch is left out when it is not whole; one that stages made smaller is not."""
 
@@ -86,7 +86,7 @@ class Pipeline(NamedTuple):
     """Functions of a sample, the batch stage, functions of a batch, and generators over all."""
 
     before: tuple[Function, ...] = ()
-    batch: Batch | None = None
+    batch: BatchStage | None = None
     after: tuple[Function | Spread, ...] = ()
     generators: tuple[OverAll, ...] = ()
 
@@ -108,7 +108,7 @@ class Pipeline(NamedTuple):
         if self.generators:
             return self.through(Each(Spread(function)))
         # Without a batch stage a unit is what becomes of one sample; what follows then takes the things.
-        batch = self.batch or Batch(1, _only)
+        batch = self.batch or BatchStage(1, _only)
         return self._replace(batch=batch, after=(*self.after, Spread(function)))
 
     def through(self, generator: OverAll) -> Pipeline:

@@ -18,7 +18,7 @@ from wdscli.loader.checks import want_whole
 from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
 from wdscli.loader.read.source import IndexedSource, PositionSource
 from wdscli.loader.stages import per_sample
-from wdscli.loader.stages.flow import Batch, Pipeline
+from wdscli.loader.stages.flow import BatchStage, Pipeline
 from wdscli.loader.stages.generators import Buffer, Islice, Regroup, Thin
 from wdscli.loader.stages.handlers import Guard, Handler, reraise_exception
 from wdscli.loader.stages.per_batch import collated, unbatched, unlisted
@@ -38,6 +38,11 @@ class Epochs(NamedTuple):
     items: int | None
 
 
+def items_of(nsamples: int, nbatches: int) -> int:
+    """Items of an epoch, as the arguments of ``with_epoch`` say; 0 or less for no cut."""
+    return max(want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches))
+
+
 Self = TypeVar("Self", bound="PerSample")
 Whole = TypeVar("Whole", bound="Fluent")
 
@@ -45,7 +50,7 @@ Whole = TypeVar("Whole", bound="Fluent")
 class PerSample:
     """Stages that are functions of a sample; each method returns a new dataset and leaves this one as it is."""
 
-    pipeline: Pipeline
+    pipeline = Pipeline()
     _counts: Counts
     _policy: Policy | None = None
 
@@ -153,9 +158,10 @@ class Fluent(PerSample):
     """All stages of what is iterated."""
 
     source: PositionSource
-    _views: tuple[tuple[Slice, bool], ...]
-    _span: Epochs | None
-    _length: int | None
+    _views: tuple[tuple[Slice, bool], ...] = ()
+    """Slices behind the batch stage; whether they are of batches."""
+    _span: Epochs | None = None
+    _length: int | None = None
 
     def select(self: Whole, predicate: Callable[[Any], bool], handler: Handler = reraise_exception) -> Whole:
         """Only the samples for which ``predicate`` holds, the others counted. They leave gaps: batches become smaller,
@@ -210,7 +216,7 @@ class Fluent(PerSample):
         if self.pipeline.batch is not None:
             raise UsageError("batches of batches are not made", hint="unbatched() first, or batched() once")
         return self._with(
-            pipeline=self.pipeline._replace(batch=Batch(batchsize, collation_fn or list, partial))
+            pipeline=self.pipeline._replace(batch=BatchStage(batchsize, collation_fn or list, partial))
         )
 
     def listed(self: Whole, batchsize: int, partial: bool = True) -> Whole:
@@ -296,9 +302,7 @@ class Fluent(PerSample):
     def with_epoch(self: Whole, nsamples: int = -1, nbatches: int = -1) -> Whole:
         """Epochs of so many items (batches, behind :meth:`batched`) of a rank, of all its workers together. An epoch
         goes on where the one before was cut, so all samples come once before any comes again."""
-        items = max(
-            want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches)
-        )
+        items = items_of(nsamples, nbatches)
         return self._with(_span=Epochs(None, items if items > 0 else None))
 
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:

@@ -246,12 +246,6 @@ class Packed:
         buffer, offsets = self.buffer, self.offsets
         return (bytes(buffer[begin:end]) for begin, end in pairwise(offsets))
 
-    def __reversed__(self) -> Iterator[bytes]:
-        return iter(list(self)[::-1])
-
-    def __contains__(self, value: object) -> bool:
-        return any(part == value for part in self)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (Packed, list, tuple)):
             return NotImplemented
@@ -329,15 +323,15 @@ def in_columns(batch: Any) -> Any:
     return tuple(map(_column, batch)) if isinstance(batch, tuple) else _column(batch)
 
 
-class Names:
+class TextColumn:
     """Keys or addresses of a batch in a worker: a list of them once it has arrived, and until then nothing that torch
     would look through value by value, which takes as long as all else it does with a batch.
 
     >>> import pickle
-    >>> names = Names(["a", "b"])
-    >>> len(names), names[-1], list(names), names == ["a", "b"], names.index("b"), names
+    >>> column = TextColumn(["a", "b"])
+    >>> len(column), column[-1], list(column), column == ["a", "b"], column.index("b"), column
     (2, 'b', ['a', 'b'], True, 1, ['a', 'b'])
-    >>> pickle.loads(pickle.dumps(names))
+    >>> pickle.loads(pickle.dumps(column))
     ['a', 'b']
     """
 
@@ -361,7 +355,7 @@ class Names:
         return getattr(self._values, name)
 
     def __eq__(self, other: object) -> bool:
-        return self._values == (other._values if isinstance(other, Names) else other)
+        return self._values == (other._values if isinstance(other, TextColumn) else other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -373,7 +367,7 @@ class Names:
 
 
 def for_transport(batch: Any) -> Any:
-    """The same where it pays, in a worker process of a DataLoader, with keys and addresses as :class:`Names`."""
+    """The same where it pays, in a worker process of a DataLoader, with keys and addresses as :class:`TextColumn`."""
     if not in_worker():
         return batch
     batch = in_columns(batch)
@@ -381,7 +375,7 @@ def for_transport(batch: Any) -> Any:
         _tell_torch()
         for name in ("__key__", "__url__"):
             if type(batch.get(name)) is list:
-                batch[name] = Names(batch[name])
+                batch[name] = TextColumn(batch[name])
     return batch
 
 
@@ -393,7 +387,7 @@ def _tell_torch() -> None:
     def as_lists(batch: Any, *, collate_fn_map: Any = None) -> Any:
         return collate.collate([list(column) for column in batch], collate_fn_map=collate_fn_map)
 
-    for kind in (Packed, Names):
+    for kind in (Packed, TextColumn):
         collate.default_collate_fn_map[kind] = as_lists
 
 

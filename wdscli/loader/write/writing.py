@@ -1,7 +1,8 @@
 """webdataset's writers, of samples that are dicts: one archive, or shard after shard.
 
-What it is: :class:`ShardWriter`, with webdataset's arguments and defaults, and
-:class:`~wdscli.loader.write.writing_tar.TarWriter`, one of which it opens for each shard.
+What it is: :class:`TarWriter` and :class:`ShardWriter`, with webdataset's arguments and defaults. How: both are
+:class:`~wdscli.shards.writer.SampleWriter`, wdscli's own machinery, with encoders
+(:mod:`~wdscli.codecs.encode`) in front: a sample is encoded, and its fields sorted by name.
 
 Differences of both from webdataset: archives have no clock and no owner in them, so the same samples give the same
 bytes; a shard has its name only when it is whole, and an exception inside the ``with`` block leaves no half of one;
@@ -13,33 +14,156 @@ nothing is printed. It must not know how shards are read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from types import TracebackType
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, Any
 
-from wdscli.errors import UsageError
-from wdscli.loader.write.writing_ends import packing
-from wdscli.loader.write.writing_tar import (
-    Encoded,
-    Encoding,
-    SampleEncoder,
-    TarWriter,
-    form_of,
-    says_how_to_replace,
-    tell_ignored,
-)
+from wdscli.codecs.encode import Encode, make_encoder
+from wdscli.errors import OutputExistsError, UsageError
+from wdscli.loader.write.sinks import PackedSink, packing
 from wdscli.model import ShardInfo
-from wdscli.shards.manifest import Manifest
-from wdscli.shards.output import OutputSet, ShardSettings, after_hook
-from wdscli.tar import END_OF_ARCHIVE
+from wdscli.shards.writer import SampleWriter
+from wdscli.shards.writing import OutputSet, ShardFile, ShardSettings, after_hook, make_form
+from wdscli.storage import open_sink
+from wdscli.tar import Form
 
-__all__ = ["ShardWriter", "TarWriter"]
-
-HEADERS = 4096
-"""Bytes that a member's headers and padding may take of a name that is not extraordinary."""
+Encoding = bool | str | Mapping[str, Encode] | Encode | None
 
 
-class ShardWriter:
+class SampleEncoder:
+    """From sample dicts to payloads. Called with a sample it gives its key and its fields sorted by name. Raises
+    UsageError for what cannot be encoded."""
+
+    def __init__(self, encoder: Encoding, keep_meta: bool) -> None:
+        self._encode = make_encoder(encoder)
+        self._keep_meta = keep_meta
+
+    def __call__(self, sample: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
+        sample = self._encode(sample)
+        key = sample.get("__key__")
+        if not isinstance(key, str) or not key:
+            raise UsageError(f'a sample needs a "__key__" that is text, not {key!r}')
+        meta = self._keep_meta
+        names = sorted([name for name in sample if name[:1] != "_" or (meta and name != "__key__")])
+        fields = {name: sample[name] for name in names}
+        for name, value in fields.items():
+            if type(value) is not bytes:
+                fields[name] = _payload(key, name, value)
+        return key, fields
+
+
+def _payload(key: str, name: str, value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, str) and name.startswith("_"):
+        return value.encode("utf-8")
+    raise UsageError(
+        f'field "{name}" of sample "{key}" is {type(value).__name__}, not bytes',
+        hint="encoder=True encodes by the field's extension",
+    )
+
+
+def tell_ignored(**given: Any) -> None:
+    """Warn of arguments of webdataset's that change nothing here."""
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        warnings.warn(
+            f"{', '.join(named)}: not written, archives have no owner and one form everywhere", stacklevel=3
+        )
+
+
+@contextmanager
+def says_how_to_replace() -> Iterator[None]:
+    """Raises OutputExistsError again, with the way out that a program has."""
+    try:
+        yield
+    except OutputExistsError as error:
+        raise OutputExistsError(
+            error.message, hint="choose another name, or replace it with force=True"
+        ) from error
+
+
+def open_shard(
+    address: str, settings: ShardSettings, kind: str | None = None, target: IO[bytes] | None = None
+) -> ShardFile:
+    """A shard to fill at ``address``, or under that name in ``target``, compressed as ``kind`` says."""
+    with says_how_to_replace():
+        if kind is None and target is None:
+            return settings.open(address)
+        to = target or open_sink(address, force=settings.force, fsync=settings.fsync, packed=True)
+    return ShardFile(address, ShardSettings(settings.form, "none"), PackedSink(address, to, kind))
+
+
+class TarWriter(SampleWriter):
+    """One archive, to an address (``a.tar``, ``-``, ``pipe:CMD``, ``s3://...``) or to a file object, which stays open.
+
+    ``encoder`` is True for encoding by extension, False or None for samples of bytes, ``"pickle"`` to pickle ``pyd``
+    fields, a dict of functions by extension, or a function of the sample. ``compress`` is True or ``"gz"``, ``"bz2"``,
+    ``"xz"``, False; None goes by the address (``.tar.gz``). ``mtime`` is in seconds; None is SOURCE_DATE_EPOCH, else 0.
+    ``keep_meta`` writes fields ``_like_this`` too. ``user``, ``group``, ``mode`` and ``format`` are taken and not
+    written. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli; only plain archives under an
+    address have an index.
+
+    Use it as a context manager, or call :meth:`close`. Raises UsageError for samples that cannot be written (the writer
+    can go on), DataError for a key that was there, OutputError, OutputExistsError.
+
+    >>> import io
+    >>> out = io.BytesIO()
+    >>> with TarWriter(out) as writer:
+    ...     writer.write({"__key__": "n1", "cls": 7, "json": {"a": 1}, "image": b"..."})
+    12
+    """
+
+    info: ShardInfo | None = None
+    """The facts of a plain archive under an address, once it is closed."""
+
+    def __init__(
+        self,
+        fileobj: str | os.PathLike[str] | IO[bytes],
+        user: str | None = None,
+        group: str | None = None,
+        mode: int | None = None,
+        compress: bool | str | None = None,
+        encoder: Encoding = True,
+        keep_meta: bool = False,
+        mtime: float | None = None,
+        format: Any = None,
+        *,
+        index: bool = True,
+        checksum: str = "xxh3_128",
+        force: bool = False,
+        fsync: bool = False,
+    ) -> None:
+        tell_ignored(user=user, group=group, mode=mode, format=format)
+        self._encoded = SampleEncoder(encoder, keep_meta)
+        target = None if isinstance(fileobj, (str, os.PathLike)) else fileobj
+        name = os.fspath(fileobj) if target is None else str(getattr(target, "name", "a file object"))  # type: ignore[arg-type]
+        kind = packing(name if target is None else None, compress)
+        settings = ShardSettings(_form(mtime), checksum, index, force, fsync)
+        super().__init__(name, settings.form)
+        self._archive = self._shard = open_shard(name, settings, kind, target)
+        self._has_facts = kind is None and target is None
+
+    def write(self, obj: Mapping[str, Any]) -> int:
+        """One sample; returns the bytes of its payloads."""
+        key, fields = self._encoded(obj)
+        self._put(key, fields)
+        return sum(map(len, fields.values()))
+
+    @property
+    def position(self) -> int:
+        """Bytes of the archive so far, without its end."""
+        return self._archive.position
+
+    def close(self) -> None:
+        """End the archive. A second call does nothing."""
+        self._finish()
+        if self._has_facts and self._done:
+            self.info = self._done[0]
+
+
+class ShardWriter(SampleWriter):
     """Shards named by ``pattern`` (``out-%06d.tar``), each of at most ``maxcount`` samples and ``maxsize`` bytes; a
     sample that is larger gets a shard of its own.
 
@@ -60,9 +184,6 @@ class ShardWriter:
     >>> writer.manifest.samples
     3
     """
-
-    manifest: Manifest
-    """The finished set; there once the writer is closed, where a manifest is written."""
 
     def __init__(
         self,
@@ -90,70 +211,45 @@ class ShardWriter:
         self.total = self.count = self.size = 0
         """Samples so far; samples, and bytes of payloads, of the shard that is open."""
         self.fname: str | None = None
-        self._writer: TarWriter | None = None
         self._stream: IO[bytes] | None = None
-        self._encoder = SampleEncoder(encoder, keep_meta)
-        self._form = form_of(mtime)
-        self._options = {**options, "mtime": mtime, "compress": compress}
-        self._done: list[ShardInfo] = []
-        self._whole = start_shard == 0
-        self._closed = False
-        self._output = self._begin(compress)
-
-    def _begin(self, compress: bool | str | None) -> OutputSet | None:
-        """The set to write; None for shards that have no place for a manifest beside them."""
-        if self.opener is not None or packing(self.pattern, compress):
-            return None
-        chosen = {"with_index" if name == "index" else name: value for name, value in self._options.items()}
-        del chosen["mtime"], chosen["compress"]
-        try:
-            output = OutputSet(self.pattern, ShardSettings(form=self._form, **chosen))
-        except TypeError:
-            raise UsageError(f"no such option: {', '.join(chosen)}", hint="those of TarWriter") from None
-        if self._whole:
-            with says_how_to_replace():
-                output.claim()
-        return output
+        self._encoded = SampleEncoder(encoder, keep_meta)
+        self._kind = packing(self.pattern, compress)
+        self._settings = _settings(mtime, options)
+        # Without a place for a manifest beside them shards make no set, and from another start on not all of one.
+        has_place = opener is None and self._kind is None
+        self._addresses = OutputSet(self.pattern, self._settings) if has_place else None
+        output = None if start_shard else self._addresses
+        limits = {"max_count": self.maxcount, "max_size": self.maxsize}
+        with says_how_to_replace():
+            super().__init__(self.pattern, self._settings.form, output, **limits)
 
     def write(self, obj: Mapping[str, Any]) -> None:
         """One sample. Raises UsageError and DataError as :meth:`TarWriter.write` does; the writer can go on."""
-        if self._closed:
-            raise UsageError(f"{self.pattern} is closed: nothing more can be written")
-        sample = self._encoder.encoded(obj)
-        if self._writer is None or self._is_full(self._writer, sample):
-            self.next_stream()
-        assert self._writer is not None
-        self.size += self._writer.put(sample)
+        key, fields = self._encoded(obj)
+        self._put(key, fields)
+        self.size += sum(map(len, fields.values()))
         self.count += 1
         self.total += 1
-
-    def _is_full(self, writer: TarWriter, sample: Encoded) -> bool:
-        if writer.has(sample.key):
-            return False  # put() says what is wrong with it
-        if self.maxcount is not None and self.count >= self.maxcount:
-            return True
-        if self.maxsize is None or not self.count:
-            return False
-        end = writer.position + len(END_OF_ARCHIVE)
-        if end + sample.size_bytes + HEADERS * len(sample.members) <= self.maxsize:
-            return False
-        return end + sample.length(self._form) > self.maxsize
 
     def next_stream(self) -> None:
         """End the shard that is open, and begin the next."""
         self.finish()
-        self.fname = self._address(self.shard)
-        target: Any = self.fname
+        self._shard = self._open_shard()
+
+    def _open_shard(self) -> ShardFile:
+        self.fname = name = self._address(self.shard)
         if self.opener is not None:
-            target = self._stream = self.opener(self.fname)
-        ticket = None if self._output is None else self._output.settings.ticket
-        self._writer = TarWriter(target, encoder=False, ticket=ticket, **self._options)
+            self._stream = self.opener(name)
+        settings = self._settings if self._addresses is None else self._addresses.settings
+        shard = open_shard(name, settings, self._kind, self._stream)
+        self._name = name
         self.shard += 1
         self.count = self.size = 0
+        return shard
 
     def _address(self, number: int) -> str:
-        if self._output is not None:
-            return self._output.address(number)
+        if self._addresses is not None:
+            return self._addresses.address(number)
         try:
             return self.pattern % number
         except TypeError:
@@ -161,18 +257,17 @@ class ShardWriter:
 
     def finish(self) -> None:
         """End the shard that is open, if there is one, and hand it to ``post``."""
-        if self._writer is None:
+        self._end_shard()
+
+    def _end_shard(self) -> None:
+        if self._shard is None:
             return
-        writer, self._writer = self._writer, None
-        with writer:
-            if self._output is not None:
-                self._output.check_claim(self.fname or "")
-        info = writer.info
+        super()._end_shard()
         self._close_stream()
         if self.post is not None:
-            self.post(self.fname or "")
-        if info is not None:
-            self._done.append(info if self.post is None else after_hook(info, self.fname or ""))
+            self.post(self._name)
+            if self._addresses is not None:
+                self._done[-1] = after_hook(self._done[-1], self._name)
 
     def _close_stream(self) -> None:
         if self._stream is not None:
@@ -181,40 +276,26 @@ class ShardWriter:
 
     def close(self) -> None:
         """End the last shard and write the manifest. A second call does nothing."""
-        if self._closed:
-            return
-        single = self._output is not None and self._output.pattern.single
-        if single and not self.total and self._writer is None:
-            self.next_stream()
-        self.finish()
-        self._closed = True
-        if self._output is not None and self._whole:
-            limits = {"max_count": self.maxcount, "max_size": self.maxsize}
-            try:
-                self.manifest = self._output.finish(self._done, operation="write", options=limits)
-            finally:
-                self._output.release()
+        self._finish()
+        self._name = self.pattern
 
     def discard(self) -> None:
         """Drop the shard that is open; those that are whole stay, without a manifest."""
-        self._closed = True
-        if self._writer is not None:
-            self._writer.discard()
-            self._writer = None
+        super().discard()
         self._close_stream()
-        if self._output is not None:
-            self._output.release()
 
-    def __enter__(self) -> ShardWriter:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
+def _form(mtime: float | None) -> Form:
+    """The canonical form with this mtime; None is SOURCE_DATE_EPOCH, else 0."""
+    return make_form(None if mtime is None else int(mtime))
+
+
+def _settings(mtime: float | None, options: dict[str, Any]) -> ShardSettings:
+    chosen = {"with_index" if name == "index" else name: value for name, value in options.items()}
+    try:
+        return ShardSettings(_form(mtime), **chosen)
+    except TypeError:
+        raise UsageError(f"no such option: {', '.join(chosen)}", hint="those of TarWriter") from None
 
 
 def _limit(name: str, value: float | None) -> int | None:

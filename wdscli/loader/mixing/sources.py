@@ -1,0 +1,411 @@
+"""The samples of a mix: which set each is of, and which sample of which of the set's epochs.
+
+What it is: :class:`Rules` of a mix; :class:`MixSource`, a source of positions like any other, so that a mix is resumed,
+shared among ranks and workers and mixed again like a single set; and :class:`MixStream`, a stream like
+:class:`~wdscli.loader.streams.ShardStream`, for sets of which some can only be streamed.
+
+How, by position: :class:`~wdscli.loader.order.schedule.Schedule` says which set gives position p and how many it gave
+before; every set is an endless line of its own epochs, and each epoch of the mix takes the next stretch of it (all
+epochs of a set are of one length). So a larger set goes on where the last epoch left it, and a shorter one begins its
+next epoch, in that epoch's order, when it is used up.
+
+How, streamed: each worker mixes what it has of each set. The sets stand in blocks as in the schedule, so that the
+shares are exact in what every worker gives, and a set's samples come in the order in which the set deals them to that
+worker. How many there are nobody knows before they end: a phase ends where a set should give one and has none. A set
+that has nothing for a worker is left out there. Every epoch begins each set's own.
+
+It must not know how the samples of a set are had, nor what stages do."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from copy import copy
+from functools import partial
+from itertools import chain, count, islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from wdscli.errors import UsageError
+from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.order.order import key
+from wdscli.loader.order.schedule import MIX, Pattern, Schedule, Stop, check_stop
+from wdscli.loader.order.span import ENDLESS
+from wdscli.loader.place.ranks import Share
+from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is, instead
+from wdscli.loader.read.source import EpochReader, PositionSource
+from wdscli.loader.stages.flow import DROPPED
+from wdscli.loader.stages.fluent import Epochs
+from wdscli.loader.stages.handlers import StopEpoch
+from wdscli.loader.stages.per_sample import Label, named
+from wdscli.loader.streams import BUFFERED, PASS, Trail, buffered
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    I64: TypeAlias = NDArray[numpy.int64]
+
+Per = Literal["sample", "batch"]
+TOLD_BYTES = 400
+"""What a state says of the sets; above, it has a digest of them."""
+SAMPLES_PER_READ = 256
+"""Of an indexed set in a stream."""
+END = object()
+
+
+class Tagged(NamedTuple):
+    """A sample, or a batch, and the number of the set it is of."""
+
+    set: int
+    item: Any
+
+
+class Rules(NamedTuple):
+    """How sets are mixed: ``quotas`` of each in a block, when an epoch ends (``stop``). ``seed`` None takes turns.
+    ``label`` is the field that says the name of a sample's set, None for none."""
+
+    quotas: Sequence[int]
+    stop: Stop = "first"
+    seed: int | None = 0
+    per: Per = "sample"
+    names: Sequence[str] = ()
+    label: str | None = None
+
+    def check(self) -> None:
+        """Raise UsageError for rules that cannot be meant."""
+        if self.per not in ("sample", "batch"):
+            raise UsageError(f'no such per: "{self.per}"', hint='"sample" or "batch"')
+        check_stop(self.stop)
+        label: object = self.label
+        if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
+            raise UsageError(f"label={label!r}: a label is a field of its own", hint='label="set"')
+
+    def tagged(self, number: int, item: Any) -> Tagged:
+        """A sample with its set, said in it too where that is wanted: ``outer/inner`` where two mixes say it in one
+        field."""
+        sample, label = item, self.label
+        if label is not None:
+            while isinstance(sample, Tagged):
+                sample = sample.item
+            if label in sample and not isinstance(sample[label], Label):
+                raise UsageError(
+                    f'label="{label}": {named(sample)} has a field of this name',
+                    hint="give the label another name",
+                )
+            name = self.names[number]
+            sample[label] = Label(f"{name}/{sample[label]}" if label in sample else name)
+        return Tagged(number, item)
+
+    def identity(self, sets: Sequence[Any]) -> dict[str, Any]:
+        """What a state tells of a mix of ``sets``: all of them when that is little, else their number and a digest."""
+        from json import dumps
+
+        told: list[Any] = [[quota, one] for quota, one in zip(self.quotas, sets)]
+        text = dumps(told, sort_keys=True)
+        if len(text) > TOLD_BYTES:
+            from xxhash import xxh3_128_hexdigest
+
+            told = [len(told), f"xxh3_128:{xxh3_128_hexdigest(text.encode())}"]
+        return {"mix": told, "stop": self.stop, "seed": self.seed}
+
+
+class MixSource:
+    """Sources as one. ``run`` positions at a time are of one set. ``policies`` say for each set what becomes of samples
+    that cannot be read; where they raise, or say nothing, whoever reads the mix decides."""
+
+    def __init__(
+        self, sources: Sequence[PositionSource], rules: Rules, policies: Sequence[Policy] = ()
+    ) -> None:
+        self.sources, self.rules, self.policies = tuple(sources), rules, tuple(policies)
+        self.seed = rules.seed or 0
+        self.run = 1
+        self._schedules: dict[int, Schedule] = {}
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether no set needs to be shuffled any more."""
+        return all(getattr(source, "is_shuffled", False) for source in self.sources)
+
+    def identity(self) -> dict[str, Any]:
+        return {**self.rules.identity([one.identity() for one in self.sources]), "per": self.rules.per}
+
+    def in_runs(self, run: int) -> None:
+        """Take ``run`` positions of a set at a time, here and in the mixes that are mixed here."""
+        if self.rules.per == "batch":
+            self.run = run
+            for source in self.sources:
+                if isinstance(source, MixSource):
+                    source.in_runs(run)
+
+    def schedule(self) -> Schedule:
+        """What every epoch takes of each set, in runs."""
+        known = self._schedules.get(self.run)
+        if known is None:
+            rules = self.rules
+            up = 0 if rules.stop == "first" else self.run - 1
+            lengths = [(source.length(0) + up) // self.run for source in self.sources]
+            if rules.stop != "all" and 0 in lengths:
+                which = lengths.index(0)
+                name = rules.names[which] if which < len(rules.names) else which
+                raise UsageError(f"set {name} of the mix has no samples", hint="leave it out")
+            known = Schedule(rules.quotas, lengths, stop=rules.stop, seed=rules.seed)
+            self._schedules = {self.run: known}
+        return known
+
+    def length(self, epoch: int) -> int:
+        return self.schedule().length * self.run
+
+    def reader(self, epoch: int) -> EpochReader:
+        return _MixReader(self, epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_schedules": {}}
+
+
+class _MixReader:
+    def __init__(self, source: MixSource, epoch: int) -> None:
+        self._source = source
+        self._schedule = source.schedule()
+        self._run = source.run
+        self._apart = source.rules.stop == "all"
+        """Whether no run has samples of two epochs of a set: the last is short instead."""
+        self._epoch = epoch
+        self._lengths = [one.length(0) for one in source.sources]
+        self._readers: list[OrderedDict[int, EpochReader]] = [OrderedDict() for _ in source.sources]
+
+    def read(self, positions: I64) -> list[Any]:
+        import numpy
+
+        runs, within = numpy.divmod(positions, self._run)
+        sets, places = self._schedule.locate(runs)
+        places = places * self._run + within
+        found: list[Any] = [DROPPED] * len(positions)
+        for number in numpy.unique(sets).tolist():
+            rows = numpy.flatnonzero(sets == number)
+            for row, item in zip(rows.tolist(), self._of_set(number, places[rows])):
+                found[row] = self._tagged(number, item)
+        return found
+
+    def _tagged(self, number: int, item: Any) -> Any:
+        """A sample with its set; anything else as it is."""
+        return item if item is DROPPED or type(item) is Failed else self._source.rules.tagged(number, item)
+
+    def instead(self, position: int, step: int) -> Any:
+        """A sample of the same epoch of the same set."""
+        import numpy
+
+        run, within = divmod(position, self._run)
+        sets, places = self._schedule.locate(numpy.array([run], dtype=numpy.int64))
+        number = int(sets[0])
+        epochs, at = self._in_epochs(number, places * self._run + within)
+        reader = self._reader(number, int(epochs[0]))
+        return self._tagged(number, instead(reader, int(at[0]), step, self._lengths[number]))
+
+    def _of_set(self, number: int, places: I64) -> list[Any]:
+        """Samples of one set, by their numbers in this epoch of the mix."""
+        import numpy
+
+        found: list[Any] = [DROPPED] * len(places)
+        epochs, at = self._in_epochs(number, places)
+        inside = at < self._lengths[number]
+        for epoch in numpy.unique(epochs[inside]).tolist():
+            rows = numpy.flatnonzero(inside & (epochs == epoch))
+            for row, item in zip(rows.tolist(), self._of_epoch(number, epoch, at[rows])):
+                found[row] = item
+        return found
+
+    def _in_epochs(self, number: int, places: I64) -> tuple[I64, I64]:
+        """(epoch of the set, position in it)."""
+        import numpy
+
+        if self._apart:
+            return numpy.full_like(places, self._epoch), places
+        length = self._lengths[number]
+        first, skipped = divmod(self._epoch * self._schedule.taken[number] * self._run, length)
+        epochs, at = numpy.divmod(places + skipped, length)
+        return epochs + first, at
+
+    def _of_epoch(self, number: int, epoch: int, positions: I64) -> list[Any]:
+        """Samples of one set, where something is done already about those that cannot be read."""
+        reader = self._reader(number, epoch)
+        items: list[Any] = reader.read(positions)
+        if number < len(self._source.policies):
+            policy = self._source.policies[number]
+            for row, item in enumerate(items):
+                if type(item) is Failed and not policy.raises:
+                    other = partial(instead, reader)
+                    made = Replacing(policy, as_it_is, other, self._lengths[number]).made
+                    items[row] = next(iter(made(int(positions[row]), item)), DROPPED)
+        return items
+
+    def _reader(self, number: int, epoch: int) -> EpochReader:
+        readers = self._readers[number]
+        if epoch not in readers:
+            readers[epoch] = self._source.sources[number].reader(epoch)
+            if len(readers) > 2:
+                readers.popitem(last=False)[1].close()
+        readers.move_to_end(epoch)
+        return readers[epoch]
+
+    def close(self) -> None:
+        for readers in self._readers:
+            for reader in readers.values():
+                reader.close()
+            readers.clear()
+
+
+class MixStream:
+    """Datasets as one stream."""
+
+    is_stream = True
+
+    def __init__(
+        self, parts: Sequence[PositionDataset], rules: Rules, buffer: tuple[int, int] = (0, 0)
+    ) -> None:
+        self._parts = tuple(map(_Part, parts))
+        self.rules, self._buffer = rules, buffer
+        self.seed = rules.seed or 0
+        self.is_shuffled = buffer[0] > 1 or all(part.is_shuffled for part in self._parts)
+
+    def identity(self) -> dict[str, Any]:
+        return {**self.rules.identity([one.identity() for one in self._parts]), "stream": list(self._buffer)}
+
+    def length(self, epoch: int) -> int:
+        """Nobody knows."""
+        return ENDLESS
+
+    def reader(self, epoch: int) -> EpochReader:
+        """Refused: raises UsageError."""
+        raise UsageError("a mix of sets that can only be streamed has no positions")
+
+    def shuffled(self, size: int, initial: int, seed: int) -> MixStream:
+        """The same through a buffer."""
+        new = copy(self)
+        new._buffer, new.is_shuffled, new.seed = (size, min(initial, size)), True, seed
+        return new
+
+    def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
+        """To go on is to begin again."""
+        return Trail()
+
+    def flow(
+        self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
+    ) -> Iterator[Tagged]:
+        """What worker ``share`` has of ``passes`` epochs, endless for None. Each set has its own policy."""
+        size, initial = self._buffer
+        for number in count() if passes is None else range(passes):
+            turn = epoch + number * PASS if passes is None else epoch * passes + number
+            items = self._of_turn(turn, share)
+            if size > 1:
+                items = buffered(
+                    items, size, initial, key(self.seed, BUFFERED, turn, share.worker, share.rank)
+                )
+            empty = True
+            for item in items:
+                empty = False
+                yield item
+            if empty:
+                return
+
+    def _of_turn(self, turn: int, share: Share) -> Iterator[Tagged]:
+        walks = [_Walk(part, turn, share) for part in self._parts]
+        sets = [number for number, walk in enumerate(walks) if not walk.is_empty]
+        phase = 0
+        while sets:
+            ended = yield from self._of_phase(phase, sets, walks)
+            if ended is None or self.rules.stop == "first":
+                return
+            sets = (
+                sets[ended + 1 :] + sets[:ended]
+                if self.rules.seed is None
+                else sets[:ended] + sets[ended + 1 :]
+            )
+            phase += 1
+
+    def _of_phase(self, phase: int, sets: list[int], walks: list[_Walk]) -> Any:
+        """The samples of a phase; gives which of the sets ended it, None for the end of all."""
+        ended: set[int] = set()
+        for which in self._labels(phase, sets):
+            item = walks[sets[which]].take()
+            if item is END and self.rules.stop != "repeat":
+                return which
+            if item is END:
+                ended.add(which)
+                if len(ended) == len(sets):
+                    return None
+                item = walks[sets[which]].again()
+            if item is not DROPPED:
+                yield self.rules.tagged(sets[which], item)
+        return None
+
+    def _labels(self, phase: int, sets: list[int]) -> Iterator[int]:
+        """Which of the sets is next, without end."""
+        import numpy
+
+        seed = self.rules.seed
+        of_phase = None if seed is None else key(seed, MIX, phase)
+        pattern = Pattern(sets, [self.rules.quotas[number] for number in sets], of_phase)
+        for block in count():
+            yield from pattern.rows(numpy.array([block], dtype=numpy.int64))[0][0].tolist()
+
+
+class _Part:
+    """One of the sets."""
+
+    def __init__(self, dataset: PositionDataset) -> None:
+        self._streams = dataset.is_stream
+        self._source: Any = dataset.source if dataset.is_stream else dataset._line(Share())
+        self._passes, self._items = dataset._span or Epochs(1, None)
+        self._policy = dataset._policy
+        self.is_shuffled = bool(getattr(self._source, "is_shuffled", False))
+
+    def identity(self) -> list[Any]:
+        return [self._source.identity(), self._passes, self._items]
+
+    def samples(self, turn: int, share: Share) -> Iterator[Any]:
+        """What worker ``share`` has of an epoch."""
+        if not self._streams:
+            return self._by_position(turn, share)
+        flow: Iterator[Any] = self._source.flow(turn, self._passes, share, self._policy, Trail())
+        if self._items is not None:
+            flow = islice(flow, len(range(share.worker, self._items, share.workers)))
+        return flow
+
+    def _by_position(self, turn: int, share: Share) -> Iterator[Any]:
+        import numpy
+
+        slot, slots = share.worker * share.world + share.rank, share.world * share.workers
+        reader, length = self._source.reader(turn), self._source.length(turn)
+        try:
+            for first in range(slot, length, slots * SAMPLES_PER_READ):
+                end = min(length, first + slots * SAMPLES_PER_READ)
+                for item in reader.read(numpy.arange(first, end, slots, dtype=numpy.int64)):
+                    if type(item) is Failed:
+                        self._policy.leave_out(item)
+                    else:
+                        yield item
+        except StopEpoch:
+            return
+        finally:
+            reader.close()
+
+
+class _Walk:
+    """A set as one worker goes through it, as often as it is asked to."""
+
+    def __init__(self, part: _Part, turn: int, share: Share) -> None:
+        self._part, self._turn, self._share = part, turn, share
+        self._items = part.samples(turn, share)
+        first = next(self._items, END)
+        self.is_empty = first is END
+        self._items = chain([first], self._items)
+
+    def take(self) -> Any:
+        """The next sample, or END."""
+        return next(self._items, END)
+
+    def again(self) -> Any:
+        """The first sample of the next time through."""
+        self._turn += PASS
+        self._items = self._part.samples(self._turn, self._share)
+        return next(self._items, DROPPED)

@@ -1,0 +1,168 @@
+"""Names of samples: those that may not be written, new ones, and those that were given and no sample has.
+
+What it is: :func:`check_names` and :func:`keep_safe`, which refuse unsafe names (:func:`wdscli.samples.why_unsafe` says
+which these are) or leave them out and count them; :class:`Rekey`, new keys by a format such as
+``{shard}-{index:09d}``; :func:`check_named` and :func:`check_empty`, which every command that writes selected samples
+calls when all of them were seen and before anything has its final name.
+
+The names in a format are ``key`` (the old key), ``shard`` (the input shard's file name without ``.tar`` and what
+follows) and ``index`` (the sample's place in that shard, from 0). A new key must read back as the key of the sample:
+its last part has no dot. This module knows batches of samples, and nothing of what they are read for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from string import Formatter
+from typing import NamedTuple
+
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_bytes, to_text
+from wdscli.progress import Progress
+from wdscli.samples import SampleBatch, check_name, may_be_unsafe, why_unsafe
+from wdscli.selection import Selection
+from wdscli.selection.choice import OnError
+from wdscli.selection.named import Absence
+from wdscli.storage import base_name
+
+
+def check_names(batch: SampleBatch, shard: str) -> None:
+    """Raise DataError ``unsafe-name`` for a sample that has an unsafe name."""
+    if _is_suspect(batch):
+        for row in range(len(batch.keys)):
+            found = _unsafe(batch, row)
+            if found is not None:
+                at, reason = found
+                raise DataError(
+                    f"unsafe name: {reason}",
+                    code="unsafe-name",
+                    shard=shard,
+                    offset=batch.starts[at],
+                    member=to_text(batch.keys[row] + b"." + batch.fields[at])[:200],
+                    hint="leave such samples out with --on-error skip, or see them all with `wds verify`",
+                )
+
+
+def _is_suspect(batch: SampleBatch) -> bool:
+    """A quick look at all names together. Fields repeat, and few batches have many different ones."""
+    return may_be_unsafe(batch.keys) or may_be_unsafe(list(set(batch.fields)))
+
+
+def _unsafe(batch: SampleBatch, row: int) -> tuple[int, str] | None:
+    """The first member of a sample whose name is unsafe, and why."""
+    for at in range(batch.firsts[row], batch.firsts[row + 1]):
+        reason = why_unsafe(batch.keys[row] + b"." + batch.fields[at])
+        if reason is not None:
+            return at, reason
+    return None
+
+
+def keep_safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterator[SampleBatch]:
+    """The samples with safe names; the others are counted in ``dropped``."""
+    for batch in batches:
+        if not _is_suspect(batch):
+            yield batch
+            continue
+        for row in range(len(batch.keys)):
+            if _unsafe(batch, row) is not None:
+                dropped["unsafe-name"] = dropped.get("unsafe-name", 0) + 1
+            else:
+                yield batch.part(row, row + 1)
+
+
+NAMES = ("index", "key", "shard")
+MAX_WIDTH_CHARACTERS = 4096
+"""Characters to which a format may fill a value up."""
+_NUMBER = re.compile("[0-9]+")
+DEFAULT = "{key}-{shard}-{index:09d}"
+"""What ``--on-duplicate rekey`` uses when no ``--rekey`` is given."""
+
+
+class Rekey(NamedTuple):
+    """A validated format."""
+
+    format: str
+
+    @classmethod
+    def parse(cls, text: str) -> Rekey:
+        """Raises UsageError for a format that cannot be filled in."""
+        try:
+            pieces = list(Formatter().parse(text))
+            names = {name for _, name, _, _ in pieces if name is not None}
+            unknown = sorted(name for name in names if name.partition(".")[0].partition("[")[0] not in NAMES)
+            if unknown or any("." in name or "[" in name for name in names):
+                raise ValueError(f"there is no {{{unknown[0]}}}" if unknown else "names stand alone")
+            for _, _, spec, _ in pieces:
+                _check_width(spec or "")
+            sample = text.format(key="key", shard="shard", index=0)
+        except (ValueError, IndexError, KeyError) as error:
+            raise UsageError(
+                f'cannot use --rekey "{text}": {error}',
+                hint="use {shard}, {index} and {key}: {shard}-{index:09d}",
+            ) from None
+        if not names:
+            raise UsageError(
+                f'--rekey "{text}" gives every sample the same key', hint="use {shard}-{index:09d}"
+            )
+        check_name(to_bytes(sample), b"x")
+        return cls(text)
+
+    def key(self, old: bytes, stem: str, index: int) -> bytes:
+        """The new key. Raises UsageError when it would not read back as a key."""
+        new = to_bytes(self.format.format(key=to_text(old), shard=stem, index=index))
+        check_name(new, b"x")
+        return new
+
+
+def _check_width(spec: str) -> None:
+    """Raise ValueError for what would make any amount of text, before any is made."""
+    if "{" in spec:
+        raise ValueError("a width is a number")
+    if any(
+        len(number.lstrip("0")) > 4 or int(number) > MAX_WIDTH_CHARACTERS for number in _NUMBER.findall(spec)
+    ):
+        raise ValueError(f"it is wider than {MAX_WIDTH_CHARACTERS}")
+
+
+def shard_stem(address: str) -> str:
+    """What ``{shard}`` stands for: ``train-000007`` for ``s3://b/train-000007.tar.gz``.
+
+    >>> shard_stem("s3://b/train-000007.tar.gz")
+    'train-000007'
+    """
+    name = base_name(address)
+    return name.partition(".")[0] or name
+
+
+_ALLOW = "--allow-empty writes all the same"
+
+
+def check_named(absences: Iterable[Absence], *, allow: bool, progress: Progress) -> None:
+    """Raise DataError ``not-found`` for names that no sample has; warn of those that may be nowhere, and with ``allow``
+    of all."""
+    refused = []
+    for absence in absences:
+        if absence.needed and not allow:
+            refused.append(absence)
+        else:
+            progress.warn(absence.text)
+    if refused:
+        hints = [*dict.fromkeys(one.hint for one in refused if one.hint), _ALLOW]
+        message = "; ".join(one.message for one in refused)
+        raise DataError(message, code="not-found", hint="; ".join(hints))
+
+
+def check_empty(
+    samples: int, selection: Selection, on_error: OnError, dropped: Mapping[str, int], *, allow: bool
+) -> None:
+    """Raise DataError ``empty`` when no sample is left of those that the inputs have. Sound inputs without samples, of
+    which nothing was selected, make an output without samples."""
+    if samples or allow or (selection.is_trivial and not dropped and on_error == "stop"):
+        return
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+    raise DataError(
+        "no sample is left to write" + (f": {counts}" if counts else ""),
+        code="empty",
+        hint="--allow-empty writes a set without samples",
+    )

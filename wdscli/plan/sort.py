@@ -1,0 +1,474 @@
+"""What samples are sorted by: sort keys as they are typed, and the value of each sample as bytes that compare so.
+
+What it is: :func:`sort_key`, from ``json.width:nr`` to a :class:`SortKey`; :class:`SortValues`, the extract that takes
+the values of a sample by all sort keys as one byte string, such that the order of samples is the order of these
+strings; and one function for each way to compare (:func:`text_code`, :func:`natural_code`, :func:`number_code`,
+:func:`json_code`), each from a value to its *code*. How: names are those of ``--where`` (``key``, a field by its own
+name, ``json.PATH``), and so are those of the errors; a JSON document is decoded once for all sort keys. Of two values
+the lesser has the lesser code, equal values have equal codes, and no code is the beginning of another, so that codes
+can be put one behind the other and turned around by complement (:func:`reversed_code`). A NUL inside a text is written
+as ``00 FF`` and the text ends with ``00 00``, which is less than anything that could go on. The value of a sample that
+is missing stands before all others or after them, whichever way the others are sorted. It must not know the order of
+samples, only their values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_bytes, to_text
+from wdscli.plan.survey import packed_keys
+from wdscli.plan.values import Absent, Path, PayloadOf, at_path, field_and_path
+from wdscli.samples import SampleBatch
+from wdscli.selection.named import Named
+
+if TYPE_CHECKING:
+    from json import JSONDecoder
+
+    from wdscli.plan.values import Packed
+    from wdscli.shards.index import Index
+
+
+How = Literal["plain", "natural", "numeric"]
+Missing = Literal["first", "last", "error"]
+
+MAX_VALUE_BYTES = 1 << 20
+"""A value of more than this many bytes is not compared: those of all samples are held together."""
+
+KEY = "key"
+_LETTERS = {"n": "numeric", "V": "natural", "r": "reverse"}
+_MODIFIERS = ("numeric", "natural", "reverse", "plain")
+_HINT = "by `key`, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]), each with :n :V :r as needed"
+
+
+TO_SORT_BY = " to sort by"
+
+
+def lack_hint(text: str) -> str:
+    """What helps where no sample has what a sort key names."""
+    if "," in text:
+        return "several sort keys are several options: --by cls --by key"
+    return "`wds ls --members` shows the fields; --missing last sorts all the same"
+
+
+class SortKey(NamedTuple):
+    """One thing to sort by. ``field`` is None for the sample's key; ``path`` leads into the field's JSON, None for its
+    payload as it is. ``text`` names it in messages."""
+
+    text: str
+    field: bytes | None
+    path: Path | None = None
+    how: How = "plain"
+    reverse: bool = False
+
+    def __str__(self) -> str:
+        """As it could be typed; what is at its default is not named."""
+        named = [self.how] * (self.how != "plain") + ["reverse"] * self.reverse
+        return f"{self.text}:{','.join(named)}" if named else self.text
+
+
+def sort_key(text: str, how: How = "plain", reverse: bool = False) -> SortKey:
+    """A sort key as it is typed: ``WHAT`` or ``WHAT:MODIFIERS``; ``how`` and ``reverse`` hold where it has no
+    modifiers of its own. Raises UsageError.
+
+    >>> str(sort_key("json.width:nr")), str(sort_key("key", "natural")), str(sort_key("key:r", "natural"))
+    ('json.width:numeric,reverse', 'key:natural', 'key:reverse')
+    """
+    match = re.fullmatch(r"(.*):([A-Za-z,]*)", text, re.DOTALL)
+    if match is not None:
+        text = match[1]
+        how, reverse = _modifiers(match[2], match[0])
+    if text == KEY:
+        return SortKey(text, None, None, how, reverse)
+    field, path = field_and_path(text, "cannot sort by", _HINT)
+    return SortKey(text, to_bytes(field), path, how, reverse)
+
+
+def _modifiers(text: str, whole: str) -> tuple[How, bool]:
+    words = text.split(",")
+    if len(words) == 1 and not set(text) - set(_LETTERS):
+        words = [_LETTERS[letter] for letter in text]
+    unknown = [word for word in words if word not in _MODIFIERS]
+    if unknown or not words:
+        raise UsageError(
+            f'--by {whole}: "{text}" does not say how to sort',
+            hint="numeric (n), natural (V), reverse (r), plain; several as :nr or :numeric,reverse. "
+            "A name with a colon of its own ends in :plain",
+        )
+    hows = {word for word in words if word != "reverse"}
+    if len(hows) > 1:
+        raise UsageError(f"--by {whole}: {' and '.join(sorted(hows))} exclude each other")
+    how: How = "numeric" if "numeric" in hows else "natural" if "natural" in hows else "plain"
+    return how, "reverse" in words
+
+
+class SortValues(NamedTuple):
+    """The values of samples by some sort keys: an order's ``extract``.
+
+    ``lenient`` takes what cannot be decoded or compared for missing; else it is a DataError ``undecodable``.
+    ``may_lack`` says that what no sample has to sort by is no mistake.
+    """
+
+    keys: tuple[SortKey, ...]
+    missing: Missing = "last"
+    lenient: bool = False
+    may_lack: bool = False
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        return frozenset(key.field for key in self.keys if key.field is not None)
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return [
+            Named(key.text, TO_SORT_BY, (to_text(key.field),), key.path, not self.may_lack, self._hint(key))
+            for key in self.keys
+            if key.field is not None
+        ]
+
+    def _hint(self, key: SortKey) -> str:
+        return "" if self.may_lack else lack_hint(key.text)
+
+    @property
+    def _is_simple(self) -> bool:
+        """Whether nothing can be missing or unfit: all sort keys are texts of the samples' own keys."""
+        return all(key.field is None and key.how != "numeric" for key in self.keys)
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+    ) -> list[bytes]:
+        """One value a row, such that samples are in order when their values are.
+
+        Samples sorted by their keys as they are have these for values. Others have a code for each sort key, one behind
+        the other. Where a value can be missing, a byte before its code says so, and the whole ends with a bit for each
+        sort key that has a value (:meth:`never_seen`), which changes no order, because the codes say the same.
+        """
+        if not self._is_simple:
+            sample = _Sample(self, batch, shard, payload_of)
+            return [sample.value(row) for row in rows]
+        own = batch.keys if len(rows) == len(batch.keys) else [batch.keys[row] for row in rows]
+        first, *more = self.keys
+        if not more:
+            return own if first.how == "plain" and not first.reverse else _codes(own, first)
+        return list(map(b"".join, zip(*(_codes(own, key) for key in self.keys), strict=True)))
+
+    def values_of_index(self, index: Index) -> Packed | None:
+        """The same of all samples of an index, where their keys as they are are the values."""
+        first = self.keys[0]
+        is_key = self._is_simple and len(self.keys) == 1 and first.how == "plain" and not first.reverse
+        return packed_keys(index) if is_key else None
+
+    def never_seen(self, values: Iterable[bytes]) -> list[SortKey]:
+        """The sort keys by which every one of ``values`` is missing; none when there are no values."""
+        if self._is_simple:
+            return []
+        width = _width(self.keys)
+        everything = (2 << len(self.keys)) - 1
+        seen, value = 0, None
+        for value in values:
+            seen |= int.from_bytes(value[-width:], "big")
+            if seen == everything:
+                return []
+        return [] if value is None else [key for place, key in enumerate(self.keys) if not seen & 2 << place]
+
+
+def _width(keys: Sequence[SortKey]) -> int:
+    """Bytes that have a bit for each sort key, and one more, the lowest, which is always set."""
+    return (len(keys) + 8) // 8
+
+
+def _codes(texts: Iterable[bytes], key: SortKey) -> list[bytes]:
+    """Codes of texts."""
+    codes = map(natural_code if key.how == "natural" else text_code, texts)
+    return list(map(reversed_code, codes) if key.reverse else codes)
+
+
+class _Missing(Exception):
+    """The sample does not have what is asked for."""
+
+
+class _Unfit(Exception):
+    """What the sample has cannot be compared; the text says why."""
+
+
+class _Sample:
+    """The samples of a batch, one at a time: what each sort key finds there."""
+
+    def __init__(self, wanted: SortValues, batch: SampleBatch, shard: str, payload_of: PayloadOf) -> None:
+        self._wanted = wanted
+        self._batch = batch
+        self._shard = shard
+        self._payload_of = payload_of
+        self._absent = b"\0" if wanted.missing == "first" else b"\2"
+        self._row = 0
+        self._documents: dict[bytes, Any] = {}
+
+    def value(self, row: int) -> bytes:
+        """All codes of one sample. Raises DataError."""
+        self._row = row
+        self._documents.clear()
+        codes, present = [], 1
+        for place, key in enumerate(self._wanted.keys):
+            code = self._code_or_none(key)
+            if code is None:
+                codes.append(self._absent)
+            else:
+                codes += (b"\1", reversed_code(code) if key.reverse else code)
+                present |= 2 << place
+        codes.append(present.to_bytes(_width(self._wanted.keys), "big"))
+        return b"".join(codes)
+
+    def _code_or_none(self, key: SortKey) -> bytes | None:
+        """None where it is missing, and may be."""
+        try:
+            return self._code(key)
+        except (_Missing, Absent):
+            pass
+        except _Unfit as unfit:
+            if not self._wanted.lenient:
+                raise self._unfit(key, str(unfit)) from None
+        except DataError as error:
+            if not self._wanted.lenient or error.code != "undecodable":
+                raise
+        if self._wanted.missing == "error":
+            raise self._missing(key)
+        return None
+
+    def _code(self, key: SortKey) -> bytes:
+        if key.field is None:
+            return payload_code(self._batch.keys[self._row], key.how)
+        if key.path is None:
+            size = self._batch.sizes[self._member(key.field)]
+            if size > MAX_VALUE_BYTES:
+                raise _Unfit(f"it has {size} bytes, and more than {MAX_VALUE_BYTES} are not compared")
+            return payload_code(self._payload_of(self._row, key.field), key.how)
+        code = value_code(at_path(self._document(key.field), key.path), key.how)
+        if len(code) > MAX_VALUE_BYTES:
+            raise _Unfit(f"it is longer than the {MAX_VALUE_BYTES} bytes that are compared")
+        return code
+
+    def _member(self, field: bytes) -> int:
+        """The member of this field in the batch."""
+        batch, row = self._batch, self._row
+        try:
+            return batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
+        except ValueError:
+            raise _Missing from None
+
+    def _document(self, field: bytes) -> Any:
+        """The field's JSON, decoded once a sample."""
+        if field not in self._documents:
+            self._member(field)
+            self._documents[field] = decoded(self._payload_of(self._row, field))
+        return self._documents[field]
+
+    def _unfit(self, key: SortKey, why: str) -> DataError:
+        batch, field = self._batch, key.field
+        at = batch.firsts[self._row] if field is None else self._member(field)
+        return DataError(
+            f"cannot sort by {key.text}: {why}",
+            code="undecodable",
+            shard=self._shard,
+            offset=batch.starts[at],
+            member=to_text(batch.keys[self._row] + (b"" if field is None else b"." + field)),
+            hint="such values count as missing with --on-error skip",
+        )
+
+    def _missing(self, key: SortKey) -> DataError:
+        batch, row = self._batch, self._row
+        return DataError(
+            f"there is no {key.text} to sort by",
+            code="missing-value",
+            shard=self._shard,
+            offset=batch.start(row),
+            member=to_text(batch.keys[row]),
+            hint="--missing first or last sorts such samples before or after all others",
+        )
+
+
+def payload_code(payload: bytes, how: How) -> bytes:
+    """The code of a payload, or of a key: text, or the number that it says, with white space around."""
+    if how == "plain":
+        return text_code(payload)
+    if how == "natural":
+        return natural_code(payload)
+    try:
+        return _number(payload.strip().decode("ascii"))
+    except UnicodeDecodeError:
+        raise _Unfit("it is not a number") from None
+
+
+def value_code(value: Any, how: How) -> bytes:
+    """The code of a value from JSON."""
+    if how == "numeric":
+        if not isinstance(value, str):
+            raise _Unfit("it is not a number")
+        return _number(value.strip())
+    if isinstance(value, Number) and value == "NaN":
+        raise _Missing
+    try:
+        return json_code(value, natural_code if how == "natural" else text_code)
+    except ValueError as error:
+        raise _Unfit(str(error)) from None
+    except RecursionError:
+        raise _Unfit("it is nested too deeply") from None
+
+
+def _number(text: str) -> bytes:
+    try:
+        code = number_code(text)
+    except ValueError as error:
+        raise _Unfit(str(error)) from None
+    if code is None:
+        raise _Missing
+    return code
+
+
+def decoded(payload: bytes) -> Any:
+    """A JSON document in which numbers are as they are written."""
+    import json
+
+    try:
+        text = payload.decode(json.detect_encoding(payload), "surrogatepass")
+        return _decoder().decode(text.removeprefix("\ufeff"))
+    except RecursionError:
+        raise _Unfit("it is nested too deeply") from None
+    except ValueError as error:
+        raise _Unfit(f"it is not JSON: {error}") from None
+
+
+@cache
+def _decoder() -> JSONDecoder:
+    from json import JSONDecoder
+
+    return JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Number)
+
+
+_END = b"\0\0"
+_COMPLEMENT = bytes(range(255, -1, -1))
+
+
+def reversed_code(code: bytes) -> bytes:
+    """The code of the same value in reverse order."""
+    return code.translate(_COMPLEMENT)
+
+
+def text_code(text: bytes) -> bytes:
+    """Byte by byte; what ends first comes first.
+
+    >>> sorted([b"b", b"a", b"ab", b"a\\0"], key=text_code)
+    [b'a', b'a\\x00', b'ab', b'b']
+    """
+    return text.replace(b"\0", b"\0\xff") + _END
+
+
+_DIGITS = re.compile(rb"[0-9]+")
+_NO_ZEROS = 0xFE
+
+
+def natural_code(text: bytes) -> bytes:
+    """As :func:`text_code`, but a run of digits is one character, which stands where ``0`` does and compares as the
+    number it is. Where texts differ in leading zeros alone, more zeros come first.
+
+    >>> sorted([b"a10", b"a9", b"a", b"ab", b"a09"], key=natural_code)
+    [b'a', b'a09', b'a9', b'a10', b'ab']
+    """
+    zeros = bytearray()
+
+    def run(match: re.Match[bytes]) -> bytes:
+        digits = match[0].lstrip(b"0")
+        zeros.append(_NO_ZEROS - min(len(match[0]) - (len(digits) or 1), _NO_ZEROS))
+        length = len(digits)
+        return b"0" + (bytes([length + 1]) if length < 254 else b"\xff" + length.to_bytes(8, "big")) + digits
+
+    code = text_code(_DIGITS.sub(run, text))
+    # A byte for each run of digits up to the last that has zeros to tell of; FF, more than any of them, ends them.
+    return code + zeros.rstrip(bytes([_NO_ZEROS])) + b"\xff"
+
+
+_NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,18}))?")
+_LEAST, _BELOW_ZERO, _ZERO, _ABOVE_ZERO, _GREATEST = (bytes([kind]) for kind in range(1, 6))
+
+
+def number_code(text: str) -> bytes | None:
+    """A decimal number of any size and precision, compared exactly; infinities too. None for NaN, which has no place.
+    Raises ValueError for what is not a number.
+
+    >>> sorted(["1e3", "-0.5", "999.99", "-7", "0"], key=number_code)
+    ['-7', '-0.5', '0', '999.99', '1e3']
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None or not (match[2] or match[3]):
+        return _word_code(text)
+    sign, whole, fraction, power = match.groups(default="")
+    digits = (whole + fraction).lstrip("0")
+    if not digits:
+        return _ZERO
+    # The value is 0.DIGITS times ten to the power of `exponent`.
+    exponent = int(power or 0) + len(digits) - len(fraction)
+    code = _exponent_code(exponent) + digits.rstrip("0").encode() + b"\0"
+    return _BELOW_ZERO + reversed_code(code) if sign == "-" else _ABOVE_ZERO + code
+
+
+def _word_code(text: str) -> bytes | None:
+    word = text.lower()
+    sign = word[:1] if word[:1] in ("+", "-") else ""
+    name = word[len(sign) :]
+    if name == "nan":
+        return None
+    if name in ("inf", "infinity"):
+        return _LEAST if sign == "-" else _GREATEST
+    raise ValueError("it is not a number")
+
+
+def _exponent_code(exponent: int) -> bytes:
+    """One byte for the usual, nine for the rest."""
+    if -64 <= exponent < 64:
+        return bytes([128 + exponent])
+    if exponent > 0:
+        return b"\xff" + exponent.to_bytes(8, "big")
+    return b"\x01" + (exponent + (1 << 63)).to_bytes(8, "big")
+
+
+class Number(str):
+    """A number as a JSON document writes it, to be told from a string."""
+
+    __slots__ = ()
+
+
+_NULL, _FALSE, _TRUE, _IS_NUMBER, _IS_TEXT, _IS_ARRAY, _IS_OBJECT = (bytes([kind]) for kind in range(1, 8))
+_END_OF_ARRAY = b"\0"
+
+
+def json_code(value: Any, text: Callable[[bytes], bytes] = text_code) -> bytes:
+    """A JSON value whose numbers are :class:`Number`; ``text`` codes its strings.
+
+    The order is jq's: null, false, true, numbers, strings, arrays (by the first element that differs, the shorter
+    first), objects (by their sorted names as arrays, then by their values in that order). NaN counts as null. Raises
+    RecursionError for what is nested too deeply.
+
+    >>> sorted([["b"], "a", Number("2"), {}, True, Number("-1"), None], key=json_code)
+    [None, True, '-1', '2', 'a', ['b'], {}]
+    """
+    if value is None:
+        return _NULL
+    if value is True or value is False:
+        return _TRUE if value else _FALSE
+    if isinstance(value, Number):
+        number = number_code(value)
+        return _NULL if number is None else _IS_NUMBER + number
+    if isinstance(value, str):
+        return _IS_TEXT + text(utf8(value))
+    if isinstance(value, list):
+        return b"".join([_IS_ARRAY, *[json_code(one, text) for one in value], _END_OF_ARRAY])
+    names = sorted(value, key=utf8)
+    return _IS_OBJECT + json_code(names, text) + b"".join([json_code(value[name], text) for name in names])
+
+
+def utf8(text: str) -> bytes:
+    """The bytes of a JSON string, which may hold half a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,705 @@
+"""The orders of ``split``: by ratio, by a field, by a map of keys.
+
+What it is: :class:`RatioOrder`, :class:`FamilyOrder` and :class:`MapOrder`, which differ in what they call a part; the
+extract of each; the arithmetic of shares (:func:`parse_ratio`, :func:`parts_of_ranks`, :func:`stratified`); and
+:func:`read_key_map`. How: samples stay in input order within their part. A ratio compares a hash of the sample's key
+(or of its group) with shares of 2^64, so that a sample stays in its part whatever else is in the set; shares are exact
+fractions, and nothing is ever rounded by a float. All take a sample to its part by its own value (:class:`Routes`),
+once the parts are known; only ``stratify`` counts first, and gives each class its own quotas. A value is bytes; two
+values that no other could be stand for samples that have none. It must not know where samples are written.
+
+A map of keys is TSV or a JSON object; the forms of AIStore dSort's external key map are among these, and its names of
+shards (``dogs-%d.tar``) are taken for names of parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
+
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_bytes, to_text
+from wdscli.ordering import mix, mix_array
+from wdscli.plan.cut import Part, checked_part
+from wdscli.plan.orders import PLAIN_BYTES, Arranged, Surveyed
+from wdscli.plan.survey import packed_keys
+from wdscli.plan.table import ROWS_PER_BLOCK
+from wdscli.plan.values import Extract, Packed, PayloadOf, Value, Values, WholeKey
+from wdscli.samples import SampleBatch
+from wdscli.selection.named import Named
+from wdscli.storage import addresses_of, base_name, read_all
+from wdscli.storage.addresses import natural
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from wdscli.plan.table import I64, U32, U64, PlanTable
+    from wdscli.shards.index import Index
+
+    Numbers: TypeAlias = I64 | U32
+
+MOST_PARTS = 10_000
+MISSING = b""
+"""The value of a sample that is left out because it has none."""
+UNDECODABLE = b"\0"
+"""The value of one whose value cannot be decoded; no part can have this name."""
+_LEFT_OUT = {MISSING: "missing", UNDECODABLE: "undecodable"}
+DIGEST_BYTES = 8
+_LONGEST_CLASS_BYTES = 64
+"""A class is kept for every sample, so that a longer one is kept as a hash."""
+_RATIO_HINT = "--ratio train=0.8,val=0.1,test=0.1, or whole numbers: --ratio train=8,val=1,test=1"
+_TOLERANCE = Fraction(1, 100)
+"""How far from 1 the sum of fractions may be, for those who write 0.33 three times."""
+_SHARD_NUMBER = re.compile(r"[-_.]?(%0?[0-9]*d|\{[0-9]+\.\.[0-9]+\}).*", re.DOTALL)
+_MAP_HINT = 'lines of KEY<TAB>PART, {"KEY": "PART"} or {"PART": ["KEY", ...]}'
+
+
+class SplitOptions(NamedTuple):
+    """Into which parts. ``ratio``, ``by`` and ``by_map`` exclude each other; with none of them there are no parts.
+
+    ``missing`` says what becomes of a sample without a value or a key that is not in the map: ``error``, ``drop``, or
+    the name of a part to put it in.
+    """
+
+    ratio: str | None = None
+    group_by: str | None = None
+    stratify: str | None = None
+    seed: int = 0
+    by: str | None = None
+    by_map: str | Sequence[str] | None = None
+    missing: str = "error"
+
+
+class OptionValue(NamedTuple):
+    """A value to be taken for an ``option``, and what happens without one: ``missing`` is ``error`` or ``drop``; with
+    ``lenient`` a sample whose value cannot be decoded is left out instead of being an error."""
+
+    value: Value
+    option: str
+    missing: str = "error"
+    lenient: bool = False
+
+    @property
+    def named(self) -> list[Named]:
+        """What some sample must have."""
+        return self.value.named(f" for {self.option}")
+
+    def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes:
+        """The value of one sample, MISSING or UNDECODABLE. Raises DataError."""
+        try:
+            found = self.value.of(batch, row, shard, payload_of)
+        except DataError as error:
+            if self.lenient and error.code == "undecodable":
+                return UNDECODABLE
+            raise
+        if found is None and self.missing == "error":
+            raise DataError(
+                f"no value for {self.option} {self.value.text}",
+                code="missing",
+                shard=shard,
+                offset=batch.start(row),
+                member=to_text(batch.keys[row]),
+                hint="leave such samples out with --missing drop"
+                + (", or name a part for them: --missing PART" if self.option == "--by" else ""),
+            )
+        return MISSING if found is None else found
+
+
+class FamilyNames(NamedTuple):
+    """The name of each sample's part. ``fallback`` is the part of samples that have no value, if they have one."""
+
+    option: OptionValue
+    fallback: str | None = None
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        return self.option.value.payload_fields
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return self.option.named
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+    ) -> list[bytes]:
+        """A name each. Raises DataError for one that cannot be the name of a part."""
+        names: dict[bytes, bytes] = {MISSING: (self.fallback or "").encode(), UNDECODABLE: UNDECODABLE}
+        found = []
+        for row in rows:
+            value = self.option.of(batch, row, shard, payload_of)
+            name = names.get(value)
+            if name is None:
+                name = names[value] = self._checked(value, batch, row, shard)
+            found.append(name)
+        return found
+
+    def _checked(self, value: bytes, batch: SampleBatch, row: int, shard: str) -> bytes:
+        try:
+            checked_part(to_text(value[:4096]))
+        except UsageError as error:
+            raise DataError(
+                f"{self.option.value.text}: {error.message}",
+                code="bad-part",
+                shard=shard,
+                offset=batch.start(row),
+                member=to_text(batch.keys[row]),
+                hint="say with --by-map FILE which part each key belongs to",
+            ) from None
+        return value
+
+
+class Keys(NamedTuple):
+    """Keys, as the inputs have them."""
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        return frozenset()
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return ()
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+    ) -> list[bytes]:
+        """A key each."""
+        return [batch.keys[row] for row in rows]
+
+    def values_of_index(self, index: Index) -> Packed | None:
+        """The same of all samples of an index."""
+        return packed_keys(index)
+
+
+class GroupDigests(NamedTuple):
+    """The XXH3-64 of each sample's group, 8 little-endian bytes; after it the sample's class, if that is ``stratify``
+    asked for."""
+
+    group: OptionValue = OptionValue(WholeKey(), "key")
+    stratify: OptionValue | None = None
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        fields = self.group.value.payload_fields
+        return fields if self.stratify is None else fields | self.stratify.value.payload_fields
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return self.group.named if self.stratify is None else [*self.group.named, *self.stratify.named]
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+    ) -> list[bytes]:
+        """A digest (and a class) each, or MISSING or UNDECODABLE."""
+        return [self._value(batch, row, shard, payload_of) for row in rows]
+
+    def _value(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes:
+        group = self.group.of(batch, row, shard, payload_of)
+        kind = b"" if self.stratify is None else self.stratify.of(batch, row, shard, payload_of)
+        for value in (group, kind) if self.stratify is not None else (group,):
+            if value in (MISSING, UNDECODABLE):
+                return value
+        if len(kind) > _LONGEST_CLASS_BYTES:
+            kind = xxh3_128_digest(kind)
+        return xxh3_64_intdigest(group).to_bytes(DIGEST_BYTES, "little") + kind
+
+
+class Routes(NamedTuple):
+    """Parts by name, and ``numbers_of``, which takes values to numbers of parts, from 0; after the last part come the
+    numbers of samples that are left out (:data:`_LEFT_OUT`, in that order). Parts without samples are made only with
+    ``keeps_empty``."""
+
+    names: Sequence[str]
+    numbers_of: Callable[[Sequence[bytes]], I64]
+    keeps_empty: bool = True
+
+    @property
+    def total(self) -> int:
+        """How many numbers there are."""
+        return len(self.names) + len(_LEFT_OUT)
+
+    def of(self, values: Values) -> U32:
+        """The number of each value."""
+        import numpy
+
+        found: U32 = numpy.empty(values.total, dtype=numpy.uint32)
+        at = 0
+        for some in values.blocks():
+            found[at : at + len(some)] = self.numbers_of(some)
+            at += len(some)
+        return found
+
+    def arranged(self, counts: Sequence[int], order: I64 | None) -> Arranged:
+        """The parts, from how many samples each number has; ``order`` has the samples of all numbers."""
+        parts = [Part(name, count) for name, count in zip(self.names, counts) if count or self.keeps_empty]
+        left = dict(zip(_LEFT_OUT.values(), counts[len(self.names) :], strict=True))
+        if order is not None:
+            order = order[: len(order) - sum(left.values())]
+        return Arranged(order, parts, {why: count for why, count in left.items() if count})
+
+
+class RatioOrder(NamedTuple):
+    """Parts by a hash. ``extract`` is None where the hash of the (unchanged) key, which every row has, is enough."""
+
+    shares: tuple[Share, ...]
+    given: SplitOptions
+    extract: Extract | None = None
+    operation: str = "split"
+    dedup: None = None
+    bytes_per_sample: int = PLAIN_BYTES
+
+    @property
+    def seed(self) -> int:
+        return self.given.seed
+
+    @property
+    def may_leave_out(self) -> bool:
+        return self.extract is not None
+
+    def is_left_out(self, value: bytes) -> bool:
+        return value in _LEFT_OUT
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "ratio": ratio_text(self.shares),
+            **_not_default(self.given, "group_by", "stratify", "missing"),
+        }
+
+    def arrange(self, surveyed: Surveyed) -> Arranged:
+        routes = Routes([share.part for share in self.shares], self._numbers_of)
+        if surveyed.values is None:
+            return arranged(routes, self._parts_of_keys(surveyed.samples))
+        if self.given.stratify is None:
+            return arranged(routes, routes.of(surveyed.values))
+        return arranged(routes, self._quotas(surveyed.values))
+
+    def _parts_of(self, digests: U64) -> I64:
+        return parts_of_ranks(ranks_of(self.seed, digests), self.shares)
+
+    def _parts_of_keys(self, samples: PlanTable) -> Numbers:
+        """Some at a time, because all hashes together are a fifth of a plan."""
+        import numpy
+
+        found: U32 = numpy.empty(samples.total, dtype=numpy.uint32)
+        for first in range(0, samples.total, ROWS_PER_BLOCK):
+            found[first : first + ROWS_PER_BLOCK] = self._parts_of(
+                samples.keys[first : first + ROWS_PER_BLOCK]
+            )
+        return found
+
+    def _numbers_of(self, values: Sequence[bytes]) -> I64:
+        """The part of each value by its digest, or the number of what is left out."""
+        import numpy
+
+        found: I64 = numpy.fromiter(
+            (self._marks.get(value, -1) for value in values), numpy.int64, len(values)
+        )
+        rows = numpy.flatnonzero(found < 0).tolist()
+        found[rows] = self._parts_of(_digests([values[row] for row in rows]))
+        return found
+
+    @property
+    def _marks(self) -> dict[bytes, int]:
+        return {mark: len(self.shares) + place for place, mark in enumerate(_LEFT_OUT)}
+
+    def _quotas(self, values: Values) -> Numbers:
+        """The same by quotas for each class."""
+        import numpy
+
+        classes = sorted({value[DIGEST_BYTES:] for some in values.blocks() for value in some} - {b""})
+        places = {name: number for number, name in enumerate(classes)}
+        digests: U64 = numpy.empty(values.total, dtype=numpy.uint64)
+        class_of: U32 = numpy.empty(values.total, dtype=numpy.uint32)
+        at = 0
+        for some in values.blocks():
+            kept = [value for value in some if value not in _LEFT_OUT]
+            digests[at : at + len(kept)] = _digests(kept)
+            class_of[at : at + len(kept)] = _looked_up([value[DIGEST_BYTES:] for value in kept], places)
+            at += len(kept)
+        parts = stratified(digests[:at], class_of[:at], self.seed, self.shares)
+        if at == values.total:
+            return parts
+        numbers: U32 = numpy.empty(values.total, dtype=numpy.uint32)
+        at = first = 0
+        for some in values.blocks():
+            marks = numpy.fromiter((self._marks.get(value, -1) for value in some), numpy.int64, len(some))
+            rows = numpy.flatnonzero(marks < 0)
+            marks[rows] = parts[at : at + len(rows)]
+            numbers[first : first + len(some)] = marks
+            at, first = at + len(rows), first + len(some)
+        return numbers
+
+
+class FamilyOrder(NamedTuple):
+    """A part for each value, in natural order of their names."""
+
+    given: SplitOptions
+    extract: Extract | None
+    operation: str = "split"
+    seed: int | None = None
+    dedup: None = None
+    bytes_per_sample: int = PLAIN_BYTES
+    may_leave_out: bool = True
+
+    def is_left_out(self, value: bytes) -> bool:
+        return value in _LEFT_OUT
+
+    def options(self) -> dict[str, Any]:
+        return _not_default(self.given, "by", "missing")
+
+    def arrange(self, surveyed: Surveyed) -> Arranged:
+        assert surveyed.values is not None
+        routes = self._routes(surveyed.values)
+        return arranged(routes, routes.of(surveyed.values))
+
+    def _routes(self, values: Values) -> Routes:
+        """How values lead to parts, from all values. Raises UsageError."""
+        seen: set[bytes] = set()
+        for some in values.blocks():
+            seen.update(some)
+        names = sorted((to_text(value) for value in seen.difference(_LEFT_OUT)), key=natural)
+        if len(names) > MOST_PARTS:
+            raise UsageError(
+                f"--by {self.given.by} makes {len(names)} parts, and {MOST_PARTS} are the most",
+                hint="put several values into one part with --by-map FILE",
+            )
+        places = {value: place for place, value in enumerate([*map(to_bytes, names), *_LEFT_OUT])}
+        return Routes(names, lambda values: _looked_up(values, places))
+
+
+class MapOrder(NamedTuple):
+    """The parts that a map names, as far as they have samples."""
+
+    given: SplitOptions
+    key_map: KeyMap
+    extract: Extract | None = Keys()
+    operation: str = "split"
+    seed: int | None = None
+    dedup: None = None
+    bytes_per_sample: int = PLAIN_BYTES
+
+    @property
+    def may_leave_out(self) -> bool:
+        return self.given.missing == "drop"
+
+    def is_left_out(self, value: bytes) -> bool:
+        return self.may_leave_out and value not in self.key_map.part_of
+
+    def options(self) -> dict[str, Any]:
+        return {"by_map": f"xxh3_128:{self.key_map.digest}", **_not_default(self.given, "missing")}
+
+    def arrange(self, surveyed: Surveyed) -> Arranged:
+        assert surveyed.values is not None
+        routes = self._routes(surveyed.values)
+        return arranged(routes, routes.of(surveyed.values))
+
+    def _routes(self, keys: Values) -> Routes:
+        """How keys lead to parts. Raises DataError for keys that are not in the map, unless these go elsewhere."""
+        missing, part_of = self.given.missing, self.key_map.part_of
+        if missing == "error":
+            self._check_all(keys.blocks())
+        fallback = [] if missing in ("error", "drop") else [missing]
+        names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
+        places = {name: place for place, name in enumerate(names)}
+        self._check_any(keys.blocks())
+        # A key that is not there has the number -1, and so the last place.
+        rest = places[missing] if fallback else len(names)
+        new = [*(places[part] for part in self.key_map.parts), rest]
+        return Routes(names, lambda keys: _mapped(keys, part_of, new), keeps_empty=False)
+
+    def _check_any(self, values: Iterable[Sequence[bytes]]) -> None:
+        """A map of which no sample has a key is one of another set."""
+        keys: Sequence[bytes] = ()
+        for keys in values:
+            if not self.key_map.part_of.keys().isdisjoint(keys):
+                return
+        if keys:
+            raise DataError(
+                f"no sample has a key of {self.key_map.name} for --by-map",
+                code="not-found",
+                hint=f"keys are {', '.join(map(to_text, keys[:3]))}",
+            )
+
+    def _check_all(self, values: Iterable[Sequence[bytes]]) -> None:
+        first, count = b"", 0
+        for keys in values:
+            lacking = [key for key in keys if key not in self.key_map.part_of]
+            first = first if count or not lacking else lacking[0]
+            count += len(lacking)
+        if count:
+            more = f" and for {count - 1} more keys" if count > 1 else ""
+            raise DataError(
+                f'{self.key_map.name} has no part for "{to_text(first)}"{more}',
+                code="missing",
+                hint="leave such samples out with --missing drop, or name a part for them: --missing PART",
+            )
+
+
+def _not_default(options: SplitOptions, *names: str) -> dict[str, Any]:
+    """The options of these names that are not at their default."""
+    defaults = SplitOptions._field_defaults
+    given = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in given.items() if value != defaults[name]}
+
+
+def ratio_text(shares: Sequence[Share]) -> str:
+    """The shares as the manifest tells them.
+
+    >>> from wdscli.plan.split import parse_ratio
+    >>> ratio_text(parse_ratio("train=2,val=0001"))
+    'train=2/3,val=1/3'
+    """
+    return ",".join(f"{share.part}={share.share}" for share in shares)
+
+
+def _digests(values: Sequence[bytes]) -> U64:
+    """The hashes at the beginning of values."""
+    import numpy
+
+    together = b"".join([value[:DIGEST_BYTES] for value in values])
+    return numpy.frombuffer(together, dtype="<u8").astype(numpy.uint64)
+
+
+def _looked_up(values: Sequence[bytes], numbers: dict[bytes, int]) -> I64:
+    import numpy
+
+    return numpy.fromiter(map(numbers.__getitem__, values), dtype=numpy.int64, count=len(values))
+
+
+def _mapped(keys: Sequence[bytes], part_of: dict[bytes, int], new: Sequence[int]) -> I64:
+    import numpy
+
+    found = numpy.fromiter((part_of.get(key, -1) for key in keys), dtype=numpy.int64, count=len(keys))
+    return numpy.array(new, dtype=numpy.int64)[found]
+
+
+def arranged(routes: Routes, numbers: Numbers) -> Arranged:
+    """All samples by the number of their part, in each in input order: a counting sort, which needs no memory but for
+    the order."""
+    import numpy
+
+    blocks = [numbers[first : first + ROWS_PER_BLOCK] for first in range(0, len(numbers), ROWS_PER_BLOCK)]
+    tallies = (numpy.bincount(some, minlength=routes.total) for some in blocks)
+    counts = sum(tallies, numpy.zeros(routes.total, dtype=numpy.int64)).tolist()
+    ends = [0, *accumulate(counts)][: len(counts)]
+    order: I64 = numpy.empty(len(numbers), dtype=numpy.int64)
+    for block, some in enumerate(blocks):
+        rows = numpy.argsort(some, kind="stable") + block * ROWS_PER_BLOCK
+        for number, taken in enumerate(numpy.bincount(some).tolist()):
+            order[ends[number] : ends[number] + taken] = rows[:taken]
+            ends[number] += taken
+            rows = rows[taken:]
+    return routes.arranged(counts, order)
+
+
+class Share(NamedTuple):
+    """A part and its share of the whole; those of all parts sum to exactly 1."""
+
+    part: str
+    share: Fraction
+
+
+def parse_ratio(text: str) -> tuple[Share, ...]:
+    """Shares as they are typed: fractions that sum to 1, or whole numbers that are weights. Raises UsageError.
+
+    >>> parse_ratio("train=8,val=2")
+    (Share(part='train', share=Fraction(4, 5)), Share(part='val', share=Fraction(1, 5)))
+    """
+    given: dict[str, Fraction] = {}
+    for word in text.split(","):
+        name, equals, number = word.partition("=")
+        name = checked_part(name.strip()) if equals else ""
+        if not name:
+            raise UsageError(f'--ratio: "{word.strip()}" is not PART=SHARE', hint=_RATIO_HINT)
+        if name in given:
+            raise UsageError(f'--ratio names "{name}" twice', hint=_RATIO_HINT)
+        given[name] = _fraction(name, number.strip())
+    total = sum(given.values(), Fraction(0))
+    if any(number.denominator > 1 for number in given.values()) and abs(total - 1) > _TOLERANCE:
+        raise UsageError(f"--ratio: the shares sum to {float(total):g}, not to 1", hint=_RATIO_HINT)
+    return tuple(Share(name, number / total) for name, number in given.items())
+
+
+def _fraction(name: str, text: str) -> Fraction:
+    try:
+        number = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise UsageError(f'--ratio: "{text}" of {name} is no number', hint=_RATIO_HINT) from None
+    if number <= 0:
+        raise UsageError(f"--ratio: the share of {name} must be more than 0", hint="leave the part out")
+    return number
+
+
+def bounds(shares: Sequence[Share]) -> list[int]:
+    """The rank at which each part but the first begins: a rank is in the first part whose shares, summed up, are more
+    than rank / 2^64."""
+    sums = list(accumulate(share.share for share in shares))[:-1]
+    # The least whole number that is not below the sum: ceil.
+    return [-(-(total.numerator << 64) // total.denominator) for total in sums]
+
+
+def ranks_of(seed: int, digests: U64) -> U64:
+    """The ranks of groups of these XXH3-64: ``mix(mix(seed) ^ digest)``, pinned as the order of a shuffle is."""
+    import numpy
+
+    return mix_array(digests ^ numpy.uint64(mix(seed)))
+
+
+def parts_of_ranks(ranks: U64, shares: Sequence[Share]) -> I64:
+    """The number of the part of each rank, from 0."""
+    import numpy
+
+    # A part so small that no rank is in it begins where there is no rank any more.
+    begins = numpy.array([min(bound, (1 << 64) - 1) for bound in bounds(shares)], dtype=numpy.uint64)
+    return numpy.searchsorted(begins, ranks, side="right").astype(numpy.int64, copy=False)
+
+
+def stratified(digests: U64, classes: I64, seed: int, shares: Sequence[Share]) -> I64:
+    """The part of each sample, such that the shares hold in each class.
+
+    Samples of one digest are a group and stay together; a group belongs to the class that most of its samples are of
+    (of equally many, to the one with the lower number). In each class the groups, in the order of their ranks, fill the
+    class's quota of the first part, then that of the second, and so on: a group goes where its middle falls.
+    """
+    import numpy
+
+    if not len(digests):
+        return numpy.empty(0, dtype=numpy.int64)
+    groups, group_of, sizes = numpy.unique(digests, return_inverse=True, return_counts=True)
+    group_of = group_of.reshape(-1)
+    class_of = _majorities(group_of, classes, len(groups))
+    order = numpy.lexsort((ranks_of(seed, groups), class_of))
+    sizes, ordered_classes = sizes[order].astype(numpy.int64), class_of[order]
+    counts: I64 = numpy.zeros(int(classes.max()) + 1, dtype=numpy.int64)
+    numpy.add.at(counts, ordered_classes, sizes)
+    begins = numpy.cumsum(sizes) - sizes
+    begins -= (numpy.cumsum(counts) - counts)[ordered_classes]
+    middles = 2 * begins + sizes
+    filled = numpy.cumsum(numpy.array(quotas(counts.tolist(), shares), dtype=numpy.int64), axis=1)
+    part_of_group: I64 = numpy.empty(len(groups), dtype=numpy.int64)
+    part_of_group[order] = sum(
+        (middles > 2 * filled[ordered_classes, part]).astype(numpy.int64) for part in range(len(shares) - 1)
+    )
+    return part_of_group[group_of]
+
+
+def _majorities(group_of: I64, classes: I64, groups: int) -> I64:
+    """The class of most samples of each group, the lowest of several."""
+    import numpy
+
+    width = int(classes.max()) + 1
+    pairs, counts = numpy.unique(group_of * width + classes, return_counts=True)
+    # From the rarest to the most frequent, and from the highest class to the lowest: the last one written stays.
+    order = numpy.lexsort((-(pairs % width), counts))
+    found: I64 = numpy.empty(groups, dtype=numpy.int64)
+    found[pairs[order] // width] = pairs[order] % width
+    return found
+
+
+def quotas(counts: Sequence[int], shares: Sequence[Share]) -> list[list[int]]:
+    """For classes of so many samples, how many go to each part: by largest remainder, each within one of what the
+    share says. What a part was given too little of in the classes before counts as remainder too, so that in small
+    classes the small parts get their turn.
+
+    >>> quotas([10, 4, 4, 4], parse_ratio("train=0.8,val=0.1,test=0.1"))
+    [[8, 1, 1], [3, 1, 0], [3, 0, 1], [4, 0, 0]]
+    """
+    from math import lcm
+
+    whole = lcm(*(share.share.denominator for share in shares))
+    weights = [int(share.share * whole) for share in shares]
+    owed = [0] * len(shares)
+    found = []
+    for count in counts:
+        quota, rests = map(list, zip(*(divmod(count * weight, whole) for weight in weights), strict=True))
+        owed = [debt + rest for debt, rest in zip(owed, rests, strict=True)]
+        open_parts = sorted((part for part, rest in enumerate(rests) if rest), key=lambda part: -owed[part])
+        for part in open_parts[: count - sum(quota)]:
+            quota[part] += 1
+            owed[part] -= whole
+        found.append(quota)
+    return found
+
+
+class KeyMap(NamedTuple):
+    """``parts`` in natural order; ``part_of`` has the number of each key's part. ``name`` is the file's, ``digest`` the
+    XXH3-128 of its bytes, and of several files that of all, one after the other."""
+
+    name: str
+    digest: str
+    parts: tuple[str, ...]
+    part_of: dict[bytes, int]
+
+
+def read_key_map(files: str | Sequence[str]) -> KeyMap:
+    """One file or several, which add up. Raises UsageError for a file that is no key map, InputError for one that
+    cannot be read."""
+    digest, names = xxh3_128(), []
+    numbers: dict[str, int] = {}
+    found: dict[bytes, int] = {}
+    for address in addresses_of(files, "--by-map"):
+        data, name = read_all(address), base_name(address)
+        digest.update(data)
+        names.append(name)
+        for where, key, text in _pairs(data, name):
+            number = numbers.get(text)
+            if number is None:
+                number = numbers[text] = len(numbers)
+            if found.setdefault(key, number) != number:
+                raise UsageError(
+                    f'{name}{where}: a second part for "{to_text(key)}"', hint="a key has one part"
+                )
+    together = " and ".join(names)
+    parts, places = _named(numbers, together)
+    part_of = {key: places[number] for key, number in found.items()}
+    return KeyMap(together, digest.hexdigest(), parts, part_of)
+
+
+def _named(numbers: dict[str, int], name: str) -> tuple[tuple[str, ...], list[int]]:
+    """The names of parts in natural order, and the place among them of each number."""
+    names = []
+    for text in numbers:
+        try:
+            names.append(checked_part(_SHARD_NUMBER.sub("", text)))
+        except UsageError as error:
+            raise UsageError(f"{name}: {error.message}", hint=error.hint) from None
+    parts = tuple(sorted(set(names), key=natural))
+    places = {part: place for place, part in enumerate(parts)}
+    return parts, [places[part] for part in names]
+
+
+def _pairs(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
+    """(where in the file, key, part)."""
+    return (_pairs_of_json if data.lstrip().startswith(b"{") else _pairs_of_lines)(data, name)
+
+
+def _pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
+    import json
+
+    try:
+        whole = json.loads(data)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{name}: no JSON object of keys and parts", hint=_MAP_HINT) from None
+    for one, other in whole.items():
+        if isinstance(other, str):
+            yield "", to_bytes(one), other
+        elif isinstance(other, list) and all(isinstance(key, str) for key in other):
+            for key in other:
+                yield "", to_bytes(key), one
+        else:
+            raise UsageError(f'{name}: "{one}" has neither a part nor a list of keys', hint=_MAP_HINT)
+
+
+def _pairs_of_lines(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
+    """Key and part are parted by the last TAB; a first line may name these columns."""
+    for number, line in enumerate(data.split(b"\n"), 1):
+        key, _, part = line.removesuffix(b"\r").rpartition(b"\t")
+        if not line.strip() or (number == 1 and (key.strip(), part.strip()) == (b"key", b"part")):
+            continue
+        if not key.strip() or not part.strip():
+            raise UsageError(f"{name}, line {number}: no key and part", hint=_MAP_HINT)
+        yield f", line {number}", key, to_text(part.strip())

@@ -1,0 +1,299 @@
+"""A plan, executed: one task an output shard, and then the manifests.
+
+What it is: :func:`run_plan`, and :func:`reorder`, which plans and runs; :func:`make_shard` is what runs in a worker.
+How: tasks are pure functions of one argument and run wherever an executor runs them, also twice; a bounded window of
+them is in flight. At the end the
+samples, members and bytes that were written are compared with those that were planned and those that were read, and
+only then the manifests are written. It must not know why samples are reordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from wdscli.copy.copier import GatherTask, gather
+from wdscli.copy.spill import SpillLayout, spill
+from wdscli.errors import DataError, EngineError, OutputExistsError, WdsError
+from wdscli.executors import make_executor, run_tasks
+from wdscli.model import ShardInfo
+from wdscli.plan.cut import PlannedShard
+from wdscli.plan.inputs import is_of_this_process
+from wdscli.plan.join.joined import JoinCounts
+from wdscli.plan.orders import Order
+from wdscli.plan.plan import ReorderPlan, make_plan
+from wdscli.plan.planfile import mark_of
+from wdscli.plan.request import PlanMark, Request
+from wdscli.plan.scratch import Scratch
+from wdscli.plan.strategy import check_scratch, limits_for, useful_jobs
+from wdscli.progress import QUIET, Progress
+from wdscli.run.post_hook import run_post
+from wdscli.run.receipts import Witness, check_shard, read_receipt
+from wdscli.run.resume import Kept, begin, tidy
+from wdscli.selection import Selection
+from wdscli.shards.claims import Claim, claim_address
+from wdscli.shards.manifest import Manifest
+from wdscli.shards.reading import find_index
+from wdscli.storage import is_stream
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderReport:
+    """What was done. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe what was
+    written, one a part. ``payload_bytes`` are those in members, without headers and padding, and with ``members`` the
+    same as what was read where whole samples come once and all."""
+
+    operation: str
+    samples_in: int
+    samples: int
+    members: int
+    bytes_in: int
+    bytes_out: int
+    dropped: dict[str, int]
+    ignored: dict[str, int]
+    strategy: str
+    parts: tuple[str, ...]
+    manifests: tuple[Manifest, ...]
+    joined: JoinCounts | None = None
+    kept: int = 0
+    """Shards that an earlier run had made."""
+    members_in: int = 0
+    payload_bytes_in: int = 0
+    payload_bytes: int = 0
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of an output that has no parts."""
+        return self.manifests[0]
+
+    @property
+    def shards(self) -> int:
+        """Shards written."""
+        return sum(len(manifest.shards) for manifest in self.manifests)
+
+
+def reorder(request: Request, order: Order, *, progress: Progress = QUIET) -> ReorderReport:
+    """Plan and run. Raises UsageError, InputError, DataError, OutputError, EngineError."""
+    with Scratch(request.tmp) as scratch:
+        return run_plan(make_plan(request, order, scratch, progress=progress), progress=progress)
+
+
+def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
+    """Make the shards, then the manifests. Raises what a task raises; shards that are whole stay, without a
+    manifest."""
+    mark = mark_of(plan)
+    with claimed(plan, mark):
+        kept = begin(plan, mark, progress)
+        missing = [task for task in range(len(plan.planned)) if task not in kept.shards]
+        made = dict(zip(missing, run_some(plan, mark, missing, kept, progress), strict=True))
+        return finish_plan(plan, {**kept.shards, **made}, kept)
+
+
+@contextmanager
+def claimed(plan: ReorderPlan, mark: PlanMark) -> Iterator[None]:
+    """Until the block ends nobody else writes this output; but who runs a stored plan may do so several times at once.
+    Raises OutputError when another run is writing it."""
+    with Claim.take(claim_address(plan.request.output), mark.text if plan.is_stored else "") as claim:
+        for part in plan.parts:
+            part.output.hold(claim)
+        yield
+
+
+def run_some(
+    plan: ReorderPlan, mark: PlanMark, numbers: Sequence[int], kept: Kept, progress: Progress
+) -> list[ShardInfo]:
+    """Make some of the shards, by their numbers. Raises what a task raises."""
+    written: list[ShardInfo] = []
+    if not numbers:
+        return written
+    planned = [plan.planned[number] for number in numbers]
+    held = sum(0 if rows.order is None else rows.order.nbytes for rows in plan.row_lists)
+    limits = limits_for(plan.request.memory, plan.request.jobs, held)
+    if plan.strategy == "spill":
+        check_scratch(plan.request)
+    # The tasks of a first pass are others; an output that is one stream is written by this process.
+    tasks = len(planned) if plan.strategy == "gather" else limits.jobs
+    size = sum(shard.size for shard in planned)
+    jobs = min(limits.jobs, useful_jobs(plan.request.jobs, tasks, size))
+    with Scratch(plan.request.tmp) as scratch, _executor(plan, jobs) as executor:
+        spilled = None
+        if plan.strategy == "spill":
+            spilled = spill(plan, planned, executor, scratch, limits, progress)
+        progress.start("writing", size, "bytes")
+        results = run_tasks(
+            executor,
+            make_shard,
+            (_task(plan, mark, number, kept, spilled) for number in numbers),
+            advance=progress.advance,
+            amount=lambda info: info.size_bytes,
+        )
+        for info, shard in zip(results, planned, strict=True):
+            check_made(plan, info, shard)
+            written.append(info)
+            if spilled is not None:
+                spilled.release(shard)
+            progress.note(f"{shard.address}: {info.samples} samples, {info.size_bytes} bytes")
+        progress.finish()
+        if spilled is not None:
+            for one in plan.inputs:
+                one.confirm()
+    return written
+
+
+def _executor(plan: ReorderPlan, jobs: int) -> Executor:
+    addresses = [plan.request.output, plan.request.tmp or "", *plan.shards.addresses]
+    stays_here = any(part.output.pattern.is_stream for part in plan.parts)
+    return make_executor(
+        1 if stays_here or any(map(is_of_this_process, addresses)) else jobs, plan.request.engine
+    )
+
+
+class ShardTask(NamedTuple):
+    """What a worker does for one shard: it makes it, with a witness that leaves the receipt, and runs the command
+    ``post`` for it once it has its name."""
+
+    gather: GatherTask
+    witness: Witness
+    post: str | None = None
+
+
+def _task(
+    plan: ReorderPlan, mark: PlanMark, number: int, kept: Kept, spilled: SpillLayout | None
+) -> ShardTask:
+    """What makes shard ``number`` of a plan: its own samples, and the inputs that these lie in. ``spilled`` must live
+    until it has run."""
+    shard, request = plan.planned[number], plan.request
+    samples = plan.ordered.slice(shard.first, shard.end)
+    beside = None if plan.joined is None else plan.joined.part(shard.first, shard.end)
+    if request.engine is not None:
+        samples, beside = samples.held(), beside and beside.held()
+    used = samples.shard_numbers() if beside is None else beside.inputs(samples)
+    witness = Witness(mark, number, posted=request.post is None)
+    settings = request.settings._replace(
+        witness=witness.leave,
+        # Only a shard of ours is replaced unasked.
+        force=request.settings.force or number in kept.again,
+        # Other machines may know the claim's folder by other numbers.
+        ticket=plan.parts[shard.part].output.settings.ticket if request.engine is None else None,
+    )
+    task = GatherTask(
+        shard.address,
+        settings,
+        {number: plan.inputs[number] for number in used},
+        samples,
+        Selection(field_rule=request.selection.field_rule),
+        plan.rekey,
+        None if spilled is None else spilled.spilled(shard),
+        beside,
+    )
+    return ShardTask(task, witness, request.post)
+
+
+def make_shard(task: ShardTask) -> ShardInfo:
+    """Make one shard, once: a task may be run twice (a scheduler that lost a worker, an array job that was sent again),
+    so a shard that is there already is a success when an earlier attempt of the same plan has made it, and an error
+    when anybody else has. Raises what :func:`~wdscli.copy.copier.gather` raises, and EngineError when the command that
+    follows fails; the shard stays."""
+    address, settings = task.gather.address, task.gather.settings
+    try:
+        info = run_post(task.post, address, gather(task.gather))
+    except OutputExistsError:
+        receipt = read_receipt(address)
+        if receipt is None or receipt.mark != task.witness.mark:
+            raise
+        state = check_shard(receipt.check(address, settings.form))
+        if state == "other":
+            raise
+        if state == "whole" and receipt.posted:
+            return receipt.shard
+        again = task.gather._replace(settings=settings._replace(force=True))
+        info = run_post(task.post, address, gather(again))
+    if not task.witness.posted:
+        task.witness.done(address)
+    return info
+
+
+def finish_plan(plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Kept) -> ReorderReport:
+    """Write the manifests that are not there yet. ``shards`` has what was made or kept, by the number of the task."""
+    written = [shards[task] for task in range(len(plan.planned))]
+    _check_whole(plan, written)
+    of_parts: list[list[ShardInfo]] = [[] for _ in plan.parts]
+    for info, shard in zip(written, plan.planned, strict=True):
+        of_parts[shard.part].append(info)
+    manifests = [
+        kept.manifests[number] if number in kept.manifests else part.output.finish(infos, **plan.made)
+        for number, (part, infos) in enumerate(zip(plan.parts, of_parts, strict=True))
+    ]
+    tidy(plan)
+    return ReorderReport(
+        operation=plan.operation,
+        samples_in=plan.samples_in,
+        samples=sum(manifest.samples for manifest in manifests),
+        members=sum(manifest.members for manifest in manifests),
+        bytes_in=plan.bytes_in,
+        bytes_out=sum(manifest.size_bytes for manifest in manifests),
+        dropped=plan.dropped,
+        ignored=plan.ignored,
+        strategy=plan.strategy,
+        parts=tuple(part.name for part in plan.parts),
+        manifests=tuple(manifests),
+        joined=None if plan.joined is None else plan.joined.counts,
+        kept=len(kept.shards),
+        members_in=plan.members_in,
+        payload_bytes_in=plan.payload_bytes_in,
+        payload_bytes=sum(map(payload_bytes_of, written)),
+    )
+
+
+def payload_bytes_of(info: ShardInfo) -> int:
+    """What is in the members of a shard."""
+    return sum(total.size_bytes for total in info.fields.values())
+
+
+def _check_whole(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
+    """What was written must be what was read, but for what was counted as left out, and what was asked to change."""
+    if plan.joined is not None:
+        return
+    samples = sum(info.samples for info in written) + sum(plan.dropped.values())
+    pairs = [("samples", plan.samples_in, samples)]
+    if not (plan.dropped or plan.request.selection.changes_members):
+        pairs.append(("members", plan.members_in, sum(info.members for info in written)))
+        pairs.append(("payload bytes", plan.payload_bytes_in, sum(map(payload_bytes_of, written))))
+    for what, wanted, found in pairs:
+        if found != wanted:
+            raise _mistake(plan, f"{found} {what} were written or counted, {wanted} were read")
+
+
+def check_made(plan: ReorderPlan, info: ShardInfo, shard: PlannedShard) -> None:
+    """What was written must be what was planned: samples, members and bytes."""
+    found = (info.samples, info.members, info.size_bytes)
+    wanted = (shard.samples, shard.members, shard.size)
+    if found != wanted:
+        raise _mistake(
+            plan,
+            f"{info.name} has {found[0]} samples, {found[1]} members, {found[2]} bytes; "
+            f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}",
+        )
+
+
+def _mistake(plan: ReorderPlan, message: str) -> WdsError:
+    """The error of shards that are not what was planned: that of an index that the plan may have gone by and that does
+    not say what its shard's headers say, or, where there is none, of a mistake of ours."""
+    for one in plan.inputs:
+        if not one.copy and not is_stream(one.address):
+            with one.open() as source:
+                complaints: list[str] = []
+                find_index(one.address, source, complaints.append, whole=True)
+            if complaints:
+                return DataError(
+                    "its index is stale: it does not say what the headers say",
+                    code="stale-index",
+                    shard=one.address,
+                    hint="make the index again with `wds index`",
+                )
+    return EngineError(message, hint="this is a mistake in wdscli; please report it")

@@ -1,0 +1,287 @@
+"""Where a run begins and where it ends: what an earlier run of the same plan has left is found, kept or refused.
+
+What it is: :func:`begin`, which clears the way for a plan or finds what can be kept of it (:class:`Kept`), and
+:func:`tidy`, which removes at the end what only an unfinished set needs. How: a shard is kept when its receipt tells of
+the same plan and its bytes, read again, have the receipt's checksum. A part whose manifest is there is complete. It
+must not know how shards are made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from wdscli.errors import DataError, OutputExistsError, UsageError, WdsError
+from wdscli.executors import make_executor, run_tasks
+from wdscli.model import ShardInfo
+from wdscli.plan.request import PlanMark
+from wdscli.plan.strategy import useful_jobs
+from wdscli.progress import Progress
+from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
+from wdscli.shards.claims import RECEIPT, remove_receipts, remove_temporaries
+from wdscli.shards.inputs import names_in, read_manifest
+from wdscli.shards.manifest import INDEX_FOLDER, Manifest
+from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
+from wdscli.storage.opening import versions_at
+
+if TYPE_CHECKING:
+    from wdscli.plan.cut import PlannedShard
+    from wdscli.plan.plan import ReorderPlan
+
+Result = TypeVar("Result")
+
+
+class Kept(NamedTuple):
+    """What is there already: shards by their task, tasks whose shard is there and is made once more (its index is
+    missing, or its ``--post`` did not run), and the manifests of complete parts by their number."""
+
+    shards: dict[int, ShardInfo]
+    again: frozenset[int]
+    manifests: dict[int, Manifest]
+
+
+REQUESTS_AT_ONCE = 16
+NOTHING = Kept({}, frozenset(), {})
+
+
+class Found(NamedTuple):
+    """A task and what lies in its shard's place, as far as names tell."""
+
+    task: int
+    shard: PlannedShard
+    there: bool
+    receipt: Receipt | None
+
+
+def begin(plan: ReorderPlan, mark: PlanMark, progress: Progress) -> Kept:
+    """Clear the way for all tasks of a plan. Raises OutputExistsError for what is there and must not be replaced."""
+    is_stream = any(part.output.pattern.is_stream for part in plan.parts)
+    if not plan.request.resume:
+        for part in plan.parts:
+            part.output.begin(plan.shards.addresses)
+        if plan.request.settings.force and not is_stream:
+            files = _own_files(plan)
+            remove_receipts(files)
+            remove_temporaries(files)
+        return NOTHING
+    if is_stream:
+        raise UsageError(
+            "what went into a stream cannot be gone on with", hint="--resume is for shards in files"
+        )
+    if not plan.is_stored:
+        remove_temporaries(_own_files(plan))
+    for part in plan.parts:
+        part.output.check(plan.shards.addresses, may_exist=True)
+    return find_kept(plan, mark, range(len(plan.planned)), progress)
+
+
+def _own_files(plan: ReorderPlan) -> list[str]:
+    manifests = [part.output.manifest_address for part in plan.parts]
+    return [shard.address for shard in plan.planned] + [one for one in manifests if one is not None]
+
+
+def find_kept(
+    plan: ReorderPlan, mark: PlanMark, tasks: Sequence[int], progress: Progress, *, reading: bool = True
+) -> Kept:
+    """What is there of some tasks. With ``reading`` the bytes of what would be kept are compared with its checksum,
+    else its size. Raises OutputExistsError."""
+    everything = len(tasks) == len(plan.planned)
+    parts = range(len(plan.parts)) if everything else sorted({plan.planned[task].part for task in tasks})
+    manifests = complete_parts(plan, parts)
+    _clear_manifests(plan, manifests, parts)
+    if everything:
+        _refuse_strangers(plan, manifests)
+    form = plan.request.settings.form
+    checks = [
+        (found, found.receipt.check(found.shard.address, form))
+        for found in look(plan, [task for task in tasks if plan.planned[task].part not in manifests])
+        if found.there and _is_ours(plan, mark, found) and found.receipt is not None
+    ]
+    for task in tasks:
+        shard = plan.planned[task]
+        if shard.part in manifests:
+            info = manifests[shard.part].shards[shard.number]
+            checks.append((Found(task, shard, True, None), CheckTask(shard.address, info, None, form)))
+    shards: dict[int, ShardInfo] = {}
+    again = set()
+    # Before they are read: what is replaced after that is noticed at the end.
+    versions = [_version_of(check.address) for _, check in checks]
+    states = _states(plan, [one for _, one in checks], reading, progress)
+    for (found, check), state, version in zip(checks, states, versions):
+        posted = found.receipt is None or found.receipt.posted
+        if state == "other":
+            _refuse_other(plan, found)
+        elif state == "unindexed" or not posted:
+            again.add(found.task)
+        else:
+            shards[found.task] = replace(check.shard, version=version)
+    return Kept(shards, frozenset(again), manifests)
+
+
+def _version_of(address: str) -> str:
+    """Of a file of this machine, where asking costs nothing."""
+    return next(iter(versions_at([address]))) if is_local(address) else ""
+
+
+def look(plan: ReorderPlan, tasks: Sequence[int]) -> list[Found]:
+    """What lies where some tasks put their shards, from one listing of each folder."""
+    folders = {folder_of(plan.planned[task].address) for task in tasks}
+    names = {folder: set(names_in(folder)) for folder in folders}
+    receipts = {folder: set(names_in(f"{folder}{INDEX_FOLDER}/")) for folder in folders}
+    found = []
+    for task in tasks:
+        shard = plan.planned[task]
+        folder, name = folder_of(shard.address), base_name(shard.address)
+        there = name + RECEIPT in receipts[folder]
+        found.append((Found(task, shard, name in names[folder], None), there))
+    read = at_once(read_receipt, [one.shard.address for one, there in found if there])
+    return [one._replace(receipt=next(read)) if there else one for one, there in found]
+
+
+def at_once(function: Callable[[str], Result], addresses: Sequence[str]) -> Iterator[Result]:
+    """``function`` of each address; where most of the time is waiting for answers, of several at a time."""
+    if not addresses or all(map(is_local, addresses)):
+        yield from map(function, addresses)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+        yield from threads.map(function, addresses)
+
+
+def _is_ours(plan: ReorderPlan, mark: PlanMark, found: Found) -> bool:
+    """Whether the receipt of a shard that is there is this plan's. Raises OutputExistsError when it may not be
+    replaced."""
+    if found.receipt is not None and found.receipt.mark == mark:
+        return True
+    if plan.request.settings.force:
+        return False
+    address = found.shard.address
+    if found.receipt is None:
+        raise OutputExistsError(
+            f"{address} is there, and no receipt says that this {plan.operation} made it", hint=_away(plan)
+        )
+    raise OutputExistsError(
+        f"{address} was made by another run: {mark.difference(found.receipt.mark)}",
+        hint=_away(plan),
+    )
+
+
+def _away(plan: ReorderPlan) -> str:
+    """What helps against a file in the way."""
+    if plan.is_stored:
+        return "remove it, or make the plan again: with --force, or for another output"
+    return "replace it with --force, or choose another name"
+
+
+def _refuse_other(plan: ReorderPlan, found: Found) -> None:
+    if plan.request.settings.force:
+        return
+    if found.receipt is None:
+        raise DataError(
+            "the shard is not what its manifest says",
+            code="manifest-mismatch",
+            shard=found.shard.address,
+            hint="make the set again with --force",
+        )
+    raise OutputExistsError(
+        f"{found.shard.address} is there and is not what was written under this name", hint=_away(plan)
+    )
+
+
+def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
+    """Shards under names of the output that the plan does not make."""
+    if plan.request.settings.force:
+        return
+    own = {shard.address for shard in plan.planned}
+    for number, part in enumerate(plan.parts):
+        for address in part.output.pattern.existing() if number not in complete else ():
+            if address not in own:
+                raise OutputExistsError(
+                    f"{address} is there, and this {plan.operation} makes no such shard", hint=_away(plan)
+                )
+
+
+def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifest]:
+    """Those of some parts whose manifest is there and says what this plan's would say, with it."""
+    found = {}
+    counts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in parts}
+    for shard in plan.planned:
+        if shard.part in counts:
+            counts[shard.part].append((shard.samples, shard.members, shard.size))
+    for number, wanted in counts.items():
+        address = plan.parts[number].output.manifest_address
+        manifest = None if address is None else _manifest_of_part(plan, number, address, wanted)
+        if manifest is not None:
+            found[number] = manifest
+    return found
+
+
+def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: Iterable[int]) -> None:
+    """Deal with other manifests in the place of those of some parts: remove one that may be replaced, raise
+    OutputExistsError for one that may not."""
+    for number in parts:
+        address = plan.parts[number].output.manifest_address
+        if address is None or number in complete:
+            continue
+        if plan.request.settings.force:
+            remove(address)
+        elif exists(address):
+            raise OutputExistsError(
+                f"{address} is there and is the manifest of another set", hint=_away(plan)
+            )
+
+
+def _manifest_of_part(
+    plan: ReorderPlan, number: int, address: str, counts: list[tuple[int, int, int]]
+) -> Manifest | None:
+    """The manifest at an address, if it says what this plan's would say: ``counts`` has samples, members and bytes of
+    each shard."""
+    try:
+        manifest = read_manifest(address)
+    except WdsError:
+        return None
+    if counts != [(one.samples, one.members, one.size_bytes) for one in manifest.shards]:
+        return None
+    wanted = plan.parts[number].output.manifest_of(manifest.shards, **plan.made)
+    same = json.loads(json.dumps(dict(wanted.made))) == dict(manifest.made) and wanted.name == manifest.name
+    return manifest if same else None
+
+
+def _states(
+    plan: ReorderPlan, checks: Sequence[CheckTask], reading: bool, progress: Progress
+) -> Iterator[str]:
+    """What each shard is found to be."""
+    if not checks:
+        return
+    if not reading:
+        sizes = at_once(_size_of, [check.address for check in checks])
+        yield from (
+            "whole" if size == check.shard.size_bytes else "other" for check, size in zip(checks, sizes)
+        )
+        return
+    total = sum(check.shard.size_bytes for check in checks)
+    jobs = useful_jobs(plan.request.jobs, len(checks), total)
+    progress.start("checking what is there", total, "bytes")
+    with make_executor(jobs) as executor:
+        for check, state in zip(checks, run_tasks(executor, check_shard, checks, window=2 * jobs)):
+            progress.advance(check.shard.size_bytes)
+            yield state
+    progress.finish()
+
+
+def _size_of(address: str) -> int | None:
+    with open_source(address, decompress=False) as source:
+        return source.size
+
+
+def tidy(plan: ReorderPlan) -> None:
+    """Remove what only an unfinished set needs. Call it when all manifests are there."""
+    if any(part.output.pattern.is_stream for part in plan.parts):
+        return
+    files = _own_files(plan)
+    if plan.request.resume or plan.is_stored:
+        remove_temporaries(files)
+    remove_receipts(files)

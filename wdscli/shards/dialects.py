@@ -1,0 +1,329 @@
+"""Other programs' indexes, written from ours.
+
+What it is: a table of dialects by name, and what they have in common. How: a dialect is told each shard of a set with
+its index, in order, and gives files to write, some at once and some at the end; it never opens a shard or a sink, so
+that one pass over the indexes serves any number of dialects and the caller decides how files are replaced. Each class
+says where its format is described. It must not know commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_text
+from wdscli.samples import SampleBatch
+from wdscli.shards.index import Index
+from wdscli.storage import base_name, exists, sibling
+
+if TYPE_CHECKING:
+    import sqlite3
+
+_SAMPLES_AT_ONCE = 4096
+_PIECE_BYTES = 1 << 20
+_NEW_KEYS = "give the samples new keys: wds cat --rekey '{shard}-{index:09d}' SHARDS -o all.tar"
+
+
+class SideFile(NamedTuple):
+    """A file to write: its address, and its bytes in pieces that may be had once."""
+
+    address: str
+    pieces: Iterable[bytes]
+
+
+class ShardPlace(NamedTuple):
+    """One shard of the set: ``address`` as it was given, ``name`` its path from the set's folder."""
+
+    address: str
+    name: str
+
+
+class SetPlace(NamedTuple):
+    """The set: ``folder`` is the address of the folder that holds all shards, with its last slash (empty: the current
+    one); ``prefix`` what the names of its shards begin with, for names of files that belong to the set."""
+
+    folder: str
+    prefix: str
+
+
+class Dialect:
+    """What is written for one other program. :meth:`add` is called for every shard in order, :meth:`finish` once.
+
+    Both raise DataError for what the other program could not read.
+    """
+
+    def __init__(self, place: SetPlace) -> None:
+        self._place = place
+
+    def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
+        raise NotImplementedError
+
+    def finish(self) -> Iterable[SideFile]:
+        return ()
+
+
+def make_dialect(name: str, place: SetPlace) -> Dialect:
+    """The dialect called ``name``. Raises UsageError for one that is not known."""
+    if name not in _KINDS:
+        raise UsageError(f"unknown dialect {name!r}", hint="choose of " + ", ".join(DIALECTS))
+    return _KINDS[name](place)
+
+
+def _batches(index: Index) -> Iterator[SampleBatch]:
+    return (
+        index.batch(first, first + _SAMPLES_AT_ONCE) for first in range(0, index.samples, _SAMPLES_AT_ONCE)
+    )
+
+
+def utf8_name(shard: ShardPlace, name: bytes, start: int, why: str) -> str:
+    """A name as text. DataError, saying ``why``, for one that is not UTF-8; ``start`` is its member's first byte."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise DataError(
+            why, code="unsafe-name", shard=shard.address, offset=start, member=to_text(name)
+        ) from None
+
+
+class Dali(Dialect):
+    """A ``.idx`` for each shard: NVIDIA DALI's index, version 1.2, for ``fn.readers.webdataset(index_paths=...)``.
+
+    Format: tools/wds2idx.py of NVIDIA/DALI, which writes it, and dali/operators/reader/loader/webdataset_loader.cc,
+    which reads it. Lines of text. The first is ``v1.2`` and the number of samples; then a line a sample: for each
+    member its field, the byte of its payload, the payload's bytes and its name, all separated by single blanks. A name
+    or a field with white space cannot be said, and DALI would read something else: refused. The file lies beside the
+    shard under the shard's name up to its first dot, with ``.idx``, where wds2idx puts it by default.
+    """
+
+    def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
+        if not index.samples:
+            raise DataError(
+                "a shard without samples has no DALI index",
+                shard=shard.address,
+                hint="DALI stops at an empty shard: leave it out of the set",
+            )
+        name = base_name(shard.address)
+        # A dot that begins the name is part of it, as in wds2idx.
+        dot = name.find(".", 1)
+        stem = name if dot < 0 else name[:dot]
+        return [SideFile(sibling(shard.address, stem + ".idx"), self._lines(shard, index))]
+
+    def _lines(self, shard: ShardPlace, index: Index) -> Iterator[bytes]:
+        yield b"v1.2 %d\n" % index.samples
+        for batch in _batches(index):
+            yield b"".join([self._line(shard, batch, row) for row in range(len(batch.keys))])
+
+    def _line(self, shard: ShardPlace, batch: SampleBatch, row: int) -> bytes:
+        parts = []
+        for at in range(batch.firsts[row], batch.firsts[row + 1]):
+            field = batch.fields[at]
+            name = batch.keys[row] + b"." + field
+            if name.split() != [name]:
+                raise DataError(
+                    "a name with white space has no place in a DALI index",
+                    code="unsafe-name",
+                    shard=shard.address,
+                    offset=batch.starts[at],
+                    member=to_text(name),
+                    hint=_NEW_KEYS,
+                )
+            parts.append(b"%b %d %d %b" % (field, batch.offsets[at], batch.sizes[at], name))
+        return b" ".join(parts) + b"\n"
+
+
+class Energon(Dialect):
+    """Megatron-Energon's view: ``X.tar.idx`` beside each shard and the folder ``.nv-meta`` in the set's folder.
+
+    Format: megatron-energon 7, flavors/webdataset: itar.py (``.tar.idx``: the byte of every sample's first header and
+    of the end of the last sample, unsigned 64-bit little-endian), prepare.py and structs.py (``.info.json``: samples by
+    shard, ``split.yaml``: shards by part), indexing.py (``index.sqlite``: places of all samples and parts).
+
+    What ``energon prepare`` asks a person for is left to it or to them: ``dataset.yaml``, which says what the samples
+    mean, and how shards are split; here all shards are ``train``. A ``split.yaml`` or ``dataset.yaml`` that is there is
+    theirs and stays. ``index.uuid`` is made from the indexes and not at random, so that the same set gives the same
+    files. Energon wants keys that are UTF-8 and unique in the whole set. The database is built in a temporary file.
+    """
+
+    def __init__(self, place: SetPlace) -> None:
+        self._meta = place.folder + ".nv-meta/"
+        self._counts: dict[str, int] = {}
+        self._digests: list[str] = []
+        self._database: _Database | None = None
+
+    def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
+        if not index.samples:
+            raise DataError(
+                "a shard without samples",
+                shard=shard.address,
+                hint="energon refuses it: leave it out of the set",
+            )
+        if not shard.name.endswith(".tar"):
+            raise DataError("energon wants shards named .tar", shard=shard.address)
+        if self._database is None:
+            self._database = _Database()
+        self._database.add(shard, index)
+        self._counts[shard.name] = index.samples
+        self._digests.append(index.digest)
+        offsets = [*index.starts.tolist(), int(index.starts[-1] + index.lengths[-1])]
+        data = b"".join([offset.to_bytes(8, "little") for offset in offsets])
+        return [SideFile(sibling(shard.address, base_name(shard.address) + ".idx"), [data])]
+
+    def finish(self) -> Iterator[SideFile]:
+        import json
+        from uuid import NAMESPACE_URL, uuid5
+
+        if self._database is None:
+            return
+        info = {"energon_version": None, "shard_counts": self._counts}
+        if not exists(self._meta + "split.yaml"):
+            # YAML is a superset of JSON, so a JSON string is a safe YAML one, braces and all.
+            names = "".join(f"  - {json.dumps(name)}\n" for name in self._counts)
+            split = f"split_parts:\n  train:\n{names}  val: []\n  test: []\nexclude: []\n"
+            yield SideFile(self._meta + "split.yaml", [split.encode()])
+        yield SideFile(self._meta + "index.sqlite", self._database.pieces())
+        made_from = " ".join([*self._counts, *self._digests])
+        yield SideFile(self._meta + "index.uuid", [str(uuid5(NAMESPACE_URL, made_from)).encode()])
+        yield SideFile(self._meta + ".info.json", [json.dumps(info, indent=2).encode()])
+
+
+class _Database:
+    """``index.sqlite``, in a temporary file that is gone when it is closed or forgotten."""
+
+    _TABLES = """
+CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
+    byte_offset INTEGER, byte_size INTEGER);
+CREATE TABLE sample_parts (tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER,
+    content_byte_size INTEGER);
+"""
+    _SEARCHES = """
+CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
+CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset);
+CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset,
+    content_byte_size);
+"""
+    _NOT_UTF8 = "energon takes UTF-8 names only"
+
+    def __init__(self) -> None:
+        import sqlite3
+        from tempfile import NamedTemporaryFile
+
+        self._file: Any = NamedTemporaryFile(suffix=".sqlite")  # noqa: SIM115  # lives as long as this object
+        self._connection: sqlite3.Connection = sqlite3.connect(self._file.name, isolation_level=None)
+        # Nobody will want this file after a crash.
+        self._connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + self._TABLES)
+        self._connection.execute("BEGIN")
+        self._shards = 0
+
+    def add(self, shard: ShardPlace, index: Index) -> None:
+        number, self._shards = self._shards, self._shards + 1
+        ends = [*index.starts[1:].tolist(), int(index.starts[-1] + index.lengths[-1])]
+        for batch in _batches(index):
+            for row, key in enumerate(batch.keys):
+                begin, place = batch.start(row), batch.index + row
+                name = utf8_name(shard, key, begin, self._NOT_UTF8)
+                self._add_sample(shard, (number, name, place, begin, ends[place] - begin))
+            self._connection.executemany(
+                "INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)",
+                (
+                    (
+                        number,
+                        batch.index + row,
+                        utf8_name(shard, batch.fields[at], batch.start(row), self._NOT_UTF8),
+                        batch.offsets[at],
+                        batch.sizes[at],
+                    )
+                    for row in range(len(batch.keys))
+                    for at in range(batch.firsts[row], batch.firsts[row + 1])
+                ),
+            )
+
+    def _add_sample(self, shard: ShardPlace, row: tuple[int, str, int, int, int]) -> None:
+        import sqlite3
+
+        try:
+            self._connection.execute("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", row)
+        except sqlite3.IntegrityError:
+            raise DataError(
+                f'key "{row[1]}" comes twice in the set, which energon refuses',
+                code="duplicate-key",
+                shard=shard.address,
+                offset=row[3],
+                hint=_NEW_KEYS,
+            ) from None
+
+    def pieces(self) -> Iterator[bytes]:
+        """The finished file."""
+        self._connection.execute("COMMIT")
+        self._connection.executescript(self._SEARCHES)
+        self._connection.close()
+        with self._file, open(self._file.name, "rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+
+
+class Webshart(Dialect):
+    """``<shard name without .tar>.json`` beside each shard: webshart's metadata, random access by name.
+
+    Format: README of bghira/webshart, "Creating New Indexed Datasets", and what its ``extract-metadata`` writes. A JSON
+    file named after the tar: ``path`` and ``filesize`` of the tar, ``files`` a map from a member's name to ``offset``
+    (byte of its payload) and ``length`` (payload bytes). What webshart finds by looking into payloads (width, height,
+    captions) is left to ``webshart extract-metadata``. JSON has no names that are not UTF-8: refused.
+    """
+
+    _NOT_UTF8 = "a name that is not UTF-8 has no place in JSON"
+
+    def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
+        stem = base_name(shard.address).removesuffix(".tar")
+        return [SideFile(sibling(shard.address, stem + ".json"), self._document(shard, index))]
+
+    def _document(self, shard: ShardPlace, index: Index) -> Iterator[bytes]:
+        import json
+
+        path = json.dumps(base_name(shard.address))
+        yield f'{{\n  "path": {path},\n  "filesize": {index.size},\n  "files": {{'.encode()
+        between = "\n"
+        for batch in _batches(index):
+            lines = []
+            for row, key in enumerate(batch.keys):
+                for at in range(batch.firsts[row], batch.firsts[row + 1]):
+                    name = utf8_name(shard, key + b"." + batch.fields[at], batch.starts[at], self._NOT_UTF8)
+                    place = f'{{"offset": {batch.offsets[at]}, "length": {batch.sizes[at]}}}'
+                    lines.append(f"{between}    {json.dumps(name)}: {place}")
+                    between = ",\n"
+            yield "".join(lines).encode()
+        yield b"\n  }\n}\n"
+
+
+class Wids(Dialect):
+    """``<prefix>-wids.json`` in the set's folder: what webdataset's ``widsindex create`` writes.
+
+    Format: wids_specs.py and wids_index.py of the wids package. ``__kind__`` is ``wids-shard-index-v1``,
+    ``wids_version`` 1, ``shardlist`` a list of ``url`` (from the document's folder), ``nsamples`` and ``filesize``. Our
+    own manifest is such a document too, with more in it; this one is for programs that want nothing more. ``md5sum``,
+    which nothing checks, is left out: it would cost a read of every payload.
+    """
+
+    def __init__(self, place: SetPlace) -> None:
+        super().__init__(place)
+        self._shards: list[dict[str, Any]] = []
+
+    def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
+        self._shards.append({"url": shard.name, "nsamples": index.samples, "filesize": index.size})
+        return ()
+
+    def finish(self) -> Iterable[SideFile]:
+        import json
+
+        document = {
+            "__kind__": "wids-shard-index-v1",
+            "wids_version": 1,
+            "name": self._place.prefix,
+            "shardlist": self._shards,
+        }
+        name = f"{self._place.prefix}-wids.json" if self._place.prefix else "wids.json"
+        return [SideFile(self._place.folder + name, [json.dumps(document, indent=2).encode() + b"\n"])]
+
+
+_KINDS: dict[str, type[Dialect]] = {"dali": Dali, "energon": Energon, "webshart": Webshart, "wids": Wids}
+DIALECTS = tuple(_KINDS)

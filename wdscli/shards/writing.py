@@ -1,0 +1,512 @@
+"""A set while it is written: its names and rules, one shard after the other, its manifest at the end.
+
+What it is: :class:`ShardFile`, what stands between the samples of one shard and the storage; :class:`OutputSet`, what
+stands between a command and its output.
+
+How a shard is written: samples come by payload (:meth:`ShardFile.write`), or as runs of canonical members as they stand
+(:meth:`ShardFile.write_blocks`); all bytes pass through one method that hashes and writes them while they are in the
+processor's cache. The shard has its final name only after :meth:`ShardFile.commit`; its index has its own right after.
+
+How a set is written: before anything is written it refuses what is there already; when it may replace a set, it takes
+the old manifest away first, so that at no moment a manifest vouches for shards that are not its own; at the end it
+looks whether all shards are still those that were written, writes the manifest, then removes shards of the old set that
+the new one has no use for. It must not know where samples come from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError
+from wdscli.model import ShardInfo, to_text
+from wdscli.samples import SampleBatch, new_batch
+from wdscli.shards.claims import Claim, Ticket, claim_address, receipt_address, remove_abandoned
+from wdscli.shards.index import IndexBuilder, SampleArrays, index_address
+from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
+from wdscli.shards.manifest import Manifest
+from wdscli.shards.reading import Digest, is_shard, new_digest, written
+from wdscli.shown import shown_in
+from wdscli.storage import (
+    OutputPattern,
+    Sink,
+    base_name,
+    check_place,
+    exists,
+    folder_of,
+    is_local,
+    is_stream,
+    open_sink,
+    remove,
+)
+from wdscli.storage.addresses import local_path
+from wdscli.storage.opening import GONE, is_device, versions_at
+from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
+from wdscli.tar.template import header_maker
+
+_END_SECONDS = 1 << 33
+
+
+def make_form(mtime: int | None = None, long_names: Literal["pax", "gnu"] = "pax") -> Form:
+    """The form with this mtime (whole seconds); None is SOURCE_DATE_EPOCH where it is set, else 0."""
+    if mtime is not None:
+        return Form(_checked(mtime, "--mtime"), long_names)
+    text = os.environ.get("SOURCE_DATE_EPOCH", "").strip()
+    if not text:
+        return Form(0, long_names)
+    if not (text.isascii() and text.isdecimal()):
+        raise UsageError(f'SOURCE_DATE_EPOCH is not a number of seconds: "{text}"')
+    return Form(_checked(int(text), "SOURCE_DATE_EPOCH"), long_names)
+
+
+def _checked(seconds: int, name: str) -> int:
+    # A ustar header holds eleven octal digits.
+    if not 0 <= seconds < _END_SECONDS:
+        raise UsageError(f"{name} must be 0 to {_END_SECONDS - 1} seconds, not {seconds}")
+    return seconds
+
+
+Payload = bytes | bytearray | memoryview
+Kept = tuple[bytes, bytes | None, int, Iterable[Payload]]
+Witness = Callable[[str, ShardInfo, str], None]
+"""Called with a shard's address, its facts and its index's XXH3-64 ("" without one) when it is whole and has not got
+its name yet."""
+_JOINED_BYTES = 1 << 15
+"""A sample of fewer bytes goes on as one piece."""
+
+
+def goes_nowhere(address: str) -> bool:
+    """Whether ``address`` is a stream or a device: nothing can lie beside it."""
+    return is_stream(address) or (is_local(address) and is_device(local_path(address)))
+
+
+class ShardSettings(NamedTuple):
+    """How shards are written; small and picklable, so that tasks in other processes can have it. ``with_index`` writes
+    the ``.wdx`` beside a shard, and ``witness`` hears of the shard (neither for ``-``, ``pipe:`` and devices);
+    ``ticket`` names the folder that must still be the same."""
+
+    form: Form = CANONICAL
+    checksum: str = "xxh3_128"
+    with_index: bool = True
+    force: bool = False
+    fsync: bool = False
+    witness: Witness | None = None
+    ticket: Ticket | None = None
+
+    def open(self, address: str) -> ShardFile:
+        """A shard to fill at ``address``."""
+        return ShardFile(address, self)
+
+
+class _Through:
+    """A sink that hashes what passes."""
+
+    def __init__(self, sink: Sink, digest: Digest | None) -> None:
+        self._sink = sink
+        self.digest = digest
+
+    def write(self, data: Payload, /) -> None:
+        if self.digest is not None:
+            self.digest.update(data)
+        self._sink.write(data)
+
+
+class ShardFile:
+    """Writes one shard to ``address``. Call :meth:`commit` at the end; as a context manager it leaves nothing behind
+    when the block is left before that.
+
+    With ``sink`` the bytes go there, and ``address`` is but a name. Raises OutputError, OutputExistsError.
+
+    >>> folder = getfixture("tmp_path")
+    >>> with ShardFile(str(folder / "a.tar")) as shard:
+    ...     shard.write(b"cat1", [(b"cls", b"0"), (b"jpg", b"...")])
+    ...     info = shard.commit()
+    >>> info.samples, info.size_bytes, sorted(path.name for path in folder.iterdir())
+    (1, 3072, ['.wds', 'a.tar'])
+    """
+
+    def __init__(self, address: str, settings: ShardSettings | None = None, sink: Sink | None = None) -> None:
+        self.address = address
+        self._settings = settings = settings or ShardSettings()
+        self.form = settings.form
+        self._check_folder()
+        self._has_place = sink is None and not goes_nowhere(address)
+        self._with_index = settings.with_index and self._has_place
+        digest = new_digest(settings.checksum)
+        self._sink = sink or open_sink(address, force=settings.force, fsync=settings.fsync)
+        self._through = _Through(self._sink, digest)
+        self._tar = TarWriter(self._through, settings.form)
+        self._header = header_maker(settings.form)
+        self.index = IndexBuilder()
+        self.ignored: dict[str, int] = {}
+
+    @property
+    def position(self) -> int:
+        """Bytes of the shard so far, without the end of archive."""
+        return self._tar.position
+
+    @property
+    def samples(self) -> int:
+        return self.index.samples
+
+    def write(self, key: bytes, fields: Sequence[tuple[bytes, Payload]]) -> None:
+        """One sample. ``key`` and field names have been checked by the caller (:func:`~wdscli.samples.check_name`)."""
+        tar, make = self._tar, self._header
+        prefix = key + b"."
+        start = position = tar.position
+        names, offsets, sizes = [], [], []
+        parts: list[Payload] = []
+        for field, payload in fields:
+            size = len(payload)
+            header = make(prefix + field, size)
+            position += len(header)
+            names.append(field)
+            offsets.append(position)
+            sizes.append(size)
+            position += size + 511 & -512
+            parts += header, payload, padding(size)
+        if position - start < _JOINED_BYTES:
+            tar.raw(b"".join(parts))
+        else:
+            for part in parts:
+                tar.raw(part)
+        self.index.add_sample(key, start, names, offsets, sizes)
+
+    def write_arrays(self, data: Payload, samples: SampleArrays) -> None:
+        """Whole canonical samples as they stand, whose places count from the first byte of ``data``."""
+        shift = self._tar.position
+        self._tar.raw(data)
+        self.index.add_arrays(samples, shift)
+
+    def write_pieces(self, key: bytes, fields: Iterable[tuple[bytes, int, Iterable[Payload]]]) -> None:
+        """One sample whose payloads come in pieces: (field, bytes, pieces). Raises DataError when a payload has another
+        length than was said."""
+        self.write_kept(key, ((field, None, size, pieces) for field, size, pieces in fields))
+
+    def write_kept(self, key: bytes, members: Iterable[Kept]) -> None:
+        """:meth:`write_pieces` of members that may have headers of their own: (field, header blocks, payload bytes,
+        pieces of the payload)."""
+        tar, start, mark = self._tar, self._tar.position, 0
+        batch = new_batch()
+        for field, header, size, pieces in members:
+            name = key + b"." + field
+            batch.starts.append(tar.position)
+            if header is None:
+                tar.begin(name, size)
+            else:
+                tar.raw(header)
+                mark = FOREIGN
+            offset = tar.position
+            for piece in pieces:
+                tar.raw(piece)
+            if tar.position != offset + size:
+                raise DataError(
+                    f"{tar.position - offset} payload bytes where {size} were announced",
+                    code="changed",
+                    member=to_text(name),
+                )
+            tar.raw(padding(size))
+            batch.fields.append(field)
+            batch.offsets.append(offset)
+            batch.sizes.append(size)
+        if not batch.fields:
+            raise DataError("a sample without members", code="changed", member=to_text(key), offset=start)
+        batch.keys.append(key)
+        batch.firsts.append(len(batch.fields))
+        batch.marks.append(mark)
+        self.index.add_batch(batch)
+
+    def write_blocks(self, data: Payload) -> None:
+        """Part of samples that are announced by :meth:`announce` once they are through."""
+        self._tar.raw(data)
+
+    def announce(self, batch: SampleBatch) -> None:
+        """Samples whose bytes went out by :meth:`write_blocks`."""
+        self.index.add_batch(batch)
+
+    def flush(self) -> None:
+        """Nothing that was handed in is referred to any longer after this; needed before a buffer is used again."""
+        self._tar.flush()
+
+    def _check_folder(self) -> None:
+        """Nothing is written into a folder that has come in the place of the one that the run began with."""
+        if self._settings.ticket is not None:
+            self._settings.ticket.check(self.address)
+
+    def commit(self) -> ShardInfo:
+        """End the archive, give the shard its name, then the index its own."""
+        try:
+            return self._commit()
+        except OutputError:
+            self._check_folder()  # which says better why there is no such file
+            raise
+
+    def _commit(self) -> ShardInfo:
+        self._tar.close()
+        self._check_folder()
+        size = self._tar.position
+        info = self._info(size)
+        if not self._with_index:
+            self._take_name(info, "")
+            return replace(info, version=self._sink.version)
+        # The index of a shard that was deleted by hand may be there; the shard itself is checked.
+        with open_sink(index_address(self.address), force=True, fsync=self._settings.fsync) as sink:
+            self._take_name(info, self._write_index(sink, size))
+        return replace(info, version=self._sink.version)
+
+    def _take_name(self, info: ShardInfo, index_seal: str) -> None:
+        """Give the shard its name, once the witness knows of it."""
+        if self._settings.witness is not None and self._has_place:
+            self._settings.witness(self.address, info, index_seal)
+        if self._settings.force and self._has_place:
+            # The index of the shard that is replaced: it would be noticed as stale, but nobody should have to.
+            remove(index_address(self.address))
+        self._sink.commit()
+
+    def _write_index(self, sink: Sink, size: int) -> str:
+        """Write the index piece by piece, which is large where samples are small; returns the XXH3-64 of its bytes."""
+        from xxhash import xxh3_64
+
+        seal = xxh3_64()
+        for piece in self.index.pieces(
+            shard=base_name(self.address), size=size, form=self.form, ignored=self.ignored
+        ):
+            seal.update(piece)
+            sink.write(piece)
+        return seal.hexdigest()
+
+    def _info(self, size: int) -> ShardInfo:
+        return ShardInfo(
+            name=base_name(self.address),
+            samples=self.index.samples,
+            members=self.index.members,
+            size_bytes=size,
+            headers=self.index.digest(),
+            checksum=written(self._settings.checksum, self._through.digest),
+            fields=self.index.totals(),
+            index=self._with_index,
+        )
+
+    def discard(self) -> None:
+        """Leave nothing behind; a no-op after :meth:`commit`."""
+        self._sink.discard()
+
+    def __enter__(self) -> ShardFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.discard()
+
+
+class OutputSet:
+    """The output of one command, by its pattern. ``settings`` are those of every shard. Raises UsageError for a pattern
+    or a checksum that cannot be meant.
+
+    Call :meth:`begin` once before the first shard and :meth:`finish` once after the last one is committed; between them
+    the output must be claimed: :meth:`claimed` does all of it but :meth:`finish`, and :meth:`hold` is for a claim of
+    several sets.
+    """
+
+    def __init__(self, pattern: str, settings: ShardSettings | None = None) -> None:
+        self.pattern = OutputPattern.parse(pattern)
+        self.settings = settings or ShardSettings()
+        new_digest(self.settings.checksum)
+        self._replaced: list[str] = []
+        self._claim: Claim | None = None
+
+    @contextmanager
+    def claimed(self, inputs: Iterable[str] = ()) -> Iterator[None]:
+        """The only run that writes this set, until the block ends. Raises what :meth:`begin` raises, and OutputError
+        when another run is writing it."""
+        self.claim(inputs)
+        try:
+            yield
+        finally:
+            self.release()
+
+    def claim(self, inputs: Iterable[str] = ()) -> None:
+        """The first half of :meth:`claimed`, for who cannot use a block; :meth:`release` is the second."""
+        self.hold(Claim.take(claim_address(self.pattern.text)))
+        try:
+            self.begin(inputs)
+        except BaseException:
+            self.release()
+            raise
+
+    def hold(self, claim: Claim) -> None:
+        """Write under a claim that somebody else releases."""
+        self._claim = claim
+        self.settings = self.settings._replace(ticket=claim.ticket)
+
+    def check_claim(self, address: str) -> None:
+        """Raise OutputError when the output is not ours to write any more."""
+        if self._claim is not None:
+            self._claim.check(address)
+
+    def release(self) -> None:
+        """Let others write the set. May be called twice."""
+        if self._claim is not None:
+            self._claim.release()
+
+    @property
+    def manifest_address(self) -> str | None:
+        """Where the manifest will lie; None for ``-`` and commands."""
+        return None if self.pattern.is_stream else self.pattern.prefix_address(MANIFEST_SUFFIX)
+
+    def check(self, inputs: Iterable[str] = (), *, may_exist: bool = False) -> None:
+        """Raise OutputExistsError when a shard or a manifest of this name is there and may not be replaced, UsageError
+        when an output is also an input. Writes nothing. ``may_exist`` is for who goes on with what is there."""
+        if self.pattern.is_stream:
+            return
+        check_place(self._manifest())
+        self._replaced = self.pattern.existing()
+        there = [*self._replaced, *([self._manifest()] if exists(self._manifest()) else [])]
+        taken = {_place(address) for address in there}
+        for address in inputs if taken else ():
+            if _place(address) in taken:
+                raise UsageError(
+                    f"{address} is an input and would be an output too", hint="give the output another name"
+                )
+        if there and not self.settings.force and not may_exist:
+            more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
+            raise OutputExistsError(f"output exists: {there[0]}{more}", hint=self._way_out())
+
+    def _way_out(self) -> str:
+        """What helps when a set is there: a run that ended early has left receipts and no manifest."""
+        if any(exists(receipt_address(address)) for address in self._replaced):
+            return "an unfinished run has left it: go on with --resume, or replace it with --force"
+        return "choose another name, or replace it with --force"
+
+    def begin(self, inputs: Iterable[str] = ()) -> None:
+        """:meth:`check`, then take away the manifest of a set that is replaced, and what killed runs have left."""
+        self.check(inputs)
+        if self.settings.force and not self.pattern.is_stream:
+            remove(self._manifest())
+        self.remove_abandoned()
+
+    def remove_abandoned(self) -> None:
+        """Temporary files that killed runs have left under names of this output."""
+        if self.pattern.is_stream or not is_local(self._manifest()):
+            return
+        folder = folder_of(self._manifest())
+
+        def is_own(name: str) -> bool:
+            return folder + name == self._manifest() or self.pattern.could_name(folder + name)
+
+        remove_abandoned(folder, is_own)
+
+    def address(self, index: int) -> str:
+        """The address of shard ``index``."""
+        return self.pattern.address(index)
+
+    def _manifest(self) -> str:
+        return self.pattern.prefix_address(MANIFEST_SUFFIX)
+
+    def finish(self, shards: Sequence[ShardInfo], **made: Any) -> Manifest:
+        """Write :meth:`manifest_of` the shards and remove what is left of a replaced set. Raises OutputError when one
+        of them is not there any more, or not the one that was written."""
+        manifest = self.manifest_of(shards, **made)
+        if not self.pattern.is_stream:
+            self._check_own(shards)
+            with open_sink(self._manifest(), force=self.settings.force, fsync=self.settings.fsync) as sink:
+                sink.write(manifest.to_json().encode("ascii"))
+            self._remove_leftovers(len(shards))
+        return manifest
+
+    def _check_own(self, shards: Sequence[ShardInfo]) -> None:
+        """Every shard that the manifest will name must be the one that was written. One that is another file is read:
+        two runs of one plan write the same bytes."""
+        self.check_claim(self._manifest())
+        known = [(self.address(at), shard) for at, shard in enumerate(shards) if shard.version]
+        others = []
+        for (address, shard), found in zip(known, versions_at([address for address, _ in known])):
+            if found not in ("", shard.version) and not self._is_same(address, shard, found):
+                others.append(address)
+        if not others:
+            return
+        self._remove_lies({address for address, _ in known} - set(others))
+        more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+        raise OutputError(
+            f"{others[0]}{more} was replaced or removed by somebody else while this run was writing",
+            hint="there is no manifest; see that nothing else writes there, and run the command again",
+        )
+
+    def _remove_lies(self, ours: set[str]) -> None:
+        """A manifest that another run has written meanwhile, when it vouches for shards that are still ours."""
+        try:
+            told = read_manifest(self._manifest()).shards
+        except InputError:
+            return
+        except DataError:
+            told = ()
+        names = {shard.name for shard in told}
+        if not told or any(address.removeprefix(folder_of(self._manifest())) in names for address in ours):
+            remove(self._manifest())
+
+    def _is_same(self, address: str, shard: ShardInfo, found: str) -> bool:
+        try:
+            return found != GONE and is_shard(address, shard, self.settings.form)
+        except InputError:
+            return False
+
+    def manifest_of(
+        self,
+        shards: Sequence[ShardInfo],
+        *,
+        operation: str,
+        options: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        inputs: Sequence[str | None] = (),
+        classes: Sequence[str] | None = None,
+    ) -> Manifest:
+        """The manifest of these shards. ``options`` are those that shape the result, ``inputs`` the fingerprints of the
+        input sets (None for one that has no manifest)."""
+        made: dict[str, Any] = {
+            "operation": operation,
+            "options": shown_in(dict(options or {})),
+            "inputs": list(inputs),
+        }
+        if seed is not None:
+            made["seed"] = seed
+        return Manifest(
+            name=self._name(),
+            shards=tuple(map(self._named, range(len(shards)), shards)),
+            made=made,
+            classes=None if classes is None else tuple(classes),
+        )
+
+    def _name(self) -> str:
+        if self.pattern.is_stream:
+            return ""
+        return base_name(self._manifest())[: -len(MANIFEST_SUFFIX)].rstrip("-")
+
+    def _named(self, index: int, shard: ShardInfo) -> ShardInfo:
+        """The shard as the manifest names it: by its path from the manifest's folder, which is more than its file name
+        when the pattern numbers folders."""
+        if self.pattern.is_stream:
+            return shard
+        name = self.address(index).removeprefix(folder_of(self._manifest()))
+        return shard if name == shard.name else replace(shard, name=name)
+
+    def _remove_leftovers(self, count: int) -> None:
+        """Shards of the replaced set that the new one does not have, and their indexes."""
+        kept = {self.address(index) for index in range(count)}
+        for address in self._replaced:
+            if address not in kept:
+                remove(index_address(address))
+                remove(address)
+
+
+def after_hook(shard: ShardInfo, address: str) -> ShardInfo:
+    """A shard with which a hook may have done what it likes: what it has left is its own, and nothing there is no
+    reason to complain."""
+    found = next(iter(versions_at([address])))
+    return replace(shard, version="" if found == GONE else found)
+
+
+def _place(address: str) -> str:
+    """What tells whether two addresses are one file: links followed where they can be."""
+    return os.path.realpath(local_path(address)) if is_local(address) else address
