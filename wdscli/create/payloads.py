@@ -15,9 +15,9 @@ from wdscli.create.files import Inline, Place, Remote, Stored
 from wdscli.create.walk import Outputs
 from wdscli.errors import InputError, OutputError
 
-_SMALL = 256
-_MAX_IN_MEMORY = 1 << 24
-_PIECE = 1 << 20
+_SMALL_BYTES = 256
+_MAX_IN_MEMORY_BYTES = 1 << 24
+_PIECE_BYTES = 1 << 20
 
 
 class Payloads:
@@ -35,7 +35,7 @@ class Payloads:
 
     def keep(self, payload: bytes) -> Place:
         """A place for these bytes."""
-        if len(payload) <= _SMALL and self._in_memory < _MAX_IN_MEMORY:
+        if len(payload) <= _SMALL_BYTES and self._in_memory < _MAX_IN_MEMORY_BYTES:
             self._in_memory += len(payload) + 64
             return Inline(payload)
         place = Stored(self._file(), self._end)
@@ -58,7 +58,7 @@ class Payloads:
                 place = os.fsencode(address.removeprefix("file://")) if is_local(address) else Remote(address)
                 return source.size, place
             stored = Stored(self._file(), self._end)
-            while data := source.read_some(self._end - stored.offset, _PIECE):
+            while data := source.read_some(self._end - stored.offset, _PIECE_BYTES):
                 self._append(data)
             return self._end - stored.offset, stored
 

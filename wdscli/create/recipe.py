@@ -22,8 +22,8 @@ from wdscli.progress import QUIET, Progress
 from wdscli.storage import Source, is_local, open_source
 
 _BLANKS = re.compile(rb"[ \t]+")
-_CHUNK = 1 << 16
-_SHOW_EVERY = 256
+_CHUNK_BYTES = 1 << 16
+_PROGRESS_LINES = 256
 
 
 class Line(NamedTuple):
@@ -72,13 +72,13 @@ def read_recipe(
             except WdsError as error:
                 error.message = f"{address}, line {number}: {error.message}"
                 raise
-            if number % _SHOW_EVERY == 0:
-                progress.advance(_SHOW_EVERY)
+            if number % _PROGRESS_LINES == 0:
+                progress.advance(_PROGRESS_LINES)
 
 
 def _lines(source: Source) -> Iterator[bytes]:
     rest, offset = b"", 0
-    while data := source.read_some(offset, _CHUNK):
+    while data := source.read_some(offset, _CHUNK_BYTES):
         offset += len(data)
         *lines, rest = (rest + data).split(b"\n")
         yield from lines
