@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lasting_workers import lasting_workers
 from shard_cases import Ran, numbered, write_shards
 
 from wdscli.cli.main import main
@@ -48,3 +49,10 @@ def good(run: Command) -> Command:
 def shards(tmp_path: Path) -> list[str]:
     """Three shards of 12, 1 and 8 samples."""
     return write_shards(tmp_path / "in", [numbered(12, "a"), numbered(1, "b"), numbered(8, "c")])
+
+
+@pytest.fixture(scope="module")
+def shared_workers() -> Iterator[None]:
+    """The commands of this module share worker processes."""
+    with lasting_workers():
+        yield

@@ -34,7 +34,7 @@ from shard_cases import (
 )
 
 from wdscli.cli.main import main
-from wdscli.copy.copier import BUFFER
+from wdscli.copy.copier import COPY_BUFFER_BYTES
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
@@ -203,8 +203,10 @@ class TestWhatIsWritten:
 
     def test_samples_larger_than_the_buffer(self, good: Command, tmp_path: Path) -> None:
         """Some as one large member, some of many, canonical and not."""
-        large = [sample(f"l{n}", n, [BUFFER + 80_000, 5, 3_000_000]) for n in range(3)]
-        exact = [sample(f"e{n}", n, [BUFFER - 2048 + step]) for n, step in enumerate([-512, 0, 512])]
+        large = [sample(f"l{n}", n, [COPY_BUFFER_BYTES + 80_000, 5, 3_000_000]) for n in range(3)]
+        exact = [
+            sample(f"e{n}", n, [COPY_BUFFER_BYTES - 2048 + step]) for n, step in enumerate([-512, 0, 512])
+        ]
         names = write_shards(tmp_path / "in", [large[:2] + numbered(5), [*exact, large[2]]])
         names += write_shards(tmp_path / "old", [large[1:2]], format=tarfile.GNU_FORMAT, mode=0o600)
         good(*names, "-o", tmp_path / "out.tar", "--on-duplicate", "rekey")

@@ -517,7 +517,7 @@ def test_more_inputs_than_are_open_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_set_of_random_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that touch, that do not, that end at the buffer's last byte: against the book."""
-    monkeypatch.setattr("wdscli.copy.copier.BUFFER", 1 << 19)
+    monkeypatch.setattr("wdscli.copy.copier.COPY_BUFFER_BYTES", 1 << 19)
     rng = random.Random(11)
     sizes = [0, 1, 512, 1000, 40_000, 261_120, 262_144, 522_240, 523_264, 524_288, 600_000]
     shards = [

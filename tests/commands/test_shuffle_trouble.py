@@ -282,7 +282,7 @@ class TestChangesMeanwhile:
 
     @pytest.fixture(params=[[10, 700], [600_000]], ids=["small", "large"])
     def names(self, request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        monkeypatch.setattr(gathering, "BUFFER", 1 << 19)
+        monkeypatch.setattr(gathering, "COPY_BUFFER_BYTES", 1 << 19)
         return write_shards(
             tmp_path / "in", [numbered(3, "a", request.param), numbered(3, "b", request.param)]
         )

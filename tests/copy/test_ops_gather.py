@@ -35,8 +35,8 @@ def test_ranges_are_asked_for_ahead_where_they_lie_on_a_device(
 ) -> None:
     names = write_shards(tmp_path / "in", [numbered(30, f"p{n}-", [40_000]) for n in range(3)])
     expected = shuffled_by_the_book([samples_of(name) for name in names], 0)
-    monkeypatch.setattr(gathering, "BUFFER", 1 << 17)
-    monkeypatch.setattr(gathering, "AHEAD", 1 << 19)
+    monkeypatch.setattr(gathering, "COPY_BUFFER_BYTES", 1 << 17)
+    monkeypatch.setattr(gathering, "READ_AHEAD_BYTES", 1 << 19)
     asked: list[tuple[int, int]] = []
     original = os.posix_fadvise
 
@@ -71,9 +71,9 @@ def test_a_sample_in_chunks_and_in_large_buffers_gives_the_same_bytes(
         ("few", 7, 1 << 14, 2),
         ("exact", 64, 1 << 15, 1 << 30),
     ):
-        monkeypatch.setattr(gathering, "CHUNK", chunk)
-        monkeypatch.setattr(gathering, "BUFFER", buffer)
-        monkeypatch.setattr(gathering, "WORTH", worth)
+        monkeypatch.setattr(gathering, "ROWS_PER_CHUNK", chunk)
+        monkeypatch.setattr(gathering, "COPY_BUFFER_BYTES", buffer)
+        monkeypatch.setattr(gathering, "WORTH_SAMPLES", worth)
         shuffle(Request(names, f"{tmp_path}/{name}/out-%06d.tar", cuts=Cuts(shards=2), jobs=1))
         made.append([path.read_bytes() for path in sorted((tmp_path / name).rglob("*")) if path.is_file()])
     assert len(made[0]) == 5

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from wdscli.copy.padding import clear_padding
+from wdscli.copy.buffers import clear_padding
 from wdscli.copy.walk import Walker
 from wdscli.errors import DataError
 from wdscli.samples import SampleBatch, group_columns

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from wdscli.errors import DataError
-from wdscli.loader.stages.collate import default_collation
+from wdscli.loader.stages.per_batch import default_collation
 
 IMAGES = [numpy.full((2, 3), number, numpy.uint8) for number in range(3)]
 BATCHES: dict[str, list[Any]] = {
@@ -103,7 +103,7 @@ def test_samples_that_make_no_batch(samples: list[Any], message: str) -> None:
 
 def test_a_batch_of_arrays_loads_no_torch() -> None:
     code = (
-        "import sys, json, numpy; from wdscli.loader.stages.collate import default_collation\n"
+        "import sys, json, numpy; from wdscli.loader.stages.per_batch import default_collation\n"
         "default_collation([(1, numpy.zeros(2), 'x')])\n"
         "print(json.dumps('torch' in sys.modules))"
     )

@@ -26,7 +26,7 @@ from wdscli.loader.mixing.mixing import Mixed
 from wdscli.loader.order.schedule import LARGEST, Schedule, quotas_of
 from wdscli.loader.place.place import Place
 from wdscli.loader.place.ranks import Share
-from wdscli.loader.stages.recipe import Batch
+from wdscli.loader.stages.flow import Batch
 
 Sets = Callable[..., list[wds.WebDataset]]
 

@@ -24,7 +24,7 @@ import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Batches
-from wdscli.loader.streams import buffered, stream_reads
+from wdscli.loader.streams import buffered
 from wdscli.ordering import mix
 
 pytestmark = pytest.mark.filterwarnings("ignore:ranks may see", "ignore:This DataLoader will create")
@@ -354,7 +354,7 @@ class TestShares:
         batches = Batches(1 << 62, 1, share)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("wdscli.loader.streams.warnings.warn", lambda *_, **__: None)
-            return [key_of(one) for read in stream_reads(data, batches, start) for one in read.samples]
+            return [key_of(one) for read in data.streamed(batches, start) for one in read.samples]
 
     def test_ranks_first_then_workers(self, make: Make) -> None:
         shards = [

@@ -25,8 +25,8 @@ from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Batches
 from wdscli.loader.read import ahead, reading
 from wdscli.loader.read.meter import METER
-from wdscli.loader.stages import packing
-from wdscli.loader.stages.packing import Packed
+from wdscli.loader.stages import per_batch as packing
+from wdscli.loader.stages.per_batch import Packed
 from wdscli.shards import ShardWriter
 
 Samples = list[tuple[str, dict[str, bytes]]]
@@ -362,7 +362,7 @@ class TestWorkers:
             assert isinstance(batch["bin"], Packed)
             assert type(batch["__key__"]) is type(batch["__url__"]) is list
             assert batch["__key__"] == [f"n{int(number):04d}" for number in batch["cls"]]
-            assert (16 * size >= packing.SHARED) == (size == 100_000)
+            assert (16 * size >= packing.SHARED_FROM_BYTES) == (size == 100_000)
             for number, payload in zip(batch["cls"], batch["bin"]):
                 assert payload == random.Random(int(number)).randbytes(size)
             found += map(int, batch["cls"])

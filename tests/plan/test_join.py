@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_cases import Members, assert_true_set, members_of, no_new_files, outputs, tar_of
 
-from wdscli.copy import joined
+from wdscli.copy import copier
 from wdscli.errors import DataError, UsageError
 from wdscli.ops.merge import join
 from wdscli.plan import survey
@@ -127,8 +127,8 @@ class TestOracle:
     @given(SETS, st.sampled_from(["inner", "left", "outer"]), st.sampled_from([1, 600, 5000]))
     def test_buffers_and_headers_do_not_show(self, sets: list[Set], kind: Any, buffer: int) -> None:
         with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(joined, "BUFFER", buffer)
-            patch.setattr(joined, "AT_ONCE", 2)
+            patch.setattr(copier, "COPY_BUFFER_BYTES", buffer)
+            patch.setattr(copier, "ROWS_PER_CHUNK", 6)
             inputs = write(Path(name), sets, format=tarfile.GNU_FORMAT, mtime=7, uname="me")
             expected = tar_of(members(oracle(sets, kind, "right")))
             assert joined_bytes(Path(name), inputs, Join(kind, "right")) == expected
@@ -245,13 +245,13 @@ class TestTask:
         found = joined_bytes(tmp_path, inputs, Join("outer", "left"))
         assert found == tar_of(members(oracle(sets, "outer", "left")))
 
-    def test_samples_larger_than_the_buffer(self, tmp_path: Path) -> None:
+    def test_samples_larger_than_the_buffer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         big = bytes(range(256)) * 4000
         sets: list[Set] = [
             [("a", {"x": big}), ("b", {"x": b"1"}), ("c", {"x": big[:300_000]})],
             [("c", {"y": big[:300_000]}), ("b", {"y": big, "x": big}), ("a", {"y": b"2"})],
         ]
-        assert len(big) > joined.BUFFER
+        monkeypatch.setattr(copier, "COPY_BUFFER_BYTES", 1 << 19)
         found = joined_bytes(tmp_path, write(tmp_path, sets), Join("inner", "suffix"))
         assert found == tar_of(members(oracle(sets, "inner", "suffix")))
 
@@ -284,7 +284,7 @@ class TestTask:
     ) -> None:
         from wdscli.run.run import run_plan
 
-        monkeypatch.setattr(joined, "BUFFER", buffer)
+        monkeypatch.setattr(copier, "COPY_BUFFER_BYTES", buffer)
         inputs = write(tmp_path, [[("a", {"x": b"1"})], [("a", {"y": b"3"})]])
         plan = Join().plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1))
         for number, name in enumerate(names):
@@ -347,7 +347,7 @@ class TestTask:
     def test_two_keys_of_one_hash_are_never_joined(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in (survey, joined):
+        for module in (survey, copier):
             monkeypatch.setattr(module, "hash_key", len)
         sets: list[Set] = [
             [("a", {"x": b"1"}), ("ccc", {"x": b"2"})],
@@ -357,12 +357,12 @@ class TestTask:
         with no_new_files(tmp_path), pytest.raises(DataError, match='"a" and "b" have one') as raised:
             joined_bytes(tmp_path, inputs, Join())
         assert raised.value.code == "hash-collision"
-        monkeypatch.setattr(joined, "BUFFER", 1)
+        monkeypatch.setattr(copier, "COPY_BUFFER_BYTES", 1)
         with pytest.raises(DataError, match='"a" and "b" have one'):
             joined_bytes(tmp_path, inputs, Join())
 
     def test_two_keys_of_one_hash_in_one_set(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (survey, joined):
+        for module in (survey, copier):
             monkeypatch.setattr(module, "hash_key", len)
         sets: list[Set] = [[("a", {"x": b"1"}), ("b", {"x": b"2"})], [("b", {"y": b"3"})]]
         with pytest.raises(DataError, match='"a" and "b" have one XXH3-64'):

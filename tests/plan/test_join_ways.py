@@ -17,7 +17,7 @@ from shard_cases import content, leftovers, tar_of, wds
 from storage_servers import S3, s3_server
 from test_join import Sample, Set, members, oracle, write
 
-from wdscli.copy import joined, spill
+from wdscli.copy import copier, spill
 from wdscli.copy.spilled import SPILLED, Reading
 from wdscli.errors import EngineError, UsageError
 from wdscli.ops.merge import join
@@ -58,25 +58,24 @@ def way(folder: Path, inputs: list[str], how: Join, **more: Any) -> dict[str, by
 def files_read(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The numbers of what joins read from now on; those of shards are small."""
     seen: set[int] = set()
-    read = joined.Joiner._read
+    read = copier.Copier._read_rows
 
-    def watched(self: Any, first: Any, views: Any) -> None:
-        seen.add(first.file)
-        read(self, first, views)
+    def watched(self: Any, *rows: int) -> None:
+        seen.update(self.chunk.files[row] for row in self.runs)
+        read(self, *rows)
 
-    monkeypatch.setattr(joined.Joiner, "_read", watched)
+    monkeypatch.setattr(copier.Copier, "_read_rows", watched)
     return seen
 
 
 def buckets_entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows at which tasks enter a bucket from now on. A task must enter all that it has, and hold none."""
+    """The rows at which tasks enter a bucket from now on. A task must enter all that it has."""
     seen: list[int] = []
     expected: list[int] = []
 
     def begun(self: Any, task: Any, *more: Any) -> None:
         assert seen == expected
         assert task.spilled is not None
-        assert task.spilled.hold == 0
         expected.extend([0, *task.spilled.buckets])
         begin(self, task, *more)
 
@@ -84,8 +83,8 @@ def buckets_entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(row)
         return enter(self, row, open_part)
 
-    begin, enter = joined.Joiner.__init__, Reading.enter
-    monkeypatch.setattr(joined.Joiner, "__init__", begun)
+    begin, enter = copier.Copier.__init__, Reading.enter
+    monkeypatch.setattr(copier.Copier, "__init__", begun)
     monkeypatch.setattr(Reading, "enter", watched)
     return seen
 
@@ -102,8 +101,8 @@ class TestSpill:
         assert way(tmp_path / "spill", inputs, Join(kind, policy), strategy="spill") == wanted
         monkeypatch.setattr(spill, "BUCKET_ROWS", 64)
         monkeypatch.setattr(spill, "LEAST_BUCKET", 20_000)
-        monkeypatch.setattr(joined, "BUFFER", 9000)
-        monkeypatch.setattr(joined, "AT_ONCE", 7)
+        monkeypatch.setattr(copier, "COPY_BUFFER_BYTES", 9000)
+        monkeypatch.setattr(copier, "ROWS_PER_CHUNK", 21)
         entered = buckets_entered(monkeypatch)
         assert way(tmp_path / "small", inputs, Join(kind, policy), strategy="spill") == wanted
         assert len(entered) > len(wanted)

@@ -6,11 +6,14 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import random
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,73 @@ class Ran:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def wds(*args: object, stdin: bytes | None = None, **more: Any) -> Ran:
+def wds(*args: object, stdin: bytes | None = None, cwd: str | Path | None = None, **more: Any) -> Ran:
+    """The command, with standard streams of its own: in this process, because to start one takes longer than most
+    commands. In one of its own with other surroundings, and from a thread: streams and folder are the whole
+    process's."""
+    if more or threading.current_thread() is not threading.main_thread():
+        return wds_process(*args, stdin=stdin, cwd=cwd, **more)
+    before = os.getcwd()
+    with own_streams(stdin) as said:
+        os.chdir(cwd or before)
+        try:
+            code = main([str(arg) for arg in args])
+        finally:
+            os.chdir(before)
+    return Ran(code, *said)
+
+
+@contextlib.contextmanager
+def own_streams(stdin: bytes | None) -> Iterator[list[bytes]]:
+    """Standard streams as a process of its own has them: pipes, or nothing to read. What was written is in the list
+    when the block has ended. Processes may hold on to a pipe, so its end is told by a mark."""
+    mark = os.urandom(16)
+    said: list[bytes] = []
+    read_out, write_out = os.pipe()
+    read_err, write_err = os.pipe()
+    read_in, write_in = os.pipe()
+    saved = [os.dup(number) for number in range(3)]
+    streams = sys.stdin, sys.stdout, sys.stderr
+    with ThreadPoolExecutor(3) as threads:
+        told = [threads.submit(_read_to, mark, read) for read in (read_out, read_err)]
+        threads.submit(_write_all, write_in, stdin or b"")
+        if stdin is None:
+            os.close(read_in)
+            read_in = os.open(os.devnull, os.O_RDONLY)
+        for number, descriptor in enumerate((read_in, write_out, write_err)):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        try:
+            with (
+                open(0, closefd=False) as sys.stdin,
+                open(1, "w", encoding="utf-8", closefd=False) as sys.stdout,
+                open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False) as sys.stderr,
+            ):
+                yield said
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = streams
+            for number in (1, 2):
+                os.write(number, mark)
+            for number, descriptor in enumerate(saved):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+    said += [one.result() for one in told]
+
+
+def _read_to(mark: bytes, descriptor: int) -> bytes:
+    data = bytearray()
+    while not data.endswith(mark):
+        data += os.read(descriptor, 1 << 16)
+    os.close(descriptor)
+    return bytes(data[: -len(mark)])
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), open(descriptor, "wb") as file:
+        file.write(data)
+
+
+def wds_process(*args: object, stdin: bytes | None = None, **more: Any) -> Ran:
     """The command, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "wdscli", *map(str, args)],

@@ -9,13 +9,15 @@ a terminal, and not with NO_COLOR.
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from typer.core import TyperCommand
+
+from wdscli.cli.output import takes_colour
 
 _PLAIN_PANELS = {"argument": "Arguments", "option": "Options"}
 _LAST = ("Trouble", "Common")
@@ -41,9 +43,8 @@ def render(command: Any, ctx: Any, extra: Iterable[tuple[str, list[Entry]]] = ()
     """The whole help of ``command`` as text; ``extra`` panels come before its own (the group's commands)."""
     style = _Style()
     usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
-    usage = usage.replace("{", "").replace(
-        "}", ""
-    )  # Typer's mark of what is required, a shell's of alternatives
+    # Typer's mark of what is required, a shell's of alternatives.
+    usage = usage.replace("{", "").replace("}", "")
     parts = [f"{style.head('Usage:')} {usage}", _prose(command.help or "", style.width)]
     sections = [*extra, *panels(command, ctx)]
     width = min(30, max((len(_terms(e)) for _, entries in sections for e in entries), default=0))
@@ -122,14 +123,8 @@ class _Style:
     """How wide standard output is, and whether it takes colour."""
 
     def __init__(self) -> None:
-        terminal = bool(sys.stdout and sys.stdout.isatty())
-        self.colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        columns = os.environ.get("COLUMNS", "")
-        if columns.isdecimal():
-            self.width = int(columns)
-        else:
-            self.width = os.get_terminal_size(sys.stdout.fileno()).columns if terminal else 100
-        self.width = max(50, min(self.width, 110))
+        self.colour = takes_colour(sys.stdout)
+        self.width = max(50, min(shutil.get_terminal_size((100, 24)).columns, 110))
 
     def head(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self.colour else text

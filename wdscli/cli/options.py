@@ -1,8 +1,8 @@
 """Every option that more than one command takes, defined once, in groups.
 
-A group is a ``NamedTuple`` whose fields are annotated as Typer wants them. A command takes a group as one argument, and
-:func:`grouped` spreads its fields over the command's signature, so that Typer sees plain options and the command sees
-one value::
+An option is an annotation that Typer reads; :func:`panel` makes those that stand under one heading of ``--help``. A
+group is a ``NamedTuple`` of options, or of other groups. A command takes a group as one argument, and :func:`grouped`
+spreads its fields over the command's signature, so that Typer sees plain options and the command sees one value::
 
     @grouped
     def ls(shards: Shards, selection: SelectionOptions, common: CommonOptions, long: Long = False) -> None: ...
@@ -25,12 +25,35 @@ from wdscli.units import parse_size, parse_time
 if TYPE_CHECKING:
     from wdscli.selection import Selection
 
-_SELECT = "Selection"
-_CUTS = "Cuts"
-_OUTPUT = "Output"
-_ENGINE = "Engine"
-_ERRORS = "Trouble"
-_COMMON = "Common"
+
+def panel(title: str | None) -> Callable[..., Any]:
+    """What makes the options under one heading of ``--help``: of the names and the value's name as they stand there,
+    and the text beside them. More arguments go to Typer.
+
+    >>> option = panel("Output")("-o, --output OUT", "Shards to write.", hidden=True)
+    >>> option.default, option.param_decls, option.metavar, option.rich_help_panel
+    ('-o', ('--output',), 'OUT', 'Output')
+    """
+
+    def option(spelling: str, text: str, **more: Any) -> Any:
+        words = spelling.split()
+        names = [word.rstrip(",") for word in words if word.startswith("-")]
+        metavar = None if words[-1].startswith("-") else words[-1]
+        return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=title, **more)
+
+    return option
+
+
+_select = panel("Selection")
+_cuts = panel("Cuts")
+_output = panel("Output")
+_engine = panel("Engine")
+_errors = panel("Trouble")
+_common = panel("Common")
+
+Text = str | None
+Texts = list[str] | None
+Number = int | None
 
 Shards = Annotated[
     list[str],
@@ -44,28 +67,13 @@ Shards = Annotated[
 class CommonOptions(NamedTuple):
     """What every command takes."""
 
-    quiet: Annotated[
-        bool,
-        typer.Option("-q", "--quiet", help="Say nothing but warnings and errors.", rich_help_panel=_COMMON),
-    ] = False
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "-v", "--verbose", help="Say more about what is done, and why.", rich_help_panel=_COMMON
-        ),
-    ] = False
+    quiet: Annotated[bool, _common("-q, --quiet", "Say nothing but warnings and errors.")] = False
+    verbose: Annotated[bool, _common("-v, --verbose", "Say more about what is done, and why.")] = False
     progress: Annotated[
         bool | None,
-        typer.Option(
-            "--progress/--no-progress",
-            help="Show progress. Default: when standard error is a terminal.",
-            show_default=False,
-            rich_help_panel=_COMMON,
-        ),
+        _common("--progress/--no-progress", "Show progress. Default: when standard error is a terminal."),
     ] = None
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show a traceback with an error.", rich_help_panel=_COMMON)
-    ] = False
+    debug: Annotated[bool, _common("--debug", "Show a traceback with an error.")] = False
 
 
 class TrustOptions(NamedTuple):
@@ -73,11 +81,10 @@ class TrustOptions(NamedTuple):
 
     trust_addresses: Annotated[
         bool,
-        typer.Option(
+        _common(
             "--trust-addresses",
-            help="Let manifests, and lists and tables that are fetched, name any address, not only what is beside and "
+            "Let manifests, and lists and tables that are fetched, name any address, not only what is beside and "
             "below them or on their own host. Never commands.",
-            rich_help_panel=_COMMON,
         ),
     ] = False
 
@@ -85,85 +92,47 @@ class TrustOptions(NamedTuple):
 class JsonOptions(NamedTuple):
     """For commands whose result is worth reading by a program."""
 
-    json: Annotated[bool, typer.Option("--json", help="Print JSON Lines.", rich_help_panel=_OUTPUT)] = False
+    json: Annotated[bool, _output("--json", "Print JSON Lines.")] = False
 
 
 class SelectionOptions(NamedTuple):
     """Which samples, and which of their fields, as typed; :meth:`parse` says what they mean."""
 
     fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fields",
-            metavar="EXT,...",
-            help="Keep these fields only. Globs allowed; may be given more than once.",
-            rich_help_panel=_SELECT,
-        ),
+        Texts,
+        _select("--fields EXT,...", "Keep these fields only. Globs allowed; may be given more than once."),
     ] = None
     drop: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drop",
-            metavar="EXT,...",
-            help="Leave these fields out. Globs allowed; may be given more than once.",
-            rich_help_panel=_SELECT,
-        ),
+        Texts,
+        _select("--drop EXT,...", "Leave these fields out. Globs allowed; may be given more than once."),
     ] = None
     rename: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rename",
-            metavar="NEW=OLD",
-            help="Rename a field; OLD may be alternatives, such as 'jpg;png'. May be given more than once.",
-            rich_help_panel=_SELECT,
+        Texts,
+        _select(
+            "--rename NEW=OLD",
+            "Rename a field; OLD may be alternatives, such as 'jpg;png'. May be given more than once.",
         ),
     ] = None
     keys: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--keys",
-            metavar="GLOB",
-            help="Samples whose key matches. May be given more than once.",
-            rich_help_panel=_SELECT,
-        ),
+        Texts, _select("--keys GLOB", "Samples whose key matches. May be given more than once.")
     ] = None
     keys_from: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--keys-from",
-            metavar="FILE",
-            help="Samples whose key is a line of FILE. May be given more than once.",
-            rich_help_panel=_SELECT,
-        ),
+        Texts,
+        _select("--keys-from FILE", "Samples whose key is a line of FILE. May be given more than once."),
     ] = None
     where: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--where",
-            metavar="EXPR",
-            help="Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt. Given more than once, "
+        Texts,
+        _select(
+            "--where EXPR",
+            "Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt. Given more than once, "
             "all must hold.",
-            rich_help_panel=_SELECT,
         ),
     ] = None
     slice: Annotated[
-        str | None,
-        typer.Option(
-            "--slice",
-            metavar="A:B:STEP",
-            help="Of the samples that remain, those from A up to B, every STEP.",
-            rich_help_panel=_SELECT,
-        ),
+        Text, _select("--slice A:B:STEP", "Of the samples that remain, those from A up to B, every STEP.")
     ] = None
     limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            metavar="N",
-            min=0,
-            help="At most N samples come out: the first of the output's order.",
-            rich_help_panel=_SELECT,
-        ),
+        Number, _select("--limit N", "At most N samples come out: the first of the output's order.", min=0)
     ] = None
 
     def parse(self) -> "Selection":
@@ -175,42 +144,17 @@ class SelectionOptions(NamedTuple):
 
 AllowEmpty = Annotated[
     bool,
-    typer.Option(
+    _select(
         "--allow-empty",
-        help="Write also when a name (a field, a key, a place in JSON) is found nowhere, or no sample is left.",
-        rich_help_panel=_SELECT,
+        "Write also when a name (a field, a key, a place in JSON) is found nowhere, or no sample is left.",
     ),
 ]
-
-
-MaxCount = Annotated[
-    int | None,
-    typer.Option(
-        "--max-count", metavar="N", min=1, help="At most N samples in a shard.", rich_help_panel=_CUTS
-    ),
-]
-MaxSize = Annotated[
-    int | None,
-    typer.Option(
-        "--max-size",
-        metavar="SIZE",
-        parser=parse_size,
-        help="At most SIZE bytes of tar in a shard: 500MB, 1GiB, 2e9.",
-        rich_help_panel=_CUTS,
-    ),
-]
-ShardCount = Annotated[
-    int | None,
-    typer.Option("--shards", metavar="N", min=1, help="N shards of about equal size.", rich_help_panel=_CUTS),
-]
-
 MaxDecoded = Annotated[
-    int | None,
-    typer.Option(
-        "--max-decoded",
-        metavar="SIZE",
+    Number,
+    panel(None)(
+        "--max-decoded SIZE",
+        "The most that a payload may have and become when it is decoded. Default: 256MiB.",
         parser=parse_size,
-        help="The most that a payload may have and become when it is decoded. Default: 256MiB.",
     ),
 ]
 
@@ -229,6 +173,14 @@ def decoded_limit(size: int | None, needed: str | None) -> int:
     return size
 
 
+MaxCount = Annotated[Number, _cuts("--max-count N", "At most N samples in a shard.", min=1)]
+MaxSize = Annotated[
+    Number,
+    _cuts("--max-size SIZE", "At most SIZE bytes of tar in a shard: 500MB, 1GiB, 2e9.", parser=parse_size),
+]
+ShardCount = Annotated[Number, _cuts("--shards N", "N shards of about equal size.", min=1)]
+
+
 class CutOptions(NamedTuple):
     """Where one output shard ends and the next begins."""
 
@@ -244,74 +196,46 @@ class PlannedCutOptions(NamedTuple):
     max_size: MaxSize = None
     shard_count: ShardCount = None
     divisible_by: Annotated[
-        int | None,
-        typer.Option(
-            "--divisible-by",
-            metavar="WORLD",
+        Number,
+        _cuts(
+            "--divisible-by WORLD",
+            "As many more shards as make their number a multiple of WORLD; none of them is empty.",
             min=1,
-            help="As many more shards as make their number a multiple of WORLD; none of them is empty.",
-            rich_help_panel=_CUTS,
         ),
     ] = None
 
 
 Output = Annotated[
     str,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="OUT",
-        help="Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL of these.",
-        rich_help_panel=_OUTPUT,
+    _output(
+        "-o, --output OUT",
+        "Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL of these.",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.", rich_help_panel=_OUTPUT)]
-Fsync = Annotated[
-    bool,
-    typer.Option(
-        "--fsync", help="Force each shard to the device before it gets its name.", rich_help_panel=_OUTPUT
-    ),
-]
-NoIndex = Annotated[
-    bool, typer.Option("--no-index", help="Write no index beside the shards.", rich_help_panel=_OUTPUT)
-]
-Checksum = Annotated[
-    Literal["xxh3_128", "sha256", "none"],
-    typer.Option("--checksum", help="The checksum that the manifest holds.", rich_help_panel=_OUTPUT),
-]
+Force = Annotated[bool, _output("--force", "Replace what is there.")]
+Fsync = Annotated[bool, _output("--fsync", "Force each shard to the device before it gets its name.")]
+NoIndex = Annotated[bool, _output("--no-index", "Write no index beside the shards.")]
+Algorithm = Literal["xxh3_128", "sha256", "none"]
+Checksum = Annotated[Algorithm, _output("--checksum", "The checksum that the manifest holds.")]
 Mtime = Annotated[
-    int | None,
-    typer.Option(
-        "--mtime",
-        metavar="TIME",
+    Number,
+    _output(
+        "--mtime TIME",
+        "Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH, or 0.",
         parser=parse_time,
-        help="Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH, or 0.",
-        rich_help_panel=_OUTPUT,
     ),
 ]
 LongNames = Annotated[
     Literal["pax", "gnu"],
-    typer.Option(
-        "--long-names",
-        help="How names are written that ustar has no room for. DALI reads gnu only.",
-        rich_help_panel=_OUTPUT,
-    ),
+    _output("--long-names", "How names are written that ustar has no room for. DALI reads gnu only."),
 ]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "-n", "--dry-run", help="Say what would be written, and write nothing.", rich_help_panel=_OUTPUT
-    ),
-]
+DryRun = Annotated[bool, _output("-n, --dry-run", "Say what would be written, and write nothing.")]
 Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "-j",
-        "--jobs",
-        metavar="N",
+    Number,
+    _output(
+        "-j, --jobs N",
+        "Processes to work in. Default: the processors there are. The bytes written are the same.",
         min=1,
-        help="Processes to work in. Default: the processors there are. The bytes written are the same.",
-        rich_help_panel=_OUTPUT,
     ),
 ]
 
@@ -321,18 +245,7 @@ Preserve = Annotated[
     typer.Option(
         "--preserve",
         help="Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.",
-        rich_help_panel=_OUTPUT,
-    ),
-]
-
-
-Post = Annotated[
-    str | None,
-    typer.Option(
-        "--post",
-        metavar="CMD",
-        help="A shell command to run for each shard that is done; {} in it is the shard.",
-        rich_help_panel=_OUTPUT,
+        rich_help_panel="Output",
     ),
 ]
 
@@ -349,72 +262,9 @@ class OutputOptions(NamedTuple):
     long_names: LongNames = "pax"
     dry_run: DryRun = False
     jobs: Jobs = None
-    post: Post = None
-
-
-Engine = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        metavar="URL",
-        help="Work on other machines: dask://HOST:PORT, or another engine that is installed. "
-        "Default: this machine, with -j.",
-        rich_help_panel=_ENGINE,
-    ),
-]
-
-
-Memory = Annotated[
-    int | None,
-    typer.Option(
-        "--memory",
-        metavar="SIZE",
-        parser=parse_size,
-        help="At most SIZE bytes of memory, all processes together: 500MB, 1GiB.",
-        rich_help_panel=_ENGINE,
-    ),
-]
-
-
-class EngineOptions(NamedTuple):
-    """How samples are brought into another order, and where."""
-
-    engine: Engine = None
-    strategy: Annotated[
-        Literal["auto", "gather", "spill"],
-        typer.Option(
-            "--strategy",
-            help="Copy samples straight from the inputs, or by way of a scratch folder; auto takes what is quicker, "
-            "and -v says why. The bytes are the same.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = "auto"
-    memory: Memory = None
-    tmp: Annotated[
-        str | None,
-        typer.Option(
-            "--tmp",
-            metavar="DIR",
-            help="Where scratch space is made: a folder, or a URL. Default: TMPDIR.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on with the same command that was ended early: keep its whole shards, make the rest.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = False
-    plan_file: Annotated[
-        str | None,
-        typer.Option(
-            "--plan",
-            metavar="FILE",
-            help="Write no shard but a plan, whose tasks `wds run` does, here or on other machines.",
-            rich_help_panel=_ENGINE,
-        ),
+    post: Annotated[
+        Text,
+        _output("--post CMD", "A shell command to run for each shard that is done; {} in it is the shard."),
     ] = None
 
 
@@ -431,15 +281,64 @@ class StreamOptions(NamedTuple):
     dry_run: DryRun = False
 
 
+Engine = Annotated[
+    Text,
+    _engine(
+        "--engine URL",
+        "Work on other machines: dask://HOST:PORT, or another engine that is installed. "
+        "Default: this machine, with -j.",
+    ),
+]
+Memory = Annotated[
+    Number,
+    _engine(
+        "--memory SIZE",
+        "At most SIZE bytes of memory, all processes together: 500MB, 1GiB.",
+        parser=parse_size,
+    ),
+]
+
+
+class EngineOptions(NamedTuple):
+    """How samples are brought into another order, and where."""
+
+    engine: Engine = None
+    strategy: Annotated[
+        Literal["auto", "gather", "spill"],
+        _engine(
+            "--strategy",
+            "Copy samples straight from the inputs, or by way of a scratch folder; auto takes what is quicker, "
+            "and -v says why. The bytes are the same.",
+        ),
+    ] = "auto"
+    memory: Memory = None
+    tmp: Annotated[
+        Text, _engine("--tmp DIR", "Where scratch space is made: a folder, or a URL. Default: TMPDIR.")
+    ] = None
+    resume: Annotated[
+        bool,
+        _engine(
+            "--resume",
+            "Go on with the same command that was ended early: keep its whole shards, make the rest.",
+        ),
+    ] = False
+    plan_file: Annotated[
+        Text,
+        _engine(
+            "--plan FILE",
+            "Write no shard but a plan, whose tasks `wds run` does, here or on other machines.",
+        ),
+    ] = None
+
+
 class ErrorOptions(NamedTuple):
     """What is done about a shard that is broken."""
 
     on_error: Annotated[
         Literal["stop", "skip"],
-        typer.Option(
+        _errors(
             "--on-error",
-            help="Stop at the first broken shard, or save its whole samples, count the rest, and go on.",
-            rich_help_panel=_ERRORS,
+            "Stop at the first broken shard, or save its whole samples, count the rest, and go on.",
         ),
     ] = "stop"
 
@@ -449,22 +348,36 @@ class DuplicateOptions(NamedTuple):
 
     on_duplicate: Annotated[
         Literal["error", "skip", "rekey"],
-        typer.Option(
-            "--on-duplicate",
-            help="A key seen before: stop, leave the sample out, or give it a new key.",
-            rich_help_panel=_ERRORS,
-        ),
+        _errors("--on-duplicate", "A key seen before: stop, leave the sample out, or give it a new key."),
     ] = "error"
     rekey: Annotated[
-        str | None,
-        typer.Option(
-            "--rekey",
-            metavar="FORMAT",
-            help="New keys, such as '{shard}-{index:09d}': for all samples, or with --on-duplicate rekey "
+        Text,
+        _errors(
+            "--rekey FORMAT",
+            "New keys, such as '{shard}-{index:09d}': for all samples, or with --on-duplicate rekey "
             "for repeated ones.",
-            rich_help_panel=_ERRORS,
         ),
     ] = None
+
+
+class InputOptions(NamedTuple):
+    """Which samples of the inputs, and what is done about those that are no good: for commands that write shards of
+    shards."""
+
+    selection: SelectionOptions = SelectionOptions()
+    allow_empty: AllowEmpty = False
+    duplicates: DuplicateOptions = DuplicateOptions()
+    errors: ErrorOptions = ErrorOptions()
+    trust: TrustOptions = TrustOptions()
+    common: CommonOptions = CommonOptions()
+
+
+class ReorderOptions(NamedTuple):
+    """What all commands that reorder take behind their own options."""
+
+    engine: EngineOptions
+    json: JsonOptions
+    inputs: InputOptions
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -474,38 +387,39 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     when its module is imported.
     """
     signature = inspect.signature(function, eval_str=True)
-    groups: dict[str, Any] = {}
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        kind = parameter.annotation
-        if isinstance(kind, type) and hasattr(kind, "_field_defaults"):
-            groups[parameter.name] = kind
-            parameters += _spread(kind)
-        else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    arguments = signature.parameters.values()
 
     def command(**values: Any) -> Any:
-        for name, kind in groups.items():
-            values[name] = kind(*[values.pop(field) for field in kind._fields])
-        return function(**values)
+        return function(**{one.name: _gather(one.name, one.annotation, values) for one in arguments})
 
     command.__name__ = function.__name__
     command.__doc__ = function.__doc__
     command.__module__ = function.__module__
     command.__annotations__ = {}
+    parameters = [option for one in arguments for option in _spread(one)]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
 
 
-def _spread(group: Any) -> list[inspect.Parameter]:
-    defaults = group._field_defaults
-    empty = inspect.Parameter.empty
+def _is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and hasattr(kind, "_field_defaults")
+
+
+def _spread(argument: inspect.Parameter) -> list[inspect.Parameter]:
+    """The options of one argument of a command, or of one field of a group."""
+    kind: Any = argument.annotation
+    if not _is_group(kind):
+        return [argument.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    fields = inspect.signature(kind).parameters.values()
     return [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=defaults.get(name, empty),
-            annotation=group.__annotations__[name],
-        )
-        for name in group._fields
+        option
+        for field in fields
+        for option in _spread(field.replace(annotation=kind.__annotations__[field.name]))
     ]
+
+
+def _gather(name: str, kind: Any, values: dict[str, Any]) -> Any:
+    """The value of an argument, from those of all options."""
+    if not _is_group(kind):
+        return values[name]
+    return kind(*[_gather(field, kind.__annotations__[field], values) for field in kind._fields])

@@ -13,6 +13,8 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
 from wdscli.errors import OutputError, printable
@@ -37,7 +39,7 @@ class Out:
     def __init__(self, talk: CommonOptions, *, json: bool = False) -> None:
         self.talk = talk
         self.json = json
-        self.terminal = bool(sys.stdout and sys.stdout.isatty())
+        self.terminal = _is_terminal(sys.stdout)
         self._stream = stdout()
         self._held: list[bytes] = []
         self._held_bytes = 0
@@ -55,7 +57,9 @@ class Out:
         """Everything held back, now."""
         held, self._held, self._held_bytes = self._held, [], 0
         if held:
-            _put(self._stream, b"".join(held))
+            with _writing():
+                self._stream.write(b"".join(held))
+                self._stream.flush()
         self._due = time.monotonic() + _FLUSH_SECONDS
 
     def line(self, text: str) -> None:
@@ -76,7 +80,7 @@ class Out:
         """
         if not self.terminal:
             for row in rows:
-                self.write(b"\t".join(map(_field, row)) + b"\n")
+                self.write(_tab_line(row))
             return
         widths = [len(name) for name in header]
         for number, batch in enumerate(_batches(rows, _BATCH_ROWS)):
@@ -90,26 +94,34 @@ class Out:
                 lines[0] = _bold(lines[0])
             self.write(_to_bytes("".join(line.rstrip() + "\n" for line in lines)))
 
-    def table(
+    def pages(
         self,
         header: Sequence[str],
-        rows: Iterable[Sequence[Cell]],
+        pages: Iterable[Sequence[Sequence[bytes | int]]],
         *,
         right: Sequence[int] = (),
-        title: str = "",
+    ) -> None:
+        """The same, of rows that come many at a time: in a pipe each page is one write."""
+        if self.terminal:
+            self.rows(header, chain.from_iterable(pages), right=right)
+            return
+        for page in pages:
+            if page:
+                self.write(tab_lines(page))
+
+    def table(
+        self, header: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
     ) -> None:
         """A small table with a header: ruled on a terminal, TAB-separated elsewhere."""
-        rows = list(rows)
         if not self.terminal:
-            self.write(b"\t".join(map(_field, header)) + b"\n")
-            self.rows(header, rows)
+            self.rows(header, [header, *rows])
             return
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for place, name in enumerate(header):
             table.add_column(name, justify="right" if place in right else "left", overflow="fold")
         for row in rows:
@@ -142,7 +154,7 @@ class Out:
         """A progress that draws a bar if one is wanted; for the ``progress`` argument of an operation."""
         wanted = self.talk.progress
         if wanted is None:
-            wanted = not self.talk.quiet and bool(sys.stderr and sys.stderr.isatty())
+            wanted = not self.talk.quiet and _is_terminal(sys.stderr)
         return Bar(self, wanted)
 
 
@@ -170,7 +182,7 @@ class Bar:
         self.finish()
         self._what, self._total, self._unit, self._done = what, total, unit, 0
         self._started = time.monotonic()
-        self._next = self._started + (0.3 if _is_terminal() else 5)
+        self._next = self._started + (0.3 if _is_terminal(sys.stderr) else 5)
         self._open = self._wanted
 
     def advance(self, amount: int) -> None:
@@ -187,7 +199,7 @@ class Bar:
             self._live.update(0, completed=self._done, facts=self._facts())
             self._live.stop()
             self._live = None
-        elif self._open and not _is_terminal():
+        elif self._open and not _is_terminal(sys.stderr):
             self._print_line()
         self._open = False
 
@@ -213,7 +225,7 @@ class Bar:
         return True
 
     def _show(self) -> None:
-        if not _is_terminal():
+        if not _is_terminal(sys.stderr):
             self._print_line()
             self._next = time.monotonic() + 5
             return
@@ -247,6 +259,22 @@ class Bar:
         return ", ".join(facts)
 
 
+def plural(count: int, word: str) -> str:
+    """
+    >>> plural(1, "sample"), plural(2, "sample")
+    ('1 sample', '2 samples')
+    """
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def by_reason(counts: dict[str, int]) -> str:
+    """
+    >>> by_reason({"where": 3, "keys": 2})
+    'keys 2, where 3'
+    """
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+
+
 def json_line(value: Any) -> bytes:
     """One line of JSON. Text that is not UTF-8 becomes the escapes of its lone surrogates."""
     from json import dumps
@@ -271,11 +299,9 @@ def show(text: str) -> None:
     """Lines of our own on standard error, as they are. Nothing happens when they cannot be written."""
     if sys.stderr is None:
         return
-    try:
+    with suppress(OSError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
-    except OSError:
-        pass
 
 
 def close() -> None:
@@ -289,12 +315,8 @@ def close() -> None:
 def flush() -> None:
     """What Python itself holds back, out."""
     if sys.stdout is not None:
-        try:
+        with _writing():
             sys.stdout.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise _cannot_write(error) from None
 
 
 def reader_is_gone() -> bool:
@@ -303,21 +325,17 @@ def reader_is_gone() -> bool:
 
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(AttributeError, OSError, ValueError):
             poll.register(stream.fileno(), 0)
-        except (AttributeError, OSError, ValueError):
-            continue
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def abandon() -> None:
     """Point standard output at nothing, so that what is still held back cannot fail when Python leaves."""
-    try:
+    with suppress(AttributeError, OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
-    except (AttributeError, OSError, ValueError):
-        pass
 
 
 def abandon_if_broken() -> None:
@@ -335,18 +353,17 @@ def stdout() -> IO[bytes]:
     return sys.stdout.buffer
 
 
-def _put(stream: IO[bytes], data: bytes) -> None:
+@contextmanager
+def _writing() -> Iterator[None]:
+    """What fails in the block is an OutputError, but for a reader that went away."""
     try:
-        stream.write(data)
-        stream.flush()
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise _cannot_write(error) from None
-
-
-def _cannot_write(error: OSError) -> OutputError:
-    return OutputError(f"cannot write to standard output: {(error.strerror or str(error)).lower()}")
+        raise OutputError(
+            f"cannot write to standard output: {(error.strerror or str(error)).lower()}"
+        ) from None
 
 
 def _to_bytes(text: str) -> bytes:
@@ -354,24 +371,37 @@ def _to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+def tab_lines(rows: Sequence[Sequence[bytes | int]]) -> bytes:
+    r"""Rows of one shape with a TAB between cells and a line break after each; such bytes in a cell become escapes.
+    A call a row would take longer than reading it, and so all are put into bytes by one format, where they can be.
+
+    >>> tab_lines([(b"a\tb", 1), (b"c", 2)])
+    b'a\\tb\t1\nc\t2\n'
+    """
+    pattern = b"\t".join([b"%d" if isinstance(cell, int) else b"%b" for cell in rows[0]]) + b"\n"
+    text = (pattern * len(rows)) % tuple(chain.from_iterable(rows))
+    return text if is_plain(text, len(rows), len(rows[0])) else b"".join(map(_tab_line, rows))
+
+
+def is_plain(text: bytes, rows: int, columns: int) -> bool:
+    """Whether no cell of ``text`` holds a TAB or a line break."""
+    return text.count(b"\n") == rows and text.count(b"\t") == rows * (columns - 1) and b"\r" not in text
+
+
+def _tab_line(row: Sequence[Cell]) -> bytes:
+    return b"\t".join(map(_field, row)) + b"\n"
+
+
 def _field(cell: Cell) -> bytes:
     """A cell for a pipe: the bytes it has, but a TAB or a line's end would make two of it."""
     if isinstance(cell, int):
         return b"%d" % cell
     raw = _to_bytes(cell) if isinstance(cell, str) else cell
-    if b"\t" in raw or b"\n" in raw or b"\r" in raw:
-        return raw.replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
-    return raw
+    return raw.replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
 def _text(cell: Cell) -> str:
-    return (
-        cell
-        if isinstance(cell, str)
-        else cell.decode("utf-8", "surrogateescape")
-        if isinstance(cell, bytes)
-        else str(cell)
-    )
+    return cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else str(cell)
 
 
 def _batches(rows: Iterable[Sequence[Cell]], count: int) -> Iterator[list[Sequence[Cell]]]:
@@ -404,17 +434,18 @@ def _align(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> s
 
 
 def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m" if _takes_colour(sys.stdout) else text
+    return f"\x1b[1m{text}\x1b[0m" if takes_colour(sys.stdout) else text
 
 
 def _coloured(label: str) -> str:
     colour = {"error": "1;31", "warning": "1;33", "hint": "1;36"}.get(label)
-    return f"\x1b[{colour}m{label}\x1b[0m" if colour and sys.stderr and _takes_colour(sys.stderr) else label
+    return f"\x1b[{colour}m{label}\x1b[0m" if colour and takes_colour(sys.stderr) else label
 
 
-def _takes_colour(stream: Any) -> bool:
-    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def takes_colour(stream: Any) -> bool:
+    """Whether a stream is a terminal on which colours are wanted."""
+    return _is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _is_terminal() -> bool:
-    return bool(sys.stderr and sys.stderr.isatty())
+def _is_terminal(stream: Any) -> bool:
+    return bool(stream and stream.isatty())

@@ -1,64 +1,117 @@
-"""What the commands that reorder have in common once their options are read: plan, tell, run, tell."""
+"""What the commands that reorder have in common once their options are read: plan, tell, run, tell.
+
+What it is: :func:`read_request`, from options to what the engine takes; :func:`reorder`, the body of split, merge,
+shuffle and sort; :func:`print_plan` and :func:`print_report`, which `wds run` needs too. How: everything goes to
+:class:`~wdscli.cli.output.Out`, as JSON or as lines for people. It must not know one order from another.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.cli.made import plural, print_plan, print_report
+from wdscli.cli.output import Out, by_reason, plural
 from wdscli.shown import shown
+from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wdscli.cli.output import Out
+    from wdscli.cli.options import (
+        CutOptions,
+        InputOptions,
+        OutputOptions,
+        PlannedCutOptions,
+        SelectionOptions,
+        StreamOptions,
+    )
+    from wdscli.plan.join.parts import JoinCounts
     from wdscli.plan.orders import Order, Planner
     from wdscli.plan.request import ReorderPlan, Request
+    from wdscli.run.run import ReorderReport
+
+PARTS_TOLD = 20
+"""So many parts are told one by one; more only with ``-v``."""
+_DONE = {"shuffle": "shuffled", "sort": "sorted", "merge": "merged", "join": "joined"}
+
+
+class PartTotals(NamedTuple):
+    """What one part of an output holds."""
+
+    part: str
+    samples: int
+    shards: int
+    bytes: int
+
+
+def read_request(
+    shards: Sequence[str],
+    output: OutputOptions | StreamOptions,
+    cuts: CutOptions | PlannedCutOptions,
+    inputs: InputOptions,
+    **more: Any,
+) -> Request:
+    """What the engine is asked for; ``more`` are fields of the request. Raises UsageError."""
+    from wdscli.plan.cut import Cuts
+    from wdscli.plan.request import Request
+    from wdscli.shards.forms import make_form
+    from wdscli.shards.output import ShardSettings
+
+    form = make_form(output.mtime, output.long_names)
+    return Request(
+        inputs=shards,
+        output=output.output,
+        settings=ShardSettings(form, output.checksum, not output.no_index, output.force, output.fsync),
+        cuts=Cuts(*cuts),
+        selection=inputs.selection.parse(),
+        selection_text=_as_typed(inputs.selection),
+        allow_empty=inputs.allow_empty,
+        on_error=inputs.errors.on_error,
+        trust_addresses=inputs.trust.trust_addresses,
+        jobs=getattr(output, "jobs", 1),
+        post=getattr(output, "post", None),
+        **inputs.duplicates._asdict(),
+        **more,
+    )
+
+
+def _as_typed(selection: SelectionOptions) -> dict[str, Any]:
+    """The selection as it was typed, without what was left at its default. An option that may be given more than once
+    and usually is not stands as its one value."""
+    given = {name: value for name, value in selection._asdict().items() if value not in (None, [], ())}
+    for name in ("keys_from", "where"):
+        if len(given.get(name, ())) == 1:
+            given[name] = given[name][0]
+    return given
 
 
 def reorder(
     out: Out,
     request: Request,
     order: Order | Planner,
-    done: str,
     *,
     dry_run: bool,
-    planned: Callable[[ReorderPlan], None] | None = None,
+    planned: Callable[[ReorderPlan], None] = lambda plan: None,
 ) -> None:
-    """Do what ``request`` asks in this order. ``done`` is the summary's verb: ``shuffled``; ``planned`` is called once
-    the plan is made."""
+    """Do what ``request`` asks in this order. ``planned`` is called once the plan is made."""
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
     from wdscli.run.run import run_plan
 
     if request.plan_file is not None and not dry_run:
-        check_free(request.plan_file, request.settings.force)
+        _check_free(request.plan_file, request.settings.force)
     progress = out.progress()
     with Scratch(request.tmp) as scratch:
         plan = make_plan(request, order, scratch, progress=progress)
         out.note(f"strategy {plan.strategy}: {plan.reason}")
-        if planned is not None:
-            planned(plan)
+        planned(plan)
         if dry_run:
             print_plan(out, plan)
-            if request.resume:
-                tell_kept(out, plan)
-            return
-        if request.plan_file is not None:
-            store_plan(out, plan, request.plan_file)
-            return
-        report = run_plan(plan, progress=progress)
-    print_report(out, report, done, plan.oversized)
+        elif request.plan_file is not None:
+            _store_plan(out, plan, request.plan_file)
+        else:
+            print_report(out, run_plan(plan, progress=progress), plan.oversized)
 
 
-def tell_kept(out: Out, plan: ReorderPlan) -> None:
-    """How much of what would be written is there already, as far as receipts tell."""
-    from wdscli.ops.run import states
-
-    done = sum(one.state == "done" for one in states(plan))
-    out.summary(f"{done} of {plural(len(plan.planned), 'shard')} are there already")
-
-
-def check_free(address: str, force: bool) -> None:
+def _check_free(address: str, force: bool) -> None:
     """Raise OutputExistsError early when something is in the plan's place."""
     from wdscli.errors import OutputExistsError
     from wdscli.storage import exists
@@ -69,10 +122,9 @@ def check_free(address: str, force: bool) -> None:
         )
 
 
-def store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
+def _store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
     """Write the plan, and say how it is run."""
     from wdscli.plan.planfile import write_plan
-    from wdscli.units import human_size
 
     write_plan(plan, address, force=plan.request.settings.force)
     tasks = len(plan.planned)
@@ -80,9 +132,7 @@ def store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
         out.object(
             {"plan": shown(address), "tasks": tasks, "samples": plan.samples, "bytes": plan.size_bytes}
         )
-    shards = plural(tasks, "shard")
-    total = f"{plural(plan.samples, 'sample')} in {shards}, {human_size(plan.size_bytes)}"
-    out.summary(f"planned {total}: {address}")
+    out.summary(f"planned {_total(plan)}: {address}")
     if tasks > 1:
         out.summary(f"wds run {address} --task K, for K from 0 to {tasks - 1}, makes one shard each")
         out.summary(
@@ -90,3 +140,146 @@ def store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
         )
     else:
         out.summary(f"wds run {address} does it")
+
+
+def _total(plan: ReorderPlan) -> str:
+    shards = plural(len(plan.planned), "shard")
+    return f"{plural(plan.samples, 'sample')} in {shards}, {human_size(plan.size_bytes)}"
+
+
+def print_plan(out: Out, plan: ReorderPlan) -> None:
+    """A line per shard that would be written (name, samples, bytes), and the totals."""
+    rows = [(shown(shard.address), shard.samples, shard.size) for shard in plan.planned]
+    parts = _planned_parts(plan)
+    joined = None if plan.joined is None else plan.joined.counts
+    if out.json:
+        for shard, (name, samples, size) in zip(plan.planned, rows, strict=True):
+            part = {"part": plan.parts[shard.part].name} if parts else {}
+            out.object({"shard": name, "samples": samples, "bytes": size, **part})
+        for totals in parts:
+            out.object(totals._asdict())
+        if joined is not None:
+            out.object(_joined_object(joined))
+    else:
+        out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
+    out.summary(f"would write {_total(plan)} ({plan.strategy}: {plan.reason})")
+    _tell_contents(out, parts, sum(not shard.samples for shard in plan.planned), joined)
+    tell_losses(out, plan.dropped, plan.ignored, plan.oversized)
+    if plan.request.resume:
+        from wdscli.ops.run import states
+
+        done = sum(one.state == "done" for one in states(plan))
+        out.summary(f"{done} of {plural(len(rows), 'shard')} are there already")
+
+
+def _planned_parts(plan: ReorderPlan) -> list[PartTotals]:
+    """What each part would hold; none for an output that has no parts."""
+    names = [part.name for part in plan.parts]
+    if names == [""]:
+        return []
+    totals = [PartTotals(name, 0, 0, 0) for name in names]
+    for shard in plan.planned:
+        name, samples, shards, size = totals[shard.part]
+        totals[shard.part] = PartTotals(name, samples + shard.samples, shards + 1, size + shard.size)
+    return totals
+
+
+def print_report(out: Out, report: ReorderReport, oversized: int = 0) -> None:
+    """What was read and written; with JSON one object."""
+    written = list(zip(report.parts, report.manifests, strict=True))
+    has_parts = report.parts != ("",)
+    if out.json:
+        out.object(_report_object(report, has_parts))
+    for way, samples, members, size in (
+        ("in", report.samples_in, report.members_in, report.payload_bytes_in),
+        ("out", report.samples, report.members, report.payload_bytes),
+    ):
+        out.note(f"{way}: {plural(samples, 'sample')}, {plural(members, 'member')}, {size} bytes in them")
+    done = _DONE.get(report.operation, report.operation)
+    shards = plural(report.shards, "shard")
+    out.summary(f"{done} {plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}")
+    if report.kept:
+        out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
+    parts = [PartTotals(name, m.samples, len(m.shards), m.size_bytes) for name, m in written if has_parts]
+    empty = sum(not shard.samples for manifest in report.manifests for shard in manifest.shards)
+    _tell_contents(out, parts, empty, report.joined)
+    tell_losses(out, report.dropped, report.ignored, oversized)
+
+
+def _report_object(report: ReorderReport, has_parts: bool) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "operation": report.operation,
+        "samples_in": report.samples_in,
+        "samples": report.samples,
+        "members_in": report.members_in,
+        "members": report.members,
+        "shards": report.shards,
+        "kept": report.kept,
+        "bytes_in": report.bytes_in,
+        "bytes": report.bytes_out,
+        "payload_bytes_in": report.payload_bytes_in,
+        "payload_bytes": report.payload_bytes,
+        "dropped": report.dropped,
+        "ignored": report.ignored,
+        "strategy": report.strategy,
+    }
+    if report.joined is not None:
+        plain |= _joined_object(report.joined)
+    if not has_parts:
+        return {**plain, "fingerprint": report.manifest.fingerprint}
+    plain["parts"] = {
+        name: {
+            "samples": manifest.samples,
+            "shards": len(manifest.shards),
+            "bytes": manifest.size_bytes,
+            "fingerprint": manifest.fingerprint,
+        }
+        for name, manifest in zip(report.parts, report.manifests, strict=True)
+    }
+    return plain
+
+
+def _joined_object(found: JoinCounts) -> dict[str, Any]:
+    """What a join found."""
+    facts = {
+        "matched": found.matched,
+        "unmatched": list(found.unmatched),
+        "partners": found.partners,
+        "fields_replaced": found.replaced,
+        "fields_left_out": found.left_out,
+        "fields_renamed": found.renamed,
+    }
+    return {"joined": facts}
+
+
+def _tell_contents(
+    out: Out, parts: Sequence[PartTotals], empty_shards: int, joined: JoinCounts | None
+) -> None:
+    """What is, or would be, in an output."""
+    told = parts if out.talk.verbose else parts[:PARTS_TOLD]
+    for name, samples, shards, size in told:
+        out.summary(f"  {name}: {plural(samples, 'sample')} in {plural(shards, 'shard')}, {human_size(size)}")
+    if len(told) < len(parts):
+        out.summary(f"  and {plural(len(parts) - len(told), 'more part')}")
+    if empty_shards:
+        out.warn(f"{plural(empty_shards, 'shard')} without samples: fewer samples than shards")
+    if joined is None:
+        return
+    alone = ", ".join(f"{count} of set {number}" for number, count in enumerate(joined.unmatched, 1) if count)
+    out.summary(f"{plural(joined.matched, 'key')} in all sets" + (f", not in all: {alone}" if alone else ""))
+    changes = {"replaced": joined.replaced, "left out": joined.left_out, "renamed": joined.renamed}
+    conflicts = ", ".join(f"{count} {name}" for name, count in changes.items() if count)
+    if conflicts:
+        out.summary(f"fields that an earlier set has too: {conflicts}")
+
+
+def tell_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int], oversized: int = 0) -> None:
+    """What was read and not written, by reason."""
+    if dropped:
+        out.summary(f"left out {plural(sum(dropped.values()), 'sample')}: {by_reason(dropped)}")
+    if ignored:
+        out.summary(
+            f"passed over {plural(sum(ignored.values()), 'member')} of no sample: {by_reason(ignored)}"
+        )
+    if oversized:
+        out.warn(f"{plural(oversized, 'sample')} larger than --max-size, each in a shard of its own")

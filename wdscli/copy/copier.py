@@ -1,52 +1,58 @@
-"""The ``gather`` strategy: one output shard out of byte ranges of seekable inputs.
+"""The copier: one output shard out of byte ranges of its inputs, whatever command planned it.
 
-What it is: a task, :func:`gather`, that fills one shard with the runs a plan lists. How: runs are read into one buffer
-of a few MiB, adjacent ones by one call; the headers in the buffer are walked again, many at once where samples are
-small (:mod:`wdscli.copy.walk`), which proves that every run is what the plan took it for; then the buffer goes out as
-it stands, or member by member with new headers where a sample is not canonical yet, loses fields or changes names.
-Checksum and write find the bytes in the processor's cache. A sample larger than the buffer is copied in pieces.
+What it is: a task, :func:`gather`, that fills one shard with the samples a plan lists. How: a sample is one run of one
+input or, in a join, several runs, each a row of the plan. Runs are read into one buffer of a few MiB, adjacent ones by
+one call; the headers in the buffer are walked again, many at once where samples are small (:mod:`wdscli.copy.walk`),
+which proves that every run is what the plan took it for: fields, sizes, and a key that all runs of a sample share byte
+for byte, so that two keys of one hash are never joined. Then the buffer goes out as it stands, or member by member with
+new headers where a sample is not canonical yet, loses fields, changes names or has a field twice. Checksum and write
+find the bytes in the processor's cache. A sample larger than the buffer is copied in pieces.
 
-It must not know orders, cuts or selections beyond the names that members get.
+It must not know orders, cuts or selections beyond the names that members get, nor how partners were found.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.copy.padding import clear_padding
+from wdscli.copy.buffers import clear_padding
 from wdscli.copy.spilled import Reading, Spilled
-from wdscli.copy.walk import WORTH, Walker
+from wdscli.copy.walk import WORTH_SAMPLES, Walker
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo
 from wdscli.plan.headers import are_those, hashes_of, headers_of, headers_of_batch
 from wdscli.plan.inputs import Inputs, edges_of, is_cold, totals_of
+from wdscli.plan.join.in_turn import in_turn
+from wdscli.plan.join.layout import Shape, lay_out
+from wdscli.plan.join.parts import CHANGED, Beside, collision
 from wdscli.plan.ranges import grouped_as_planned, members_of_run, pieces_of
 from wdscli.plan.rekey import Rekey, shard_stem
 from wdscli.plan.scratch import Input
 from wdscli.plan.survey import RENAMED, hash_key
-from wdscli.plan.table import Ordered
+from wdscli.plan.table import Ordered, PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.shards.output import ShardSettings
 from wdscli.shards.shardfile import ShardFile
 from wdscli.tar import GLOBAL, Scanner
+from wdscli.tar.header import BLOCK
 
 if TYPE_CHECKING:
-    from wdscli.copy.joined import Joiner
-    from wdscli.plan.join.parts import Beside
-    from wdscli.plan.table import I64
-    from wdscli.shards.index import Packed
+    from wdscli.plan.table import I64, U64
 
-BUFFER = 1 << 22
+COPY_BUFFER_BYTES = 1 << 22
 """Bytes that are read, looked at and written together."""
-AHEAD = 1 << 24
+READ_AHEAD_BYTES = 1 << 24
 """Bytes that are asked for before they are read, where they lie on a device."""
-CHUNK = 1 << 14
-"""Samples that are lists in memory at a time."""
+ROWS_PER_CHUNK = 1 << 14
+"""Rows that are lists in memory at a time."""
+VIEWS_PER_READ = 512
+"""Places of the buffer that one call fills; the kernel takes twice as many."""
 
 
 class GatherTask(NamedTuple):
@@ -61,57 +67,77 @@ class GatherTask(NamedTuple):
     rekey: Rekey | None = None
     spilled: Spilled | None = None
     beside: Beside | None = None
-    """The further parts of the samples, where these are joined."""
+    """The further runs of the samples, where these are joined."""
 
 
 def gather(task: GatherTask) -> ShardInfo:
     """Make one shard. Raises DataError when an input is no longer what was planned; leaves nothing on any error."""
     open_spilled = None if task.spilled is None else task.spilled.open
     with Inputs(task.inputs, open_spilled) as inputs, task.settings.open(task.address) as shard:
-        _work_of(task, inputs, shard).run()
+        Copier(task, inputs, shard).run()
         inputs.confirm()
         return shard.commit()
 
 
-def _work_of(task: GatherTask, inputs: Inputs, shard: ShardFile) -> _Gatherer | Joiner:
-    if task.beside is None:
-        return _Gatherer(task, inputs, shard)
-    from wdscli.copy.joined import Joiner
+class Chunk:
+    """Some thousand rows as lists, which lists of all would cost too much for; ``width`` rows are one sample.
 
-    return Joiner(task, task.beside, inputs, shard)
+    One entry a row have ``row_ends``, the bytes before it (and, last, behind all), and ``files`` and ``begins``, where
+    it is read; one a sample have ``ends``, the same as ``row_ends``, and ``marks``, those of its rows together.
+    ``edges`` are the rows at which another range begins.
+    """
+
+    def __init__(self, rows: PlanTable, places: tuple[I64, U64], width: int) -> None:
+        import numpy
+
+        self.rows = rows
+        self.places = places
+        self.totals = totals_of(rows)
+        self.row_ends: list[int] = self.totals.tolist()
+        self.ends = self.row_ends[::width]
+        self.marks: list[int] = numpy.bitwise_or.reduce(rows.marks.reshape(-1, width), axis=1).tolist()
+        self.files: list[int] = places[0].tolist()
+        self.begins: list[int] = places[1].tolist()
+        self.edges = edges_of(*places, rows.lengths)
+
+    def ranges(self, first: int, end: int) -> list[int]:
+        """Where the ranges end that hold the rows from ``first`` up to ``end``."""
+        return [*self.edges[bisect_right(self.edges, first) : bisect_left(self.edges, end)], end]
 
 
-class _Gatherer:
+class Copier:
     """The state of one task: a buffer, what lies in it, and the shard it goes to.
 
-    Samples are taken some thousand at a time, so that lists of them cost little; ``rows`` are those in the buffer,
-    counted from the first of these, and ``begins`` their places there.
+    ``samples`` are those in the buffer, counted from the first of the chunk. Sample i has the rows from ``i * width``
+    on; a row without bytes stands for a part that is not there. ``runs`` are the others, of all samples in the buffer.
     """
 
     def __init__(self, task: GatherTask, inputs: Inputs, shard: ShardFile) -> None:
         self.task = task
         self.inputs = inputs
         self.shard = shard
+        lists = [task.samples, *(task.beside.others if task.beside is not None else ())]
+        self.width = len(lists)
+        self.rows = in_turn(lists)
+        self.slots: dict[tuple[tuple[int, Shape], ...], list[tuple[bytes, int, int]]] = {}
         self.scanner = Scanner(task.address, form=task.settings.form)
         self.walker = Walker(task.settings.form, hash_key)
-        self.buffer = memoryview(bytearray(BUFFER))
-        self.rows = range(0)
-        self.begins: list[int] = []
-        self.is_plain = not task.selection.changes_members
+        self.buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
         # Where the bytes are read: in the inputs, which messages speak of in any case, or in what was spilled.
-        self.reading = Reading(task.spilled, task.samples)
-        self.bucket = self.reading.next_bucket
+        self.reading = Reading(task.spilled, self.rows)
         self.tick = tick_of_task()
 
     def run(self) -> None:
         """All samples, in order."""
-        total = self.task.samples.total
+        total, bucket = self.rows.total, self.reading.next_bucket
+        step = max(ROWS_PER_CHUNK // self.width, 1) * self.width
         first = 0
         while first < total:
-            if first == self.bucket:
-                self.bucket = self.reading.enter(first, self.inputs.__getitem__)
-            end = min(first + CHUNK, total, self.bucket if self.bucket > first else total)
-            self._take(first, end)
+            if first == bucket:
+                bucket = self.reading.enter(first, self.inputs.__getitem__)
+            end = min(first + step, total, bucket if bucket > first else total)
+            rows = self.rows.part(first, end)
+            self._copy_chunk(Chunk(rows, self.reading.places(rows, first), self.width))
             first = end
         expected = self.task.samples.out_bytes
         if self.shard.position != expected:
@@ -122,86 +148,82 @@ class _Gatherer:
                 hint="an input was changed while it was read",
             )
 
-    def _take(self, first: int, end: int) -> None:
-        """Samples ``first`` to ``end``, a buffer at a time."""
-        samples = self.samples = self.task.samples.part(first, end)
-        self.marks: list[int] = samples.marks.tolist()
-        files, begins = self.reading.places(first, end)
-        self.totals: I64 = totals_of(samples)
-        self.ends: list[int] = self.totals.tolist()
-        self.files, self.begin_at = files.tolist(), begins.tolist()
-        # The rows at which another range begins.
-        self.edges = edges_of(files, begins, samples.lengths)
-        self.asked = 0
-        at = 0
-        while at < end - first:
-            stop = self._fill(at)
-            if stop == at:
+    def _copy_chunk(self, chunk: Chunk) -> None:
+        """The samples of a chunk, a buffer at a time."""
+        self.chunk = chunk
+        self.asked = at = 0
+        while at < len(chunk.marks):
+            end = bisect_right(chunk.ends, chunk.ends[at] + COPY_BUFFER_BYTES, at) - 1
+            if any(chunk.marks[at:end]):
+                end = next((some for some in range(at, end) if chunk.marks[some] & GLOBAL), end)
+            if end == at:
                 self._copy_alone(at)
-                stop = at + 1
-            at = stop
+                end = at + 1
+            else:
+                self._copy_together(range(at, end))
+            at = end
 
-    def _fill(self, first: int) -> int:
-        """Samples from row ``first`` on through the buffer, as many as fit; returns the row behind them."""
-        ends = self.ends
-        begin = ends[first]
-        end = bisect_right(ends, begin + BUFFER, first) - 1
-        if any(self.marks[first:end]):
-            end = next((row for row in range(first, end) if self.marks[row] & GLOBAL), end)
-        if end == first:
-            return first
-        self.rows = range(first, end)
-        self._ask_ahead(first)
+    def _copy_together(self, samples: range) -> None:
+        """Samples that fit in the buffer: read, check and write them."""
+        import numpy
+
+        chunk, first, end = self.chunk, samples.start * self.width, samples.stop * self.width
+        self.samples = samples
+        self.runs: I64 = first + numpy.flatnonzero(chunk.rows.lengths[first:end])
+        self._ask_ahead(samples.start)
         self._read_rows(first, end)
-        self._flush(self.buffer[: ends[end] - begin])
-        return end
+        view, before = self.buffer[: chunk.row_ends[end] - chunk.row_ends[first]], self.shard.position
+        is_plain = not (self.task.selection.changes_members or any(chunk.marks[samples.start : samples.stop]))
+        if not (is_plain and len(samples) >= WORTH_SAMPLES and self._write_packed(view)):
+            self._write_exactly(view, is_plain)
+        self.shard.flush()
+        self.tick(self.shard.position - before)
 
     def _ask_ahead(self, first: int) -> None:
         """Where a file is not in memory, have the kernel fetch what is wanted next, so that its device always has
-        several requests to choose from."""
-        low = max(first, self.asked)
-        is_near = low < self.samples.total and self.ends[low] - self.ends[first] <= AHEAD // 2
-        if self.reading.held is not None or not is_near:
+        several requests to choose from. Not for a join, which reads each input in its own order."""
+        chunk, low = self.chunk, max(first, self.asked)
+        is_near = low < len(chunk.marks) and chunk.ends[low] - chunk.ends[first] <= READ_AHEAD_BYTES // 2
+        if self.reading.held is not None or not is_near or self.width > 1:
             return
-        descriptor = self.inputs[self.files[low]].fd
-        if descriptor is None or not is_cold(descriptor, self.begin_at[low]):
+        descriptor = self.inputs[chunk.files[low]].fd
+        if descriptor is None or not is_cold(descriptor, chunk.begins[low]):
             return
-        self.asked = bisect_right(self.ends, self.ends[first] + AHEAD, low + 1) - 1
-        for high in self._ranges(low, self.asked):
-            descriptor = self.inputs[self.files[low]].fd
+        self.asked = bisect_right(chunk.ends, chunk.ends[first] + READ_AHEAD_BYTES, low + 1) - 1
+        for high in chunk.ranges(low, self.asked):
+            descriptor = self.inputs[chunk.files[low]].fd
             if descriptor is not None:
-                length = self.ends[high] - self.ends[low]
-                os.posix_fadvise(descriptor, self.begin_at[low], length, os.POSIX_FADV_WILLNEED)
+                length = chunk.ends[high] - chunk.ends[low]
+                os.posix_fadvise(descriptor, chunk.begins[low], length, os.POSIX_FADV_WILLNEED)
             low = high
-
-    def _ranges(self, first: int, end: int) -> list[int]:
-        """Where the ranges end that hold the rows from ``first`` up to ``end``."""
-        return [*self.edges[bisect_right(self.edges, first) : bisect_left(self.edges, end)], end]
 
     def _read_rows(self, first: int, end: int) -> None:
         """The rows from ``first`` up to ``end``, into the buffer. A shuffle reads each sample on its own, so what it
         costs to ask for one shows."""
         if self.reading.held is not None and self._copy_held(self.reading.held, first, end):
             return
-        buffer, ends, files, begin_at = self.buffer, self.ends, self.files, self.begin_at
+        if self.width > 1:
+            self._read_by_inputs(first)
+            return
+        buffer, ends, files, begins = self.buffer, self.chunk.ends, self.chunk.files, self.chunk.begins
         preadv, descriptors = os.preadv, self.inputs.descriptors
         low, at, begin = first, 0, ends[first]
-        for high in self._ranges(first, end):
+        for high in self.chunk.ranges(first, end):
             stop = ends[high] - begin
             try:
-                done = preadv(descriptors[files[low]], (buffer[at:stop],), begin_at[low])
+                done = preadv(descriptors[files[low]], (buffer[at:stop],), begins[low])
             except (KeyError, OSError):
                 done = -1
             if done != stop - at:
-                self._read(low, high, at, stop)
+                self._read(range(low, high), [buffer[at:stop]])
             low, at = high, stop
 
     def _copy_held(self, held: memoryview, first: int, end: int) -> bool:
         """The same from memory; False when it is not all there."""
-        base, ends, begin_at = self.reading.held_from, self.ends, self.begin_at
+        base, ends, begins = self.reading.held_from, self.chunk.row_ends, self.chunk.begins
         low, parts = first, []
-        for high in self._ranges(first, end):
-            at = begin_at[low] - base
+        for high in self.chunk.ranges(first, end):
+            at = begins[low] - base
             parts.append(held[at : at + ends[high] - ends[low]])
             low = high
         data = b"".join(parts)
@@ -210,68 +232,92 @@ class _Gatherer:
         self.buffer[: len(data)] = data
         return True
 
-    def _read(self, first: int, end: int, at: int, stop: int) -> None:
-        """The range that holds the rows from ``first`` up to ``end``, into the buffer from ``at`` up to ``stop``."""
-        source = self.inputs[self.files[first]]
-        view = self.buffer[at:stop]
-        start = self.begin_at[first]
+    def _read_by_inputs(self, first: int) -> None:
+        """The same where inputs take turns: each is read in its own order, and runs that adjoin there by one call that
+        scatters them. ``first`` is the row with which the buffer begins."""
+        import numpy
+
+        chunk, runs = self.chunk, self.runs
+        order = numpy.lexsort((chunk.places[1][runs], chunk.places[0][runs]))
+        runs = runs[order]
+        files, begins = (column[runs] for column in chunk.places)
+        starts = (chunk.totals[runs] - chunk.totals[first]).tolist()
+        stops = (chunk.totals[runs + 1] - chunk.totals[first]).tolist()
+        for low, high in pairwise([0, *edges_of(files, begins, chunk.rows.lengths[runs]), len(runs)]):
+            for some in range(low, high, VIEWS_PER_READ):
+                these = slice(some, min(some + VIEWS_PER_READ, high))
+                self._read(runs[these].tolist(), list(map(self._view, starts[these], stops[these])))
+
+    def _view(self, start: int, stop: int) -> memoryview:
+        return self.buffer[start:stop]
+
+    def _read(self, rows: Sequence[int], views: Sequence[memoryview]) -> None:
+        """One range of an input, which holds these rows, into some places of the buffer."""
+        source, start = self.inputs[self.chunk.files[rows[0]]], self.chunk.begins[rows[0]]
+        total = sum(map(len, views))
         if source.fd is not None:
             try:
-                done = os.preadv(source.fd, (view,), start)
-                while 0 < done < len(view):
-                    more = os.preadv(source.fd, (view[done:],), start + done)
-                    done = done + more if more else 0
+                done = os.preadv(source.fd, views, start)
             except OSError as error:
                 raise InputError(f"cannot read {source.name}: {error.strerror}") from error
-        else:
-            data = source.read_at(start, len(view))
-            done = len(data)
-            if done == len(view):
-                view[:] = data
-        if done != len(view):
-            raise self._changed(end - 1)
+            if done == total:
+                return
+        data = memoryview(source.read_at(start, total))
+        if len(data) < total:
+            raise self._changed(rows[-1])
+        for view in views:
+            view[:], data = data[: len(view)], data[len(view) :]
 
-    def _flush(self, view: memoryview) -> None:
-        """Check what lies in the buffer and write it."""
-        before = self.shard.position
-        is_plain = self.is_plain and not any(self.marks[self.rows.start : self.rows.stop])
-        if not (is_plain and len(self.rows) >= WORTH and self._flush_packed(view)):
-            self._flush_exactly(view, is_plain)
-        self.shard.flush()
-        self.tick(self.shard.position - before)
-
-    def _flush_packed(self, view: memoryview) -> bool:
+    def _write_packed(self, view: memoryview) -> bool:
         """Many plain samples at once; False when one is not what it should be, as far as a quick look tells."""
-        rows = slice(self.rows.start, self.rows.stop)
-        begins = self.totals[rows] - self.totals[rows.start]
-        packed = self.walker.walk(view, begins, self.samples.keys[rows])
-        if packed is None or not self._are_as_planned(packed):
+        chunk, rows = (
+            self.chunk,
+            slice(self.samples.start * self.width, self.samples.stop * self.width, self.width),
+        )
+        begins = chunk.totals[rows] - chunk.totals[rows.start]
+        packed = self.walker.walk(view, begins, chunk.rows.keys[rows])
+        if packed is None:
+            return False
+        planned = chunk.rows.headers[self.runs]
+        # Where nobody knows the fields of a run, one may come twice in a joined sample.
+        counts = packed.counts if self.width == 1 else self._counts(packed.offsets - BLOCK)
+        if counts is None or (self.width > 1 and not planned.all()):
+            return False
+        found = headers_of(hashes_of(packed.fields)[packed.codes], packed.sizes.astype("u8"), counts)
+        if not are_those(found, planned).all():
             return False
         if self.walker.has_dirty_padding(view, packed):
             clear_padding(view, 0, packed.offsets.tolist(), packed.sizes.tolist())
         self.shard.write_packed(view, packed)
         return True
 
-    def _are_as_planned(self, packed: Packed) -> bool:
-        """Whether fields and sizes are those of the plan."""
-        found = headers_of(hashes_of(packed.fields)[packed.codes], packed.sizes.astype("u8"), packed.counts)
-        return bool(are_those(found, self.samples.headers[self.rows.start : self.rows.stop]).all())
+    def _counts(self, starts: I64) -> I64 | None:
+        """How many members each run has, of those that begin at the bytes ``starts`` of the buffer; None when a run
+        does not begin with a member."""
+        import numpy
 
-    def _flush_exactly(self, view: memoryview, is_plain: bool) -> None:
+        begins = self.chunk.totals[self.runs] - self.chunk.totals[self.runs[0]]
+        firsts = starts.searchsorted(begins)
+        if firsts[-1] == len(starts) or (starts[firsts] != begins).any():
+            return None
+        counts: I64 = numpy.diff(firsts, append=len(starts))
+        return counts
+
+    def _write_exactly(self, view: memoryview, is_plain: bool) -> None:
         """Whatever lies in the buffer, sample by sample."""
         base = self.shard.position
-        first = self.ends[self.rows.start]
-        self.begins = [end - first for end in self.ends[self.rows.start : self.rows.stop]]
-        batch = self._checked(view, base)
+        batch, counts = self._checked(view, base)
         if is_plain and not any(batch.flags):
             clear_padding(view, base, batch.offsets, batch.sizes)
             self.shard.write_run(view, batch)
         else:
-            self._rewrite(view, base, batch)
+            self._rewrite(view, base, batch, counts)
 
-    def _checked(self, view: memoryview, base: int) -> SampleBatch:
-        """The samples in the buffer, proven to be those of the plan."""
-        scanner = self.scanner
+    def _checked(self, view: memoryview, base: int) -> tuple[SampleBatch, I64]:
+        """The samples in the buffer, proven to be those of the plan, and how many members each run has."""
+        import numpy
+
+        chunk, scanner = self.chunk, self.scanner
         scanner.position = base
         try:
             scanner.feed(view, base)
@@ -281,113 +327,184 @@ class _Gatherer:
         if scanner.position != base + len(view) or not scanner.is_at_member:
             raise self._first_changed(view)
         batch = group_columns(columns, self.task.address)
-        begins = [begin + base for begin in self.begins]
+        shift = base - chunk.ends[self.samples.start]
+        begins = [end + shift for end in chunk.ends[self.samples.start : self.samples.stop]]
         if [batch.starts[first] for first in batch.firsts[:-1]] != begins:
             batch = grouped_as_planned(columns, begins, self.task.address)
-        if len(batch.keys) != len(self.rows):
+        if len(batch.keys) != len(begins) or not all(map(self._is_planned, self.samples, batch.keys)):
             raise self._first_changed(view)
-        self._check_keys(batch)
-        return batch
-
-    def _check_keys(self, batch: SampleBatch) -> None:
-        """Keys, fields and sizes must be those that were planned; a renamed sample is known by its new key later on."""
-        planned: list[int] = self.samples.keys[self.rows.start : self.rows.stop].tolist()
-        for row, key, wanted in zip(self.rows, map(hash_key, batch.keys), planned, strict=True):
-            if key != wanted and not self.marks[row] & RENAMED:
-                raise self._changed(row)
-        same = are_those(headers_of_batch(batch), self.samples.headers[self.rows.start : self.rows.stop])
+        counts = self._counts(numpy.array(batch.starts) - base)
+        if counts is None:
+            raise self._first_changed(view)
+        found = headers_of(hashes_of(batch.fields), numpy.array(batch.sizes, dtype=numpy.uint64), counts)
+        same = are_those(found, chunk.rows.headers[self.runs])
         if not same.all():
-            raise self._changed(self.rows[int(same.argmin())])
+            raise self._changed(int(self.runs[same.argmin()]))
+        if self.width > 1:
+            self._check_fields(batch)
+        return batch, counts
 
-    def _rewrite(self, view: memoryview, base: int, batch: SampleBatch) -> None:
+    def _check_fields(self, batch: SampleBatch) -> None:
+        """No field may come twice in a joined sample where the plan saw no conflict."""
+        for sample, (first, end) in zip(self.samples, pairwise(batch.firsts), strict=True):
+            is_known = self.chunk.marks[sample] & CHANGED or self.task.selection.changes_members
+            if not is_known and len(set(batch.fields[first:end])) < end - first:
+                raise self._changed(self._rows_of(sample)[-1])
+
+    def _is_planned(self, sample: int, key: bytes) -> bool:
+        """Whether a key is that of a sample, as far as its hash tells; a renamed one is known by its new key later."""
+        return self._is_renamed(sample) or hash_key(key) == self._planned_key(sample)
+
+    def _rewrite(self, view: memoryview, base: int, batch: SampleBatch, counts: I64) -> None:
         """The samples in the buffer member by member, in the canonical form and with their new names."""
-        for at, row in enumerate(self.rows):
-            source = self._address(row)
-            first = batch.firsts[at]
+        runs, offsets, sizes, fields = self.runs.tolist(), batch.offsets, batch.sizes, batch.fields
+        firsts = [0, *counts.cumsum().tolist()]
+        low = 0
+        for sample, key, end in zip(self.samples, batch.keys, batch.firsts[1:], strict=True):
+            high = firsts.index(end, low)
+            shapes = [tuple(fields[firsts[run] : firsts[run + 1]]) for run in range(low, high)]
             members = []
-            for member, field in self.task.selection.plan_of(batch, at, source):
-                begin = batch.offsets[first + member] - base
-                members.append((field, view[begin : begin + batch.sizes[first + member]]))
-            self.shard.write(self._key(row, batch.keys[at]), members)
+            for field, number, member in self._slots(runs[low:high], shapes):
+                at = firsts[low + number] + member
+                begin = offsets[at] - base
+                members.append((field, view[begin : begin + sizes[at]]))
+            self.shard.write(self._key(sample, key), members)
+            low = high
 
-    def _key(self, row: int, key: bytes) -> bytes:
+    def _slots(self, runs: Sequence[int], shapes: Sequence[Shape]) -> list[tuple[bytes, int, int]]:
+        """The members that the sample of some runs, which have these fields, will have: the name of each, and where it
+        comes from: the number of the run, and of the member in it."""
+        sets = [0] if self.task.beside is None else list(map(self._set_of, runs))
+        parts = tuple(zip(sets, shapes, strict=True))
+        known = self.slots.get(parts)
+        if known is None:
+            try:
+                known = self.slots[parts] = self._new_slots(sets, shapes)
+            except DataError:
+                raise self._changed(runs[-1]) from None
+        return known
+
+    def _new_slots(self, sets: list[int], shapes: Sequence[Shape]) -> list[tuple[bytes, int, int]]:
+        plans = list(map(self.task.selection.member_plan, shapes))
+        if self.task.beside is None:
+            return [(field, 0, member) for member, field in plans[0]]
+        policies = self.task.beside.policies
+        by_set: list[Shape | None] = [None] * len(policies)
+        for number, plan in zip(sets, plans, strict=True):
+            by_set[number] = tuple(field for _, field in plan)
+        numbers = {of_set: number for number, of_set in enumerate(sets)}
+        return [
+            (field, numbers[of_set], plans[numbers[of_set]][member][0])
+            for field, of_set, member in lay_out(by_set, policies).slots
+        ]
+
+    def _set_of(self, row: int) -> int:
+        """The set that a row of a join comes from: the first row of a sample may be of any."""
+        assert self.task.beside is not None
+        return row % self.width or self.task.beside.sets[int(self.chunk.rows.shards[row])]
+
+    def _key(self, sample: int, key: bytes) -> bytes:
         """The name under which a sample is written: its own or that of the format; the hash that was planned says which
         of the two."""
-        if not self.marks[row] & RENAMED:
+        if not self._is_renamed(sample):
             return key
         if self.task.rekey is not None:
-            source = self.task.inputs[int(self.samples.shards[row])]
-            new = self.task.rekey.key(key, shard_stem(source.address), int(self.samples.places[row]))
-            if hash_key(new) == self._planned_key(row):
+            place = int(self.chunk.rows.places[sample])
+            new = self.task.rekey.key(key, shard_stem(self._address(sample)), place)
+            if hash_key(new) == self._planned_key(sample):
                 return new
-        if hash_key(key) != self._planned_key(row):
-            raise self._changed(row)
+        if hash_key(key) != self._planned_key(sample):
+            raise self._changed(sample)
         return key
 
-    def _copy_alone(self, row: int) -> None:
+    def _copy_alone(self, sample: int) -> None:
         """One sample that is larger than the buffer, or to which a pax global header applies."""
-        source = self.inputs[self.files[row]]
-        start, end = self.begin_at[row], self.begin_at[row] + self._length(row)
+        rows = self._rows_of(sample)
+        batches = [self._batch_alone(sample, row) for row in rows]
+        key = batches[0].keys[0]
+        for row, batch in zip(rows, batches, strict=True):
+            if batch.keys[0] != key:
+                raise self._collision(key, batch.keys[0], row)
+        members = []
+        for field, number, member in self._slots(rows, [tuple(batch.fields) for batch in batches]):
+            offset, size = batches[number].offsets[member], batches[number].sizes[member]
+            members.append((field, size, self._pieces(rows[number], offset, size)))
+        self.shard.write_pieces(self._key(sample, key), members)
+
+    def _batch_alone(self, sample: int, row: int) -> SampleBatch:
+        """The members of one run, proven to be those of the plan."""
+        file, start, length = self.chunk.files[row], self.chunk.begins[row], int(self.chunk.rows.lengths[row])
+        source = self.inputs[file]
         try:
-            known = self.inputs.globals_before(self.files[row], start) if self.marks[row] & GLOBAL else None
-            columns = members_of_run(source, start, end, known)
+            known = self.inputs.globals_before(file, start) if self.chunk.rows.marks[row] & GLOBAL else None
+            batch = group_columns(members_of_run(source, start, start + length, known), source.name)
         except DataError:
             raise self._changed(row) from None
-        batch = grouped_as_planned(columns, [start], source.name)
-        if len(batch.keys) != 1:
+        if len(batch.keys) != 1 or not self._is_planned(sample, batch.keys[0]):
             raise self._changed(row)
-        if not are_those(headers_of_batch(batch), self.samples.headers[row : row + 1]).all():
+        if not are_those(headers_of_batch(batch), self.chunk.rows.headers[row : row + 1]).all():
             raise self._changed(row)
-        key = batch.keys[0]
-        if not self.marks[row] & RENAMED and hash_key(key) != self._planned_key(row):
-            raise self._changed(row)
-        shard = self._address(row)
-        members = [
-            (field, batch.sizes[at], self._told(pieces_of(source, batch.offsets[at], batch.sizes[at])))
-            for at, field in self.task.selection.plan_of(batch, 0, shard)
-        ]
-        self.shard.write_pieces(self._key(row, key), members)
+        return batch
 
-    def _told(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """The same pieces; whoever listens is told of each that has been written."""
-        for piece in pieces:
+    def _pieces(self, row: int, offset: int, size: int) -> Iterator[bytes]:
+        """A payload in pieces, from an input that may have been closed meanwhile; whoever listens is told of each that
+        has been written."""
+        for piece in pieces_of(self.inputs[self.chunk.files[row]], offset, size):
             yield piece
             self.tick(len(piece))
 
     def _first_changed(self, view: memoryview) -> DataError:
-        """The error that names the first sample in the buffer that is not what was planned."""
-        for row, begin in zip(self.rows, self.begins, strict=True):
-            end = begin + self._length(row)
-            scanner = Scanner(limit=end, first=begin)
-            try:
-                scanner.feed(view[begin:end], begin)
-            except DataError:
-                return self._changed(row)
-            if scanner.position != end or not scanner.is_at_member or not self._is_planned(row, scanner):
-                return self._changed(row)
-        return self._changed(self.rows[0])
+        """The error that names the first run in the buffer that is not what was planned, or is of another key than the
+        other runs of its sample."""
+        ends = self.chunk.row_ends
+        for sample in self.samples:
+            first: bytes | None = None
+            for row in self._rows_of(sample):
+                begin = ends[row] - self.chunk.ends[self.samples.start]
+                key = _key_of(view[begin : begin + ends[row + 1] - ends[row]])
+                if key is None or not self._is_planned(sample, key):
+                    return self._changed(row)
+                if first is not None and key != first:
+                    return self._collision(first, key, row)
+                first = key
+        return self._changed(int(self.runs[0]))
 
-    def _is_planned(self, row: int, scanner: Scanner) -> bool:
-        """Whether what a scanner found is one sample, of the key that was planned."""
-        keys = group_columns(scanner.take(), self.task.address).keys
-        return len(keys) == 1 and (
-            bool(self.marks[row] & RENAMED) or hash_key(keys[0]) == self._planned_key(row)
-        )
+    def _rows_of(self, sample: int) -> list[int]:
+        """The rows of a sample that are there."""
+        ends = self.chunk.row_ends
+        rows = range(sample * self.width, (sample + 1) * self.width)
+        return [row for row in rows if ends[row] < ends[row + 1]]
+
+    def _is_renamed(self, sample: int) -> bool:
+        # In a join the same mark says that a field gives way.
+        return self.width == 1 and bool(self.chunk.marks[sample] & RENAMED)
+
+    def _planned_key(self, sample: int) -> int:
+        return int(self.chunk.rows.keys[sample * self.width])
 
     def _address(self, row: int) -> str:
-        return self.task.inputs[int(self.samples.shards[row])].address
+        return self.task.inputs[int(self.chunk.rows.shards[row])].address
 
-    def _length(self, row: int) -> int:
-        return self.ends[row + 1] - self.ends[row]
-
-    def _planned_key(self, row: int) -> int:
-        return int(self.samples.keys[row])
+    def _collision(self, one: bytes, other: bytes, row: int) -> DataError:
+        return collision(one, other, self._address(row), int(self.chunk.rows.starts[row]))
 
     def _changed(self, row: int) -> DataError:
         return DataError(
-            f"sample {int(self.samples.places[row])} is not what was planned",
+            f"sample {int(self.chunk.rows.places[row])} is not what was planned",
             code="changed",
             shard=self._address(row),
-            offset=int(self.samples.starts[row]),
+            offset=int(self.chunk.rows.starts[row]),
             hint="the shard was changed meanwhile, or its index is stale: make it again with `wds index`",
         )
+
+
+def _key_of(run: memoryview) -> bytes | None:
+    """The key of a run of one sample, None when it is no such run."""
+    scanner = Scanner(limit=len(run))
+    try:
+        scanner.feed(run, 0)
+        keys = group_columns(scanner.take(), "").keys
+    except DataError:
+        return None
+    is_whole = scanner.position == len(run) and scanner.is_at_member
+    return keys[0] if is_whole and len(keys) == 1 else None

@@ -258,9 +258,9 @@ class Layout:
                 if self._filled[bucket]:
                     own.append((bucket, int(self._bounds[bucket + 1]) - first))
                 bucket += 1
-        # Who puts parts beside each other reads what it wants; nothing is held for it.
-        hold = self._sizes.hold if self._width == 1 else 0
-        return Spilled(self._space, self._places[first:end], tuple(bounds.tolist()), tuple(own), hold)
+        return Spilled(
+            self._space, self._places[first:end], tuple(bounds.tolist()), tuple(own), self._sizes.hold
+        )
 
     def release(self, shard: PlannedShard) -> None:
         """Let go of what nobody needs when ``shard`` and all before it are made."""

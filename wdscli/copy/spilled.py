@@ -21,7 +21,7 @@ from wdscli.plan.scratch import Scattered
 from wdscli.storage import Source, open_source, remove
 
 if TYPE_CHECKING:
-    from wdscli.plan.table import I64, U64, Ordered
+    from wdscli.plan.table import I64, U64, Ordered, PlanTable
 
 SPILLED = 1 << 32
 """From this number on a task has the spilled bytes among its inputs; no shard has such a number."""
@@ -68,21 +68,20 @@ class Reading:
         self._space = memoryview(b"")
         self.next_bucket = 0 if spilled is not None and samples.total else -1
 
-    def places(self, first: int, end: int) -> tuple[I64, U64]:
-        """The input of each sample from ``first`` up to ``end``, and its first byte there."""
+    def places(self, rows: PlanTable, first: int) -> tuple[I64, U64]:
+        """The input of some rows, of which the first is number ``first``, and the byte at which each begins there."""
         import numpy
 
-        some = self._samples.part(first, end)
-        shards: I64 = some.shards.astype(numpy.int64)
+        shards: I64 = rows.shards.astype(numpy.int64)
         if self._spilled is None:
-            return shards, some.starts
-        places = self._spilled.places[first:end]
+            return shards, rows.starts
+        places = self._spilled.places[first : first + rows.total]
         elsewhere = places == numpy.uint64(ELSEWHERE)
         parts, inner = numpy.uint64(0), places
         if self._spilled.space.is_local:
             parts, inner = places >> numpy.uint64(PART_BITS), places & numpy.uint64((1 << PART_BITS) - 1)
         files: I64 = numpy.where(elsewhere, shards, SPILLED + parts.astype(numpy.int64))
-        starts: U64 = numpy.where(elsewhere, some.starts, inner)
+        starts: U64 = numpy.where(elsewhere, rows.starts, inner)
         return files, starts
 
     def enter(self, row: int, open_part: Callable[[int], Source]) -> int:

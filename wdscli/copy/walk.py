@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from wdscli.plan.table import I64, U8, U64
 
-WORTH = 48
+WORTH_SAMPLES = 48
 """Fewer samples are walked faster one by one."""
 _LEVELS = 64
 _NAME = 100

@@ -12,204 +12,98 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from wdscli.codecs.encode import numpy_dumps, torch_dumps
-    from wdscli.loader.compat.names import (
-        DataPipeline,
-        DecodingError,
-        FluidInterface,
-        FluidWrapper,
-        MockDataset,
-        PipelineStage,
-        ResampledShards,
-        SimpleShardList,
-        getfirst,
-        pipelinefilter,
-        pytorch_weights_only,
-        repeatedly,
-        torch_loads,
-        transform_with,
-        with_epoch,
-        with_length,
-    )
-    from wdscli.loader.indexed import IndexedDataset
-    from wdscli.loader.mixing.mixing import RandomMix, RoundRobin, mix
-    from wdscli.loader.place.splitters import non_empty, single_node_only, split_by_node, split_by_worker
-    from wdscli.loader.samplers import ShardSampler
-    from wdscli.loader.stages.collate import default_collation
-    from wdscli.loader.stages.decoding import (
-        Continue,
-        Decoder,
-        gzfilter,
-        handle_extension,
-        imagehandler,
-        torch_audio,
-        torch_video,
-    )
-    from wdscli.loader.stages.packing import Packed, packed
-    from wdscli.loader.stages.policy import (
-        ignore_and_continue,
-        ignore_and_stop,
-        reraise_exception,
-        warn_and_continue,
-        warn_and_stop,
-    )
-    from wdscli.loader.torch_loader import WebLoader
-    from wdscli.loader.webdataset import Dataset, WebDataset
-    from wdscli.loader.write.writing import ShardWriter, TarWriter
+    from wdscli.codecs.encode import numpy_dumps as numpy_dumps
+    from wdscli.codecs.encode import torch_dumps as torch_dumps
+    from wdscli.loader.compat.names import DataPipeline as DataPipeline
+    from wdscli.loader.compat.names import DecodingError as DecodingError
+    from wdscli.loader.compat.names import FluidInterface as FluidInterface
+    from wdscli.loader.compat.names import FluidWrapper as FluidWrapper
+    from wdscli.loader.compat.names import MockDataset as MockDataset
+    from wdscli.loader.compat.names import PipelineStage as PipelineStage
+    from wdscli.loader.compat.names import ResampledShards as ResampledShards
+    from wdscli.loader.compat.names import SimpleShardList as SimpleShardList
+    from wdscli.loader.compat.names import getfirst as getfirst
+    from wdscli.loader.compat.names import pipelinefilter as pipelinefilter
+    from wdscli.loader.compat.names import pytorch_weights_only as pytorch_weights_only
+    from wdscli.loader.compat.names import repeatedly as repeatedly
+    from wdscli.loader.compat.names import torch_loads as torch_loads
+    from wdscli.loader.compat.names import transform_with as transform_with
+    from wdscli.loader.compat.names import with_epoch as with_epoch
+    from wdscli.loader.compat.names import with_length as with_length
+    from wdscli.loader.indexed import IndexedDataset as IndexedDataset
+    from wdscli.loader.mixing.mixing import RandomMix as RandomMix
+    from wdscli.loader.mixing.mixing import RoundRobin as RoundRobin
+    from wdscli.loader.mixing.mixing import mix as mix
+    from wdscli.loader.place.splitters import non_empty as non_empty
+    from wdscli.loader.place.splitters import single_node_only as single_node_only
+    from wdscli.loader.place.splitters import split_by_node as split_by_node
+    from wdscli.loader.place.splitters import split_by_worker as split_by_worker
+    from wdscli.loader.samplers import ShardSampler as ShardSampler
+    from wdscli.loader.stages.decoding import Continue as Continue
+    from wdscli.loader.stages.decoding import Decoder as Decoder
+    from wdscli.loader.stages.decoding import gzfilter as gzfilter
+    from wdscli.loader.stages.decoding import handle_extension as handle_extension
+    from wdscli.loader.stages.decoding import imagehandler as imagehandler
+    from wdscli.loader.stages.decoding import torch_audio as torch_audio
+    from wdscli.loader.stages.decoding import torch_video as torch_video
+    from wdscli.loader.stages.handlers import ignore_and_continue as ignore_and_continue
+    from wdscli.loader.stages.handlers import ignore_and_stop as ignore_and_stop
+    from wdscli.loader.stages.handlers import reraise_exception as reraise_exception
+    from wdscli.loader.stages.handlers import warn_and_continue as warn_and_continue
+    from wdscli.loader.stages.handlers import warn_and_stop as warn_and_stop
+    from wdscli.loader.stages.per_batch import Packed as Packed
+    from wdscli.loader.stages.per_batch import default_collation as default_collation
+    from wdscli.loader.stages.per_batch import packed as packed
+    from wdscli.loader.torch_loader import WebLoader as WebLoader
+    from wdscli.loader.webdataset import Dataset as Dataset
+    from wdscli.loader.webdataset import WebDataset as WebDataset
+    from wdscli.loader.write.writing import ShardWriter as ShardWriter
+    from wdscli.loader.write.writing import TarWriter as TarWriter
 
-_HOMES = {
-    "Continue": "loader.stages.decoding",
-    "DataPipeline": "loader.compat.names",
-    "Dataset": "loader.webdataset",
-    "Decoder": "loader.stages.decoding",
-    "DecodingError": "loader.compat.names",
-    "FluidInterface": "loader.compat.names",
-    "FluidWrapper": "loader.compat.names",
-    "IndexedDataset": "loader.indexed",
-    "MockDataset": "loader.compat.names",
-    "Packed": "loader.stages.packing",
-    "PipelineStage": "loader.compat.names",
-    "RandomMix": "loader.mixing.mixing",
-    "ResampledShards": "loader.compat.names",
-    "RoundRobin": "loader.mixing.mixing",
-    "ShardSampler": "loader.samplers",
-    "ShardWriter": "loader.write.writing",
-    "SimpleShardList": "loader.compat.names",
-    "TarWriter": "loader.write.writing",
-    "WebDataset": "loader.webdataset",
-    "WebLoader": "loader.torch_loader",
-    "default_collation": "loader.stages.collate",
-    "getfirst": "loader.compat.names",
-    "gzfilter": "loader.stages.decoding",
-    "handle_extension": "loader.stages.decoding",
-    "ignore_and_continue": "loader.stages.policy",
-    "ignore_and_stop": "loader.stages.policy",
-    "imagehandler": "loader.stages.decoding",
-    "mix": "loader.mixing.mixing",
-    "non_empty": "loader.place.splitters",
-    "numpy_dumps": "codecs.encode",
-    "packed": "loader.stages.packing",
-    "pipelinefilter": "loader.compat.names",
-    "pytorch_weights_only": "loader.compat.names",
-    "repeatedly": "loader.compat.names",
-    "reraise_exception": "loader.stages.policy",
-    "single_node_only": "loader.place.splitters",
-    "split_by_node": "loader.place.splitters",
-    "split_by_worker": "loader.place.splitters",
-    "torch_audio": "loader.stages.decoding",
-    "torch_dumps": "codecs.encode",
-    "torch_loads": "loader.compat.names",
-    "torch_video": "loader.stages.decoding",
-    "transform_with": "loader.compat.names",
-    "warn_and_continue": "loader.stages.policy",
-    "warn_and_stop": "loader.stages.policy",
-    "with_epoch": "loader.compat.names",
-    "with_length": "loader.compat.names",
+_NAMES = {
+    "codecs.encode": "numpy_dumps torch_dumps",
+    "loader.compat.names": (
+        "DataPipeline DecodingError FluidInterface FluidWrapper MockDataset PipelineStage ResampledShards "
+        "SimpleShardList getfirst pipelinefilter pytorch_weights_only repeatedly torch_loads "
+        "transform_with with_epoch with_length"
+    ),
+    "loader.indexed": "IndexedDataset",
+    "loader.mixing.mixing": "RandomMix RoundRobin mix",
+    "loader.place.splitters": "non_empty single_node_only split_by_node split_by_worker",
+    "loader.samplers": "ShardSampler",
+    "loader.stages.decoding": (
+        "Continue Decoder gzfilter handle_extension imagehandler torch_audio torch_video"
+    ),
+    "loader.stages.handlers": (
+        "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue warn_and_stop"
+    ),
+    "loader.stages.per_batch": "Packed default_collation packed",
+    "loader.torch_loader": "WebLoader",
+    "loader.webdataset": "Dataset WebDataset",
+    "loader.write.writing": "ShardWriter TarWriter",
 }
+"""Public names by the module that has them."""
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "Continue",
-    "DataPipeline",
-    "Dataset",
-    "Decoder",
-    "DecodingError",
-    "FluidInterface",
-    "FluidWrapper",
-    "IndexedDataset",
-    "MockDataset",
-    "Packed",
-    "PipelineStage",
-    "RandomMix",
-    "ResampledShards",
-    "RoundRobin",
-    "ShardSampler",
-    "ShardWriter",
-    "SimpleShardList",
-    "TarWriter",
-    "WebDataset",
-    "WebLoader",
-    "default_collation",
-    "getfirst",
-    "gzfilter",
-    "handle_extension",
-    "ignore_and_continue",
-    "ignore_and_stop",
-    "imagehandler",
-    "mix",
-    "non_empty",
-    "numpy_dumps",
-    "packed",
-    "pipelinefilter",
-    "pytorch_weights_only",
-    "repeatedly",
-    "reraise_exception",
-    "single_node_only",
-    "split_by_node",
-    "split_by_worker",
-    "torch_audio",
-    "torch_dumps",
-    "torch_loads",
-    "torch_video",
-    "transform_with",
-    "warn_and_continue",
-    "warn_and_stop",
-    "with_epoch",
-    "with_length",
-]
+__all__ = sorted(_HOMES)
 
-# webdataset's stages as functions. Not in __all__: some are named as builtins are.
-_CURRIED = [
-    "Cached",
-    "LMDBCached",
-    "LRUCleanup",
-    "MultiShardSample",
-    "associate",
-    "batched",
-    "decode",
-    "detshuffle",
-    "extract_keys",
-    "gopen",
-    "gopen_schemes",
-    "info",
-    "listed",
-    "log_keys",
-    "map",
-    "map_dict",
-    "map_tuple",
-    "pipe_cleaner",
-    "rename",
-    "rename_keys",
-    "resampled",
-    "rsample",
-    "select",
-    "shardspec",
-    "shuffle",
-    "slice",
-    "tarfile_samples",
-    "tarfile_to_samples",
-    "to_tuple",
-    "unbatched",
-    "unlisted",
-    "xdecode",
-]
+_STAGES = (
+    "Cached LMDBCached LRUCleanup MultiShardSample associate batched decode detshuffle extract_keys gopen "
+    "gopen_schemes info listed log_keys map map_dict map_tuple pipe_cleaner rename rename_keys resampled "
+    "rsample select shardspec shuffle slice tarfile_samples tarfile_to_samples to_tuple unbatched unlisted "
+    "xdecode"
+)
+"""webdataset's stages as functions. Not in __all__: some are named as builtins are."""
+_MODULES = "autodecode cache extradatasets pytorch shardlists tariterators utils writer"
+"""webdataset's, of which there are none here."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        home = _HOMES[name]
-        return getattr(import_module(f"wdscli.{home}"), name)
-    if name in _CURRIED:
-        return getattr(import_module("wdscli.loader.stages.curried"), name)
+        return getattr(import_module(f"wdscli.{_HOMES[name]}"), name)
+    if name in _STAGES.split():
+        return import_module("wdscli.loader.compat.names").stage(name)
     more = ""
-    if name in (
-        "autodecode",
-        "cache",
-        "extradatasets",
-        "pytorch",
-        "shardlists",
-        "tariterators",
-        "utils",
-        "writer",
-    ):
+    if name in _MODULES.split():
         more = ": the names of webdataset's modules are in wdscli.loader itself, see wdscli-webdataset(7)"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{more}")

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.order.order import Shuffle
 from wdscli.loader.read.reading import PREFETCH
-from wdscli.loader.stages.collate import default_collation
-from wdscli.loader.stages.packing import for_transport
+from wdscli.loader.stages.per_batch import default_collation, for_transport
 from wdscli.loader.webdataset import WebDataset
 
 

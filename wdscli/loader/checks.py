@@ -1,14 +1,19 @@
-"""Arguments that training code gives, looked at when they are given and not when the first batch is wanted.
+"""Arguments that training code gives: looked at when they are given and not when the first batch is wanted, and their
+errors in the words of code, also where they are options of wds.
 
 It must not know what they are for.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import index
 from typing import Any
+from warnings import warn
 
-from wdscli.errors import UsageError
+from wdscli.errors import DataError, UsageError
 from wdscli.units import parse_size
 
 
@@ -36,3 +41,53 @@ def want_size(name: str, value: Any) -> int:
     if isinstance(value, str):
         return parse_size(value)
     return want_whole(name, value, 0, hint=f'{name}="256MB", or 0 for none')
+
+
+def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] | None:
+    """What ``fields=`` names: a list of names, or text with commas between them; None for all. ``known`` are those that
+    the set has, where that was counted: warns when no sample has any of them. Raises UsageError for what are no names.
+    """
+    if fields is None:
+        return None
+    given: Any = fields.split(",") if isinstance(fields, str) else fields
+    names: list[Any] = list(given) if isinstance(given, Iterable) else [None]
+    if not all(isinstance(name, str) and name for name in names):
+        raise UsageError(f"fields={fields!r}: fields are named by text", hint='fields=["jpg", "json"]')
+    have = sorted(known or ())
+    if names and have and not {name.lower() for name in names} & {name.lower() for name in have}:
+        warn(f"no sample has a field {' or '.join(names)}; there are {', '.join(have)}", stacklevel=3)
+    return names
+
+
+def texts(keys: str | Sequence[str] | None) -> list[str] | None:
+    """``keys=`` as a list. Raises UsageError."""
+    if keys is None or isinstance(keys, str):
+        return None if keys is None else [keys]
+    found: list[Any] = list(keys) if isinstance(keys, Iterable) else [None]
+    if not all(isinstance(key, str) for key in found):
+        raise UsageError(f"keys={keys!r}: keys are text", hint='keys=["n01/*", "n02/img7"]')
+    if not found:
+        raise UsageError("keys= is empty", hint="None keeps all keys")
+    return found
+
+
+@contextmanager
+def in_code() -> Iterator[None]:
+    """Errors that name options of wds name arguments instead."""
+    try:
+        yield
+    except (DataError, UsageError) as error:
+        error.message = argument(error.message)
+        error.hint = None if error.hint is None else argument(error.hint)
+        raise
+
+
+def argument(text: str) -> str:
+    """``text`` with arguments in the place of options.
+
+    >>> argument("--where is empty"), argument("--keys 'n01/*'"), argument("pass over them with --on-error skip")
+    ('where is empty', "keys='n01/*'", 'pass over them with on_error="skip"')
+    """
+    text = re.sub(r"--on-error (\w+)", r'on_error="\1"', text)
+    text = re.sub(r"--(where|keys) (?=')", r"\1=", text)
+    return re.sub(r"--(where|keys)\b(?!-)", r"\1", text).replace("--keys-from", "keys_from")

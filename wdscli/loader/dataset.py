@@ -8,13 +8,15 @@ must not know how bytes are had.
 from __future__ import annotations
 
 import sys
+import warnings
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import chain, islice
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from wdscli.errors import UsageError
-from wdscli.loader import telling
+from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.order.span import ENDLESS, Span
 from wdscli.loader.order.views import Blocks, Slice, Viewed
@@ -31,15 +33,14 @@ from wdscli.loader.place.place import (
 from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker, launched_rank
 from wdscli.loader.place.share import Batches, Tail
 from wdscli.loader.read.failures import OnError, Policy, Spare
-from wdscli.loader.read.meter import Times
+from wdscli.loader.read.meter import METER, Times
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
 from wdscli.loader.read.source import PositionSource
+from wdscli.loader.stages.flow import Maker, Pipeline, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Epochs, Fluent
 from wdscli.loader.stages.generators import through
-from wdscli.loader.stages.making import Maker
-from wdscli.loader.stages.policy import Handler, StopEpoch, reraise_exception
-from wdscli.loader.stages.recipe import Pipeline, Unit
-from wdscli.loader.stats import Counts
+from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
+from wdscli.loader.stats import Counts, warning_of_losses
 
 if TYPE_CHECKING:
     import numpy
@@ -56,8 +57,10 @@ class PositionDataset(Fluent):
     _policy: Policy
     _told: tuple[int, int] | None = None
     """Rank and world size of the process that made this copy, when they were known."""
+    _empty_check = False
+    """Whether an epoch without samples is an error."""
     trail: list[int] | None = None
-    """How far a stream was read, see :mod:`wdscli.loader.streams`."""
+    """How far a stream was read: rank, worker, epoch, the next batch, shards to their end, samples in those."""
 
     def __init__(
         self,
@@ -99,9 +102,8 @@ class PositionDataset(Fluent):
         return type(self)
 
     def __repr__(self) -> str:
-        from wdscli.loader.shown import shown
-
-        return shown(type(self).__name__, self.source, self.pipeline)
+        stages = ", ".join(self.pipeline.names())
+        return f"<{type(self).__name__} of {', '.join(_facts(self.source))}{stages and ': ' + stages}>"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_told": launched_rank()}
@@ -137,7 +139,13 @@ class PositionDataset(Fluent):
         return self._with(standing=Standing(place))
 
     def check_samples(self) -> None:
-        """Called before an iteration; raises where one would make no sense."""
+        """Called before an iteration: raises InputError when there are no samples and that is an error."""
+        if self._empty_check and not self._batches().length:
+            self._raise_empty()
+
+    @staticmethod
+    def _raise_empty() -> None:
+        raise InputError("no samples in this dataset", hint="empty_check=False makes that no error")
 
     def total(self, epoch: int) -> int:
         """Batches of an epoch, the same on every rank."""
@@ -193,14 +201,14 @@ class PositionDataset(Fluent):
         iteration = self.standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
         found = items(start, share, iteration)
-        return telling.by_worker(found, share.worker, self._gathered) if in_worker() else found
+        return warning_of_losses(found, share.worker, self._gathered) if in_worker() else found
 
     def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """The state follows what was given."""
         standing = self.standing
         topology = (share.world, share.workers) if self.is_stream else None
         check_topology(start, topology)
-        place = start = start._replace(topology=topology)
+        start = start._replace(topology=topology)
         if self._is_single and not start.item:
             cursor = Cursor(start, share.workers)
             standing.follow(iteration, cursor)
@@ -209,15 +217,21 @@ class PositionDataset(Fluent):
                 yield item
             self._finish(iteration, cursor.place)
             return
-        for number, unit, _ in self.units(start, share):
-            behind = start._replace(batch=number + share.workers, item=0)
+        yield from self.followed(self.units(start, share), start, share.workers, iteration)
+
+    def followed(self, units: Iterable[Any], start: Place, step: int, iteration: int) -> Iterator[Any]:
+        """What is in ``units``, every ``step``-th of an epoch from ``start`` on; the place is behind what was given."""
+        place = start
+        for unit in units:
+            number, items = unit.number, unit.items
+            behind = start._replace(batch=number + step, item=0)
             begin = start.item if number == start.batch else 0
-            for at in range(begin, len(unit)):
-                place = behind if at + 1 == len(unit) else start._replace(batch=number, item=at + 1)
-                standing.at(iteration, place)
-                yield unit[at]
+            for at in range(begin, len(items)):
+                place = behind if at + 1 == len(items) else start._replace(batch=number, item=at + 1)
+                self.standing.at(iteration, place)
+                yield items[at]
             place = behind
-            standing.at(iteration, place)
+            self.standing.at(iteration, place)
         self._finish(iteration, place)
 
     def _finish(self, iteration: int, place: Place) -> None:
@@ -238,14 +252,16 @@ class PositionDataset(Fluent):
         items = through(self.pipeline.generators, items, start.epoch)
         if self._span is not None and self._span.items is not None:
             items = islice(items, len(range(share.worker, self._span.items, share.workers)))
-        place = start._replace(topology=topology)
-        try:
+        yield from self.counted(items, start._replace(topology=topology), iteration)
+
+    def counted(self, items: Iterable[Any], start: Place, iteration: int) -> Iterator[Any]:
+        """Those of ``items`` that a place has not counted yet; the place counts them."""
+        place = start
+        with suppress(StopEpoch):
             for item in islice(items, start.item, None):
                 place = place._replace(item=place.item + 1)
                 self.standing.at(iteration, place)
                 yield item
-        except StopEpoch:
-            pass
         self._finish(iteration, place)
 
     def units(self, start: Place, share: Share) -> Iterator[Unit]:
@@ -255,14 +271,47 @@ class PositionDataset(Fluent):
         line = self._line(share)
         batches = self._batches(line, start.epoch)
         if self.is_stream:
-            from wdscli.loader.streams import stream_reads
-
             maker = self._maker(Spare(line, start.epoch), batches)
-            with closing(stream_reads(self, batches, start)) as reads:
-                yield from self._made(maker, reads)
+            with closing(self.streamed(batches, start)) as reads:
+                yield from maker.units(reads, self._stage_threads)
             return
         with self._making(line, batches, start) as (maker, blocks):
-            yield from telling.of_gaps(self._made(maker, by_batch(blocks)), batches)
+            yield from warning_of_gaps(maker.units(by_batch(blocks), self._stage_threads), batches)
+
+    def streamed(self, batches: Batches, start: Place) -> Generator[Read, None, None]:
+        """The samples of each batch of a stream from ``start`` on, for this worker. Batch n of a rank is made by worker
+        n modulo its workers, of the next samples that are dealt to that worker; a worker whose samples are used up
+        makes no more."""
+        import numpy
+
+        source: Any = self.source
+        share = batches.share._replace(worker=start.batch % batches.share.workers)
+        if share.world > 1 and batches.length >= ENDLESS:
+            warnings.warn(
+                "ranks may see different numbers of batches of shards that can only be streamed; "
+                "with_epoch(n) makes them equal",
+                stacklevel=2,
+            )
+        workers, size = share.workers, batches.batch
+        passes = 1 if self._span is None else self._span.passes
+        who = [share.rank, share.worker, start.epoch]
+        trail = source.trail(self.trail, [*who, start.batch])
+        skipped = start.batch // workers * size - trail.before
+        nowhere: I64 = numpy.empty(0, dtype=numpy.int64)
+        with closing(source.flow(start.epoch, passes, share, self._policy, trail)) as flow:
+            deque(islice(flow, skipped), maxlen=0)
+            for number in range(start.batch, batches.total, workers):
+                begin, moved = perf_counter(), METER.bytes
+                samples = list(islice(flow, size))
+                self._times.reading += perf_counter() - begin
+                self._times.samples += len(samples)
+                self._times.bytes += METER.bytes - moved
+                if not samples and self._empty_check and trail.shards and not trail.samples:
+                    self._raise_empty()
+                if not samples:
+                    return
+                self.trail = [*who, number + workers, trail.shards, trail.before]
+                yield Read(number, nowhere, samples)
 
     def _maker(self, spare: Spare, batches: Batches) -> Maker:
         return Maker(
@@ -279,9 +328,9 @@ class PositionDataset(Fluent):
         """Whether samples may be taken in the place of others."""
         return self._policy.on_error == "substitute"
 
-    def _made(self, maker: Maker, reads: Iterable[Read]) -> Iterator[Unit]:
-        threads = self._threads if self.pipeline.before else 1
-        return maker.units(reads) if threads == 1 else maker.threaded(reads, threads)
+    @property
+    def _stage_threads(self) -> int:
+        return self._threads if self.pipeline.before else 1
 
     def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
         """What :meth:`units` makes where there is no batch stage: (number, what comes out)."""
@@ -292,8 +341,8 @@ class PositionDataset(Fluent):
     @property
     def _is_single(self) -> bool:
         """Whether units need not be made, because samples do."""
-        in_threads = self._threads > 1 and bool(self.pipeline.before)
-        return self.pipeline.batch is None and self._together == 1 and not self.is_stream and not in_threads
+        alone = self.pipeline.batch is None and self._together == 1
+        return alone and not self.is_stream and self._stage_threads == 1
 
     @contextmanager
     def _making(
@@ -392,6 +441,21 @@ class PositionDataset(Fluent):
             )
         self.standing.move(place)
         self.trail = state.get("trail")
+
+
+def _facts(source: Any) -> list[str]:
+    """What is said of a source to who prints a dataset: shards, samples, order."""
+    while hasattr(source, "source"):
+        source = source.source
+    catalog = getattr(source, "catalog", None)
+    if catalog is None:
+        return ["a stream" if getattr(source, "is_stream", False) else "several sets"]
+    total = "" if catalog.total is None else f", {catalog.total:,} samples"
+    identity = source.identity()
+    return [
+        f"{len(catalog.addresses):,} shards{total}",
+        *(f"{name}={identity[name]!r}" for name in ("shuffle", "seed") if name in identity),
+    ]
 
 
 _registered: set[type] = set()

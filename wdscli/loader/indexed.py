@@ -19,6 +19,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
+from wdscli.loader.checks import wanted_fields
 from wdscli.loader.compat.urls import Urls, addresses_of
 from wdscli.loader.order.ordinals import Layout, Ordinals, layout
 from wdscli.loader.read.catalog import Catalog
@@ -26,9 +27,8 @@ from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, inst
 from wdscli.loader.read.fetch import Raw
 from wdscli.loader.read.pool import Pool
 from wdscli.loader.read.selected import Filter, FilteredCatalog, filtered
-from wdscli.loader.stages.fields import wanted_fields
+from wdscli.loader.stages.flow import Pipeline
 from wdscli.loader.stages.fluent import PerSample
-from wdscli.loader.stages.recipe import Pipeline
 from wdscli.loader.stats import Counts
 from wdscli.storage.trust import check_pipe
 

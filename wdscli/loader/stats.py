@@ -1,12 +1,14 @@
 """What happened to samples that were not given: how many, of which shard, for which reason.
 
-What it is: :class:`Counts`, which stages, handlers and readers add to, and which ``stats()`` shows. Threads of one
-process may add at a time; counts of other processes are added with :meth:`Counts.merge`. It must not know who counts.
+What it is: :class:`Counts`, which stages, handlers and readers add to, and which ``stats()`` shows, and
+:func:`warning_of_losses` for a process whose counts nobody sees. Threads of one process may add at a time; counts of
+other processes are added with :meth:`Counts.merge`. It must not know who counts, nor why something was left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import Any
 
@@ -72,3 +74,30 @@ class Counts:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=Lock())
+
+
+def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Counts]) -> Iterator[Any]:
+    """``items``, and at their end, or when they are left, a warning of the samples that errors took since they began.
+    For a worker of a plain DataLoader: what is counted there, ``stats()`` of the main process does not know. What
+    ``select`` leaves out is wanted, and passed over."""
+    before = _errors(counts())
+    try:
+        yield from items
+    finally:
+        lost = {of: number - before.get(of, 0) for of, number in _errors(counts()).items()}
+        by_reason: dict[str, int] = {}
+        for (_, reason), number in lost.items():
+            if number > 0:
+                by_reason[reason] = by_reason.get(reason, 0) + number
+        if by_reason:
+            reasons = ", ".join(f"{reason} {number}" for reason, number in by_reason.items())
+            warnings.warn(
+                f"worker {worker} left out {sum(by_reason.values())} samples ({reasons}); "
+                "stats() of the main process has what the workers of a WebLoader left out, no others",
+                stacklevel=2,
+            )
+
+
+def _errors(counts: Counts) -> dict[tuple[str, str], int]:
+    """What errors took: their reasons name one."""
+    return {(shard, reason): number for shard, reason, number in counts.rows() if ": " in reason}

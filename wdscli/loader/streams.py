@@ -1,12 +1,11 @@
 """Shards that can only be read from front to back: ``pipe:``, ``-``, compressed ones, servers without ranges, FIFOs.
 
-What it is: :class:`ShardStream`, in the place of a source of positions, and :func:`stream_reads`, what one worker has
-of it. How: the shards of an epoch, permuted by :mod:`wdscli.loader.order.order`'s key when they are shuffled, are dealt
-out one by one to ranks first, then to workers: shard i of them to rank i mod ranks, worker i // ranks mod workers. A
-worker's samples are those of its shards, through a real shuffle buffer when there is one, so what comes is the same for
-the same number of ranks and workers only, and a state of others is refused. To go on is to read again, without the
-stages, what was given already: from the start of the shard where the state is of this process and there is no buffer,
-else from the start of the epoch.
+What it is: :class:`ShardStream`, in the place of a source of positions. How: the shards of an epoch, permuted by
+:mod:`wdscli.loader.order.order`'s key when they are shuffled, are dealt out one by one to ranks first, then to workers:
+shard i of them to rank i mod ranks, worker i // ranks mod workers. A worker's samples are those of its shards, through
+a real shuffle buffer when there is one, so what comes is the same for the same number of ranks and workers only, and a
+state of others is refused. To go on is to read again, without the stages, what was given already: from the start of the
+shard where the state is of this process and there is no buffer, else from the start of the epoch.
 
 It must not know what stages do.
 """
@@ -14,26 +13,21 @@ It must not know what stages do.
 from __future__ import annotations
 
 import warnings
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from itertools import count, islice
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError
-from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import SHARDS, Permutation, Shuffle, key
-from wdscli.loader.place.place import Place
+from wdscli.loader.order.span import ENDLESS
 from wdscli.loader.place.ranks import Share, in_worker
-from wdscli.loader.place.share import Batches, Tail
+from wdscli.loader.place.share import Tail
 from wdscli.loader.read.catalog import Catalog, only_streams
 from wdscli.loader.read.failures import Failed, OnError, Policy
 from wdscli.loader.read.fetch import Raw
 from wdscli.loader.read.meter import METER
-from wdscli.loader.read.reading import Read
 from wdscli.loader.read.source import EpochReader
-from wdscli.loader.stages.policy import StopEpoch
+from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
 from wdscli.shown import shown
@@ -45,7 +39,6 @@ if TYPE_CHECKING:
 
     I64: TypeAlias = NDArray[numpy.int64]
 
-ENDLESS = 1 << 62
 BUFFERED = 7
 """What a key is for, as in :mod:`wdscli.loader.order.order`."""
 PASS = 1 << 32
@@ -212,41 +205,6 @@ def _drawn(held: list[Any], draw: int) -> Any:
     place = draw % len(held)
     held[place], held[-1] = held[-1], held[place]
     return held.pop()
-
-
-def stream_reads(dataset: PositionDataset, batches: Batches, start: Place) -> Generator[Read, None, None]:
-    """The samples of each batch from ``start`` on, for this worker. Batch n of a rank is made by worker n modulo its
-    workers, of the next samples that are dealt to that worker; a worker whose samples are used up makes no more."""
-    import numpy
-
-    source: Any = dataset.source
-    share = batches.share._replace(worker=start.batch % batches.share.workers)
-    if share.world > 1 and batches.length >= ENDLESS:
-        warnings.warn(
-            "ranks may see different numbers of batches of shards that can only be streamed; "
-            "with_epoch(n) makes them equal",
-            stacklevel=2,
-        )
-    workers, size = share.workers, batches.batch
-    passes = 1 if dataset._span is None else dataset._span.passes
-    who = [share.rank, share.worker, start.epoch]
-    trail = source.trail(dataset.trail, [*who, start.batch])
-    skipped = start.batch // workers * size - trail.before
-    nowhere: I64 = numpy.empty(0, dtype=numpy.int64)
-    with closing(source.flow(start.epoch, passes, share, dataset._policy, trail)) as flow:
-        deque(islice(flow, skipped), maxlen=0)
-        for number in range(start.batch, batches.total, workers):
-            begin, moved = perf_counter(), METER.bytes
-            samples = list(islice(flow, size))
-            dataset._times.reading += perf_counter() - begin
-            dataset._times.samples += len(samples)
-            dataset._times.bytes += METER.bytes - moved
-            if not samples and trail.shards and not trail.samples and getattr(dataset, "_empty_check", False):
-                raise InputError("no samples in this dataset", hint="empty_check=False makes that no error")
-            if not samples:
-                return
-            dataset.trail = [*who, number + workers, trail.shards, trail.before]
-            yield Read(number, nowhere, samples)
 
 
 _read: set[str] = set()

@@ -22,9 +22,9 @@ from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.dice import seeded
 from wdscli.loader.place.place import Place, check_topology
 from wdscli.loader.place.ranks import find_worker, in_worker
+from wdscli.loader.stages.flow import Pipeline, Unit
 from wdscli.loader.stages.fluent import Epochs, Fluent
 from wdscli.loader.stages.generators import through
-from wdscli.loader.stages.recipe import Pipeline, Unit
 from wdscli.loader.stats import Counts
 
 Self = TypeVar("Self", bound="WebLoader")
@@ -141,13 +141,16 @@ class WebLoader(Fluent):
         if not isinstance(self.dataset, PositionDataset):
             return self._run(self._plain(self.dataset), 0)
         self.dataset.check_samples()
-        start = self.dataset.standing.begins()
-        topology = self._topology(self.dataset)
+        data = self.dataset
+        start, topology = data.standing.begins(), self._topology(data)
         check_topology(start, topology)
-        iteration = self.dataset.standing.begin()
-        return (self._replayed if self._replays else self._followed)(
-            start._replace(topology=topology), iteration
-        )
+        start, iteration = start._replace(topology=topology), data.standing.begin()
+        if not self._replays:
+            return data.followed(self._units(start), start, 1, iteration)
+        items: Iterator[Any] = chain.from_iterable(unit.items for unit in self._units(start))
+        if not self._exact:
+            items = self._plain(data.beginning_at(start._replace(item=0, topology=None)))
+        return data.counted(self._run(items, start.epoch), start, iteration)
 
     @property
     def _replays(self) -> bool:
@@ -160,33 +163,6 @@ class WebLoader(Fluent):
             return None
         workers = ANY if self._exact and not dataset.is_stream else max(1, self.num_workers)
         return dataset.share().world, workers
-
-    def _followed(self, start: Place, iteration: int) -> Iterator[Any]:
-        """Units as they are; the place is behind what was given."""
-        standing = self._ours().standing
-        for unit in self._units(start):
-            behind = start._replace(batch=unit.number + 1, item=0)
-            for at in range(start.item if unit.number == start.batch else 0, len(unit.items)):
-                within = start._replace(batch=unit.number, item=at + 1)
-                standing.at(iteration, behind if at + 1 == len(unit.items) else within)
-                yield unit.items[at]
-            standing.at(iteration, behind)
-        following = Place(start.epoch + 1)
-        standing.finish(iteration, following, following)
-
-    def _replayed(self, start: Place, iteration: int) -> Iterator[Any]:
-        """What the stages make of it; the place is how much of that was given."""
-        standing = self._ours().standing
-        items: Iterator[Any] = chain.from_iterable(unit.items for unit in self._units(start))
-        if not self._exact:
-            items = self._plain(self._ours().beginning_at(start._replace(item=0, topology=None)))
-        here = start
-        for item in islice(self._run(items, start.epoch), start.item, None):
-            here = here._replace(item=here.item + 1)
-            standing.at(iteration, here)
-            yield item
-        following = Place(start.epoch + 1)
-        standing.finish(iteration, following, following)
 
     def _run(self, items: Iterator[Any], epoch: int) -> Iterator[Any]:
         items = through(self.pipeline.generators, items, epoch)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
-from wdscli.errors import InputError, UsageError
+from wdscli.errors import UsageError
+from wdscli.loader.checks import wanted_fields
 from wdscli.loader.compat.urls import Urls, addresses_of
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import Shuffle
@@ -22,10 +23,9 @@ from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError
 from wdscli.loader.read.reading import PREFETCH
 from wdscli.loader.read.source import IndexedSource, PositionSource
-from wdscli.loader.stages.fields import wanted_fields
 from wdscli.loader.stages.fluent import Epochs
-from wdscli.loader.stages.patterns import Files
-from wdscli.loader.stages.policy import Handler, StopEpoch, reraise_exception
+from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
+from wdscli.loader.stages.per_sample import Files
 from wdscli.storage.trust import check_pipe
 
 Self = TypeVar("Self", bound="WebDataset")
@@ -149,13 +149,8 @@ class WebDataset(PositionDataset):
         self._empty_check = empty_check
         self._span = Epochs(None, None) if resampled or repeat else None
         if catalog.spelled:
-            files = Files(select_files, rename_files, self._guard("select_files", handler))
-            self.pipeline = self.pipeline.then(files)
-
-    def check_samples(self) -> None:
-        """Raise InputError when there are none, unless ``empty_check=False``."""
-        if self._empty_check and not self._batches().length:
-            raise InputError("no samples in this dataset", hint="empty_check=False makes that no error")
+            files = Files(select_files, rename_files)
+            self.pipeline = self._guarded("select_files", files, handler).pipeline
 
     def close(self) -> None:
         """Nothing is left open between iterations; here for code that closes."""

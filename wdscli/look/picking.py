@@ -10,7 +10,9 @@ It must not know what becomes of the samples.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import IO, Any, NamedTuple
 
 from wdscli.errors import DataError, OutputError, UsageError, WdsError
@@ -98,14 +100,13 @@ class Picker:
         self._progress = progress
         self._ignored = Ignored()
         self._damaged: dict[str, int] = missing_samples(self.set.missing)
-        self._known = known_samples(self.set) if on_error == "skip" else {}
+        self._known = known_samples(self.set) if self.skips else {}
 
     @property
     def dropped(self) -> dict[str, int]:
         """Samples that were read and not selected, by reason."""
-        total = dict(self.state.dropped)
-        for reason, count in self._damaged.items():
-            total[reason] = total.get(reason, 0) + count
+        total = Counter(self.state.dropped)
+        total.update(self._damaged)
         return dict(sorted(total.items()))
 
     @property
@@ -155,36 +156,36 @@ class Picker:
         elif self._copies_streams:
             with Scratch() as scratch:
                 copy = Input(source.name, scratch.place(0))
-                spool(source, copy.copy, cut=self._trouble if self._on_error == "skip" else None)
+                spool(source, copy.copy, cut=self._trouble if self.skips else None)
                 with copy.open() as again:
                     yield from self._seekable(again)
         else:
             yield from self._stream(source)
 
     def _seekable(self, source: Source) -> Iterator[Page]:
-        batches = None
-        if self._on_error == "skip":
-            sound = salvaged_batches(
-                source,
-                self._trouble,
-                self._damaged,
-                form=self._form,
-                ignored=self._ignored,
-                known=self._known.get(source.name, -1),
-            )
-            batches = self._safe(sound)
+        batches = self._sound(source) if self.skips else None
         found = iter_selected(
             source, self.selection, self.state, form=self._form, ignored=self._ignored, batches=batches
         )
         for batch, rows in found:
             self._check(batch, source)
-            yield Page(source, batch, rows, _Reader(source, batch).pieces)
+            yield Page(source, batch, rows, partial(_pieces, source, batch))
 
     def _check(self, batch: SampleBatch, source: Source) -> None:
         if self._writes_names:
             check_names(batch, source.name)
 
-    def _safe(self, batches: Iterator[SampleBatch]) -> Iterator[SampleBatch]:
+    def _sound(self, source: Source, see: Callable[[Window], None] | None = None) -> Iterator[SampleBatch]:
+        """The samples of which it can be told that they are whole, the others counted."""
+        batches = salvaged_batches(
+            source,
+            self._trouble,
+            self._damaged,
+            form=self._form,
+            ignored=self._ignored,
+            see=see,
+            known=self._known.get(source.name, -1),
+        )
         return keep_safe(batches, self._damaged) if self._writes_names else batches
 
     def _trouble(self, error: DataError) -> None:
@@ -205,17 +206,8 @@ class Picker:
 
     def _batches(self, source: Source, held: _Held) -> Iterator[SampleBatch]:
         """The batches of a stream, the payloads of their members held."""
-        if self._on_error == "skip":
-            sound = salvaged_batches(
-                source,
-                self._trouble,
-                self._damaged,
-                form=self._form,
-                ignored=self._ignored,
-                see=held.see,
-                known=self._known.get(source.name, -1),
-            )
-            yield from self._safe(sound)
+        if self.skips:
+            yield from self._sound(source, held.see)
             return
         grouper = Grouper(source.name)
         grouper.ignored = self._ignored
@@ -229,15 +221,9 @@ class Picker:
             yield last
 
 
-class _Reader:
-    """Payloads of a batch of a seekable input, read when they are asked for."""
-
-    def __init__(self, source: Source, batch: SampleBatch) -> None:
-        self._source = source
-        self._batch = batch
-
-    def pieces(self, member: int) -> Iterator[bytes]:
-        return pieces_of(self._source, self._batch.offsets[member], self._batch.sizes[member])
+def _pieces(source: Source, batch: SampleBatch, member: int) -> Iterator[bytes]:
+    """A payload of a seekable input, read when it is asked for."""
+    return pieces_of(source, batch.offsets[member], batch.sizes[member])
 
 
 class _Held:

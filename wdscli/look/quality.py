@@ -149,13 +149,18 @@ def measure(
 
 def _mixing(shards: Numbers, places: I64, classes: Numbers | None, window: int) -> Mixing:
     """The numbers of one order; ``places`` has the place in the input of each sample in it."""
-    counts = _distinct(shards[places], window)
+    import numpy
+
     total = len(places)
+    counts = _distinct(shards[places], window)
+    distances = (places - numpy.arange(total)).astype(numpy.float64)
+    # Spearman's: 1 - 6 sum(d^2) / (n (n^2 - 1)). Places are ranks already, and none is tied.
+    unlike = 6 * float(numpy.square(distances).sum()) / (total * (float(total) ** 2 - 1) or 1)
     return Mixing(
         shards_per_window=round(float(counts.mean()), 3) if total else 0.0,
         fewest_shards=int(counts.min()) if total else 0,
-        displacement=_displacement(places),
-        correlation=_correlation(places),
+        displacement=round(float(numpy.abs(distances).mean()), 3) if total else 0.0,
+        correlation=round(1 - unlike, 6) if total > 1 else None,
         class_run=None if classes is None else _mean_run(classes[places]),
     )
 
@@ -168,25 +173,6 @@ def _distinct(shards: Numbers, window: int) -> Numbers:
     rows = numpy.sort(shards[: windows * window].reshape(windows, window), axis=1)
     counts: Numbers = 1 + (rows[:, 1:] != rows[:, :-1]).sum(axis=1)
     return counts
-
-
-def _displacement(places: I64) -> float:
-    import numpy
-
-    if not len(places):
-        return 0.0
-    return round(float(numpy.abs(places - numpy.arange(len(places))).mean()), 3)
-
-
-def _correlation(places: I64) -> float | None:
-    """Spearman's: 1 - 6 sum(d^2) / (n (n^2 - 1)). Places are ranks already, and none is tied."""
-    import numpy
-
-    total = len(places)
-    if total < 2:
-        return None
-    distances = (places - numpy.arange(total)).astype(numpy.float64)
-    return round(1 - 6 * float(numpy.square(distances).sum()) / (total * (float(total) ** 2 - 1)), 6)
 
 
 def _mean_run(classes: Numbers) -> float:

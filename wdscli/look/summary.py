@@ -15,7 +15,7 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.look.listing import Listing, LsReport, Page, ShardRow
+from wdscli.look.listing import Listing, LsReport, Page
 from wdscli.model import to_text
 
 if TYPE_CHECKING:
@@ -80,37 +80,21 @@ def summarize(listing: Listing) -> Summary:
         sizes.add(page)
         keys.add(page.batch.keys)
 
-    shards = samples = members = size = payload = 0
-    balance: Balance | None = None
-    for row in listing.shards(visit):
-        shards += 1
-        samples += row.samples
-        members += row.members
-        size += row.size_bytes
-        payload += row.payload_bytes
-        balance = _balanced(balance, row)
+    rows = list(listing.shards(visit))
+    samples = [row.samples for row in rows]
+    tars = [row.size_bytes for row in rows]
+    payload = sum(row.payload_bytes for row in rows)
     return Summary(
-        shards=shards,
-        samples=samples,
-        members=members,
-        size_bytes=size,
+        shards=len(rows),
+        samples=sum(samples),
+        members=sum(row.members for row in rows),
+        size_bytes=sum(tars),
         payload_bytes=payload,
-        overhead_bytes=size - payload,
+        overhead_bytes=sum(tars) - payload,
         fields=sizes.fields(),
-        balance=balance,
+        balance=Balance(min(samples), max(samples), min(tars), max(tars)) if rows else None,
         repeated_keys=keys.repeated(),
         report=listing.report(),
-    )
-
-
-def _balanced(balance: Balance | None, row: ShardRow) -> Balance:
-    if balance is None:
-        return Balance(row.samples, row.samples, row.size_bytes, row.size_bytes)
-    return Balance(
-        min(balance.fewest_samples, row.samples),
-        max(balance.most_samples, row.samples),
-        min(balance.smallest_bytes, row.size_bytes),
-        max(balance.largest_bytes, row.size_bytes),
     )
 
 
@@ -195,22 +179,17 @@ class _Keys:
     """Digests of keys."""
 
     def __init__(self) -> None:
-        from xxhash import xxh3_64_intdigest
-
-        self._digest = xxh3_64_intdigest
         self._digests = array("Q")
 
     def add(self, keys: list[bytes]) -> None:
-        self._digests.extend(map(self._digest, keys))
+        from xxhash import xxh3_64_intdigest
+
+        self._digests.extend(map(xxh3_64_intdigest, keys))
 
     def repeated(self) -> int:
         """How many keys came more than once."""
         if len(self._digests) <= _FEW:
-            seen: set[int] = set()
-            twice: set[int] = set()
-            for digest in self._digests:
-                (twice if digest in seen else seen).add(digest)
-            return len(twice)
+            return sum(count > 1 for count in Counter(self._digests).values())
         import numpy
 
         digests: NDArray[numpy.uint64] = numpy.frombuffer(self._digests, dtype=numpy.uint64)

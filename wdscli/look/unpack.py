@@ -14,12 +14,13 @@ import os
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.codecs.parts import extension
 from wdscli.errors import DataError, OutputError, OutputExistsError, WdsError
-from wdscli.look.picking import Page, Picker
+from wdscli.look.picking import Picker
 from wdscli.model import to_bytes, to_text
 from wdscli.samples.keyset import KeySet
 from wdscli.selection.named import Named, Sightings, listed
@@ -78,14 +79,10 @@ def picked(picker: Picker) -> Iterator[Picked]:
         for row in page.rows:
             first = batch.firsts[row]
             parts = [
-                Part(field, batch.sizes[first + at], _way_to(page, first + at))
+                Part(field, batch.sizes[first + at], partial(page.pieces, first + at))
                 for at, field in picker.selection.plan_of(batch, row, page.source.name)
             ]
             yield Picked(page.source.name, batch.index + row, batch.keys[row], batch.start(row), parts)
-
-
-def _way_to(page: Page, member: int) -> Callable[[], Iterator[bytes]]:
-    return lambda: page.pieces(member)
 
 
 def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from wdscli.copy.padding import clear_padding
+from wdscli.copy.buffers import clear_padding
 from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.look.picking import Page, Picker

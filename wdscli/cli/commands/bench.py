@@ -1,21 +1,26 @@
 """``wds bench``: options in, one call into the loader, a few lines out."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import inf
 from typing import Annotated, Literal
 
-import typer
-
-from wdscli.cli.options import CommonOptions, JsonOptions, Shards, TrustOptions, grouped
+from wdscli.cli.options import (
+    CommonOptions,
+    JsonOptions,
+    Shards,
+    Text,
+    Texts,
+    TrustOptions,
+    grouped,
+    panel,
+)
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 from wdscli.loader.bench import BenchReport
 from wdscli.loader.bench import bench as run
 from wdscli.units import human_size
 
-_LOOP = "The loop"
+_loop = panel("The loop")
 
 
 @grouped
@@ -23,70 +28,30 @@ def bench(
     shards: Shards,
     *,
     decode: Annotated[
-        str | None,
-        typer.Option(
-            "--decode",
-            metavar="HOW",
-            help="Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ... Default: raw bytes.",
-            rich_help_panel=_LOOP,
+        Text,
+        _loop(
+            "--decode HOW",
+            "Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ... Default: raw bytes.",
         ),
     ] = None,
     workers: Annotated[
         int,
-        typer.Option(
-            "--workers",
-            metavar="N",
+        _loop(
+            "--workers N",
+            "Worker processes of torch's DataLoader; 0 reads in this process, without torch.",
             min=0,
-            help="Worker processes of torch's DataLoader; 0 reads in this process, without torch.",
-            rich_help_panel=_LOOP,
         ),
     ] = 0,
-    threads: Annotated[
-        int,
-        typer.Option(
-            "--threads",
-            metavar="N",
-            min=1,
-            help="Threads that decode, in each process.",
-            rich_help_panel=_LOOP,
-        ),
-    ] = 1,
-    batch: Annotated[
-        int,
-        typer.Option(
-            "--batch",
-            metavar="N",
-            min=0,
-            help="Samples of a batch; 0 for single ones.",
-            rich_help_panel=_LOOP,
-        ),
-    ] = 64,
+    threads: Annotated[int, _loop("--threads N", "Threads that decode, in each process.", min=1)] = 1,
+    batch: Annotated[int, _loop("--batch N", "Samples of a batch; 0 for single ones.", min=0)] = 64,
     shuffle: Annotated[
-        Literal["window", "full", "none"],
-        typer.Option("--shuffle", help="The loader's order.", rich_help_panel=_LOOP),
+        Literal["window", "full", "none"], _loop("--shuffle", "The loader's order.")
     ] = "window",
     fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fields",
-            metavar="EXT,...",
-            help="Read these fields only. May be given more than once.",
-            rich_help_panel=_LOOP,
-        ),
+        Texts, _loop("--fields EXT,...", "Read these fields only. May be given more than once.")
     ] = None,
-    prefetch: Annotated[
-        str,
-        typer.Option(
-            "--prefetch",
-            metavar="SIZE",
-            help="Bytes that each process may read ahead.",
-            rich_help_panel=_LOOP,
-        ),
-    ] = "256MB",
-    seconds: Annotated[
-        float,
-        typer.Option("--seconds", metavar="S", help="How long to measure.", rich_help_panel=_LOOP),
-    ] = 10.0,
+    prefetch: Annotated[str, _loop("--prefetch SIZE", "Bytes that each process may read ahead.")] = "256MB",
+    seconds: Annotated[float, _loop("--seconds S", "How long to measure.")] = 10.0,
     json: JsonOptions,
     trust: TrustOptions,
     common: CommonOptions,
@@ -105,7 +70,9 @@ def bench(
         why = "leaves no time to measure" if seconds <= 0 else "is no time to measure"
         raise UsageError(f"--seconds {seconds:g} {why}")
     out = Out(common, json=json.json)
-    with _warnings_by(out):
+    with warnings.catch_warnings():
+        # What the loader warns of, as commands warn.
+        warnings.showwarning = lambda message, *_, **__: out.warn(str(message))
         report = run(
             shards,
             decode=decode,
@@ -120,17 +87,8 @@ def bench(
         )
     if json.json:
         out.object(_object(report))
-        return
-    for line in _lines(report):
-        out.line(line)
-
-
-@contextmanager
-def _warnings_by(out: Out) -> Iterator[None]:
-    """What the loader warns of, as commands warn."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: out.warn(str(message))
-        yield
+    else:
+        _print(out, report)
 
 
 def _object(report: BenchReport) -> dict[str, object]:
@@ -143,12 +101,14 @@ def _object(report: BenchReport) -> dict[str, object]:
     }
 
 
-def _lines(report: BenchReport) -> list[str]:
+def _print(out: Out, report: BenchReport) -> None:
     shares = report.shares
-    return [
+    out.line(
         f"{report.samples_per_second:,.0f} samples/s, {human_size(report.bytes_per_second)}/s "
-        f"({report.samples:,} samples in {report.seconds:.1f} s; the first batch took {report.first_seconds:.2f} s)",
+        f"({report.samples:,} samples in {report.seconds:.1f} s; the first batch took {report.first_seconds:.2f} s)"
+    )
+    out.line(
         f"reading {shares.reading:.0%}, decoding and batching {shares.decoding:.0%}, "
-        f"handing over {shares.handing_over:.0%}",
-        report.bottleneck,
-    ]
+        f"handing over {shares.handing_over:.0%}"
+    )
+    out.line(report.bottleneck)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from wdscli.cli.made import by_reason, plural
 from wdscli.cli.options import (
-    AllowEmpty,
-    CommonOptions,
     CutOptions,
     DuplicateOptions,
-    ErrorOptions,
+    InputOptions,
     MaxDecoded,
     Preserve,
-    SelectionOptions,
     Shards,
     StreamOptions,
-    TrustOptions,
+    Text,
     decoded_limit,
     grouped,
+    panel,
 )
-from wdscli.cli.output import Out
-from wdscli.cli.requests import reorder_request
+from wdscli.cli.output import Out, by_reason, plural
+from wdscli.cli.reordering import read_request, tell_losses
 from wdscli.errors import UsageError
 from wdscli.units import human_size
 
@@ -33,7 +28,9 @@ if TYPE_CHECKING:
     from wdscli.plan.request import Request
     from wdscli.progress import Progress
 
-_INSTEAD = "Instead of a tar"
+_instead = panel("Instead of a tar")
+_MEANT = {"keys", "where", "slice"}
+"""Why samples are left out that a selection was meant to leave out."""
 
 
 @grouped
@@ -43,49 +40,19 @@ def cat(
     output: StreamOptions,
     preserve: Preserve = False,
     field: Annotated[
-        str | None,
-        typer.Option(
-            "--field",
-            metavar="FIELD",
-            help="The payloads of one field, one after the other.",
-            rich_help_panel=_INSTEAD,
-        ),
+        Text, _instead("--field FIELD", "The payloads of one field, one after the other.")
     ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key", metavar="KEY", help="With --field: of this sample alone.", rich_help_panel=_INSTEAD
-        ),
-    ] = None,
-    to_dir: Annotated[
-        str | None,
-        typer.Option(
-            "--to-dir", metavar="DIR", help="A file per member, below DIR.", rich_help_panel=_INSTEAD
-        ),
-    ] = None,
+    key: Annotated[Text, _instead("--key KEY", "With --field: of this sample alone.")] = None,
+    to_dir: Annotated[Text, _instead("--to-dir DIR", "A file per member, below DIR.")] = None,
     to_jsonl: Annotated[
         bool,
-        typer.Option(
-            "--to-jsonl",
-            help="A line of JSON per sample: text fields as text, the bytes of the others.",
-            rich_help_panel=_INSTEAD,
-        ),
+        _instead("--to-jsonl", "A line of JSON per sample: text fields as text, the bytes of the others."),
     ] = False,
     base64: Annotated[
-        bool,
-        typer.Option(
-            "--base64",
-            help="With --to-jsonl: the payloads of the others in base 64.",
-            rich_help_panel=_INSTEAD,
-        ),
+        bool, _instead("--base64", "With --to-jsonl: the payloads of the others in base 64.")
     ] = False,
     max_decoded: MaxDecoded = None,
-    selection: SelectionOptions,
-    allow_empty: AllowEmpty = False,
-    duplicates: DuplicateOptions,
-    errors: ErrorOptions,
-    trust: TrustOptions,
-    common: CommonOptions,
+    inputs: InputOptions,
 ) -> None:
     """Write the selected samples as one tar, in input order.
 
@@ -100,44 +67,8 @@ def cat(
         wds cat --to-jsonl shards/ | jq .fields.json.caption
         wds cat --to-dir unpacked shards/
     """
-    _check(field, key, to_dir, to_jsonl, base64, output, duplicates, preserve)
-    limit = decoded_limit(max_decoded, None if to_jsonl else "--to-jsonl")
-    out = Out(common)
-    progress = out.progress()
-    request = reorder_request(
-        shards,
-        output,
-        CutOptions(),
-        selection,
-        duplicates,
-        errors,
-        allow_empty=allow_empty,
-        trust=trust,
-    )
-    if field is not None:
-        _stream_field(out, request, progress, field, key)
-    elif to_jsonl:
-        _stream_json(out, request, progress, base64, limit)
-    elif to_dir is not None:
-        _unpack(out, request, progress, to_dir)
-    else:
-        _write_tar(out, request, progress, preserve, output.dry_run)
-
-
-def _check(
-    field: str | None,
-    key: str | None,
-    to_dir: str | None,
-    to_jsonl: bool,
-    base64: bool,
-    output: StreamOptions,
-    duplicates: DuplicateOptions,
-    preserve: bool,
-) -> None:
-    """Options that exclude or need each other."""
-    others = [
-        name for name, given in (("--field", field), ("--to-dir", to_dir), ("--to-jsonl", to_jsonl)) if given
-    ]
+    instead = {"--field": field, "--to-dir": to_dir, "--to-jsonl": to_jsonl}
+    others = [name for name, given in instead.items() if given not in (None, False)]
     if len(others) > 1:
         raise UsageError(f"{others[0]} and {others[1]} exclude each other", hint="choose one of them")
     if key is not None and field is None:
@@ -147,7 +78,32 @@ def _check(
     if to_dir is not None and output.output != "-":
         raise UsageError("--to-dir and -o exclude each other", hint="choose one of them")
     if others:
-        _check_tar_options(others[0], output, duplicates, preserve)
+        _check_tar_options(others[0], output, inputs.duplicates, preserve)
+    limit = decoded_limit(max_decoded, None if to_jsonl else "--to-jsonl")
+    out = Out(inputs.common)
+    progress = out.progress()
+    request = read_request(shards, output, CutOptions(), inputs)
+    if not others:
+        _write_tar(out, request, progress, preserve, output.dry_run)
+        return
+    picker = _picker(request, progress, others[0])
+    if field is not None:
+        from wdscli.look.unpack import payloads
+
+        _put(out, request, picker, payloads(picker, field, key))
+    elif to_dir is not None:
+        from wdscli.look.unpack import unpack
+
+        done = unpack(picker, to_dir, force=output.force)
+        progress.finish()
+        total = f"{plural(done.samples, 'sample')} into {plural(done.files, 'file')}"
+        out.summary(f"unpacked {total}, {human_size(done.size_bytes)}")
+    else:
+        from wdscli.look.unpack import json_lines
+
+        _put(out, request, picker, json_lines(picker, base64=base64, max_decoded=limit))
+    progress.finish()
+    _tell(out, picker.dropped, picker.ignored)
 
 
 def _check_tar_options(
@@ -157,13 +113,9 @@ def _check_tar_options(
     plain = StreamOptions(output=output.output, force=output.force, fsync=output.fsync)
     given = [
         "--" + name.replace("_", "-")
-        for name, value, default in zip(output._fields, output, plain)
+        for options, defaults in ((output, plain), (duplicates, DuplicateOptions()))
+        for name, value, default in zip(options._fields, options, defaults, strict=True)
         if value != default
-    ]
-    given += [
-        "--" + name.replace("_", "-")
-        for name, value in zip(duplicates._fields, duplicates)
-        if value not in (None, "error")
     ]
     if instead == "--to-dir" and output.fsync:
         given.append("--fsync")
@@ -173,9 +125,7 @@ def _check_tar_options(
         raise UsageError(f"{instead} goes with no {given[0]}", hint=f"{given[0]} is for a tar")
 
 
-def _picker(
-    request: Request, progress: Progress, *, writes_names: bool, counts_later: bool = False
-) -> Picker:
+def _picker(request: Request, progress: Progress, instead: str) -> Picker:
     from wdscli.look.picking import Picker
 
     picker = Picker(
@@ -183,16 +133,16 @@ def _picker(
         request.selection,
         on_error=request.on_error,
         trust_addresses=request.trust_addresses,
-        writes_names=writes_names,
+        writes_names=instead == "--to-dir",
         allow_empty=request.allow_empty,
-        counts_later=counts_later,
+        counts_later=instead == "--field",
         progress=progress,
     )
     progress.start("reading", len(picker.set.addresses), "shards")
     return picker
 
 
-def _put(out: Out, request: Request, inputs: Sequence[str], pieces: Iterable[bytes]) -> None:
+def _put(out: Out, request: Request, picker: Picker, pieces: Iterable[bytes]) -> None:
     """Bytes to standard output or to a file that gets its name at the end."""
     if request.output == "-":
         for piece in pieces:
@@ -201,7 +151,7 @@ def _put(out: Out, request: Request, inputs: Sequence[str], pieces: Iterable[byt
         return
     from wdscli.storage import open_sink, same_file
 
-    for address in inputs:
+    for address in picker.set.addresses:
         if same_file(address, request.output):
             raise UsageError(
                 f"{address} is an input and would be an output too", hint="give the output another name"
@@ -209,36 +159,6 @@ def _put(out: Out, request: Request, inputs: Sequence[str], pieces: Iterable[byt
     with open_sink(request.output, force=request.settings.force, fsync=request.settings.fsync) as sink:
         for piece in pieces:
             sink.write(piece)
-
-
-def _stream_field(out: Out, request: Request, progress: Progress, field: str, key: str | None) -> None:
-    from wdscli.look.unpack import payloads
-
-    picker = _picker(request, progress, writes_names=False, counts_later=True)
-    _put(out, request, picker.set.addresses, payloads(picker, field, key))
-    progress.finish()
-    _tell_losses(out, picker)
-
-
-def _stream_json(out: Out, request: Request, progress: Progress, base64: bool, max_decoded: int) -> None:
-    from wdscli.look.unpack import json_lines
-
-    picker = _picker(request, progress, writes_names=False)
-    _put(out, request, picker.set.addresses, json_lines(picker, base64=base64, max_decoded=max_decoded))
-    progress.finish()
-    _tell_losses(out, picker)
-
-
-def _unpack(out: Out, request: Request, progress: Progress, folder: str) -> None:
-    from wdscli.look.unpack import unpack
-
-    picker = _picker(request, progress, writes_names=True)
-    done = unpack(picker, folder, force=request.settings.force)
-    progress.finish()
-    out.summary(
-        f"unpacked {plural(done.samples, 'sample')} into {plural(done.files, 'file')}, {human_size(done.size_bytes)}"
-    )
-    _tell_losses(out, picker)
 
 
 def _write_tar(out: Out, request: Request, progress: Progress, preserve: bool, dry_run: bool) -> None:
@@ -251,19 +171,9 @@ def _write_tar(out: Out, request: Request, progress: Progress, preserve: bool, d
     _tell(out, report.dropped, report.ignored)
 
 
-def _tell_losses(out: Out, picker: Picker) -> None:
-    _tell(out, picker.dropped, picker.ignored)
-
-
 def _tell(out: Out, dropped: dict[str, int], ignored: dict[str, int]) -> None:
     """What was read and not written. Samples that a selection left out were meant to be; they are told with -v."""
-    meant = {"keys", "where", "slice"}
-    lost = {reason: count for reason, count in dropped.items() if reason not in meant}
-    if lost:
-        out.summary(f"left out {plural(sum(lost.values()), 'sample')}: {by_reason(lost)}")
+    tell_losses(out, {reason: count for reason, count in dropped.items() if reason not in _MEANT}, {})
     if dropped:
         out.note(f"not selected: {by_reason(dropped)}")
-    if ignored:
-        out.summary(
-            f"passed over {plural(sum(ignored.values()), 'member')} of no sample: {by_reason(ignored)}"
-        )
+    tell_losses(out, {}, ignored)

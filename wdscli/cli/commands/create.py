@@ -3,86 +3,90 @@
 Its annotations are real objects, not text: Typer reads those of the option groups at every start.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from wdscli.cli.options import CommonOptions, CutOptions, JsonOptions, OutputOptions, TrustOptions, grouped
-from wdscli.cli.output import Out
+from wdscli.cli.options import (
+    CommonOptions,
+    CutOptions,
+    JsonOptions,
+    OutputOptions,
+    Text,
+    Texts,
+    TrustOptions,
+    grouped,
+    panel,
+)
+from wdscli.cli.output import Out, by_reason, plural
+from wdscli.errors import UsageError
+from wdscli.shown import shown
+from wdscli.units import human_size
 
-_SOURCES = "Sources"
-_SAMPLES = "Samples"
+if TYPE_CHECKING:
+    from wdscli.create.table import TableOptions
+    from wdscli.ops.create import CreateOptions, CreateReport
+
+RENAMES_TOLD = 3
+
+_source = panel("Sources")
+_sample = panel("Samples")
 
 
 class SourceOptions(NamedTuple):
     """What samples are made of, besides folders and files."""
 
     from_list: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--from-list",
-            metavar="FILE",
-            help="Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address. May be repeated.",
-            rich_help_panel=_SOURCES,
+        Texts,
+        _source(
+            "--from-list FILE",
+            "Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address. May be repeated.",
         ),
     ] = None
     from_table: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--from-table",
-            metavar="FILE",
-            help="A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]'). May be repeated.",
-            rich_help_panel=_SOURCES,
+        Texts,
+        _source(
+            "--from-table FILE",
+            "A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]'). May be repeated.",
         ),
     ] = None
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key", metavar="COLUMN", help="The table's column that is the key.", rich_help_panel=_SOURCES
-        ),
-    ] = None
+    key: Annotated[Text, _source("--key COLUMN", "The table's column that is the key.")] = None
     rekey: Annotated[
-        str | None,
-        typer.Option(
-            "--rekey",
-            metavar="FORMAT",
-            help="Keys of columns and the row's number: '{split}/{index:08d}'.",
-            rich_help_panel=_SOURCES,
-        ),
+        Text, _source("--rekey FORMAT", "Keys of columns and the row's number: '{split}/{index:08d}'.")
     ] = None
     field: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--field",
-            metavar="EXT=COLUMN",
-            help="A field of the column's values; EXT=@COLUMN where they are paths or addresses. May be repeated.",
-            rich_help_panel=_SOURCES,
+        Texts,
+        _source(
+            "--field EXT=COLUMN",
+            "A field of the column's values; EXT=@COLUMN where they are paths or addresses. May be repeated.",
         ),
     ] = None
-    json_rest: Annotated[
-        bool,
-        typer.Option(
-            "--json-rest", help="The remaining columns go into the field json.", rich_help_panel=_SOURCES
-        ),
-    ] = False
+    json_rest: Annotated[bool, _source("--json-rest", "The remaining columns go into the field json.")] = (
+        False
+    )
     include: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--include",
-            metavar="GLOB",
-            help="Only files that match: without a slash the name, with one the path below SOURCE; ** spans folders.",
-            rich_help_panel=_SOURCES,
+        Texts,
+        _source(
+            "--include GLOB",
+            "Only files that match: without a slash the name, with one the path below SOURCE; ** spans folders.",
         ),
     ] = None
     exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--exclude",
-            metavar="GLOB",
-            help="Leave out files, and folders with all that is in them.",
-            rich_help_panel=_SOURCES,
-        ),
+        Texts, _source("--exclude GLOB", "Leave out files, and folders with all that is in them.")
     ] = None
+
+    def table(self) -> "TableOptions | None":
+        """The table that is named. Raises UsageError for options of a table where there is none."""
+        from wdscli.create.table import TableOptions
+
+        if self.from_table:
+            fields = tuple(self.field or ())
+            return TableOptions(tuple(self.from_table), self.key, self.rekey, fields, self.json_rest)
+        for name in ("key", "rekey", "field", "json_rest"):
+            if getattr(self, name):
+                option = "--" + name.replace("_", "-")
+                raise UsageError(f"{option} is for tables", hint="name the table with --from-table")
+        return None
 
 
 class SampleOptions(NamedTuple):
@@ -90,52 +94,30 @@ class SampleOptions(NamedTuple):
 
     key_rule: Annotated[
         str,
-        typer.Option(
-            "--key-rule",
-            metavar="first-dot|last-dot|REGEX",
-            help="Where a key ends. A REGEX matches the whole path and has groups key and field, or two groups.",
-            rich_help_panel=_SAMPLES,
+        _sample(
+            "--key-rule first-dot|last-dot|REGEX",
+            "Where a key ends. A REGEX matches the whole path and has groups key and field, or two groups.",
         ),
     ] = "first-dot"
     require: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--require",
-            metavar="EXT,...",
-            help="Fields that every sample must have; 'jpg;png' is either of them.",
-            rich_help_panel=_SAMPLES,
-        ),
+        Texts,
+        _sample("--require EXT,...", "Fields that every sample must have; 'jpg;png' is either of them."),
     ] = None
     incomplete: Annotated[
         Literal["error", "skip", "keep"],
-        typer.Option(
-            "--incomplete",
-            help="What becomes of a sample that lacks a required field.",
-            rich_help_panel=_SAMPLES,
-        ),
+        _sample("--incomplete", "What becomes of a sample that lacks a required field."),
     ] = "error"
     label_from: Annotated[
         Literal["parent"] | None,
-        typer.Option(
-            "--label-from",
-            help="Add the field cls: the number of the parent folder's name among all, sorted.",
-            rich_help_panel=_SAMPLES,
+        _sample(
+            "--label-from", "Add the field cls: the number of the parent folder's name among all, sorted."
         ),
     ] = None
     order: Annotated[
         Literal["path", "shuffle"] | None,
-        typer.Option(
-            "--order",
-            help="Bytewise by key, or shuffled. Default: path, or the order of the list or table.",
-            rich_help_panel=_SAMPLES,
-        ),
+        _sample("--order", "Bytewise by key, or shuffled. Default: path, or the order of the list or table."),
     ] = None
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed", metavar="N", help="Another seed, another shuffled order.", rich_help_panel=_SAMPLES
-        ),
-    ] = 0
+    seed: Annotated[int, _sample("--seed N", "Another seed, another shuffled order.")] = 0
 
 
 @grouped
@@ -171,10 +153,93 @@ def create(
         wds create photos/ -o 'train-{0000..0015}.tar' --require 'jpg,json' --incomplete skip
         wds create --from-table captions.csv --key id --field jpg=@path --field txt=caption -o 'train-%06d.tar'
     """
-    from wdscli.cli.created import create_options, print_created
     from wdscli.ops.create import create as make
 
     out = Out(common, json=json.json)
-    options = create_options(more, samples, cuts, output, trust)
+    options = _options(more, samples, cuts, output, trust)
     report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
-    print_created(out, report)
+    _print(out, report)
+
+
+def _options(
+    sources: SourceOptions,
+    samples: SampleOptions,
+    cuts: CutOptions,
+    output: OutputOptions,
+    trust: TrustOptions,
+) -> "CreateOptions":
+    """The options as the operation takes them. Raises UsageError for some that do not go together."""
+    from wdscli.ops.create import CreateOptions
+    from wdscli.plan.cut import Cuts
+
+    require = [name for text in samples.require or () for name in text.split(",") if name]
+    return CreateOptions(
+        from_list=tuple(sources.from_list or ()),
+        table=sources.table(),
+        include=tuple(sources.include or ()),
+        exclude=tuple(sources.exclude or ()),
+        cuts=Cuts(*cuts),
+        mtime=output.mtime,
+        long_names=output.long_names,
+        checksum=output.checksum,
+        index=not output.no_index,
+        force=output.force,
+        fsync=output.fsync,
+        jobs=output.jobs,
+        post=output.post,
+        **samples._replace(require=require)._asdict(),
+        **trust._asdict(),
+    )
+
+
+def _print(out: Out, report: "CreateReport") -> None:
+    """The plan of a dry run, a line a shard; the summary of a real one; with JSON one object last."""
+    if report.manifest is None:
+        _print_plan(out, report)
+    if out.json:
+        out.object(_plain(report))
+    done = "would write" if report.manifest is None else "wrote"
+    total = f"{plural(report.samples, 'sample')} ({plural(report.members, 'file')})"
+    out.summary(f"{done} {total} into {plural(len(report.shards), 'shard')}, {human_size(report.size_bytes)}")
+    if report.skipped:
+        out.summary(f"skipped what is in no sample: {by_reason(dict(report.skipped))}")
+    if report.incomplete and "incomplete" not in report.skipped:
+        out.summary(f"kept {plural(report.incomplete, 'sample')} without a required field")
+    if report.classes is not None:
+        kinds = "1 class" if len(report.classes) == 1 else f"{len(report.classes)} classes"
+        out.summary(f"labelled {kinds}; the manifest has their names")
+    if report.renamed:
+        told = [f"{old} -> {new}" for new, old in list(report.renamed.items())[:RENAMES_TOLD]]
+        more = ", ..." if report.renamed_keys > len(told) else ""
+        out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(told)}{more}")
+
+
+def _print_plan(out: Out, report: "CreateReport") -> None:
+    names = ("shard", "samples", "members", "bytes")
+    rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
+    if not out.json:
+        out.rows(names, rows, right=(1, 2, 3))
+        return
+    for row in rows:
+        out.object(dict(zip(names, row, strict=True)))
+
+
+def _plain(report: "CreateReport") -> dict[str, object]:
+    manifest = report.manifest
+    address = report.manifest_address if manifest is not None else None
+    return {
+        "operation": "create",
+        "dry_run": manifest is None,
+        "samples": report.samples,
+        "members": report.members,
+        "shards": len(report.shards),
+        "bytes": report.size_bytes,
+        "skipped": dict(report.skipped),
+        "incomplete": report.incomplete,
+        "renamed": dict(report.renamed),
+        "renamed_keys": report.renamed_keys,
+        "classes": None if report.classes is None else list(report.classes),
+        "oversized": report.oversized,
+        "manifest": shown(address) if address else None,
+        "fingerprint": manifest.fingerprint if manifest is not None else None,
+    }

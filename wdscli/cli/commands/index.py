@@ -1,20 +1,28 @@
 """``wds index``: options in, one call into ops, what was made out."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-import typer
-
-from wdscli.cli.made import plural
-from wdscli.cli.options import CommonOptions, JsonOptions, Shards, TrustOptions, grouped
-from wdscli.cli.output import Out
+from wdscli.cli.options import (
+    Algorithm,
+    CommonOptions,
+    JsonOptions,
+    Number,
+    Shards,
+    Text,
+    Texts,
+    TrustOptions,
+    grouped,
+    panel,
+)
+from wdscli.cli.output import Out, plural
 from wdscli.errors import UsageError
 from wdscli.ops.index import IndexReport
 from wdscli.ops.index import index as run
-from wdscli.run.set_manifest import Side
 from wdscli.shown import shown
 from wdscli.units import human_size
 
-_OUTPUT = "Output"
+_output = panel("Output")
+_WOULD = {"there was none": "missing", "it was stale": "stale"}
 
 
 @grouped
@@ -22,62 +30,38 @@ def index(
     shards: Shards,
     *,
     output: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="The manifest to write. Default: <prefix>-manifest.json beside the shards.",
-            rich_help_panel=_OUTPUT,
+        Text,
+        _output(
+            "-o, --output FILE", "The manifest to write. Default: <prefix>-manifest.json beside the shards."
         ),
     ] = None,
-    no_manifest: Annotated[
-        bool, typer.Option("--no-manifest", help="Write indexes alone.", rich_help_panel=_OUTPUT)
-    ] = False,
-    no_index: Annotated[
-        bool, typer.Option("--no-index", help="Write a manifest alone.", rich_help_panel=_OUTPUT)
-    ] = False,
+    no_manifest: Annotated[bool, _output("--no-manifest", "Write indexes alone.")] = False,
+    no_index: Annotated[bool, _output("--no-index", "Write a manifest alone.")] = False,
     checksum: Annotated[
-        Literal["xxh3_128", "sha256", "none"],
-        typer.Option(
-            "--checksum",
-            help="The checksum that the manifest holds; with none only headers are read.",
-            rich_help_panel=_OUTPUT,
-        ),
+        Algorithm,
+        _output("--checksum", "The checksum that the manifest holds; with none only headers are read."),
     ] = "xxh3_128",
     dialect: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dialect",
-            metavar="READER",
-            help="Write the index of another program and nothing else: dali, energon, webshart or wids. "
+        Texts,
+        _output(
+            "--dialect READER",
+            "Write the index of another program and nothing else: dali, energon, webshart or wids. "
             "May be given more than once.",
-            rich_help_panel=_OUTPUT,
         ),
     ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Make all anew, and replace what is there.", rich_help_panel=_OUTPUT),
-    ] = False,
+    force: Annotated[bool, _output("--force", "Make all anew, and replace what is there.")] = False,
     check: Annotated[
         bool,
-        typer.Option(
+        _output(
             "--check",
-            help="Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there is any.",
-            rich_help_panel=_OUTPUT,
+            "Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there is any.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "-n", "--dry-run", help="List what would be written, and write nothing.", rich_help_panel=_OUTPUT
-        ),
+        bool, _output("-n, --dry-run", "List what would be written, and write nothing.")
     ] = False,
     jobs: Annotated[
-        int | None,
-        typer.Option(
-            "-j", "--jobs", metavar="N", min=1, help="Processes to work in. Default: what the work is worth."
-        ),
+        Number, panel(None)("-j, --jobs N", "Processes to work in. Default: what the work is worth.", min=1)
     ] = None,
     json: JsonOptions,
     trust: TrustOptions,
@@ -127,13 +111,9 @@ def index(
                 }
             )
         elif (dry_run or check) and side.state == "made":
-            out.line(f"{shown(side.address)}: {_would(side)}")
+            out.line(f"{shown(side.address)}: {_WOULD.get(side.reason, side.reason)}")
     out.summary(_summary(report, dry_run or check))
     return 1 if check and report.made else 0
-
-
-def _would(side: Side) -> str:
-    return {"there was none": "missing", "it was stale": "stale"}.get(side.reason, side.reason)
 
 
 def _summary(report: IndexReport, dry: bool) -> str:

@@ -1,28 +1,30 @@
-"""``wds merge``: options in, one set out of several."""
+"""``wds merge``: options in, one set out of several; what --dedup left out is told on the way.
 
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+The annotations of its groups are real objects (see ``cli/options.py``), so this module has no ``from __future__ import
+annotations``.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from wdscli.cli.joining import JoinOptions, check_alone
 from wdscli.cli.options import (
-    AllowEmpty,
-    CommonOptions,
-    DuplicateOptions,
-    EngineOptions,
-    ErrorOptions,
-    JsonOptions,
     OutputOptions,
     PlannedCutOptions,
-    SelectionOptions,
-    TrustOptions,
+    ReorderOptions,
+    Text,
+    Texts,
     grouped,
+    panel,
 )
-from wdscli.cli.output import Out
-from wdscli.cli.reordering import reorder
-from wdscli.cli.requests import reorder_request
+from wdscli.cli.output import Out, json_line
+from wdscli.cli.reordering import read_request, reorder
+from wdscli.errors import UsageError
+from wdscli.shown import shown
 
 if TYPE_CHECKING:
+    from wdscli.plan.duplicates import Duplicate, Duplicates
+    from wdscli.plan.join.join import Join
     from wdscli.plan.request import ReorderPlan
 
 Sets = Annotated[
@@ -33,59 +35,103 @@ Sets = Annotated[
         "pipe:CMD, URLs.",
     ),
 ]
+DUPLICATES_TOLD = 20
+"""So many are told one by one with ``-v``."""
 
-
-_ORDER = "Order"
-_DEDUP = "Duplicates"
+_order = panel("Order")
+_join = panel("Join")
+_dedup = panel("Duplicates")
 
 
 class TurnOptions(NamedTuple):
     """How sets take turns."""
 
-    interleave: Annotated[
-        bool,
-        typer.Option("--interleave", help="One sample of each set in turn.", rich_help_panel=_ORDER),
-    ] = False
+    interleave: Annotated[bool, _order("--interleave", "One sample of each set in turn.")] = False
     weights: Annotated[
-        str | None,
-        typer.Option(
-            "--weights",
-            metavar="W,W,...",
-            help="The sets in turn by these shares, one for each set: 0.7,0.3.",
-            rich_help_panel=_ORDER,
-        ),
+        Text,
+        _order("--weights W,W,...", "The sets in turn by these shares, one for each set: 0.7,0.3."),
     ] = None
     stop: Annotated[
         Literal["first", "all"] | None,
-        typer.Option(
-            "--stop",
-            help="With sets in turn: end when one has no more, or go on with the others. Default: all.",
-            show_default=False,
-            rich_help_panel=_ORDER,
+        _order(
+            "--stop", "With sets in turn: end when one has no more, or go on with the others. Default: all."
         ),
     ] = None
+
+
+class JoinOptions(NamedTuple):
+    """How fields of several sets come beside each other."""
+
+    join: Annotated[
+        Literal["inner", "left", "outer"] | None,
+        _join(
+            "--join",
+            "Put the fields of the sets beside each other, by key: for keys that all sets have, that the first "
+            "has, or that any has. Default with --table: left.",
+        ),
+    ] = None
+    table: Annotated[
+        Texts,
+        _join(
+            "--table FILE",
+            "Join a table, as the last set: CSV, TSV, JSON Lines, or Parquet with an extra. Several are one, "
+            "row after row.",
+        ),
+    ] = None
+    key: Annotated[Text, _join("--key COLUMN", "The table's column that is the key.")] = None
+    field: Annotated[
+        Texts,
+        _join(
+            "--field EXT=[@]COLUMN",
+            "A field from the table's column; with @ the column names a file. May be given more than once.",
+        ),
+    ] = None
+    on_conflict: Annotated[
+        Literal["error", "left", "right", "suffix"] | None,
+        _join(
+            "--on-conflict",
+            "A field that an earlier set has: stop, keep the earlier, take the later, or keep both (2.txt beside "
+            "txt). Default: error between sets, right for a table.",
+        ),
+    ] = None
+
+    def parse(self) -> "Join | None":
+        """How sets are joined; None when no join is asked for. Raises UsageError for options that mean nothing
+        together."""
+        if not self.table and (self.key is not None or self.field):
+            raise UsageError(
+                "--key and --field are of a table", hint="--table captions.csv --key id --field txt=caption"
+            )
+        if self.join is None and not self.table:
+            if self.on_conflict is not None:
+                raise UsageError("--on-conflict is of a join", hint="--join inner, left or outer")
+            return None
+        from wdscli.create.join_table import Table
+        from wdscli.plan.join.join import Join
+
+        table = None
+        if self.table:
+            if self.key is None or not self.field:
+                raise UsageError(
+                    "a table needs --key and --field",
+                    hint=f"--table {self.table[0]} --key id --field txt=caption",
+                )
+            table = Table(tuple(self.table), self.key, tuple(self.field))
+        return Join(self.join or "left", self.on_conflict, table)
 
 
 class DedupOptions(NamedTuple):
     """Samples that repeat others."""
 
     dedup: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dedup",
-            metavar="key|FIELD,...",
-            help="Keep the first of samples with the same key, or the same content of a field; of several, all.",
-            rich_help_panel=_DEDUP,
+        Texts,
+        _dedup(
+            "--dedup key|FIELD,...",
+            "Keep the first of samples with the same key, or the same content of a field; of several, all.",
         ),
     ] = None
     report: Annotated[
-        str | None,
-        typer.Option(
-            "--report",
-            metavar="FILE",
-            help="List the duplicates that --dedup left out, as JSON Lines.",
-            rich_help_panel=_DEDUP,
-        ),
+        Text, _dedup("--report FILE", "List the duplicates that --dedup left out, as JSON Lines.")
     ] = None
 
 
@@ -98,14 +144,7 @@ def merge(
     join: JoinOptions,
     dedup: DedupOptions,
     cuts: PlannedCutOptions,
-    engine: EngineOptions,
-    selection: SelectionOptions,
-    allow_empty: AllowEmpty = False,
-    duplicates: DuplicateOptions,
-    errors: ErrorOptions,
-    json: JsonOptions,
-    trust: TrustOptions,
-    common: CommonOptions,
+    more: ReorderOptions,
 ) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
 
@@ -118,32 +157,63 @@ def merge(
         wds merge images/ --table captions.csv --key id --field txt=caption -o 'train-%06d.tar'
         wds merge crawl-1/ crawl-2/ -o 'all-%06d.tar' --dedup jpg --report dropped.jsonl
     """
-    from wdscli.cli.duplicates import check_report, tell_duplicates
     from wdscli.ops.merge import merge_order
 
-    out = Out(common, json=json.json)
-    check_report(dedup.report, dedup.dedup)
-    request = reorder_request(
-        shards,
-        output,
-        cuts,
-        selection,
-        duplicates,
-        errors,
-        engine=engine,
-        allow_empty=allow_empty,
-        trust=trust,
-    )
+    out = Out(more.inputs.common, json=more.json.json)
+    if dedup.report is not None and not dedup.dedup:
+        raise UsageError("--report lists duplicates", hint="--dedup key, or --dedup FIELD, finds them")
+    if dedup.report == "-":
+        raise UsageError("--report names a file", hint="--json lists the duplicates on standard output")
+    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
     how = join.parse()
     if how is not None:
-        check_alone(dedup=dedup.dedup, **turns._asdict())
-        reorder(out, request, how, "joined", dry_run=output.dry_run)
+        for name, value in {"dedup": dedup.dedup, **turns._asdict()}.items():
+            if value:
+                raise UsageError(f"--{name} is not for a join, whose samples come in the first set's order")
+        reorder(out, request, how, dry_run=output.dry_run)
         return
-    order = merge_order(request, **turns._asdict(), dedup=dedup.dedup or ())
 
     def tell(plan: "ReorderPlan") -> None:
         if plan.duplicates is not None:
             report = None if output.dry_run else dedup.report
-            tell_duplicates(out, plan.duplicates, report, force=output.force or request.resume)
+            _tell_duplicates(out, plan.duplicates, report, force=output.force or request.resume)
 
-    reorder(out, request, order, "merged", dry_run=output.dry_run, planned=tell)
+    order = merge_order(request, **turns._asdict(), dedup=dedup.dedup or ())
+    reorder(out, request, order, dry_run=output.dry_run, planned=tell)
+
+
+def _tell_duplicates(out: Out, found: "Duplicates", report: str | None, *, force: bool) -> None:
+    """Each duplicate: with ``--json`` an object, with ``-v`` a line, and a line of JSON in the file ``report``."""
+    from contextlib import nullcontext
+
+    from wdscli.storage import open_sink
+
+    if not (found.total or report) or not (out.json or out.talk.verbose or report):
+        return
+    with nullcontext() if report is None else open_sink(report, force=force) as sink:
+        for number, one in enumerate(found.listed()):
+            facts = _as_object(one, found.by)
+            if out.json:
+                out.object(facts)
+            if number < DUPLICATES_TOLD:
+                out.note(
+                    f"left out {one.key} (sample {one.place} of {one.shard}): same {' and '.join(found.by)} as "
+                    f"{one.first_key} (sample {one.first_place} of {one.first_shard})"
+                )
+            elif number == DUPLICATES_TOLD:
+                more = "" if sink else ": --report FILE lists all"
+                out.note(f"... and {found.total - number} more{more}")
+            if sink is not None:
+                sink.write(json_line(facts))
+
+
+def _as_object(one: "Duplicate", by: tuple[str, ...]) -> dict[str, Any]:
+    """One duplicate as JSON has it."""
+    return {
+        "duplicate": one.key,
+        "shard": shown(one.shard),
+        "index": one.place,
+        "bytes": one.size_bytes,
+        "by": list(by),
+        "of": {"key": one.first_key, "shard": shown(one.first_shard), "index": one.first_place},
+    }

@@ -6,16 +6,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdscli.cli.options import CommonOptions, Engine, Jobs, JsonOptions, Memory, TrustOptions, grouped
-from wdscli.cli.output import Out
+from wdscli.cli.options import (
+    CommonOptions,
+    Engine,
+    Jobs,
+    JsonOptions,
+    Memory,
+    Text,
+    TrustOptions,
+    grouped,
+    panel,
+)
+from wdscli.cli.output import Out, plural
 from wdscli.shown import shown
 
 if TYPE_CHECKING:
     from wdscli.plan.request import ReorderPlan
     from wdscli.progress import Progress
 
-_PANEL = "Tasks"
-_DONE = {"shuffle": "shuffled", "sort": "sorted", "split": "split", "merge": "merged", "join": "joined"}
+_tasks = panel("Tasks")
 
 
 @grouped
@@ -23,31 +32,17 @@ def run(
     *,
     plan: Annotated[str, typer.Argument(metavar="FILE", help="A plan, as --plan FILE has written it.")],
     task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            metavar="K",
-            help="Make shard K only, from 0; or several: 0-9,12, or K/N for the share of job K of N.",
-            rich_help_panel=_PANEL,
+        Text,
+        _tasks(
+            "--task K", "Make shard K only, from 0; or several: 0-9,12, or K/N for the share of job K of N."
         ),
     ] = None,
     finish: Annotated[
-        bool,
-        typer.Option(
-            "--finish",
-            help="Check that all tasks are done and write the manifest; make no shard.",
-            rich_help_panel=_PANEL,
-        ),
+        bool, _tasks("--finish", "Check that all tasks are done and write the manifest; make no shard.")
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "-n",
-            "--dry-run",
-            "--list",
-            help="List the tasks and whether they are done; change nothing.",
-            rich_help_panel=_PANEL,
-        ),
+        _tasks("-n, --dry-run, --list", "List the tasks and whether they are done; change nothing."),
     ] = False,
     jobs: Jobs = None,
     engine: Engine = None,
@@ -87,25 +82,18 @@ def run(
 def _list(out: Out, plan: ReorderPlan) -> None:
     from wdscli.ops.run import states
 
-    found = states(plan)
+    names = ("task", "shard", "samples", "bytes", "state")
+    rows = [one._replace(address=shown(one.address)) for one in states(plan)]
     if out.json:
-        for one in found:
-            facts = {
-                "task": one.task,
-                "shard": shown(one.address),
-                "samples": one.samples,
-                "bytes": one.size_bytes,
-            }
-            out.object({**facts, "state": one.state})
+        for row in rows:
+            out.object(dict(zip(names, row, strict=True)))
     else:
-        rows = [one._replace(address=shown(one.address)) for one in found]
-        out.rows(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))
-    done = sum(one.state == "done" for one in found)
-    out.summary(f"{done} of {len(found)} tasks are done")
+        out.rows(names, rows, right=(0, 2, 3))
+    done = sum(one.state == "done" for one in rows)
+    out.summary(f"{done} of {len(rows)} tasks are done")
 
 
 def _run_tasks(out: Out, plan: ReorderPlan, text: str, progress: Progress) -> None:
-    from wdscli.cli.made import plural
     from wdscli.ops.run import parse_tasks, run_tasks_of
     from wdscli.units import human_size
 
@@ -127,11 +115,8 @@ def _run_tasks(out: Out, plan: ReorderPlan, text: str, progress: Progress) -> No
 
 
 def _run_all(out: Out, plan: ReorderPlan, address: str, finish: bool, progress: Progress) -> None:
-    from wdscli.cli.made import print_report
+    from wdscli.cli.reordering import print_report
     from wdscli.ops import run as ops
 
-    if finish:
-        report = ops.finish(plan, address, progress=progress)
-    else:
-        report = ops.run_all(plan, progress=progress)
-    print_report(out, report, _DONE.get(plan.operation, plan.operation), plan.oversized)
+    report = ops.finish(plan, address, progress=progress) if finish else ops.run_all(plan, progress=progress)
+    print_report(out, report, plan.oversized)

@@ -1,31 +1,28 @@
-"""``wds shuffle``: options in, a shuffled set out."""
+"""``wds shuffle``: options in, a shuffled set out; with --quality a table of how well mixed it is."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wdscli.cli.options import (
-    AllowEmpty,
-    CommonOptions,
-    DuplicateOptions,
-    EngineOptions,
-    ErrorOptions,
-    JsonOptions,
+    Number,
     OutputOptions,
     PlannedCutOptions,
-    SelectionOptions,
+    ReorderOptions,
     Shards,
-    TrustOptions,
     grouped,
+    panel,
 )
 from wdscli.cli.output import Out
-from wdscli.cli.reordering import reorder
-from wdscli.cli.requests import reorder_request
+from wdscli.cli.reordering import read_request, reorder
+from wdscli.errors import UsageError
 
 if TYPE_CHECKING:
+    from wdscli.look.quality import Quality
     from wdscli.plan.request import ReorderPlan
+
+_order = panel("Order")
+_ORDERS = ("input", "output", "random")
 
 
 @grouped
@@ -33,37 +30,21 @@ def shuffle(
     *,
     shards: Shards,
     output: OutputOptions,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", metavar="N", help="Another seed, another order.", rich_help_panel="Order"),
-    ] = 0,
+    seed: Annotated[int, _order("--seed N", "Another seed, another order.")] = 0,
     quality: Annotated[
         bool,
-        typer.Option(
-            "--quality",
-            help="Say how well mixed input and output are. Reads the field cls of all samples.",
-            rich_help_panel="Order",
-        ),
+        _order("--quality", "Say how well mixed input and output are. Reads the field cls of all samples."),
     ] = False,
     window: Annotated[
-        int | None,
-        typer.Option(
-            "--window",
-            metavar="N",
+        Number,
+        _order(
+            "--window N",
+            "With --quality: samples in which distinct source shards are counted. Default: 1000.",
             min=1,
-            help="With --quality: samples in which distinct source shards are counted. Default: 1000.",
-            rich_help_panel="Order",
         ),
     ] = None,
     cuts: PlannedCutOptions,
-    engine: EngineOptions,
-    selection: SelectionOptions,
-    allow_empty: AllowEmpty = False,
-    duplicates: DuplicateOptions,
-    errors: ErrorOptions,
-    json: JsonOptions,
-    trust: TrustOptions,
-    common: CommonOptions,
+    more: ReorderOptions,
 ) -> None:
     """Write all samples in an order that only the seed decides.
 
@@ -79,24 +60,18 @@ def shuffle(
         wds shuffle shards/ -o 'mixed-%06d.tar' --max-count 10000 --on-duplicate rekey
         wds shuffle shards/ -o 'mixed-%06d.tar' --quality -n
     """
-    from wdscli.cli.quality import check_quality, print_quality
     from wdscli.plan.orders import ShuffledOrder
 
-    check_quality(quality, window, output)
-    out = Out(common, json=json.json)
-    request = reorder_request(
-        shards,
-        output,
-        cuts,
-        selection,
-        duplicates,
-        errors,
-        engine=engine,
-        allow_empty=allow_empty,
-        trust=trust,
-    )
+    if window is not None and not quality:
+        raise UsageError("--window is for --quality", hint="give both, or neither")
+    if quality and output.output == "-" and not output.dry_run:
+        raise UsageError(
+            "--quality and the shard cannot share standard output", hint="-o out-%06d.tar, or -n"
+        )
+    out = Out(more.inputs.common, json=more.json.json)
+    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
     if not quality:
-        reorder(out, request, ShuffledOrder(seed), "shuffled", dry_run=output.dry_run)
+        reorder(out, request, ShuffledOrder(seed), dry_run=output.dry_run)
         return
     from wdscli.look.quality import WINDOW, MeasuredShuffle
 
@@ -104,6 +79,33 @@ def shuffle(
 
     def tell(_: ReorderPlan) -> None:
         if order.quality is not None:
-            print_quality(out, order.quality)
+            _print_quality(out, order.quality)
 
-    reorder(out, request, order, "shuffled", dry_run=output.dry_run, planned=tell)
+    reorder(out, request, order, dry_run=output.dry_run, planned=tell)
+
+
+def _print_quality(out: Out, quality: Quality) -> None:
+    """The three orders side by side, or one object of JSON."""
+    orders = [quality.input, quality.output, quality.random]
+    if out.json:
+        facts = {name: one._asdict() for name, one in zip(_ORDERS, orders, strict=True)}
+        out.object({"quality": {**quality._asdict(), **facts}})
+        return
+    names = {
+        "shards_per_window": f"shards in {quality.window} samples",
+        "fewest_shards": "fewest of these",
+        "displacement": "displacement",
+        "correlation": "rank correlation",
+        "class_run": "class run",
+    }
+    rows = []
+    for field, name in names.items():
+        found = [getattr(one, field) for one in orders]
+        if any(value is not None for value in found):
+            rows.append([name, *map(_number, found)])
+    out.table(("order", *_ORDERS), rows, right=(1, 2, 3))
+
+
+def _number(value: float | None) -> str:
+    """Three places behind the point at most, which is as much as anybody can use."""
+    return "-" if value is None else f"{value:.3f}".rstrip("0").rstrip(".")

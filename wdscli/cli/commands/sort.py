@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import typer
-
 from wdscli.cli.options import (
-    AllowEmpty,
-    CommonOptions,
-    DuplicateOptions,
-    EngineOptions,
-    ErrorOptions,
-    JsonOptions,
     OutputOptions,
     PlannedCutOptions,
-    SelectionOptions,
+    ReorderOptions,
     Shards,
-    TrustOptions,
+    Texts,
     grouped,
+    panel,
 )
 from wdscli.cli.output import Out
-from wdscli.cli.reordering import reorder
-from wdscli.cli.requests import reorder_request
+from wdscli.cli.reordering import read_request, reorder
 from wdscli.errors import UsageError
 
-_ORDER = "Order"
+_order = panel("Order")
 
 
 @grouped
@@ -34,48 +26,28 @@ def sort(
     shards: Shards,
     output: OutputOptions,
     by: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--by",
-            metavar="WHAT[:nVr]",
-            help="key, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]); again for what ties. "
+        Texts,
+        _order(
+            "--by WHAT[:nVr]",
+            "key, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]); again for what ties. "
             "Behind a colon: n numeric, V natural, r reverse. Default: key.",
-            show_default=False,
-            rich_help_panel=_ORDER,
         ),
     ] = None,
     natural: Annotated[
         bool,
-        typer.Option(
-            "--natural",
-            help="img9 before img10; for each --by without a colon, as are the next two.",
-            rich_help_panel=_ORDER,
-        ),
+        _order("--natural", "img9 before img10; for each --by without a colon, as are the next two."),
     ] = False,
-    numeric: Annotated[
-        bool, typer.Option("--numeric", help="Compare texts as the numbers they are.", rich_help_panel=_ORDER)
-    ] = False,
-    reverse: Annotated[
-        bool, typer.Option("--reverse", help="The largest first.", rich_help_panel=_ORDER)
-    ] = False,
+    numeric: Annotated[bool, _order("--numeric", "Compare texts as the numbers they are.")] = False,
+    reverse: Annotated[bool, _order("--reverse", "The largest first.")] = False,
     missing: Annotated[
         Literal["first", "last", "error"] | None,
-        typer.Option(
+        _order(
             "--missing",
-            help="Where samples go that have no such value. Default: last, but a value that none has is an error.",
-            show_default=False,
-            rich_help_panel=_ORDER,
+            "Where samples go that have no such value. Default: last, but a value that none has is an error.",
         ),
     ] = None,
     cuts: PlannedCutOptions,
-    engine: EngineOptions,
-    selection: SelectionOptions,
-    allow_empty: AllowEmpty = False,
-    duplicates: DuplicateOptions,
-    errors: ErrorOptions,
-    json: JsonOptions,
-    trust: TrustOptions,
-    common: CommonOptions,
+    more: ReorderOptions,
 ) -> None:
     """Write all samples sorted by key, by a field or by a value in JSON.
 
@@ -92,23 +64,13 @@ def sort(
 
     if natural and numeric:
         raise UsageError("--natural and --numeric exclude each other", hint="--by WHAT:n --by WHAT:V")
-    out = Out(common, json=json.json)
-    request = reorder_request(
-        shards,
-        output,
-        cuts,
-        selection,
-        duplicates,
-        errors,
-        engine=engine,
-        allow_empty=allow_empty,
-        trust=trust,
-    )
+    out = Out(more.inputs.common, json=more.json.json)
+    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
     order = sort_order(
         by or [],
         how="natural" if natural else "numeric" if numeric else "plain",
         reverse=reverse,
         missing=missing,
-        lenient=errors.on_error == "skip",
+        lenient=request.on_error == "skip",
     )
-    reorder(out, request, order, "sorted", dry_run=output.dry_run)
+    reorder(out, request, order, dry_run=output.dry_run)

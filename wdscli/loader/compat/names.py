@@ -8,16 +8,16 @@ What it is: :class:`Planned`, what ``wds.map(f)`` and the like give; shard lists
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial, update_wrapper
+from functools import cache, partial, update_wrapper
 from typing import Any, NoReturn
 
 from wdscli.codecs.decode_values import decode_torch as torch_loads
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.compat.urls import Urls
 from wdscli.loader.place.splitters import Splitter
-from wdscli.loader.stages.fields import getfirst
+from wdscli.loader.stages.flow import Pipeline
 from wdscli.loader.stages.fluent import Fluent
-from wdscli.loader.stages.recipe import Pipeline
+from wdscli.loader.stages.per_sample import getfirst
 from wdscli.loader.stats import Counts
 from wdscli.loader.webdataset import WebDataset
 
@@ -55,6 +55,41 @@ class Stages:
 
     def __call__(self, *args: Any, **kw: Any) -> Planned:
         return Planned(self.__name__, args, kw)
+
+
+class Refused:
+    """A name of webdataset's that is not there: calling it says what to do instead."""
+
+    def __init__(self, name: str, hint: str) -> None:
+        self.__name__ = name
+        self._hint = hint
+
+    def __call__(self, *args: Any, **kw: Any) -> NoReturn:
+        raise UsageError(f"webdataset's {self.__name__} is not there", hint=self._hint)
+
+
+_MIX = "several sets with weights: wds.mix({...})"
+_READ = "wds.WebDataset(urls) reads any address that wdscli knows"
+_CACHE = "only the ranges that are needed are read; `wds cat` copies shards"
+_REFUSED = {
+    "LRUCleanup": _CACHE,
+    "MultiShardSample": _MIX,
+    "gopen": _READ,
+    "gopen_schemes": _READ,
+    "pipe_cleaner": _CACHE,
+    "resampled": "wds.WebDataset(urls, resampled=True), or wds.ResampledShards(urls)",
+    "shardspec": _MIX,
+    "tarfile_samples": _READ,
+}
+_METHODS = {"Cached": "mcached", "LMDBCached": "lmdb_cached", "detshuffle": "shuffle"}
+"""Where the method has another name than the stage."""
+
+
+@cache
+def stage(name: str) -> Stages | Refused:
+    """webdataset's stage of this name, as a thing to put into a :class:`DataPipeline`: it plans the method of that
+    name, or says that there is none."""
+    return Refused(name, _REFUSED[name]) if name in _REFUSED else Stages(_METHODS.get(name, name))
 
 
 class PipelineStage:
@@ -189,17 +224,6 @@ class MockDataset(FluidWrapper):
 
     def __init__(self, sample: Any, length: int) -> None:
         super().__init__([sample] * length)
-
-
-class Refused:
-    """A name of webdataset's that is not there: calling it says what to do instead."""
-
-    def __init__(self, name: str, hint: str) -> None:
-        self.__name__ = name
-        self._hint = hint
-
-    def __call__(self, *args: Any, **kw: Any) -> NoReturn:
-        raise UsageError(f"webdataset's {self.__name__} is not there", hint=self._hint)
 
 
 def with_epoch(dataset: Any, length: int) -> Any:

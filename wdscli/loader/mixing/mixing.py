@@ -16,8 +16,8 @@ from wdscli.loader.order.schedule import Stop, Weight, check_stop, quotas_of
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Tail
 from wdscli.loader.read.source import PositionSource
+from wdscli.loader.stages.flow import DROPPED, Batch, Pipeline, Spread
 from wdscli.loader.stages.fluent import Fluent, PerSample
-from wdscli.loader.stages.recipe import DROPPED, Batch, Pipeline, Spread
 from wdscli.loader.stats import Counts
 
 USAGE = "mix({address: weight, ...}) or mix({name: (dataset, weight), ...})"

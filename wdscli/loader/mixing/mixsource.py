@@ -18,8 +18,8 @@ from wdscli.errors import UsageError
 from wdscli.loader.order.schedule import Schedule, Stop
 from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is, instead
 from wdscli.loader.read.source import EpochReader, PositionSource
-from wdscli.loader.stages.fields import Label, named
-from wdscli.loader.stages.recipe import DROPPED
+from wdscli.loader.stages.flow import DROPPED
+from wdscli.loader.stages.per_sample import Label, named
 
 if TYPE_CHECKING:
     import numpy

@@ -17,13 +17,14 @@ from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.mixing.mixsource import Tagged, label_sample, told
 from wdscli.loader.order.order import key
 from wdscli.loader.order.schedule import MIX, Pattern, Stop
+from wdscli.loader.order.span import ENDLESS
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.read.failures import Failed, Policy
 from wdscli.loader.read.source import EpochReader
+from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.fluent import Epochs
-from wdscli.loader.stages.policy import StopEpoch
-from wdscli.loader.stages.recipe import DROPPED
-from wdscli.loader.streams import BUFFERED, ENDLESS, PASS, Trail, buffered
+from wdscli.loader.stages.handlers import StopEpoch
+from wdscli.loader.streams import BUFFERED, PASS, Trail, buffered
 
 if TYPE_CHECKING:
     import numpy

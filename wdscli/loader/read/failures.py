@@ -18,7 +18,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.stages.policy import Handler, Replaced, StopEpoch, reraise_exception
+from wdscli.loader.stages.handlers import Handler, Replaced, StopEpoch, reraise_exception
 from wdscli.storage import open_source
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from warnings import warn
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
+from wdscli.loader.checks import argument, in_code, texts
 from wdscli.loader.read.catalog import Catalog, ShardTable, each_shard
 from wdscli.loader.read.fetch import Fetcher, Raw
-from wdscli.loader.wording import argument, in_code, texts
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.find import index_batches

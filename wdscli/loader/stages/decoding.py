@@ -23,7 +23,8 @@ from wdscli.codecs.decode_values import basichandlers, pickles
 from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
 from wdscli.codecs.parts import ByExtension, Continue, Decode, Handler, extension, handle_extension
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.stages.fields import Label
+from wdscli.loader.stages.handlers import text_of
+from wdscli.loader.stages.per_sample import Label
 
 __all__ = [
     "Continue",
@@ -180,7 +181,6 @@ def _goes_on(result: Any) -> bool:
 
 
 def _undecodable(sample: dict[str, Any], field: str, error: Exception) -> DataError:
-    url, key = sample.get("__url__"), sample.get("__key__", "")
     if isinstance(error, DataError):
         why, hint = error.message, error.hint
     else:
@@ -189,7 +189,7 @@ def _undecodable(sample: dict[str, Any], field: str, error: Exception) -> DataEr
     return DataError(
         f"cannot decode: {why}",
         code="undecodable",
-        shard=url if isinstance(url, str) else None,
-        member=f"{key}.{field}",
+        shard=text_of(sample, "__url__"),
+        member=f"{sample.get('__key__', '')}.{field}",
         hint=hint,
     )

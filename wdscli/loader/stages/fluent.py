@@ -17,12 +17,12 @@ from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
 from wdscli.loader.read.source import IndexedSource, PositionSource
-from wdscli.loader.stages import stages
-from wdscli.loader.stages.fields import want_callable
+from wdscli.loader.stages import per_sample
+from wdscli.loader.stages.flow import Batch, Pipeline
 from wdscli.loader.stages.generators import Buffer, Islice, Regroup, Thin
-from wdscli.loader.stages.patterns import XDECODERS, ExtractKeys, RenameKeys, XDecode
-from wdscli.loader.stages.policy import Guard, Handler, reraise_exception
-from wdscli.loader.stages.recipe import Batch, Pipeline
+from wdscli.loader.stages.handlers import Guard, Handler, reraise_exception
+from wdscli.loader.stages.per_batch import collated, unbatched, unlisted
+from wdscli.loader.stages.per_sample import XDECODERS, Stage, want_callable
 
 if TYPE_CHECKING:
     from wdscli.loader.read.failures import Policy
@@ -59,21 +59,22 @@ class PerSample:
     def _then(self: Self, function: Function) -> Self:
         return self._with(pipeline=self.pipeline.then(function))
 
-    def _guard(self, stage: str, handler: Handler) -> Guard:
-        return Guard(stage, handler, self._counts)
+    def _guarded(self: Self, name: str, stage: Stage, handler: Handler = reraise_exception) -> Self:
+        stage.guard = Guard(name, handler, self._counts)
+        return self._then(stage)
 
     def map(self: Self, f: Function, handler: Handler = reraise_exception) -> Self:
         """``f`` of each sample, or of each batch behind :meth:`batched`. None leaves it out, counted."""
         want_callable(f, "map()")
-        return self._then(stages.Map(f, self._guard("map", handler)))
+        return self._guarded("map", per_sample.Map(f), handler)
 
     def map_dict(self: Self, handler: Handler = reraise_exception, **functions: Function) -> Self:
         """Each named field by its function; samples are dicts, and copied."""
-        return self._then(stages.MapDict(functions, self._guard("map_dict", handler)))
+        return self._guarded("map_dict", per_sample.MapDict(functions), handler)
 
     def map_tuple(self: Self, *functions: Function | None, handler: Handler = reraise_exception) -> Self:
         """The first values of a tuple, each by its function; None for one that stays."""
-        return self._then(stages.MapTuple(functions, self._guard("map_tuple", handler)))
+        return self._guarded("map_tuple", per_sample.MapTuple(functions), handler)
 
     def to_tuple(
         self: Self,
@@ -83,14 +84,14 @@ class PerSample:
         none_is_error: bool | None = None,
     ) -> Self:
         """A tuple of fields; of ``"jpg;png"`` the first that is there. One string with blanks names several."""
-        guard = self._guard("to_tuple", handler)
-        return self._then(stages.ToTuple(fields, missing_is_error, none_is_error, guard))
+        stage = per_sample.ToTuple(fields, missing_is_error, none_is_error)
+        return self._guarded("to_tuple", stage, handler)
 
     def rename(
         self: Self, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]
     ) -> Self:
         """``new="old"`` or ``new="jpg;png"``, the first that is there. With ``keep`` the fields not named stay."""
-        return self._then(stages.Rename(names, keep, self._guard("rename", handler)))
+        return self._guarded("rename", per_sample.Rename(names, keep), handler)
 
     def rename_keys(
         self: Self,
@@ -102,8 +103,8 @@ class PerSample:
     ) -> Self:
         """``(new name, pattern)`` or ``new="*.pattern"`` for fields; the last that fits counts."""
         pairs = [(pattern, name) for name, pattern in (*renamings, *more.items())]
-        guard = self._guard("rename_keys", reraise_exception)
-        return self._then(RenameKeys(pairs, keep_unselected, must_match, duplicate_is_error, guard))
+        stage = per_sample.RenameKeys(pairs, keep_unselected, must_match, duplicate_is_error)
+        return self._guarded("rename_keys", stage)
 
     def extract_keys(
         self: Self,
@@ -112,8 +113,8 @@ class PerSample:
         ignore_missing: bool = False,
     ) -> Self:
         """A tuple of the fields that match patterns such as ``"*.jpg;*.png"``."""
-        guard = self._guard("extract_keys", reraise_exception)
-        return self._then(ExtractKeys(patterns, duplicate_is_error, ignore_missing, guard))
+        stage = per_sample.ExtractKeys(patterns, duplicate_is_error, ignore_missing)
+        return self._guarded("extract_keys", stage)
 
     def decode(
         self: Self,
@@ -133,7 +134,7 @@ class PerSample:
         decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial, max_decoded=max_decoded)
         if handler is None:
             handler = reraise_exception if self._policy is None else self._policy.undecodable
-        return self._then(stages.Apply(decoder, self._guard("decode", handler)))
+        return self._guarded("decode", per_sample.Apply(decoder), handler)
 
     def xdecode(
         self: Self,
@@ -145,8 +146,7 @@ class PerSample:
         """Payloads decoded by ``(pattern, function of a stream)``, or ``ext=function``. There is no pickle among the
         defaults."""
         pairs = [*defaults, *decoders, *((f"*.{name}", function) for name, function in more.items())]
-        guard = self._guard("xdecode", reraise_exception)
-        return self._then(XDecode(pairs, must_decode, guard))
+        return self._guarded("xdecode", per_sample.XDecode(pairs, must_decode))
 
 
 class Fluent(PerSample):
@@ -161,11 +161,11 @@ class Fluent(PerSample):
         """Only the samples for which ``predicate`` holds, the others counted. They leave gaps: batches become smaller,
         and no sample moves to another batch, so that every rank and every resumed run sees the same ones."""
         want_callable(predicate, "select()")
-        return self._then(stages.Select(predicate, self._guard("select", handler)))
+        return self._guarded("select", per_sample.Select(predicate), handler)
 
     def associate(self: Self, associator: Any) -> Self:
         """More fields for each sample, by its key: a mapping of mappings, or a function of the key."""
-        return self._then(stages.Associate(associator, self._guard("associate", reraise_exception)))
+        return self._guarded("associate", per_sample.Associate(associator))
 
     def info(
         self: Self,
@@ -177,11 +177,11 @@ class Fluent(PerSample):
         name: str = "",
     ) -> Self:
         """Shows the first ``n`` samples of this process and then one of ``every``, on stderr or ``stream``."""
-        return self._then(stages.Info(fmt, n, every, width, stream, name))
+        return self._then(per_sample.Info(fmt, n, every, width, stream, name))
 
     def log_keys(self: Whole, logfile: str | None = None) -> Whole:
         """A line for each sample at the end of ``logfile``: number in this process, worker, rank, key."""
-        return self._then(stages.LogKeys(logfile)) if logfile else self
+        return self._then(per_sample.LogKeys(logfile)) if logfile else self
 
     def mcached(self: Whole) -> Whole:
         """What the stages so far make of each sample is kept in the memory of each worker."""
@@ -189,7 +189,7 @@ class Fluent(PerSample):
             raise UsageError(
                 "mcached() keeps samples, not batches", hint="put it before batched() and compose()"
             )
-        kept = stages.Remembered(self.pipeline.before)
+        kept = per_sample.Remembered(self.pipeline.before)
         return self._with(pipeline=self.pipeline._replace(before=(kept,)))
 
     def lmdb_cached(self, *args: Any, **kw: Any) -> Any:
@@ -199,7 +199,7 @@ class Fluent(PerSample):
     def batched(
         self: Whole,
         batchsize: int = 20,
-        collation_fn: Function | None = stages.collated,
+        collation_fn: Function | None = collated,
         partial: bool = True,
     ) -> Whole:
         """Batches of ``batchsize`` samples of this rank; ``collation_fn`` makes one of a list, None leaves the list.
@@ -219,11 +219,11 @@ class Fluent(PerSample):
 
     def unbatched(self: Whole) -> Whole:
         """The samples of batches, which are tuples or dicts of columns."""
-        return self._with(pipeline=self.pipeline.spread(stages.unbatched))
+        return self._with(pipeline=self.pipeline.spread(unbatched))
 
     def unlisted(self: Whole) -> Whole:
         """The samples of lists."""
-        return self._with(pipeline=self.pipeline.spread(stages.unlisted))
+        return self._with(pipeline=self.pipeline.spread(unlisted))
 
     def shuffle(
         self: Whole,
@@ -286,7 +286,7 @@ class Fluent(PerSample):
             )
         start, stop, step = (None, args[0], None) if len(args) == 1 else (*args, None)[:3]
         chosen = Slice(start, stop, step)
-        chooses = any(isinstance(one, stages.Select) for one in self.pipeline.before)
+        chooses = any(isinstance(one, per_sample.Select) for one in self.pipeline.before)
         if self.pipeline.generators or chooses or self.is_stream:
             return self._through(Islice(chosen))
         if self.pipeline.batch is None:

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from wdscli.loader.order.order import key
 from wdscli.loader.order.views import Slice
-from wdscli.loader.stages.policy import StopEpoch
-from wdscli.loader.stages.recipe import Generator
+from wdscli.loader.stages.flow import OverAll
+from wdscli.loader.stages.handlers import StopEpoch
 
 BUFFERED, THINNED = 7, 5
 """What a key is for, as in :mod:`wdscli.loader.order.order`."""
 
 
-def through(generators: Sequence[Generator], items: Iterator[Any], epoch: int) -> Iterator[Any]:
+def through(generators: Sequence[OverAll], items: Iterator[Any], epoch: int) -> Iterator[Any]:
     """What generators make of the items of an epoch. Those of this module throw their dice anew in each."""
     for generator in generators:
         if isinstance(generator, (Buffer, Thin)):
@@ -29,9 +29,7 @@ def through(generators: Sequence[Generator], items: Iterator[Any], epoch: int) -
     return items
 
 
-def epochs_over(
-    source: Iterable[Any], generators: Sequence[Generator], span: Any, first: int
-) -> Iterator[Any]:
+def epochs_over(source: Iterable[Any], generators: Sequence[OverAll], span: Any, first: int) -> Iterator[Any]:
     """What generators make of ``source``, again and again as ``span`` (passes, items) says, counting epochs from
     ``first``."""
     passes, limit = (1, None) if span is None else span

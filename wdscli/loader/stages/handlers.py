@@ -8,7 +8,7 @@ and reason. Unlike webdataset's, the handlers that warn do not sleep. It must no
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, TypeAlias
 
@@ -74,7 +74,7 @@ class Guard:
 
     def drop(self, item: Any, reason: str = "") -> None:
         """Count ``item`` as left out."""
-        self.counts.add(shard_of(item), f"{self.stage}: {reason}" if reason else self.stage)
+        self.counts.add(text_of(item, "__url__") or "", f"{self.stage}: {reason}" if reason else self.stage)
 
     def caught(self, error: Exception, item: Any) -> None:
         """To be called where ``error`` was caught. Returns when ``item`` is to be left out; else raises: the error
@@ -94,12 +94,13 @@ class Guard:
     def _name(self, error: Exception, item: Any) -> None:
         """A traceback, from Python 3.11 on, ends in the sample."""
         if isinstance(item, dict) and "__key__" in item:
-            said = printable(f'in {self.stage}() of sample "{item["__key__"]}" of {shown(shard_of(item))}')
+            shard = shown(text_of(item, "__url__") or "")
+            said = printable(f'in {self.stage}() of sample "{item["__key__"]}" of {shard}')
             with suppress(AttributeError):
                 error.__notes__ = [*getattr(error, "__notes__", ()), said]  # type: ignore[attr-defined]
 
 
-def shard_of(item: Any) -> str:
-    """The shard that a sample says it is of; empty for what does not say."""
-    found = item.get("__url__", "") if isinstance(item, dict) else ""
-    return found if isinstance(found, str) else ""
+def text_of(item: Any, field: str) -> str | None:
+    """``__key__`` or ``__url__`` of what may be a sample; None for what does not say it."""
+    found = item.get(field) if isinstance(item, Mapping) else None
+    return found if isinstance(found, str) else None

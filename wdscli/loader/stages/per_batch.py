@@ -1,0 +1,402 @@
+"""From a list of samples to a batch and back, and what a batch is on its way between processes.
+
+What it is: :func:`default_collation`, webdataset's ``default_collation_fn``; :class:`Packed`, a column of bytes, such
+as the pictures of a batch, as one buffer. How: samples are turned into columns, and each column is joined by the type
+of its first value: arrays, tensors and numbers joined, anything else in a list. numpy does it; torch is not imported,
+but whoever hands in tensors has it, and inside a DataLoader's worker torch joins them in shared memory. A list of bytes
+objects is pickled one by one through a pipe, which is what limits a DataLoader of raw samples; a packed column is one
+buffer and the sizes of its parts. A large one travels by torch's shared memory where there is torch, and nothing of it
+is copied in the main process before somebody asks for a part. Under the workers of a DataLoader :meth:`batched` packs
+by itself. It must not know where samples come from, or what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Any, overload
+
+from wdscli.errors import DataError
+from wdscli.loader.place.ranks import in_worker
+from wdscli.loader.stages.handlers import text_of
+
+SHARED_FROM_BYTES = 1 << 20
+"""From here on shared memory costs less than a pipe: torch makes a connection for each tensor."""
+BUFFERS_PER_WRITE = 512
+"""What one system call takes for sure."""
+
+
+def default_collation(
+    samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
+) -> Any:
+    """A batch of samples: tuples (or lists) give a tuple of columns, dicts a dict of columns, anything else one column.
+
+    A column of numbers becomes a numpy array of shape (samples,); one of numpy arrays or torch tensors gets a dimension
+    more in front; any other is a list. ``combine_scalars=False`` and ``combine_tensors=False`` leave lists. Raises
+    DataError for samples that have not the same fields, and for arrays of different shapes.
+
+    >>> default_collation([(1, "a"), (2, "b")])
+    (array([1, 2]), ['a', 'b'])
+    >>> default_collation([{"cls": 1.5}, {"cls": 2}], combine_scalars=False)
+    {'cls': [1.5, 2]}
+    """
+    if not samples:
+        raise DataError("a batch of no samples", code="collation")
+    first = samples[0]
+    if isinstance(first, dict):
+        _same_fields(samples)
+        names = list(first)
+    elif isinstance(first, (list, tuple)):
+        _same_lengths(samples)
+        names = list(range(len(first)))
+    else:
+        return combine_values(list(samples), combine_tensors, combine_scalars)
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = combine_values(
+                [sample[name] for sample in samples], combine_tensors, combine_scalars
+            )
+        except _Shapes as error:
+            raise _unequal(samples, name, error) from None
+    return columns if isinstance(first, dict) else tuple(columns.values())
+
+
+default_collation_fn = default_collation
+"""webdataset's name."""
+
+
+class _Shapes(DataError):
+    """Arrays of different shapes; ``place`` is the first that differs."""
+
+    place = 0
+
+
+def combine_values(values: list[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
+    """One column, joined by the type of its first value; see :func:`default_collation`."""
+    first = values[0]
+    if _is_scalar(first):
+        return _numbers(values) if combine_scalars else values
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(first, torch.Tensor):
+        if not combine_tensors:
+            return values
+        from torch.utils.data import default_collate
+
+        _same_shapes(values)
+        return default_collate(values)
+    if combine_tensors and _is_array(first):
+        import numpy
+
+        _same_shapes(values)
+        return numpy.stack(values)
+    return values
+
+
+def _is_scalar(value: Any) -> bool:
+    """A number, of Python or of numpy."""
+    if isinstance(value, (int, float)):
+        return True
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.number, numpy.bool_))
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _numbers(values: list[Any]) -> Any:
+    import numpy
+
+    try:
+        return numpy.array(values)
+    except ValueError as error:
+        raise DataError(f"numbers and other values in one column: {error}", code="collation") from error
+
+
+def _same_shapes(values: list[Any]) -> None:
+    shape = tuple(values[0].shape)
+    for place, value in enumerate(values):
+        other = getattr(value, "shape", None)
+        if other is None or tuple(other) != shape:
+            told = type(value).__name__ if other is None else tuple(other)
+            error = _Shapes(f"shapes differ: {shape} and {told}", code="collation")
+            error.place = place
+            raise error
+
+
+def _same_fields(samples: Sequence[Any]) -> None:
+    wanted = samples[0].keys()
+    for sample in samples:
+        if not isinstance(sample, dict) or sample.keys() != wanted:
+            odd = (
+                sorted(map(str, wanted ^ sample.keys()))
+                if isinstance(sample, dict)
+                else [type(sample).__name__]
+            )
+            raise DataError(
+                f"samples of one batch have different fields: {', '.join(odd)}",
+                code="collation",
+                shard=text_of(sample, "__url__"),
+                member=text_of(sample, "__key__"),
+                hint="choose those that all have with to_tuple or rename(keep=False), or batched(collation_fn=None)",
+            )
+
+
+def _same_lengths(samples: Sequence[Any]) -> None:
+    lengths = {len(sample) if isinstance(sample, (list, tuple)) else -1 for sample in samples}
+    if len(lengths) > 1:
+        raise DataError(f"samples of one batch have different lengths: {sorted(lengths)}", code="collation")
+
+
+def _unequal(samples: Sequence[Any], name: str | int, error: _Shapes) -> DataError:
+    sample = samples[error.place]
+    column = f'field "{name}"' if isinstance(name, str) else f"value {name} of the tuples"
+    return DataError(
+        f"{column} cannot be batched, {error.message}",
+        code="collation",
+        shard=text_of(sample, "__url__"),
+        member=text_of(sample, "__key__"),
+        hint="bring them to one shape with map_dict or map_tuple, or batched(collation_fn=None) for lists",
+    )
+
+
+def collated(samples: list[Any]) -> Any:
+    """One batch of samples, by :func:`wdscli.loader.stages.per_batch.default_collation`; under the workers of a
+    DataLoader with columns of bytes packed, see :mod:`wdscli.loader.stages.per_batch`."""
+    return for_transport(default_collation(samples))
+
+
+def unbatched(batch: Any) -> Iterator[Any]:
+    """The samples of a batch of columns. Raises TypeError, ValueError."""
+    if not isinstance(batch, (dict, list, tuple)):
+        raise TypeError(f"unbatched() wants batches that are tuples or dicts, not {type(batch).__name__}")
+    columns = batch.values() if isinstance(batch, dict) else batch
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError("unbatched() wants batches: here are columns of different lengths")
+    rows = zip(*columns)
+    return (dict(zip(batch, row)) for row in rows) if isinstance(batch, dict) else rows
+
+
+def unlisted(batch: Any) -> Iterable[Any]:
+    """The samples of a list. Raises TypeError."""
+    if not isinstance(batch, list):
+        raise TypeError(f"unlisted() wants lists, not {type(batch).__name__}")
+    return batch
+
+
+class Packed:
+    """Bytes objects in one buffer: a sequence of them, each made when it is asked for.
+
+    It is no list: nothing can be added or changed, ``list(column)`` makes one. Equal to a list with the same values.
+
+    >>> column = Packed([b"ab", b"", b"cde"])
+    >>> column[0], column[-1], column[1:], len(column), list(column)
+    (b'ab', b'cde', [b'', b'cde'], 3, [b'ab', b'', b'cde'])
+    >>> column == [b"ab", b"", b"cde"], bytes(column.view(2)), column.offsets
+    (True, b'cde', [0, 2, 2, 5])
+    """
+
+    __slots__ = ("_buffer", "_parts", "offsets")
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        self._parts: Sequence[bytes] | None = parts
+        self._buffer: Any = None
+        self.offsets = [0, *accumulate(map(len, parts))]
+        """Where each part begins in the buffer, and where the last one ends."""
+
+    @property
+    def buffer(self) -> memoryview:
+        """All parts, one after the other."""
+        if self._buffer is None:
+            self._buffer = b"".join(self._parts or ())
+            self._parts = None
+        # A tensor is asked through numpy: it has no buffer of its own.
+        return memoryview(self._buffer if isinstance(self._buffer, bytes) else self._buffer.numpy())
+
+    def view(self, number: int) -> memoryview:
+        """One part without a copy. Raises IndexError."""
+        place = range(len(self))[number]
+        return self.buffer[self.offsets[place] : self.offsets[place + 1]]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, which: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> list[bytes]: ...
+
+    def __getitem__(self, which: int | slice) -> bytes | list[bytes]:
+        if isinstance(which, slice):
+            return [self[number] for number in range(len(self))[which]]
+        if self._parts is not None:
+            return self._parts[which]
+        return bytes(self.view(which))
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._parts is not None:
+            return iter(self._parts)
+        buffer, offsets = self.buffer, self.offsets
+        return (bytes(buffer[begin:end]) for begin, end in pairwise(offsets))
+
+    def __reversed__(self) -> Iterator[bytes]:
+        return iter(list(self)[::-1])
+
+    def __contains__(self, value: object) -> bool:
+        return any(part == value for part in self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (Packed, list, tuple)):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<Packed: {len(self)} values, {self.offsets[-1]} bytes>"
+
+    def pin_memory(self, device: Any = None) -> Packed:
+        """Itself: bytes do not go to a device as they are. DataLoader(pin_memory=True) asks."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sizes = array("q", [end - begin for begin, end in pairwise(self.offsets)]).tobytes()
+        total = self.offsets[-1]
+        data: Any = self._buffer
+        # What a worker pickles goes through torch's shared memory.
+        if data is None and total >= SHARED_FROM_BYTES and in_worker():
+            data = _shared(self._parts or (), total)
+        return _unpacked, (self.buffer.tobytes() if data is None else data, sizes)
+
+
+def _unpacked(buffer: Any, sizes: bytes) -> Packed:
+    column = Packed(())
+    column._parts, column._buffer = None, buffer
+    column.offsets = [0, *accumulate(array("q", sizes))]
+    return column
+
+
+def _shared(parts: Sequence[bytes], total: int) -> Any:
+    """The parts in a tensor of bytes in shared memory, written there at once."""
+    import torch
+
+    storage = torch.UntypedStorage._new_shared(total)
+    tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
+    if not _written(storage, parts):
+        target = memoryview(tensor.numpy())
+        begin = 0
+        for part in parts:
+            end = begin + len(part)
+            target[begin:end] = part
+            begin = end
+    return tensor
+
+
+def _written(storage: Any, parts: Sequence[bytes]) -> bool:
+    """Whether the parts were written to a storage by its file: pages written so need not be mapped first, which
+    takes half the time."""
+    try:
+        file = storage._get_shared_fd()
+    except (AttributeError, RuntimeError):
+        return False
+    at = 0
+    for first in range(0, len(parts), BUFFERS_PER_WRITE):
+        some = parts[first : first + BUFFERS_PER_WRITE]
+        size = sum(map(len, some))
+        if size and os.pwritev(file, some, at) != size:
+            return False
+        at += size
+    return True
+
+
+def packed(samples: Sequence[Any]) -> Any:
+    """A batch as :func:`~wdscli.loader.stages.per_batch.default_collation` makes it, but columns of bytes are
+    :class:`Packed`: ``batched(64, collation_fn=wds.packed)``."""
+    return in_columns(default_collation(samples))
+
+
+def in_columns(batch: Any) -> Any:
+    """``batch``, a tuple or dict of columns, with those that are lists of bytes packed."""
+    if isinstance(batch, dict):
+        return {name: _column(values) for name, values in batch.items()}
+    return tuple(map(_column, batch)) if isinstance(batch, tuple) else _column(batch)
+
+
+class Names:
+    """Keys or addresses of a batch in a worker: a list of them once it has arrived, and until then nothing that torch
+    would look through value by value, which takes as long as all else it does with a batch.
+
+    >>> import pickle
+    >>> names = Names(["a", "b"])
+    >>> len(names), names[-1], list(names), names == ["a", "b"], names.index("b"), names
+    (2, 'b', ['a', 'b'], True, 1, ['a', 'b'])
+    >>> pickle.loads(pickle.dumps(names))
+    ['a', 'b']
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: list[str]) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, which: Any) -> Any:
+        return self._values[which]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._values, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self._values == (other._values if isinstance(other, Names) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (self._values,)
+
+
+def for_transport(batch: Any) -> Any:
+    """The same where it pays, in a worker process of a DataLoader, with keys and addresses as :class:`Names`."""
+    if not in_worker():
+        return batch
+    batch = in_columns(batch)
+    if isinstance(batch, dict):
+        _tell_torch()
+        for name in ("__key__", "__url__"):
+            if type(batch.get(name)) is list:
+                batch[name] = Names(batch[name])
+    return batch
+
+
+@cache
+def _tell_torch() -> None:
+    """Let torch's default_collate, for a DataLoader that makes batches of our batches, take these columns as lists."""
+    from torch.utils.data._utils import collate
+
+    def as_lists(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return collate.collate([list(column) for column in batch], collate_fn_map=collate_fn_map)
+
+    for kind in (Packed, Names):
+        collate.default_collate_fn_map[kind] = as_lists
+
+
+def _column(values: Any) -> Any:
+    is_bytes = type(values) is list and set(map(type, values)) == {bytes}
+    return Packed(values) if is_bytes else values

@@ -1,0 +1,418 @@
+"""What each stage does to one sample: small picklable functions, after webdataset's filters.
+
+What it is: fields of a sample, found by name; one class a stage, of which the methods of
+:class:`~wdscli.loader.stages.fluent.Fluent` are made. How: a stage is called with a sample and gives what becomes of
+it, or :data:`~wdscli.loader.stages.flow.DROPPED`; its :class:`~wdscli.loader.stages.handlers.Guard` decides about
+exceptions and counts. A sample that is changed is copied first, because a cache may hold it. It must not know of
+positions, ranks and epochs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from io import BytesIO
+from operator import methodcaller
+from typing import Any
+
+from wdscli.errors import DataError, UsageError
+from wdscli.loader.place.ranks import find_rank, find_worker
+from wdscli.loader.stages.flow import DROPPED, Function
+from wdscli.loader.stages.handlers import Guard, text_of
+from wdscli.model import to_bytes, to_text
+from wdscli.samples import split_name
+
+
+class FieldError(DataError, ValueError, KeyError):
+    """A field that is not there, or not once. Also a ValueError and a KeyError, for code that catches those."""
+
+
+class Label(str):
+    """The value of a field that a mix adds: no payload, so nothing is decoded."""
+
+    __slots__ = ()
+
+
+def getfirst(
+    a: Mapping[str, Any], keys: str | Sequence[str], default: Any = None, missing_is_error: bool = True
+) -> Any:
+    """The value of the first of ``"jpg;png"`` that is there. Raises FieldError, which is a ValueError."""
+    return first_of(a, alternatives(keys), missing_is_error, default)
+
+
+def first_of(item: Mapping[str, Any], names: Sequence[str], must: bool = True, default: Any = None) -> Any:
+    for name in names:
+        if name in item:
+            return item[name]
+    if must:
+        raise missing(item, ";".join(names))
+    return default
+
+
+def alternatives(names: str | Sequence[str]) -> list[str]:
+    return names.split(";") if isinstance(names, str) else list(names)
+
+
+def want_dict(item: Any, stage: str) -> Any:
+    if not isinstance(item, (dict, Mapping)):
+        raise TypeError(f"{stage}() wants samples that are dicts, not {type(item).__name__}")
+    return item
+
+
+def want_callable(function: Any, where: str) -> None:
+    if not callable(function):
+        raise TypeError(f"{where}: {function!r} is no function")
+
+
+def named(item: Mapping[str, Any]) -> str:
+    return f'sample "{item["__key__"]}"' if "__key__" in item else "a sample"
+
+
+def missing(item: Mapping[str, Any], wanted: str) -> FieldError:
+    there = ", ".join(name for name in item if not name.startswith("__")) or "none"
+    return unfit(item, f'no field "{wanted}" in {named(item)}, which has {there}')
+
+
+def several(item: Mapping[str, Any], wanted: str) -> FieldError:
+    return unfit(item, f'several fields are "{wanted}" in {named(item)}', "duplicate-field")
+
+
+def unfit(item: Mapping[str, Any], said: str, code: str = "missing-field") -> FieldError:
+    return FieldError(said, code=code, shard=text_of(item, "__url__"))
+
+
+class Stage:
+    """A function of a sample whose exceptions go to a handler."""
+
+    guard: Guard
+
+    def apply(self, item: Any) -> Any:
+        """What becomes of ``item``."""
+        raise NotImplementedError
+
+    def __call__(self, item: Any) -> Any:
+        try:
+            return self.apply(item)
+        except Exception as error:
+            self.guard.caught(error, item)
+            return DROPPED
+
+
+class Apply(Stage):
+    """A function, as it is."""
+
+    def __init__(self, function: Function) -> None:
+        self.apply = function  # type: ignore[method-assign,assignment]
+
+
+class Map(Stage):
+    """A function that leaves out by None; a dict that it makes of a dict keeps the key."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+
+    def apply(self, item: Any) -> Any:
+        found = self._function(item)
+        if found is None:
+            self.guard.drop(item, "None")
+            return DROPPED
+        if isinstance(found, dict) and isinstance(item, dict) and "__key__" in item:
+            found["__key__"] = item["__key__"]
+        return found
+
+
+class Select(Stage):
+    """What a predicate holds for."""
+
+    def __init__(self, predicate: Callable[[Any], bool]) -> None:
+        self._predicate = predicate
+
+    def apply(self, item: Any) -> Any:
+        if self._predicate(item):
+            return item
+        self.guard.drop(item)
+        return DROPPED
+
+
+class MapDict(Stage):
+    """Functions of named fields."""
+
+    def __init__(self, functions: Mapping[str, Function]) -> None:
+        if not functions:
+            raise TypeError("map_dict() without a field")
+        for name, function in functions.items():
+            want_callable(function, f"map_dict({name}=)")
+        self._functions = dict(functions)
+
+    def apply(self, item: Any) -> Any:
+        found = dict(want_dict(item, "map_dict"))
+        for name, function in self._functions.items():
+            if name not in found:
+                raise missing(item, name)
+            found[name] = function(found[name])
+        return found
+
+
+class MapTuple(Stage):
+    """Functions of the first values of a tuple."""
+
+    def __init__(self, functions: Sequence[Function | None]) -> None:
+        for place, function in enumerate(functions):
+            if function is not None:
+                want_callable(function, f"map_tuple, value {place}")
+        self._functions = list(functions)
+
+    def apply(self, item: Any) -> Any:
+        if not isinstance(item, (list, tuple)):
+            raise TypeError(f"map_tuple() wants tuples, not {type(item).__name__}: call to_tuple() first")
+        found = list(item)
+        for place, function in enumerate(self._functions[: len(found)]):
+            if function is not None:
+                found[place] = function(found[place])
+        return tuple(found)
+
+
+class ToTuple(Stage):
+    """Fields as a tuple."""
+
+    def __init__(self, fields: Sequence[str | Sequence[str]], missing: bool, none: bool | None) -> None:
+        if not fields:
+            raise UsageError("to_tuple() without a field", hint='to_tuple("jpg;png", "json")')
+        if len(fields) == 1 and isinstance(fields[0], str) and " " in fields[0]:
+            fields = fields[0].split()
+        self._fields = [alternatives(field) for field in fields]
+        plain = all(len(names) == 1 for names in self._fields)
+        self._plain = [names[0] for names in self._fields] if plain else None
+        self._missing = missing
+        self._none = missing if none is None else none
+
+    def apply(self, item: Any) -> Any:
+        found = self._values(want_dict(item, "to_tuple"))
+        if self._none:
+            for value in found:
+                if value is None:
+                    raise unfit(item, f"a field is None in {named(item)}")
+        return found
+
+    def _values(self, item: Any) -> tuple[Any, ...]:
+        if self._plain is not None:  # nearly always, and then nearly all samples have all fields
+            try:
+                return tuple([item[name] for name in self._plain])
+            except KeyError:
+                pass
+        return tuple([first_of(item, names, self._missing) for names in self._fields])
+
+
+class Rename(Stage):
+    """Fields by other names."""
+
+    def __init__(self, names: Mapping[str, str | Sequence[str]], keep: bool) -> None:
+        self._names = {new: alternatives(old) for new, old in names.items()}
+        self._replaced = {name for old in self._names.values() for name in old}
+        self._keep = keep
+
+    def apply(self, item: Any) -> Any:
+        item = want_dict(item, "rename")
+        found = {new: first_of(item, old) for new, old in self._names.items()}
+        if not self._keep:
+            return found
+        kept = {name: value for name, value in item.items() if name not in self._replaced}
+        kept.update(found)
+        return kept
+
+
+class Associate(Stage):
+    """More fields, found by the key."""
+
+    def __init__(self, associator: Any) -> None:
+        self._associator = associator
+
+    def apply(self, item: Any) -> Any:
+        key = want_dict(item, "associate")["__key__"]
+        found = self._associator(key) if callable(self._associator) else self._associator.get(key, {})
+        return {**item, **found}
+
+
+class LogKeys:
+    """Writes what passes to a file that several processes may append to."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._number = 0
+
+    def __call__(self, item: Any) -> Any:
+        key = item.get("__key__") if isinstance(item, dict) else None
+        line = f"{self._number}\t{find_worker()[0]}\t{find_rank()[0]}\t{key}\n"
+        self._number += 1
+        # One write of a file opened to append: lines of several processes do not run into each other.
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(handle, line.encode("utf-8", "surrogateescape"))
+        finally:
+            os.close(handle)
+        return item
+
+
+class Info:
+    """Shows some of what passes."""
+
+    def __init__(self, fmt: str | None, n: int, every: int, width: int, stream: Any, name: str) -> None:
+        self._fmt, self._first, self._every, self._width = fmt, n, every, width
+        self._stream, self._name = stream, name
+        self._number = 0
+
+    def __call__(self, item: Any) -> Any:
+        self._number += 1
+        if self._number <= self._first or (self._every > 0 and self._number % self._every == 0):
+            print(self._shown(item), file=self._stream or sys.stderr)
+        return item
+
+    def _shown(self, item: Any) -> str:
+        if self._fmt is not None:
+            return self._fmt.format(**item)
+        return "\n".join([f"--- {self._name}", *(f"{k} {v!r:.{self._width}}" for k, v in item.items())])
+
+
+class Remembered:
+    """What functions make of each sample, kept by its shard and key; not pickled with the dataset."""
+
+    def __init__(self, functions: tuple[Function, ...]) -> None:
+        self._functions = functions
+        self._known: dict[tuple[str, str], Any] = {}
+
+    def __call__(self, item: Any) -> Any:
+        place = item["__url__"], item["__key__"]
+        found = self._known.get(place, self)
+        if found is self:
+            found = item
+            for function in self._functions:
+                found = function(found)
+                if found is DROPPED:
+                    break
+            self._known[place] = found
+        return dict(found) if isinstance(found, dict) else found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_functions": self._functions, "_known": {}}
+
+
+class RenameKeys(Stage):
+    """Fields by other names, found by patterns."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]], keep: bool, must_match: bool, unique: bool) -> None:
+        self._pairs = list(reversed(pairs))
+        self._keep, self._must_match, self._unique = keep, must_match, unique
+
+    def apply(self, item: Any) -> Any:
+        found: dict[str, Any] = {}
+        unmatched = {pattern for pattern, _ in self._pairs}
+        for name, value in want_dict(item, "rename_keys").items():
+            base = name.rpartition("/")[2].lower()
+            pattern, new = next((pair for pair in self._pairs if fnmatchcase(base, pair[0])), ("", None))
+            unmatched.discard(pattern)
+            if new is None:
+                if self._keep:
+                    found[name] = value
+            elif new not in found:
+                found[new] = value
+            elif self._unique:
+                raise several(item, new)
+        if self._must_match and unmatched:
+            raise missing(item, ", ".join(sorted(unmatched)))
+        return found
+
+
+class ExtractKeys(Stage):
+    """Fields as a tuple, found by patterns."""
+
+    def __init__(self, patterns: Sequence[str | Sequence[str]], unique: bool, ignore_missing: bool) -> None:
+        self._patterns = [alternatives(pattern) for pattern in patterns]
+        self._unique, self._ignore_missing = unique, ignore_missing
+
+    def apply(self, item: Any) -> Any:
+        found = []
+        for patterns in self._patterns:
+            names = [name for name in want_dict(item, "extract_keys") if _matches(name, patterns)]
+            if len(names) > 1 and self._unique:
+                raise several(item, ";".join(patterns))
+            if names:
+                found.append(item[names[0]])
+            elif not self._ignore_missing:
+                raise missing(item, ";".join(patterns))
+        return tuple(found)
+
+
+def _read_text(stream: Any) -> Any:
+    return stream.read().decode()
+
+
+XDECODERS: tuple[tuple[str, Function], ...] = (("*.bin", methodcaller("read")), ("*.txt", _read_text))
+"""What ``xdecode`` decodes unless told. webdataset's has ``*.pyd`` too, which is pickle: name it if you want it."""
+
+
+class XDecode(Stage):
+    """Payloads through functions of a stream, found by patterns; the last that fits counts."""
+
+    def __init__(self, pairs: Sequence[tuple[str, Any]], must_decode: bool) -> None:
+        self._pairs = list(reversed(pairs))
+        self._must_decode = must_decode
+
+    def apply(self, item: Any) -> Any:
+        return {name: self._decoded(item, name) for name in want_dict(item, "xdecode")}
+
+    def _decoded(self, item: Any, name: str) -> Any:
+        value = item[name]
+        base = name.rpartition("/")[2].lower()
+        if name.startswith("__") or base.startswith("__"):
+            return value
+        decoder = next((function for pattern, function in self._pairs if _matches(base, [pattern])), None)
+        if decoder is None and self._must_decode:
+            raise FieldError(
+                f'no decoder for field "{name}" of {named(item)}', shard=text_of(item, "__url__")
+            )
+        if decoder is None or decoder is False:
+            return value
+        return decoder(BytesIO(value) if isinstance(value, bytes) else value)
+
+
+class Files(Stage):
+    """Members chosen and renamed by functions of their names, as they are spelled in the shard; the fields are in lower
+    case afterwards."""
+
+    def __init__(self, select: Callable[[str], bool] | None, rename: Callable[[str], str] | None) -> None:
+        self._select, self._rename = select, rename
+
+    def apply(self, item: Any) -> Any:
+        key, found = None, {"__key__": item["__key__"], "__url__": item["__url__"]}
+        for field, payload in item.items():
+            if field.startswith("__"):
+                continue
+            name = f"{item['__key__']}.{field}"
+            name = name if self._rename is None else self._rename(name)
+            split = split_name(to_bytes(name))
+            if split is None or (self._select is not None and not self._select(name)):
+                continue
+            key = self._one_key(item, key, to_text(split[0]))
+            found["__key__"] = key
+            if to_text(split[1]).lower() in found:
+                raise several(item, to_text(split[1]).lower())
+            found[to_text(split[1]).lower()] = payload
+        if key is None:
+            self.guard.drop(item)
+            return DROPPED
+        return found
+
+    def _one_key(self, item: Any, known: str | None, key: str) -> str:
+        if known not in (None, key):
+            raise DataError(
+                f'rename_files gives {named(item)} two keys, "{known}" and "{key}"',
+                code="interleaved",
+                shard=text_of(item, "__url__"),
+                hint="rewrite the shards with `wds create` or `wds cat --rename`",
+            )
+        return key
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase("." + name, pattern) or fnmatchcase(name, pattern) for pattern in patterns)
