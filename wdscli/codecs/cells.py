@@ -39,7 +39,7 @@ _BEGINNINGS: dict[str, tuple[bytes, ...]] = {
     "npz": (b"PK",),
 }
 """How payloads of a type begin."""
-_SHOWN = 40
+_SHOWN_CHARACTERS = 40
 
 
 class TypedList(list[Any]):
@@ -192,7 +192,7 @@ def _pixels(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
 def _line(error: Exception) -> str:

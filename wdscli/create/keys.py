@@ -19,7 +19,7 @@ from wdscli.selection.expressions import Expression
 
 FIRST_DOT = "first-dot"
 LAST_DOT = "last-dot"
-REMEMBERED = 10_000
+REMEMBERED_KEYS = 10_000
 """Keys that are remembered as they are."""
 
 
@@ -71,7 +71,7 @@ class KeyRule:
         if old is not None and old != key:
             raise _one_key(f'the keys "{to_text(old)}" and "{to_text(key)}"', new)
         if old is None:
-            if len(self._found) < REMEMBERED:
+            if len(self._found) < REMEMBERED_KEYS:
                 self._found[new] = key
             else:
                 self._remember_hash(new, key)
