@@ -91,7 +91,10 @@ def _encoded(value: Any, name: str) -> bytes:
     if name in TEXTS or name not in ENCODERS:
         return _text(value, name)
     if name in _JSON:
-        return _json_text(value) if isinstance(value, str) else json_bytes(value)
+        if not isinstance(value, str):
+            return json_bytes(value)
+        _parsed(value)
+        return to_bytes(value)
     if name == "npy":
         return numpy_dumps(_numbers(value))
     if name == "npz":
@@ -126,11 +129,6 @@ def _text(value: Any, name: str) -> bytes:
         kind = "list" if isinstance(value, list) else "an object"
         raise UsageError(f"text is not {kind}", hint="a json field takes it: --field json=COLUMN")
     return json_bytes(value)
-
-
-def _json_text(text: str) -> bytes:
-    _parsed(text)
-    return to_bytes(text)
 
 
 def _parsed(value: Any) -> Any:
