@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     I64: TypeAlias = NDArray[numpy.int64]
 
 Self = TypeVar("Self", bound="PositionDataset")
+Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
+"""What was left out, as :meth:`Counts.rows` tells it, and where the time went."""
 
 
 class PositionDataset(Fluent):
@@ -156,13 +158,14 @@ class PositionDataset(Fluent):
             one.clear()
         return rows
 
-    def take_times(self) -> dict[str, Any]:
-        """Where the time went, which is not counted any more."""
-        return self._times.take()
+    def take(self) -> Tally:
+        """What was counted as left out and where the time went, which is not counted any more."""
+        return self.take_counts(), self._times.take()
 
-    def add_times(self, times: dict[str, Any]) -> None:
-        """What :meth:`take_times` of a copy in another process gave."""
-        self._times.add(times)
+    def add(self, tally: Tally) -> None:
+        """What :meth:`take` of a copy in another process gave."""
+        self._counts.merge(tally[0])
+        self._times.add(tally[1])
 
     def _line(self, share: Share) -> PositionSource:
         """The source as the stages that choose positions leave it: slices, and epochs of another length."""
