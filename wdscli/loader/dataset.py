@@ -18,24 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
-from wdscli.loader.order.span import ENDLESS, Span
-from wdscli.loader.order.views import Blocks, Viewed
-from wdscli.loader.place.pipes import widen
-from wdscli.loader.place.place import (
-    Cursor,
-    Place,
-    Standing,
-    check_fits,
-    check_topology,
-    of_loader,
-    regrouped,
-)
-from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker, launched_rank
+from wdscli.loader.order.views import ENDLESS, BatchSlice, Span, Viewed
+from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker, launched_rank, widen
 from wdscli.loader.place.share import Batches, Tail
-from wdscli.loader.read.failures import OnError, Policy, Spare
-from wdscli.loader.read.meter import METER, Times
-from wdscli.loader.read.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
-from wdscli.loader.read.source import PositionSource
+from wdscli.loader.place.standing import Cursor, Standing
+from wdscli.loader.place.state import Place, check_fits, check_topology, of_loader, regrouped
+from wdscli.loader.read.failures import OnError, Policy
+from wdscli.loader.read.fetch import METER
+from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
+from wdscli.loader.read.source import PositionSource, Spare
 from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through
@@ -181,7 +172,7 @@ class PositionDataset(Fluent):
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
         source = self.source
         for view, of_batches in self._views:
-            source = Viewed(source, Blocks(view, size * share.world) if of_batches else view)
+            source = Viewed(source, BatchSlice(view, size * share.world) if of_batches else view)
         if self._span is None:
             return source
         passes, items = self._span

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset, Tally
-from wdscli.loader.order.dice import seeded
-from wdscli.loader.place.place import Place, check_topology
+from wdscli.loader.order.order import seeded
 from wdscli.loader.place.ranks import find_worker, in_worker
+from wdscli.loader.place.state import Place, check_topology
 from wdscli.loader.stages.flow import Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, items_of
 from wdscli.loader.stages.generators import through
