@@ -18,7 +18,7 @@ from wdscli.plan import duplicates, strategy, table
 from wdscli.plan import survey as survey_module
 from wdscli.plan.inputs import Input
 from wdscli.plan.survey import SurveyTask, survey
-from wdscli.plan.table import Growing, GrowingTable, moved_up, row_type
+from wdscli.plan.table import Growing, GrowingTable, moved_up, order_of_hashes, row_type
 from wdscli.selection import Selection
 from wdscli.tar import Form
 
@@ -65,6 +65,23 @@ def test_what_stays_moves_up(total: int, some: set[int], block: int) -> None:
     finally:
         table.ROWS_PER_BLOCK = before
     assert found == [one for one in range(total) if one not in gone]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, (1 << 64) - 1) | st.sampled_from([0, 1 << 63]) | st.integers(0, 5), max_size=60),
+    st.sampled_from([0, 7, 50]),
+    st.sampled_from([2, 7, 1000]),
+)
+def test_hashes_are_ordered_as_a_stable_sort_does_it(hashes: list[int], shift: int, block: int) -> None:
+    """Also those that differ in a few bits only, above or below those that the row's number takes."""
+    column = numpy.array([one >> shift for one in hashes], dtype=numpy.uint64)
+    before, table.ROWS_PER_BLOCK = table.ROWS_PER_BLOCK, block
+    try:
+        found = order_of_hashes(len(column), column.__getitem__).tolist()
+    finally:
+        table.ROWS_PER_BLOCK = before
+    assert found == sorted(range(len(column)), key=column.tolist().__getitem__)
 
 
 @pytest.fixture(scope="module")

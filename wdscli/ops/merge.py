@@ -1,8 +1,8 @@
 """``merge``: the samples of several sets as one set, one set after the other or in turn, duplicates left out.
 
 What it is: :class:`MergeOrder`, which the engine (:mod:`wdscli.plan.plan`) is given. How: nothing asked for is input
-order, and costs nothing; ``interleave.py`` knows the turns, ``dedup.py`` the duplicates. Each input, which may be many
-shards, is one set. It must not know where samples are written.
+order, and costs nothing; ``plan/orders.py`` knows the turns, ``plan/duplicates.py`` the duplicates. Each input, which
+may be many shards, is one set. It must not know where samples are written.
 """
 
 from __future__ import annotations

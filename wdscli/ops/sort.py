@@ -1,7 +1,7 @@
 """``sort``: all samples of a set in the order of their keys, of a field, or of a value in a JSON field.
 
-What it is: :class:`SortOrder`, which asks for one byte string of each sample (``sort_keys.py``) and arranges samples by
-these strings (``values.py``). Equal values stay in input order, in any case. The engine is
+What it is: :class:`SortOrder`, which asks for one byte string of each sample (:mod:`wdscli.plan.sort`) and arranges
+samples by these strings (:mod:`wdscli.plan.values`). Equal values stay in input order, in any case. The engine is
 :mod:`wdscli.plan.plan`. It must not know fields or how values compare.
 """
 

@@ -1,8 +1,8 @@
 """``split``: a set into shards of another size, and into parts: by ratio, by a field, by a map of keys.
 
 What it is: :func:`split`, and :func:`split_order`, from :class:`SplitOptions` to the
-:class:`~wdscli.plan.orders.Order` that does what they ask (``split_orders.py``). How: what cannot be meant is refused
-here, before anything is read. The engine is :mod:`wdscli.plan.plan`.
+:class:`~wdscli.plan.orders.Order` that does what they ask (:mod:`wdscli.plan.split`). How: what cannot be meant is
+refused here, before anything is read. The engine is :mod:`wdscli.plan.plan`.
 """
 
 from __future__ import annotations

@@ -291,12 +291,6 @@ class Ordered:
             return self.samples.part(first, end)
         return self.samples.take(self.order[first:end])
 
-    def first(self, count: int) -> Ordered:
-        """The first so many, or all."""
-        if self.order is None:
-            return Ordered(self.samples.first(count))
-        return Ordered(self.samples, self.order[:count])
-
     def column(self, name: str, first: int, end: int) -> U64:
         """One column (see :func:`row_type`) of samples ``first`` to ``end``."""
         values: U64 = self.samples.rows[name]

@@ -76,19 +76,26 @@ def find(wanted: U64, hashes: U64) -> I64:
     """The place in ``hashes`` of each that is wanted, -1 where it is not there."""
     import numpy
 
-    found: I64 = numpy.full(len(wanted), -1, dtype=numpy.int64)
-    if not len(hashes) or not len(wanted):
-        return found
-    # Columns of a table lie apart in memory.
-    wanted, hashes = numpy.ascontiguousarray(wanted), numpy.ascontiguousarray(hashes)
-    order = order_of_hashes(len(hashes), hashes.__getitem__)
-    there = hashes[order]
+    if not len(hashes):
+        return numpy.full(len(wanted), -1, dtype=numpy.int64)
     # Both in rising order: the lookups walk through memory instead of jumping about in it.
-    rows = order_of_hashes(len(wanted), wanted.__getitem__)
-    rising = wanted[rows]
-    places = numpy.minimum(numpy.searchsorted(there, rising), len(there) - 1)
+    order, there = _rising(hashes)
+    rows, rising = _rising(wanted)
+    places = numpy.searchsorted(there, rising)
+    numpy.minimum(places, len(there) - 1, out=places)
+    found: I64 = numpy.empty(len(wanted), dtype=numpy.int64)
     found[rows] = numpy.where(there[places] == rising, order[places], -1)
     return found
+
+
+def _rising(hashes: U64) -> tuple[I64, U64]:
+    """The rows in the order of their hashes, and these."""
+    import numpy
+
+    # A column of a table lies apart in memory.
+    column = numpy.ascontiguousarray(hashes)
+    order = order_of_hashes(len(column), column.__getitem__)
+    return order, column[order]
 
 
 class Shapes:
