@@ -184,9 +184,9 @@ def _check_columns(index: Index) -> None:
         if m or index.keys:
             raise ValueError("it has members without a sample")
         return
-    ends, member_ends = index.key_ends.astype("i8"), index.member_ends.astype("i8")
-    starts, lengths = index.starts.astype("i8"), index.lengths.astype("i8")
-    offsets, sizes = index.member_offsets.astype("i8"), index.member_sizes.astype("i8")
+    ends, member_ends = index.key_ends.view("i8"), index.member_ends.view("i8")
+    starts, lengths = index.starts.view("i8"), index.lengths.view("i8")
+    offsets, sizes = index.member_offsets.view("i8"), index.member_sizes.view("i8")
     counts = numpy.diff(member_ends, prepend=0)
     if counts.min() < 1 or member_ends[-1] != m:
         raise ValueError("its members are not in order")
@@ -199,7 +199,7 @@ def _check_columns(index: Index) -> None:
         raise ValueError("its samples overlap or lie outside the shard")
     if (offsets < starts.repeat(counts) + 512).any() or (offsets + sizes > sample_ends.repeat(counts)).any():
         raise ValueError("a member lies outside its sample")
-    if ((offsets | starts.repeat(counts) | lengths.repeat(counts)) & 511).any():
+    if (offsets & 511).any() or ((starts | lengths) & 511).any():
         raise ValueError("a place in it is not that of a block")
     _check_gaps(index, starts, sample_ends)
 
