@@ -433,7 +433,7 @@ class TestStore:
                     Body=Path(index_address(shard)).read_bytes(),
                 )
         if index:
-            assert wds("index", "--no-manifest", f"s3://{bucket}/").code == 0
+            assert wds("index", "-j", 1, "--no-manifest", f"s3://{bucket}/").code == 0
         return bucket, made
 
     def put(self, server: S3, bucket: str, made: Set) -> None:
@@ -458,7 +458,7 @@ class TestStore:
         with open_source(address) as source:
             assert find_index(address, source, warned.append) is None
         assert "another version" in warned[0]
-        assert wds("index", "--check", "--no-manifest", f"s3://{bucket}/").code == 1
+        assert wds("index", "-j", 1, "--check", "--no-manifest", f"s3://{bucket}/").code == 1
         assert wds("verify", address).code == 1
         assert IndexedDataset(f"s3://{bucket}/")[CHANGED]["cls"] == b"8"
 
@@ -480,7 +480,7 @@ class TestStore:
             with pytest.raises(DataError) as caught:
                 read()
             assert (caught.value.code, caught.value.shard) == ("changed", f"s3://{bucket}/in-1.tar")
-        ran = wds("index", "--check", "--no-manifest", f"s3://{bucket}/")
+        ran = wds("index", "-j", 1, "--check", "--no-manifest", f"s3://{bucket}/")
         assert (ran.code, b"in-1.tar.wdx: stale" in ran.out) == (1, True)
 
     def test_ls_looks_into_payloads_by_an_index(self, server: S3, tmp_path: Path) -> None:

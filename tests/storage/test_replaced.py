@@ -277,13 +277,13 @@ def test_commands_on_s3(
 def test_the_loader(web: Web) -> None:
     import wdscli.loader as wds
 
-    web.files["a.tar"] = shard_of(b"a", 4000)
+    web.files["a.tar"] = shard_of(b"a", 1500)
     seen, replaced = [], False
     with pytest.raises(InputError, match="was replaced or changed"):
         for sample in wds.WebDataset(web.url("a.tar"), prefetch="1MB"):
             seen.append(sample["txt"][:1])
             if not replaced:
-                web.files["a.tar"], replaced = shard_of(b"b", 4000), True
+                web.files["a.tar"], replaced = shard_of(b"b", 1500), True
     assert set(seen) == {b"a"}
 
 

@@ -189,9 +189,9 @@ def check_place(address: str) -> None:
     """Raise OutputError for an address at which nothing can be written because its bucket is not there. Says nothing of
     other obstacles, which the first write meets."""
     if not (is_stream(address) or is_local(address)):
-        from wdscli.storage import uploads
+        from wdscli.storage.uploads import check_bucket
 
-        uploads.check_place(address)
+        check_bucket(address)
 
 
 def exists(address: str) -> bool:

@@ -57,7 +57,7 @@ def _check(fs: Any, path: str, address: str, force: bool) -> None:
     except FileNotFoundError as error:
         if is_bucket_missing(error):
             raise
-        check_place(address)
+        check_bucket(address)
         return
     if about.get("type") == "directory":
         raise OutputIsFolderError(f"cannot write {address}: it is a folder")
@@ -65,7 +65,7 @@ def _check(fs: Any, path: str, address: str, force: bool) -> None:
         raise taken(address)
 
 
-def check_place(address: str) -> None:
+def check_bucket(address: str) -> None:
     """Raise OutputError when the bucket that an object would lie in is not there: one small request, once a process and
     bucket. What cannot be told so is left to the first write."""
     if scheme(address) not in _BUCKETS:
