@@ -18,7 +18,8 @@ It must not know the order that samples are brought in.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +32,7 @@ from wdscli.plan.join.joined import NOBODY, in_turn
 from wdscli.plan.scratch import HINT, Scattered, Scratch
 from wdscli.plan.strategy import Limits
 from wdscli.plan.table import PlanTable
-from wdscli.storage import Sink, Source, open_sink, remove
+from wdscli.storage import Source, open_sink, remove
 from wdscli.storage.local import reason, write_all
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
@@ -63,8 +64,6 @@ GAP_BYTES = 1 << 14
 LOADED = -1
 """The input of a sample that was loaded."""
 WRITE_BYTES = 1 << 20
-SLICES_PER_WRITE = 512
-"""Slices that one call writes; the kernel takes twice as many."""
 KERNEL_COPY_BYTES = 1 << 30
 ROWS_AT_ONCE = 1 << 14
 """So many samples are Python's own numbers at a time."""
@@ -301,7 +300,7 @@ def scatter(task: ScatterTask) -> int:
                 _write_to_file(address, stretch.begin, chunk, rows)
             else:
                 with open_sink(address, force=True) as sink:
-                    chunk.write(rows, _Object(sink))
+                    chunk.write(rows, _Output(sink.write))
         inputs.confirm()
     return int(task.samples.lengths.sum())
 
@@ -311,7 +310,7 @@ def _write_to_file(path: str, begin: int, chunk: _Chunk, rows: I64) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.lseek(descriptor, begin, os.SEEK_SET)
-            chunk.write(rows, _File(descriptor))
+            chunk.write(rows, _Output(partial(write_all, descriptor), descriptor))
         finally:
             os.close(descriptor)
     except WdsError:
@@ -320,54 +319,29 @@ def _write_to_file(path: str, begin: int, chunk: _Chunk, rows: I64) -> None:
         raise OutputError(f"cannot write {path}: {reason(error)}", hint=HINT) from error
 
 
-class _Object:
-    """Where a chunk goes that is an object of its own."""
+class _Output:
+    """Where a stretch goes. Into a file, whose ``descriptor`` stands where the next byte belongs, the kernel copies."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        self._sink.write(b"".join(parts))
-
-    def copy(self, source: Source, start: int, length: int) -> None:
-        for piece in pieces_of(source, start, length):
-            self._sink.write(piece)
-
-
-class _File:
-    """Where a chunk goes that is a part of a file."""
-
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, write: Callable[[bytes], object], descriptor: int = -1) -> None:
+        self.write = write
         self._descriptor = descriptor
-        self._in_kernel = hasattr(os, "copy_file_range")
-
-    def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        for first in range(0, len(parts), SLICES_PER_WRITE):
-            some = parts[first : first + SLICES_PER_WRITE]
-            done = os.writev(self._descriptor, some)
-            if done < sum(map(len, some)):
-                write_all(self._descriptor, b"".join(some)[done:])
+        self._in_kernel = descriptor >= 0 and hasattr(os, "copy_file_range")
 
     def copy(self, source: Source, start: int, length: int) -> None:
+        """A range of a source. Some file systems, and pairs of them, leave it to us."""
         end = start + length
-        if source.fd is not None and self._in_kernel:
-            start = self._copied(source.fd, start, end)
-        for piece in pieces_of(source, start, end - start):
-            write_all(self._descriptor, piece)
-
-    def _copied(self, descriptor: int, start: int, end: int) -> int:
-        """Where the copy by the kernel ended: some file systems and pairs of them cannot."""
-        while start < end:
+        while start < end and self._in_kernel and source.fd is not None:
+            size = min(end - start, KERNEL_COPY_BYTES)
             try:
-                size = min(end - start, KERNEL_COPY_BYTES)
-                done = os.copy_file_range(descriptor, self._descriptor, size, start)
+                done = os.copy_file_range(source.fd, self._descriptor, size, start)
             except OSError:
                 self._in_kernel = False
                 break
             if not done:
                 break
             start += done
-        return start
+        for piece in pieces_of(source, start, end - start):
+            self.write(piece)
 
 
 class _Chunk:
@@ -379,7 +353,7 @@ class _Chunk:
         self._tick = tick_of_task()
         self._files, self._starts, self._loaded = self._load()
 
-    def write(self, rows: I64, out: _Object | _File) -> None:
+    def write(self, rows: I64, out: _Output) -> None:
         """Some samples to ``out``, in the order that is wanted."""
         loaded = self._loaded
         parts: list[memoryview] = []
@@ -392,17 +366,17 @@ class _Chunk:
                 if held < WRITE_BYTES:
                     continue
             if parts:
-                out.write(parts)
+                out.write(b"".join(parts))
                 self._tick(held)
                 parts, held = [], 0
             if file != LOADED:
                 self._copy(out, file, start, length)
                 self._tick(length)
         if parts:
-            out.write(parts)
+            out.write(b"".join(parts))
             self._tick(held)
 
-    def _copy(self, out: _Object | _File, file: int, start: int, length: int) -> None:
+    def _copy(self, out: _Output, file: int, start: int, length: int) -> None:
         try:
             out.copy(self._inputs[file], start, length)
         except DataError as error:

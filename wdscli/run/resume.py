@@ -9,9 +9,9 @@ must not know how shards are made.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks
@@ -24,13 +24,11 @@ from wdscli.shards.claims import RECEIPT, remove_receipts, remove_temporaries
 from wdscli.shards.inputs import names_in, read_manifest
 from wdscli.shards.manifest import INDEX_FOLDER, Manifest
 from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
-from wdscli.storage.opening import versions_at
+from wdscli.storage.opening import at_once, versions_at
 
 if TYPE_CHECKING:
     from wdscli.plan.cut import PlannedShard
     from wdscli.plan.plan import ReorderPlan
-
-Result = TypeVar("Result")
 
 
 class Kept(NamedTuple):
@@ -42,7 +40,6 @@ class Kept(NamedTuple):
     manifests: dict[int, Manifest]
 
 
-REQUESTS_AT_ONCE = 16
 NOTHING = Kept({}, frozenset(), {})
 
 
@@ -138,17 +135,6 @@ def look(plan: ReorderPlan, tasks: Sequence[int]) -> list[Found]:
         found.append((Found(task, shard, name in names[folder], None), there))
     read = at_once(read_receipt, [one.shard.address for one, there in found if there])
     return [one._replace(receipt=next(read)) if there else one for one, there in found]
-
-
-def at_once(function: Callable[[str], Result], addresses: Sequence[str]) -> Iterator[Result]:
-    """``function`` of each address; where most of the time is waiting for answers, of several at a time."""
-    if not addresses or all(map(is_local, addresses)):
-        yield from map(function, addresses)
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-        yield from threads.map(function, addresses)
 
 
 def _is_ours(plan: ReorderPlan, mark: PlanMark, found: Found) -> bool:

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from wdscli.errors import InputError, InputNotFoundError, OutputError, UsageError
 from wdscli.storage.addresses import (
@@ -37,7 +38,9 @@ MAX_READ_WHOLE_BYTES = 1 << 30
 """Of a stream, which may have no end."""
 GONE = "gone"
 """For what is not there."""
-_REQUESTS = 16
+Answer = TypeVar("Answer")
+
+REQUESTS_AT_ONCE = 16
 _FIRST_TWO = (b"\x1f\x8b", b"\x1f\x9d", b"BZ", b"\xfd7", b"\x28\xb5", b"\x04\x22")
 _SKIPPABLE = b"\x2a\x4d\x18"
 _DESCRIPTOR_PATHS = ("/dev/stdout", "/dev/fd/", "/proc/self/fd/")
@@ -216,13 +219,18 @@ def versions_at(addresses: Sequence[str]) -> Iterator[str]:
     file of this machine is its inode and its size, an object its ETag, :data:`GONE` is nothing, and empty is where
     nobody can tell. Different texts mean that something else may stand there, not that it must: who hears of one looks
     at the bytes."""
+    return at_once(_version_at, addresses)
+
+
+def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iterator[Answer]:
+    """``function`` of each address; where most of the time is waiting for answers, of several at a time."""
     if all(map(is_local, addresses)):
-        yield from map(_version_at, addresses)
+        yield from map(function, addresses)
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(_REQUESTS) as threads:
-        yield from threads.map(_version_at, addresses)
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+        yield from threads.map(function, addresses)
 
 
 def _version_at(address: str) -> str:
