@@ -59,7 +59,7 @@ def test_an_index_of_other_headers_is_stale(tmp_path: Path) -> None:
 
 def test_an_index_that_had_to_wait_in_a_file_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a shard with very many samples."""
-    monkeypatch.setattr("wdscli.shards.index.HELD", 50)
+    monkeypatch.setattr("wdscli.shards.index.HELD_BYTES", 50)
     make_set(tmp_path)
     assert verify([str(tmp_path)], checksums=True, jobs=1).findings == ()
 
