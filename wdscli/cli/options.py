@@ -323,8 +323,7 @@ class EngineOptions(NamedTuple):
     plan_file: Annotated[
         Text,
         _engine(
-            "--plan FILE",
-            "Write no shard but a plan, whose tasks `wds run` does, here or on other machines.",
+            "--plan FILE", "Write no shard but a plan, whose tasks `wds run` does, here or on other machines."
         ),
     ] = None
 

@@ -4,14 +4,7 @@ import warnings
 from math import inf
 from typing import Annotated, Literal
 
-from wdscli.cli.options import (
-    GeneralOptions,
-    Shards,
-    Text,
-    Texts,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import GeneralOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 from wdscli.loader.bench import BenchReport

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from wdscli.cli.options import (
-    CutOptions,
-    GeneralOptions,
-    OutputOptions,
-    Text,
-    Texts,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import CutOptions, GeneralOptions, OutputOptions, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, by_reason, plural
 from wdscli.errors import UsageError
 from wdscli.shown import shown

@@ -2,16 +2,7 @@
 
 from typing import Annotated
 
-from wdscli.cli.options import (
-    Algorithm,
-    GeneralOptions,
-    Number,
-    Shards,
-    Text,
-    Texts,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import Algorithm, GeneralOptions, Number, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, plural
 from wdscli.errors import UsageError
 from wdscli.ops.index import IndexReport

@@ -11,14 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-from wdscli.cli.options import (
-    ErrorOptions,
-    GeneralOptions,
-    SelectionOptions,
-    Shards,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import ErrorOptions, GeneralOptions, SelectionOptions, Shards, grouped, panel
 from wdscli.cli.output import Bar, Cell, Out, is_plain, tab_lines
 from wdscli.errors import UsageError
 from wdscli.look.listing import Listing, LsReport, MemberPage, Page
@@ -55,8 +48,7 @@ def ls(
     by_shard: Annotated[
         bool,
         _show(
-            "--shards",
-            "A line per shard: samples, members, bytes, payload bytes, mean payload of a sample.",
+            "--shards", "A line per shard: samples, members, bytes, payload bytes, mean payload of a sample."
         ),
     ] = False,
     summary: Annotated[
@@ -319,12 +311,7 @@ def _plain_facts(summary: Summary) -> Iterator[tuple[str, Cell]]:
     yield "overhead bytes", summary.overhead_bytes
     yield "repeated keys", summary.repeated_keys
     if summary.balance is not None:
-        names = (
-            "fewest samples in a shard",
-            "most samples in a shard",
-            "smallest shard",
-            "largest shard",
-        )
+        names = ("fewest samples in a shard", "most samples in a shard", "smallest shard", "largest shard")
         yield from zip(names, summary.balance, strict=True)
     for reason, count in sorted(summary.report.ignored.items()):
         yield f"ignored {reason}", count

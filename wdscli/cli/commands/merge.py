@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from wdscli.cli.options import (
-    OutputOptions,
-    PlannedCutOptions,
-    ReorderOptions,
-    Text,
-    Texts,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import OutputOptions, PlannedCutOptions, ReorderOptions, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, json_line
 from wdscli.cli.reordering import read_request, reorder
 from wdscli.errors import UsageError
@@ -48,8 +40,7 @@ class TurnOptions(NamedTuple):
 
     interleave: Annotated[bool, _order("--interleave", "One sample of each set in turn.")] = False
     weights: Annotated[
-        Text,
-        _order("--weights W,W,...", "The sets in turn by these shares, one for each set: 0.7,0.3."),
+        Text, _order("--weights W,W,...", "The sets in turn by these shares, one for each set: 0.7,0.3.")
     ] = None
     stop: Annotated[
         Literal["first", "all"] | None,

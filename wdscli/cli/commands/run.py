@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdscli.cli.options import (
-    Engine,
-    GeneralOptions,
-    Jobs,
-    Memory,
-    Text,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import Engine, GeneralOptions, Jobs, Memory, Text, grouped, panel
 from wdscli.cli.output import Out, plural
 from wdscli.shown import shown
 
@@ -39,8 +31,7 @@ def run(
         bool, _tasks("--finish", "Check that all tasks are done and write the manifest; make no shard.")
     ] = False,
     dry_run: Annotated[
-        bool,
-        _tasks("-n, --dry-run, --list", "List the tasks and whether they are done; change nothing."),
+        bool, _tasks("-n, --dry-run, --list", "List the tasks and whether they are done; change nothing.")
     ] = False,
     jobs: Jobs = None,
     engine: Engine = None,

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from wdscli.cli.options import (
-    OutputOptions,
-    PlannedCutOptions,
-    ReorderOptions,
-    Shards,
-    Texts,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import OutputOptions, PlannedCutOptions, ReorderOptions, Shards, Texts, grouped, panel
 from wdscli.cli.output import Out
 from wdscli.cli.reordering import read_request, reorder
 from wdscli.errors import UsageError
@@ -34,8 +26,7 @@ def sort(
         ),
     ] = None,
     natural: Annotated[
-        bool,
-        _order("--natural", "img9 before img10; for each --by without a colon, as are the next two."),
+        bool, _order("--natural", "img9 before img10; for each --by without a colon, as are the next two.")
     ] = False,
     numeric: Annotated[bool, _order("--numeric", "Compare texts as the numbers they are.")] = False,
     reverse: Annotated[bool, _order("--reverse", "The largest first.")] = False,

@@ -101,8 +101,7 @@ def verify(
         int, _check("--max-findings N", "Tell N of each kind; count the rest.", min=0)
     ] = MAX_FINDINGS,
     jobs: Annotated[
-        Number,
-        _check("-j, --jobs N", "Processes to work in. Default: as many as the work is worth.", min=1),
+        Number, _check("-j, --jobs N", "Processes to work in. Default: as many as the work is worth.", min=1)
     ] = None,
 ) -> int:
     """Check shards and report everything that is wrong with them.
