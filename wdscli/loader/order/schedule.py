@@ -30,7 +30,6 @@ from wdscli.ordering import mix_array
 if TYPE_CHECKING:
     from wdscli.loader.order.order import I64
 
-
 Stop = Literal["first", "all", "repeat"]
 Weight: TypeAlias = "int | float | str | Fraction"
 MIX = 4

@@ -15,7 +15,6 @@ from wdscli.loader.place.ranks import Share
 if TYPE_CHECKING:
     from wdscli.loader.order.order import I64
 
-
 Tail = Literal["drop", "pad", "uneven"]
 
 
@@ -58,7 +57,3 @@ class Batches(NamedTuple):
             return found % self.length, [self.batch] * len(numbers)
         inside = found < self.length
         return found[inside], inside.reshape(len(numbers), count).sum(axis=1).tolist()
-
-    def numbers(self, first: int) -> range:
-        """The batches that this worker makes when the epoch is gone on with at batch ``first``."""
-        return range(first + self.share.worker, self.total, self.share.workers)

@@ -325,7 +325,6 @@ _forks = [0]
 _forks_before = [0]
 """... which is this part of it."""
 
-
 _sharing = [Lock()]
 _of_thread = local()
 

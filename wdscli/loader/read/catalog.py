@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from wdscli.loader.order.order import I64
 
-
 Result = TypeVar("Result")
 Value = TypeVar("Value")
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from wdscli.loader.read.fetch import Fetcher, Pool, Raw
     from wdscli.loader.stats import Counts
 
-
 OnError = Literal["raise", "skip", "substitute"]
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from wdscli.loader.order.order import I64
 
-
 Raw = dict[str, Any]
 """A sample as it is read: ``__key__``, ``__url__`` and a payload for each field."""
 Result = TypeVar("Result")

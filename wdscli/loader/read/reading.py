@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from wdscli.loader.place.share import Batches
     from wdscli.loader.read.source import EpochReader
 
-
 BLOCK_BYTES = 16 << 20
 """Payloads that are read at once, at least a batch."""
 BLOCK_SAMPLES = 1024

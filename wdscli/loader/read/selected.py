@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from wdscli.loader.order.order import I64
     from wdscli.samples import SampleBatch
 
-
 OnUndecodable = Literal["raise", "skip"]
 SENT_BYTES = 1 << 20
 """Bits that are sent to a worker rather than worked out again."""
