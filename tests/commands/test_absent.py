@@ -220,7 +220,7 @@ def test_an_order_by_what_is_nowhere(
     more = ["-j2"] if held == "here and there" else []
     if more:
         monkeypatch.setattr("wdscli.plan.survey.useful_jobs", lambda *_: 2)
-    (tmp_path / "map").write_text("x/1 a\nx/2 b\n")
+    (tmp_path / "map").write_text("x/1\ta\nx/2\tb\n")
     how = [str(tmp_path / "map") if one == "MAP" else one for one in how]
     name = "{part}.tar" if how[0] == "split" else "out.tar"
     ran = run(*how, *shards, "-o", tmp_path / name, *more)

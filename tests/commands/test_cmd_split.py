@@ -570,7 +570,7 @@ class TestMissing:
         }
 
     def test_a_part_called_drop(self, good: Command, shards: list[str], tmp_path: Path) -> None:
-        (tmp_path / "map").write_text("a000 drop\na001 error\n")
+        (tmp_path / "map").write_text("a000\tdrop\na001\terror\n")
         options = [*shards, "--by-map", tmp_path / "map", "--missing", "drop"]
         good(*options, "-o", tmp_path / "{part}.tar")
         assert keys_by_part(tmp_path) == {"drop": ["a000"], "error": ["a001"]}

@@ -128,7 +128,9 @@ class TestParts:
         """Samples with no value are left out, and do not count."""
         samples = [one if n % 3 or not drops else one[1:] for n, one in enumerate(numbered(20, "a"))]
         (shard,) = write_shards(tmp_path / "in", [samples])
-        (tmp_path / "map").write_text("".join(f"a{n:03d} {n % 4}\n" for n in range(20) if n % 3 or not drops))
+        (tmp_path / "map").write_text(
+            "".join(f"a{n:03d}\t{n % 4}\n" for n in range(20) if n % 3 or not drops)
+        )
         words = [str(tmp_path / "map") if one == "MAP" else one for one in way]
         words += ["--missing", "drop"] if drops else []
         kept = [

@@ -14,7 +14,7 @@ import pytest
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
-from wdscli.loader.place.board import ROWS, Begun, Board
+from wdscli.loader.place.standing import ROWS, Begun, Board
 from wdscli.shards import ShardWriter
 
 torch_data = pytest.importorskip("torch.utils.data")

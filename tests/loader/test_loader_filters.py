@@ -190,7 +190,7 @@ class TestTravel:
     def test_pickled(
         self, shards: list[str], where: str, packed: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(filters, "PACKED", packed)
+        monkeypatch.setattr(filters, "SENT_BYTES", packed)
         data = WebDataset(shards, where=where, shuffle="window", empty_check=False)
         again = pickle.loads(pickle.dumps(data))
         assert list(again) == list(data)
@@ -204,13 +204,13 @@ class TestTravel:
     def test_what_is_worked_out_again_reads_no_payload(
         self, shards: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(filters, "PACKED", 0)
+        monkeypatch.setattr(filters, "SENT_BYTES", 0)
         looked = pickle.loads(pickle.dumps(filtered(Catalog(shards), where="json.width < 9")))
         asked = pickle.loads(pickle.dumps(filtered(Catalog(shards), where="index > 1")))
         assert (looked._chosen, asked._chosen is None) == (None, False)
 
     def test_few_places_are_at_hand(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(filters, "UNPACKED", 6)
+        monkeypatch.setattr(filters, "UNPACKED_PLACES", 6)
         names = write_set(tmp_path, count=40, per_shard=8)
         catalog = filtered(Catalog(names), where="index > 3")
         assert isinstance(catalog, FilteredCatalog)
@@ -221,7 +221,7 @@ class TestTravel:
             assert len(catalog._unpacked) == 1
 
     def test_another_answer_is_an_error(self, shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(filters, "PACKED", 0)
+        monkeypatch.setattr(filters, "SENT_BYTES", 0)
         catalog = pickle.loads(pickle.dumps(filtered(Catalog(shards), where="index > 1")))
         catalog.counts = catalog.counts + 1
         with pytest.raises(DataError, match="are selected where"):
@@ -268,7 +268,7 @@ class TestRefused:
         assert broken.value.hint == 'pass over such samples with on_error="skip"'
 
     def test_too_large_to_be_decoded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(filters, "LARGEST", 100)
+        monkeypatch.setattr(filters, "DECODED_BYTES", 100)
         with ShardWriter(f"{tmp_path}/in.tar") as writer:
             writer.write("a", {"txt": b"x" * 100})
             writer.write("b", {"txt": b"x" * 101})

@@ -24,8 +24,8 @@ import wdscli.loader as wds
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.loader.mixing.mixing import Mixed
 from wdscli.loader.order.schedule import LARGEST, Schedule, quotas_of
-from wdscli.loader.place.place import Place
 from wdscli.loader.place.ranks import Share
+from wdscli.loader.place.state import Place
 from wdscli.loader.stages.flow import BatchStage as Batch
 
 Sets = Callable[..., list[wds.WebDataset]]

@@ -20,11 +20,10 @@ import pytest
 import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.place import pipes
-from wdscli.loader.place.ranks import Share
+from wdscli.loader.place.ranks import PIPE_BYTES, Share
 from wdscli.loader.place.share import Batches
-from wdscli.loader.read import ahead, reading
-from wdscli.loader.read.meter import METER
+from wdscli.loader.read import reading
+from wdscli.loader.read.fetch import METER
 from wdscli.loader.stages import per_batch as packing
 from wdscli.loader.stages.per_batch import Packed
 from wdscli.shards import ShardWriter
@@ -180,7 +179,7 @@ class TestAgenda:
         while (block := agenda.next()) is not None:
             sizes.append(len(block.positions))
             agenda.learn(len(block.positions), 1000 * len(block.positions))
-        assert (sizes[0], max(sizes)) == (reading.FIRST, reading.MOST)
+        assert (sizes[0], max(sizes)) == (reading.FIRST_SAMPLES, reading.BLOCK_SAMPLES)
         assert sum(sizes) == 100_000
 
     def test_blocks_of_large_samples_are_short(self) -> None:
@@ -190,7 +189,7 @@ class TestAgenda:
         agenda.learn(len(block.positions), 1_000_000 * len(block.positions))
         block = agenda.next()
         assert block is not None
-        assert len(block.positions) == reading.BLOCK // 1_000_000
+        assert len(block.positions) == reading.BLOCK_BYTES // 1_000_000
 
     @pytest.mark.parametrize("tail", ["drop", "pad", "uneven"])
     @pytest.mark.parametrize("world", [1, 3])
@@ -384,14 +383,14 @@ class TestWorkers:
     @pytest.mark.parametrize("loader", ["DataLoader", "WebLoader"])
     def test_their_pipe_holds_a_batch(self, tmp_path: Path, method: str, loader: str) -> None:
         data = pytest.importorskip("torch.utils.data")
-        if int(Path("/proc/sys/fs/pipe-max-size").read_text()) < pipes.WANTED:
+        if int(Path("/proc/sys/fs/pipe-max-size").read_text()) < PIPE_BYTES:
             pytest.skip("pipes are narrow here")
         batches = wds.WebDataset(written(tmp_path, 8)).batched(2).map(widest_pipe)
         module: Any = data if loader == "DataLoader" else wds
         made = getattr(module, loader)(
             batches, batch_size=None, num_workers=1, multiprocessing_context=method
         )
-        assert max(made) == pipes.WANTED
+        assert max(made) == PIPE_BYTES
 
     def test_pinning_leaves_them(self) -> None:
         column = Packed([b"a"])
@@ -537,9 +536,9 @@ class TestFetch:
         assert not of_ours()
 
     def test_long_stretches_are_read_in_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from wdscli.loader.read import fetch
+        from wdscli.loader.read import rows
 
-        monkeypatch.setattr(fetch, "READ", 5000)
+        monkeypatch.setattr(rows, "READ_BYTES", 5000)
         kept = self.shapes()["four"]
         with ShardWriter(f"{tmp_path}/in-%d.tar") as writer:
             for key, fields in kept:
@@ -554,7 +553,7 @@ def test_blocks_that_are_read_ahead_are_counted_as_they_are_taken() -> None:
     items = iter(data)
     next(items)
     taken = data.stats()
-    assert taken["samples"] <= ahead.PARTS * 250
+    assert taken["samples"] <= reading.BLOCKS_AHEAD * 250
     assert taken["bytes"] == 1000 * taken["samples"]
     items.close()  # type: ignore[attr-defined]
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from wdscli.errors import UsageError
 from wdscli.loader.order.order import key
-from wdscli.loader.order.span import ENDLESS, Span
-from wdscli.loader.order.views import Blocks, Mixed, Slice, Thinned, View, Viewed
+from wdscli.loader.order.views import ENDLESS, BatchSlice, Mixed, Slice, Span, Thinned, View, Viewed
 from wdscli.ordering import mix
 
 LENGTHS = st.integers(0, 300)
@@ -42,7 +41,7 @@ def test_a_slice_is_a_slice(chosen: Slice, length: int) -> None:
 def test_a_slice_of_batches_is_a_slice_of_batches(chosen: Slice, size: int, length: int) -> None:
     batches = [list(range(length))[at : at + size] for at in range(0, length, size)]
     kept = batches[chosen.start : chosen.stop : chosen.step]
-    assert seen(Blocks(chosen, size), length) == [place for batch in kept for place in batch]
+    assert seen(BatchSlice(chosen, size), length) == [place for batch in kept for place in batch]
 
 
 @given(st.floats(0, 1), st.integers(0, 5), LENGTHS, st.integers(0, 9))
@@ -154,7 +153,7 @@ def test_views_and_spans_are_told_apart_by_identity() -> None:
     views = [
         Slice(1, 2, None),
         Slice(1, 3, None),
-        Blocks(Slice(1, 2, None), 4),
+        BatchSlice(Slice(1, 2, None), 4),
         Thinned(0.5, 0),
         Mixed(0),
         Mixed(1),

@@ -369,7 +369,7 @@ class TestColumnsThatWait:
             wanted, _ = scan_index(source)
             monkeypatch.setattr("wdscli.shards.index.HELD_BYTES", held)
             found, _ = scan_index(source)
-        assert found._waiting.pieces_of("keys")
+        assert found._columns["keys"]._waiting
         assert (found.samples, found.members, found.totals()) == (300, 500, wanted.totals())
         assert found.digest() == wanted.digest()
         assert found.to_bytes(shard="a.tar", size=7) == wanted.to_bytes(shard="a.tar", size=7)

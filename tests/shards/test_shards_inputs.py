@@ -266,7 +266,8 @@ class TestSets:
         fill(place)
         listed: list[str] = []
         monkeypatch.setattr(
-            "wdscli.shards.inputs.list_folder", lambda folder: listed.append(folder) or list_folder(folder)
+            "wdscli.shards.inputs.list_folder",
+            lambda folder, keep: listed.append(folder) or list_folder(folder, keep),
         )
         for words, expected in (("", 0), ("t-{0..4}.tar", 1), ("t-*.tar", 1)):
             listed.clear()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from shard_cases import Members, Ran, members_of, samples_of, tar_of, wds, write_shards
-from storage_servers import S3, forget_s3, s3_server
+from storage_servers import S3, forget_listings, s3_server
 
 from wdscli.errors import DataError
 from wdscli.loader import IndexedDataset, WebDataset
@@ -453,7 +453,7 @@ class TestStore:
         # The header says what it said: only the version tells.
         made.change(lambda some: [(name, data.replace(b"7", b"8")) for name, data in some])
         self.put(server, bucket, made)
-        forget_s3()
+        forget_listings()
         warned: list[str] = []
         with open_source(address) as source:
             assert find_index(address, source, warned.append) is None
@@ -472,7 +472,7 @@ class TestStore:
         table.close()
         made.change(CHANGES[change])
         self.put(server, bucket, made)
-        forget_s3()
+        forget_listings()
         for read in (
             lambda: list(data),
             lambda: list(WebDataset(f"s3://{bucket}/", fields=["cls", "json", "txt"])),

@@ -35,7 +35,7 @@ def test_repeats_are_the_same_by_sets_and_by_sorting(tmp_path: Path, monkeypatch
         write(tmp_path, tar_bytes(*members[:20]), "2.tar"),
     ]
     before = verify(shards)
-    monkeypatch.setattr(keys_module, "FEW", 1)
+    monkeypatch.setattr(keys_module, "FEW_DIGESTS", 1)
     assert verify(shards) == before
     assert before.counts["interleaved-key"]
     assert before.counts["duplicate-key"]

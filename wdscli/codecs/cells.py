@@ -39,7 +39,7 @@ _BEGINNINGS: dict[str, tuple[bytes, ...]] = {
     "npz": (b"PK",),
 }
 """How payloads of a type begin."""
-_SHOWN = 40
+_SHOWN_CHARACTERS = 40
 
 
 class TypedList(list[Any]):
@@ -91,7 +91,10 @@ def _encoded(value: Any, name: str) -> bytes:
     if name in TEXTS or name not in ENCODERS:
         return _text(value, name)
     if name in _JSON:
-        return _json_text(value) if isinstance(value, str) else json_bytes(value)
+        if not isinstance(value, str):
+            return json_bytes(value)
+        _parsed(value)
+        return to_bytes(value)
     if name == "npy":
         return numpy_dumps(_numbers(value))
     if name == "npz":
@@ -126,11 +129,6 @@ def _text(value: Any, name: str) -> bytes:
         kind = "list" if isinstance(value, list) else "an object"
         raise UsageError(f"text is not {kind}", hint="a json field takes it: --field json=COLUMN")
     return json_bytes(value)
-
-
-def _json_text(text: str) -> bytes:
-    _parsed(text)
-    return to_bytes(text)
 
 
 def _parsed(value: Any) -> Any:
@@ -192,7 +190,7 @@ def _pixels(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
 def _line(error: Exception) -> str:

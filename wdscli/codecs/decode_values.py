@@ -26,7 +26,7 @@ import io
 import json
 from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES, check_zip
 from wdscli.codecs.parts import ByExtension, Decode, needed
@@ -40,10 +40,10 @@ def decode_npy(data: bytes) -> Any:
     """One array, which may be changed. Arrays of objects are pickles, and an error."""
     import numpy
 
-    layout = _layout(bytes(data[: _npy_start(data)]))
-    if layout is None:
+    header = _npy_header(bytes(data[: _npy_start(data)]))
+    if header is None:
         return numpy.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    start, dtype, shape, is_fortran = layout
+    start, dtype, shape, is_fortran = header
     count = prod(shape)
     if len(data) - start < count * dtype.itemsize:
         raise DataError(f"{len(data) - start} bytes where shape {shape} and type {dtype} need more")
@@ -57,11 +57,19 @@ def _npy_start(data: bytes) -> int:
     return 8 + width + int.from_bytes(data[8 : 8 + width], "little")
 
 
+class _NpyHeader(NamedTuple):
+    """Where the numbers of an npy payload begin, their type and shape, and whether columns come first."""
+
+    start: int
+    dtype: Any
+    shape: tuple[int, ...]
+    is_fortran: bool
+
+
 @lru_cache(maxsize=256)
-def _layout(header: bytes) -> tuple[int, Any, tuple[int, ...], bool] | None:
-    """(where the numbers begin, type, shape, whether columns come first); None for what is left to numpy: objects,
-    types of no size, and what is no header. To read a header takes longer than to copy a small array, and those of one
-    set are mostly the same."""
+def _npy_header(header: bytes) -> _NpyHeader | None:
+    """What a header says; None for what is left to numpy: objects, types of no size, and what is no header. To read
+    one takes longer than to copy a small array, and those of one set are mostly the same."""
     from numpy.lib import format as npy
 
     stream = io.BytesIO(header)
@@ -72,7 +80,7 @@ def _layout(header: bytes) -> tuple[int, Any, tuple[int, ...], bool] | None:
         return None
     if dtype.hasobject or not dtype.itemsize:
         return None
-    return len(header), dtype, shape, is_fortran
+    return _NpyHeader(len(header), dtype, shape, is_fortran)
 
 
 def decode_npz(data: bytes, limit: int = MAX_DECODED_BYTES) -> dict[str, Any]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAGIC = b"~TenBin~"
 TYPES = {b"f2", b"f4", b"f8", b"i1", b"i2", b"i4", b"i8", b"u1", b"u2", b"u4", b"u8"}
 MAX_DIMENSIONS = 9
-ALIGNED = 64
+ALIGNED_BYTES = 64
 
 
 def encode_tensors(arrays: Sequence[NDArray[Any]]) -> bytes:
@@ -46,7 +46,7 @@ def encode_tensors(arrays: Sequence[NDArray[Any]]) -> bytes:
 
 
 def _chunk(data: bytes) -> bytes:
-    return MAGIC + struct.pack("<q", len(data)) + data + bytes(-len(data) % ALIGNED)
+    return MAGIC + struct.pack("<q", len(data)) + data + bytes(-len(data) % ALIGNED_BYTES)
 
 
 def decode_tensors(data: bytes) -> list[NDArray[Any]]:
@@ -76,7 +76,7 @@ def _chunks(data: memoryview) -> Iterator[memoryview]:
         if not 0 <= length <= len(data) - at:
             raise DataError(f"a chunk of {length} bytes where {len(data) - at} are left")
         yield data[at : at + length]
-        at += length + -length % ALIGNED
+        at += length + -length % ALIGNED_BYTES
 
 
 def _header(header: memoryview) -> tuple[str, tuple[int, ...]]:

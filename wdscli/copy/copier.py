@@ -38,8 +38,8 @@ from wdscli.plan.inputs import (
 )
 from wdscli.plan.join.joined import CHANGED, Beside, Shape, collision, in_turn, lay_out
 from wdscli.plan.names import Rekey, shard_stem
-from wdscli.plan.survey import RENAMED, are_those, hash_key, hashes_of, headers_of, headers_of_batch
-from wdscli.plan.table import Ordered, PlanTable
+from wdscli.plan.survey import RENAMED, hash_key
+from wdscli.plan.table import Ordered, PlanTable, are_those, hashes_of, headers_of, headers_of_batch
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.shards.writing import ShardFile, ShardSettings

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 WORTH_SAMPLES = 48
 """Fewer samples are walked faster one by one."""
-_LEVELS = 64
-_NAME = 100
+MEMBERS_AT_MOST = 64
+NAME_BYTES = 100
 
 
 class Walker:
@@ -37,11 +37,11 @@ class Walker:
     def __init__(self, form: Form, hash_key: Callable[[bytes], int]) -> None:
         import numpy
 
-        head = bytes(_NAME) + CANONICAL_MIDDLE + bytes(12) + form.mtime_field + bytes(8)
+        head = bytes(NAME_BYTES) + CANONICAL_MIDDLE + bytes(12) + form.mtime_field + bytes(8)
         self._template = numpy.frombuffer(head + CANONICAL_TAIL, dtype=numpy.uint8)
         self._sum = byte_sum(CANONICAL_MIDDLE + form.mtime_field + CANONICAL_TAIL) + 8 * 32
         self._hash_key = hash_key
-        self._ones: NDArray[numpy.float32] = numpy.ones(_NAME, dtype=numpy.float32)
+        self._ones: NDArray[numpy.float32] = numpy.ones(NAME_BYTES, dtype=numpy.float32)
         powers = 8.0 ** numpy.arange(10, -1, -1)
         self._check_powers = powers[5:]
         # A number, and the sum of its digits.
@@ -66,7 +66,7 @@ class Walker:
         levels: list[_Level] = []
         while len(alive):
             found = self._headers(blocks[at])
-            if found is None or len(levels) == _LEVELS:
+            if found is None or len(levels) == MEMBERS_AT_MOST:
                 return None
             table, sizes = found
             if names is None:
@@ -106,7 +106,7 @@ class Walker:
         if (size > 7).any() or (check > 7).any():
             return None
         numbers = size.astype(numpy.float64) @ self._size_powers
-        names = numpy.ascontiguousarray(rows[:, :_NAME])
+        names = numpy.ascontiguousarray(rows[:, :NAME_BYTES])
         sums = names.astype(numpy.float32) @ self._ones + numbers[:, 1] + (11 * 48 + self._sum)
         if not (sums == check.astype(numpy.float64) @ self._check_powers).all():
             return None

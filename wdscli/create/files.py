@@ -80,12 +80,6 @@ class _Block:
             self.places = array("q", [self.places]) * len(self.sizes)
         return self.places
 
-    def truncate(self, count: int) -> None:
-        self.sizes = array("Q", self.sizes[:count])
-        self.places = self.all_places()[:count]
-        self.ends = self.ends[: count + 1]
-        self.names = bytearray(self.names[: self.ends[-1]])
-
 
 class Files:
     """A row (key, NUL, field), a planned payload size in bytes and a place for each file, by its number.
@@ -116,18 +110,18 @@ class Files:
     def add_row(self, row: bytes, size: int, place: int) -> None:
         """One file whose place is kept already, or a root: its path is then its row below that, with a dot for the
         NUL."""
-        self.add_rows([(row, size)], place)
+        block = self._open_block()
+        block.names += row
+        block.ends.append(len(block.names))
+        block.sizes.append(size)
+        block.all_places().append(place)
 
     def add_rows(self, found: list[tuple[bytes, int]], place: int) -> None:
         """Files of one place, with their sizes, in the order of their rows: what is sorted soon is nearly so then."""
         found.sort()
         done = 0
         while done < len(found):
-            block = self._blocks[-1]
-            if len(block.sizes) > _MASK:
-                block.seal()
-                block = _Block()
-                self._blocks.append(block)
+            block = self._open_block()
             some = found[done : done + _MASK + 1 - len(block.sizes)]
             rows = [row for row, _ in some]
             block.names += b"".join(rows)
@@ -135,6 +129,13 @@ class Files:
             block.sizes.extend([size for _, size in some])
             block.all_places().extend([place] * len(some))
             done += len(some)
+
+    def _open_block(self) -> _Block:
+        """The last block, with room for a file at least."""
+        if len(self._blocks[-1].sizes) > _MASK:
+            self._blocks[-1].seal()
+            self._blocks.append(_Block())
+        return self._blocks[-1]
 
     def root(self, path: bytes) -> int:
         """The place of all files below a folder."""
@@ -162,12 +163,6 @@ class Files:
         block = self._blocks[at >> _SHIFT]
         block.sizes[at & _MASK] = size
         block.all_places()[at & _MASK] = place
-
-    def truncate(self, count: int) -> None:
-        """Forget all files but the first ``count``."""
-        if count < len(self):
-            del self._blocks[(count >> _SHIFT) + 1 :]
-            self._blocks[-1].truncate(count & _MASK)
 
     def row(self, at: int) -> bytes:
         block = self._blocks[at >> _SHIFT]
@@ -197,10 +192,6 @@ class Files:
     def keys(self) -> Iterator[bytes]:
         """The key of every file, in the order in which they came."""
         return (self.row(at).partition(SEPARATOR)[0] for at in range(len(self)))
-
-    def row_length(self, at: int) -> int:
-        ends = self._blocks[at >> _SHIFT].ends
-        return ends[(at & _MASK) + 1] - ends[at & _MASK]
 
     def size(self, at: int) -> int:
         return self._blocks[at >> _SHIFT].sizes[at & _MASK]
@@ -237,10 +228,6 @@ class Files:
             place = number if number < 0 else found.keep(self._kept(number))
             found.add_row(self.row(at), self.size(at), place)
         return found
-
-    def describe(self, at: int) -> str:
-        """Where the payload of file ``at`` comes from, for a message."""
-        return describe_place(self.place(at))
 
 
 def numbers_of(numbers: Iterable[int], count: int) -> array[int]:

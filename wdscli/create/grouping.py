@@ -16,7 +16,7 @@ from heapq import merge
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
-from wdscli.create.files import SEPARATOR, Files, Inline, Skipped, numbers_of
+from wdscli.create.files import SEPARATOR, Files, Inline, Skipped, describe_place, numbers_of
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
 from wdscli.ordering import rank_array
@@ -24,7 +24,7 @@ from wdscli.plan.cut import END_BYTES, Cuts
 from wdscli.selection.named import Named, Sightings
 from wdscli.tar import Form, build_header
 
-_ROWS_AT_ONCE = 1 << 10
+_ROWS_TOGETHER = 1 << 10
 
 
 class Samples(NamedTuple):
@@ -78,8 +78,8 @@ def _with_rows(files: Files, numbers: array[int]) -> Iterator[tuple[bytes, int]]
 
 def _blocks_of(numbers: array[int]) -> Iterator[array[int]]:
     """An array by pieces: what is made of a piece may be Python's own objects."""
-    for first in range(0, len(numbers), _ROWS_AT_ONCE):
-        yield numbers[first : first + _ROWS_AT_ONCE]
+    for first in range(0, len(numbers), _ROWS_TOGETHER):
+        yield numbers[first : first + _ROWS_TOGETHER]
 
 
 def group(files: Files) -> Samples:
@@ -105,8 +105,9 @@ def group(files: Files) -> Samples:
 
 def _twice(files: Files, one: int, other: int) -> DataError:
     name = to_text(files.row(other).replace(SEPARATOR, b"."))
+    first, second = describe_place(files.place(one)), describe_place(files.place(other))
     return DataError(
-        f'"{name}" comes twice: from {files.describe(one)} and from {files.describe(other)}',
+        f'"{name}" comes twice: from {first} and from {second}',
         code="duplicate-field",
         hint="give the sources one folder above them, or leave one out with --exclude",
     )

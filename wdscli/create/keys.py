@@ -19,7 +19,7 @@ from wdscli.selection.expressions import Expression
 
 FIRST_DOT = "first-dot"
 LAST_DOT = "last-dot"
-REMEMBERED = 10_000
+REMEMBERED_KEYS = 10_000
 """Keys that are remembered as they are."""
 
 
@@ -71,7 +71,7 @@ class KeyRule:
         if old is not None and old != key:
             raise _one_key(f'the keys "{to_text(old)}" and "{to_text(key)}"', new)
         if old is None:
-            if len(self._found) < REMEMBERED:
+            if len(self._found) < REMEMBERED_KEYS:
                 self._found[new] = key
             else:
                 self._remember_hash(new, key)
@@ -93,25 +93,19 @@ class KeyRule:
     def count_renamed(self, keys: Callable[[], Iterable[bytes]]) -> int:
         """How many keys were renamed; call it once, when all were. ``keys`` has those written, for the message of the
         DataError that is raised when two became one unnoticed."""
-        known, all_changed, all_unchanged = len(self.renamed), self._changed, self._unchanged
+        known, changed, unchanged = len(self.renamed), self._changed, self._unchanged
         self._changed = self._unchanged = array("Q")
-        if not all_changed:
+        if not changed:
             return known
         import numpy
+        from xxhash import xxh3_64_intdigest
 
-        changed = numpy.frombuffer(all_changed, numpy.uint64).reshape(-1, 2)
-        changed = changed[numpy.argsort(changed[:, 0])]
-        unchanged = numpy.sort(numpy.frombuffer(all_unchanged, numpy.uint64))
-        new, old = changed[:, 0], changed[:, 1]
-        same = new[1:] == new[:-1]
-        twice = new[1:][same & (old[1:] != old[:-1])]
-        at = numpy.searchsorted(unchanged, new)
-        also = new[unchanged[numpy.minimum(at, len(unchanged) - 1)] == new] if len(unchanged) else new[:0]
-        for hashed in (*twice[:1].tolist(), *also[:1].tolist()):
-            from xxhash import xxh3_64_intdigest
-
+        pairs = numpy.unique(numpy.frombuffer(changed, numpy.uint64).reshape(-1, 2), axis=0)
+        others = numpy.unique(numpy.frombuffer(unchanged, numpy.uint64))
+        written, counts = numpy.unique(numpy.concatenate((pairs[:, 0], others)), return_counts=True)
+        for hashed in written[counts > 1].tolist():
             raise _one_key("two keys", next(key for key in keys() if xxh3_64_intdigest(key) == hashed))
-        return known + len(new) - int(same.sum())
+        return known + len(pairs)
 
 
 def _one_key(which: str, new: bytes) -> DataError:

@@ -13,7 +13,8 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 from wdscli.create.files import (
@@ -158,40 +159,14 @@ def _batch(
     index: int, firsts: list[int], rows: list[bytes], sizes: list[int], begin: int, headers: list[bytes]
 ) -> SampleBatch:
     """The samples as the index of the shard has them."""
-    keys, fields = _split_rows(rows, firsts)
-    starts, offsets = _positions(begin, headers, sizes)
-    flags, marks = [0] * len(rows), [0] * (len(firsts) - 1)
-    return SampleBatch(index, keys, firsts, fields, starts, offsets, sizes, flags, marks)
-
-
-def _split_rows(rows: list[bytes], firsts: list[int]) -> tuple[list[bytes], list[bytes]]:
-    """The key of each sample and the field of each member."""
-    keys: list[bytes] = []
-    fields: list[bytes] = []
-    for at, end in pairwise(firsts):
-        row = rows[at]
-        cut = row.find(SEPARATOR)
-        keys.append(row[:cut])
-        cut += 1
-        if end - at == 1:
-            fields.append(row[cut:])
-        else:
-            fields += [row[cut:] for row in rows[at:end]]
-    return keys, fields
-
-
-def _positions(begin: int, headers: list[bytes], sizes: list[int]) -> tuple[list[int], list[int]]:
-    """The byte of each member's first header block, and of its payload."""
+    keys = [rows[at][: rows[at].find(SEPARATOR)] for at in firsts[:-1]]
+    fields = [row[row.find(SEPARATOR) + 1 :] for row in rows]
     lengths = list(map(len, headers))
-    if max(lengths) == 512:
-        # One block of header and the padded payload, in one sum.
-        starts = list(accumulate([size + 1023 & -512 for size in sizes], initial=begin))
-        starts.pop()
-        return starts, [start + 512 for start in starts]
     spans = [length + (size + 511 & -512) for length, size in zip(lengths, sizes)]
-    starts = list(accumulate(spans, initial=begin))
-    starts.pop()
-    return starts, [start + length for start, length in zip(starts, lengths)]
+    starts = list(accumulate(spans[:-1], initial=begin))
+    offsets = list(map(add, starts, lengths))
+    flags, marks = [0] * len(rows), [0] * len(keys)
+    return SampleBatch(index, keys, firsts, fields, starts, offsets, sizes, flags, marks)
 
 
 def _pieces(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[memoryview]:

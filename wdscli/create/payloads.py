@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
+from typing import IO
 
 from wdscli.create.files import Inline, Place, Remote, Stored
 from wdscli.create.walk import Outputs
 from wdscli.errors import InputError, OutputError
 
-_SMALL = 256
-_MAX_IN_MEMORY = 1 << 24
-_PIECE = 1 << 20
+_SMALL_BYTES = 256
+_MAX_IN_MEMORY_BYTES = 1 << 24
+_PIECE_BYTES = 1 << 20
+_HINT = "set TMPDIR to a folder with room"
 
 
 class Payloads:
@@ -29,18 +31,17 @@ class Payloads:
     def __init__(self, trust_addresses: bool = False) -> None:
         self._trusts = trust_addresses
         self._in_memory = 0
-        self._path = ""
-        self._descriptor = -1
+        self._scratch: IO[bytes] | None = None
         self._end = 0
 
     def keep(self, payload: bytes) -> Place:
         """A place for these bytes."""
-        if len(payload) <= _SMALL and self._in_memory < _MAX_IN_MEMORY:
+        if len(payload) <= _SMALL_BYTES and self._in_memory < _MAX_IN_MEMORY_BYTES:
             self._in_memory += len(payload) + 64
             return Inline(payload)
-        place = Stored(self._file(), self._end)
-        self._append(payload)
-        return place
+        file, place = self._file(), self._end
+        self._append(file, payload)
+        return Stored(file.name, place)
 
     def fetch(self, address: str, where: str) -> tuple[int, Place]:
         """Bytes and place of what lies at an address that a list or table, itself at ``where``, names. A stream and a
@@ -57,32 +58,28 @@ class Payloads:
             if source.size is not None and source.seekable:
                 place = os.fsencode(address.removeprefix("file://")) if is_local(address) else Remote(address)
                 return source.size, place
-            stored = Stored(self._file(), self._end)
-            while data := source.read_some(self._end - stored.offset, _PIECE):
-                self._append(data)
-            return self._end - stored.offset, stored
+            file, begin = self._file(), self._end
+            while data := source.read_some(self._end - begin, _PIECE_BYTES):
+                self._append(file, data)
+            return self._end - begin, Stored(file.name, begin)
 
-    def _file(self) -> str:
-        if self._descriptor < 0:
-            from tempfile import mkstemp
+    def _file(self) -> IO[bytes]:
+        if self._scratch is None:
+            from tempfile import NamedTemporaryFile
 
             try:
-                self._descriptor, self._path = mkstemp(prefix="wdscli-")
+                self._scratch = NamedTemporaryFile(prefix="wdscli-", buffering=0)  # noqa: SIM115 - see __exit__
             except OSError as error:
-                raise OutputError(
-                    f"cannot make a temporary file: {error}", hint="set TMPDIR to a folder with room"
-                ) from None
-        return self._path
+                raise OutputError(f"cannot make a temporary file: {error}", hint=_HINT) from None
+        return self._scratch
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, file: IO[bytes], data: bytes) -> None:
         from wdscli.storage.local import write_all
 
         try:
-            write_all(self._descriptor, data)
+            write_all(file.fileno(), data)
         except OSError as error:
-            raise OutputError(
-                f"cannot write {self._path}: {error}", hint="set TMPDIR to a folder with room"
-            ) from None
+            raise OutputError(f"cannot write {file.name}: {error}", hint=_HINT) from None
         self._end += len(data)
 
     def __enter__(self) -> Payloads:
@@ -91,7 +88,6 @@ class Payloads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            os.unlink(self._path)
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from wdscli.create.files import Files, Place
 from wdscli.create.keys import KeyRule, check_written
 from wdscli.create.payloads import Payloads
+from wdscli.create.table import stream_of
 from wdscli.errors import DataError, WdsError
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
-from wdscli.storage import Source, is_local, open_source
+from wdscli.storage import is_local, open_source
 
 _BLANKS = re.compile(rb"[ \t]+")
-_CHUNK = 1 << 16
-_SHOW_EVERY = 256
+_PROGRESS_LINES = 256
 
 
 class Line(NamedTuple):
@@ -66,24 +65,14 @@ def read_recipe(
     """Add the members of a list. Raises InputError for a source that cannot be read, DataError ``bad-list``
     and ``unsafe-name`` for a line that cannot be used, both with the line's number."""
     with open_source(address) as source:
-        for number, text in enumerate(_lines(source), 1):
+        for number, text in enumerate(stream_of(source), 1):
             try:
                 _add(parse_line(number, text), rule, files, payloads, address)
             except WdsError as error:
                 error.message = f"{address}, line {number}: {error.message}"
                 raise
-            if number % _SHOW_EVERY == 0:
-                progress.advance(_SHOW_EVERY)
-
-
-def _lines(source: Source) -> Iterator[bytes]:
-    rest, offset = b"", 0
-    while data := source.read_some(offset, _CHUNK):
-        offset += len(data)
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
+            if number % _PROGRESS_LINES == 0:
+                progress.advance(_PROGRESS_LINES)
 
 
 def _add(line: Line | None, rule: KeyRule, files: Files, payloads: Payloads, where: str) -> None:

@@ -37,12 +37,13 @@ _FORMATS = {
     "ndjson": "jsonl",
     "parquet": "parquet",
 }
+_BUFFER_BYTES = 1 << 16
 _PARQUET_BATCH_ROWS = 256
 _PROGRESS_ROWS = 256
 
 
 class _Raw(io.RawIOBase):
-    """A source as the raw file that Python's text layer wants; with ``head`` read already."""
+    """A source as a raw file of Python's."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -58,6 +59,11 @@ class _Raw(io.RawIOBase):
         return len(data)
 
 
+def stream_of(source: Source) -> io.BufferedReader:
+    """A source's bytes as a file of Python's, for lines of it."""
+    return io.BufferedReader(_Raw(source), _BUFFER_BYTES)
+
+
 def read_rows(address: str) -> Iterator[dict[str, Any]]:
     """The rows in order. Raises InputError, DataError ``bad-table``, and UsageError when the extra is
     missing."""
@@ -67,7 +73,7 @@ def read_rows(address: str) -> Iterator[dict[str, Any]]:
         yield from _parquet(address)
         return
     with open_source(address) as source:
-        stream = io.BufferedReader(_Raw(source), 1 << 16)
+        stream = stream_of(source)
         kind = kind or _sniff(stream.peek(4096))
         newline = "\n" if kind == "jsonl" else ""
         text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline=newline)

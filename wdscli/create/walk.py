@@ -165,6 +165,11 @@ class Wanted(NamedTuple):
     exclude: Globs
     outputs: Outputs
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to choose: the usual rule, and no globs."""
+        return self.rule.is_first_dot and not self.include and not self.exclude
+
 
 class _Folder(NamedTuple):
     """One to read: its path, the prefix of its names, the folders it lies in, and the place of files below the
@@ -217,15 +222,11 @@ def _why_not(path: bytes, wanted: Wanted) -> str:
 
 def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: Skipped, progress: Progress) -> None:
     pending = [_Folder(root, b"", frozenset(), files.root(root), set())]
-    plain = wanted.rule.is_first_dot and not wanted.include and not wanted.exclude
     while pending:
         folder = pending.pop()
         before = len(files)
         try:
-            subfolders = _read_plainly(folder, wanted, files, skipped) if plain else None
-            if subfolders is None:
-                files.truncate(before)
-                subfolders = _read_choosily(folder, wanted, files, skipped)
+            subfolders = _read(folder, wanted, files, skipped)
         except WdsError:
             raise
         except OSError as error:
@@ -263,75 +264,59 @@ def _why_not_entered(path: bytes, relative: bytes, above: frozenset[_Inode], wan
     return ""
 
 
-def _read_plainly(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes] | None:
-    """One folder under the usual rule with nothing to choose: the fast path. The names of its subfolders, or None where
-    something must be chosen after all; some files may have been added then."""
-    prefix, root = folder.prefix, folder.root
-    if prefix.startswith(b"__") or folder.sets or wanted.outputs.in_folder(folder.path) is not None:
-        return None
-    found: list[tuple[bytes, int]] = []
-    subfolders: list[bytes] = []
-    others = []
+def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
+    """Add the files of one folder. The names of its subfolders."""
     with os.scandir(folder.path) as entries:
-        for entry in entries:
-            name = entry.name
-            if not entry.is_file():
-                others.append(entry)
-                continue
-            if name.endswith(MANIFEST):
-                return None
-            dot = name.find(b".")
-            if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__"):
-                others.append(entry)
-                if len(others) >= _ENTRIES_TOGETHER:
-                    return None
-                continue
-            found.append((prefix + name.replace(b".", b"\0", 1), entry.stat().st_size))
-            if len(found) >= _ENTRIES_TOGETHER:
-                files.add_rows(found, root)
-                found.clear()
-    files.add_rows(found, root)
-    for entry in sorted(others, key=_name_of):
-        subfolders += _take(entry, folder, wanted, files, skipped)
-    return subfolders
-
-
-def _read_choosily(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
-    """One folder under any rule and any globs. The names of its subfolders."""
-    with os.scandir(folder.path) as entries:
-        folder.sets.update(
-            _set_members(folder.path, (one.name for one in entries if one.name.endswith(MANIFEST)))
-        )
+        manifests = [entry.name for entry in entries if entry.name.endswith(MANIFEST)]
+    folder.sets.update(_set_members(folder.path, manifests))
     is_own = wanted.outputs.in_folder(folder.path)
     subfolders: list[bytes] = []
+
+    def take(entries: list[os.DirEntry[bytes]]) -> None:
+        for entry in sorted(entries, key=lambda one: one.name):
+            if entry.is_dir():
+                subfolders.append(entry.name)
+            elif is_own is not None and is_own(entry.name):
+                skipped.add("output", entry.path)
+            elif entry.path in folder.sets:
+                skipped.add("shard-set", entry.path)
+            else:
+                _take(entry, folder, wanted, files, skipped)
+
+    prefix = folder.prefix
+    is_plain = wanted.is_plain and is_own is None and not folder.sets and not prefix.startswith(b"__")
     with os.scandir(folder.path) as entries:
         # Not all at once: an entry takes a few hundred bytes.
-        while some := sorted(islice(entries, _ENTRIES_TOGETHER), key=_name_of):
-            for entry in some:
-                if is_own is not None and is_own(entry.name) and not entry.is_dir():
-                    skipped.add("output", entry.path)
-                elif folder.sets and entry.path in folder.sets and not entry.is_dir():
-                    skipped.add("shard-set", entry.path)
-                else:
-                    subfolders += _take(entry, folder, wanted, files, skipped)
+        while some := list(islice(entries, _ENTRIES_TOGETHER)):
+            if is_plain:
+                some = _take_plain(some, folder, files)
+            take(some)
     return subfolders
 
 
-def _name_of(entry: os.DirEntry[bytes]) -> bytes:
-    return entry.name
+def _take_plain(entries: list[os.DirEntry[bytes]], folder: _Folder, files: Files) -> list[os.DirEntry[bytes]]:
+    """Add the files whose names need no second look, where there is nothing to choose: the fast path. The others."""
+    prefix = folder.prefix
+    found: list[tuple[bytes, int]] = []
+    others = []
+    for entry in entries:
+        name = entry.name
+        dot = name.find(b".")
+        if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__") or not entry.is_file():
+            others.append(entry)
+        else:
+            found.append((prefix + name.replace(b".", b"\0", 1), entry.stat().st_size))
+    files.add_rows(found, folder.root)
+    return others
 
 
-def _take(
-    entry: os.DirEntry[bytes], folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped
-) -> list[bytes]:
-    """Add one entry if it is a file that is wanted; its name if it is a folder."""
-    if entry.is_dir():
-        return [entry.name]
+def _take(entry: os.DirEntry[bytes], folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> None:
+    """Add one file if it is wanted."""
     path = folder.prefix + entry.name
     found = _JUNK.get(entry.name) or _why_not(path, wanted) or wanted.rule.split(path)
     if isinstance(found, str):
         skipped.add(found, entry.path)
-        return []
+        return
     status = entry.stat()
     if not stat.S_ISREG(status.st_mode):
         raise _not_a_file(entry.path)
@@ -342,7 +327,6 @@ def _take(
         files.add_row(key + SEPARATOR + field, status.st_size, folder.root)
     else:
         files.add(key, field, status.st_size, entry.path)
-    return []
 
 
 def _cannot_read(path: bytes, error: OSError | ValueError) -> InputError:

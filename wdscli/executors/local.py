@@ -2,7 +2,7 @@
 
 What it is: :func:`local_executor`. How: processes are spawned, never forked, so that a task sees nothing of its parent
 but its arguments, which is what lets the same task run on another machine. When the work is given up, by an error or by
-Ctrl-C, the workers are told to end at once; each discards what it was writing. How far a task has come is told in
+Ctrl-C, the workers are told to end at once; each discards what it was writing. How far a task has come is counted in
 memory that the processes share (:mod:`wdscli.executors.ticks`).
 
 It must not know what a task does.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from wdscli.executors.ticks import told
+from wdscli.executors.ticks import run_reporting
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -188,13 +188,13 @@ class _Stopped(BaseException):
 _counters: Any = None
 
 
-def counted(slot: int, function: Callable[[Any], Any], task: Any) -> Any:
+def run_counted(slot: int, function: Callable[[Any], Any], task: Any) -> Any:
     """``function(task)`` in a worker, which counts how far it has come in memory that the parent looks at."""
 
     def count(amount: int) -> None:
         _counters[slot] += amount
 
-    return told(count, function, task)
+    return run_reporting(count, function, task)
 
 
 def _prepare_worker(counters: Any) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import EngineError, WdsError
-from wdscli.executors.local import SLOTS, counted, default_jobs
-from wdscli.executors.ticks import Tick, told
+from wdscli.executors.local import SLOTS, default_jobs, run_counted
+from wdscli.executors.ticks import Tick, run_reporting
 from wdscli.shown import cause_of
 
 if TYPE_CHECKING:
@@ -67,48 +67,48 @@ def run_tasks(
 
 
 class _Meter:
-    """Adds up what the tasks in flight tell of themselves. ``told`` has what was passed on of each, oldest first."""
+    """Adds up what the tasks in flight report. ``reported`` has what was passed on of each, oldest first."""
 
     def __init__(self, executor: Executor, advance: Tick | None, amount: Callable[[Any], int] | None) -> None:
         self._advance = advance
         self._amount = amount
         self._here = bool(getattr(executor, "runs_here", False))
         self.counters = getattr(executor, "counters", None) if advance is not None else None
-        self._told: deque[int] = deque()
+        self._reported: deque[int] = deque()
         self._next = 0
 
     def call(self, function: Callable[[Any], Any], task: Any) -> tuple[Any, ...]:
         """What is to be submitted for the next task."""
         slot = self._next % SLOTS
         self._next += 1
-        self._told.append(0)
+        self._reported.append(0)
         if self._advance is None:
             return function, task
         if self._here:
-            return told, self._hear, function, task
+            return run_reporting, self._hear, function, task
         if self.counters is None:
             return function, task
         self.counters[slot] = 0
-        return counted, slot, function, task
+        return run_counted, slot, function, task
 
     def _hear(self, amount: int) -> None:
         """The task that was submitted last runs in this process, and goes on."""
         assert self._advance is not None
-        self._told[-1] += amount
+        self._reported[-1] += amount
         self._advance(amount)
 
     def poll(self) -> None:
         """Pass on what tasks in other processes have done since."""
-        first, counters = self._next - len(self._told), self.counters or ()
-        for at, before in enumerate(self._told):
+        first, counters = self._next - len(self._reported), self.counters or ()
+        for at, before in enumerate(self._reported):
             new = counters[(first + at) % SLOTS] - before
             if new > 0 and self._advance is not None:
-                self._told[at] = before + new
+                self._reported[at] = before + new
                 self._advance(new)
 
     def take(self, result: Result) -> Result:
-        """The oldest task is done: pass on what it has not told."""
-        before = self._told.popleft()
+        """The oldest task is done: pass on what it has not reported."""
+        before = self._reported.popleft()
         if self._advance is not None and self._amount is not None:
             self._advance(max(0, self._amount(result) - before))
         return result

@@ -1,8 +1,8 @@
 """How a task tells how far it has come, without knowing who listens.
 
 What it is: :func:`tick_of_task`, which a task asks for once and calls with the units that it has done since, and
-:func:`told`, by which whoever runs a task listens. How: in a context variable, because tasks of several threads may
-share a process. Where nobody listens a tick is a call of nothing. It must not know what the units are.
+:func:`run_reporting`, by which whoever runs a task listens. How: in a context variable, because tasks of several
+threads may share a process. Where nobody listens a tick is a call of nothing. It must not know what the units are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def tick_of_task() -> Tick:
     return _tick.get()
 
 
-def told(tick: Tick, function: Callable[[Any], Any], task: Any) -> Any:
+def run_reporting(tick: Tick, function: Callable[[Any], Any], task: Any) -> Any:
     """``function(task)``, heard by ``tick``."""
     before = _tick.set(tick)
     try:

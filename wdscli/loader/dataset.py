@@ -18,24 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
-from wdscli.loader.order.span import ENDLESS, Span
-from wdscli.loader.order.views import Blocks, Viewed
-from wdscli.loader.place.pipes import widen
-from wdscli.loader.place.place import (
-    Cursor,
-    Place,
-    Standing,
-    check_fits,
-    check_topology,
-    of_loader,
-    regrouped,
-)
-from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker, launched_rank
+from wdscli.loader.order.views import ENDLESS, BatchSlice, Span, Viewed
+from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker, launched_rank, widen
 from wdscli.loader.place.share import Batches, Tail
-from wdscli.loader.read.failures import OnError, Policy, Spare
-from wdscli.loader.read.meter import METER, Times
-from wdscli.loader.read.reading import PREFETCH, Agenda, Read, by_batch, read_blocks
-from wdscli.loader.read.source import PositionSource
+from wdscli.loader.place.standing import Cursor, Standing
+from wdscli.loader.place.state import Place, check_fits, check_topology, of_loader, regrouped
+from wdscli.loader.read.failures import OnError, Policy
+from wdscli.loader.read.fetch import METER
+from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
+from wdscli.loader.read.source import PositionSource, Spare
 from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through
@@ -49,6 +40,8 @@ if TYPE_CHECKING:
     I64: TypeAlias = NDArray[numpy.int64]
 
 Self = TypeVar("Self", bound="PositionDataset")
+Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
+"""What was left out, as :meth:`Counts.rows` tells it, and where the time went."""
 
 
 class PositionDataset(Fluent):
@@ -165,20 +158,21 @@ class PositionDataset(Fluent):
             one.clear()
         return rows
 
-    def take_times(self) -> dict[str, Any]:
-        """Where the time went, which is not counted any more."""
-        return self._times.take()
+    def take(self) -> Tally:
+        """What was counted as left out and where the time went, which is not counted any more."""
+        return self.take_counts(), self._times.take()
 
-    def add_times(self, times: dict[str, Any]) -> None:
-        """What :meth:`take_times` of a copy in another process gave."""
-        self._times.add(times)
+    def add(self, tally: Tally) -> None:
+        """What :meth:`take` of a copy in another process gave."""
+        self._counts.merge(tally[0])
+        self._times.add(tally[1])
 
     def _line(self, share: Share) -> PositionSource:
         """The source as the stages that choose positions leave it: slices, and epochs of another length."""
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
         source = self.source
         for view, of_batches in self._views:
-            source = Viewed(source, Blocks(view, size * share.world) if of_batches else view)
+            source = Viewed(source, BatchSlice(view, size * share.world) if of_batches else view)
         if self._span is None:
             return source
         passes, items = self._span

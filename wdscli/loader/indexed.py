@@ -22,10 +22,10 @@ from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.checks import Urls, addresses_of, wanted_fields
 from wdscli.loader.order.ordinals import Layout, Ordinals, layout
 from wdscli.loader.read.catalog import Catalog
-from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, instead, read_each
-from wdscli.loader.read.fetch import Raw
-from wdscli.loader.read.pool import Pool
+from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, read_each
+from wdscli.loader.read.fetch import Pool, Raw
 from wdscli.loader.read.selected import Filter, FilteredCatalog, filtered
+from wdscli.loader.read.source import instead
 from wdscli.loader.stages.fluent import PerSample
 from wdscli.loader.stats import Counts
 from wdscli.storage.addresses import check_pipe

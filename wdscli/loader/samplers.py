@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.order.order import EpochOrder, Shuffle
-from wdscli.loader.place.place import Place, check_fits
 from wdscli.loader.place.ranks import Share, find_rank
 from wdscli.loader.place.share import Batches, Tail
+from wdscli.loader.place.state import Place, check_fits
 
 if TYPE_CHECKING:
     from wdscli.loader.indexed import IndexedDataset
@@ -118,9 +118,7 @@ class ShardSampler:
 
     def _numbers(self, order: EpochOrder, batches: Batches, first: int, end: int) -> list[int]:
         """The samples of batches ``first`` to ``end`` of this rank, one behind the other."""
-        import numpy
-
-        positions = numpy.concatenate([batches.positions(number) for number in range(first, end)])
+        positions, _ = batches.several(range(first, end))
         numbers: list[int] = self._layout.numbers(*order.locate(positions)).tolist()
         return numbers
 

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.loader.order.order import SHARDS, Permutation, Shuffle, key
-from wdscli.loader.order.span import ENDLESS
+from wdscli.loader.order.views import ENDLESS
 from wdscli.loader.place.ranks import Share, in_worker
 from wdscli.loader.place.share import Tail
 from wdscli.loader.read.catalog import Catalog, only_streams
 from wdscli.loader.read.failures import Failed, OnError, Policy
-from wdscli.loader.read.fetch import Raw
-from wdscli.loader.read.meter import METER
+from wdscli.loader.read.fetch import METER, Raw
 from wdscli.loader.read.source import EpochReader
 from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.ordering import mix

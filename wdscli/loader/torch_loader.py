@@ -18,10 +18,10 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.order.dice import seeded
-from wdscli.loader.place.place import Place, check_topology
+from wdscli.loader.dataset import PositionDataset, Tally
+from wdscli.loader.order.order import seeded
 from wdscli.loader.place.ranks import find_worker, in_worker
+from wdscli.loader.place.state import Place, check_topology
 from wdscli.loader.stages.flow import Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, items_of
 from wdscli.loader.stages.generators import through
@@ -115,7 +115,7 @@ class WebLoader(Fluent):
     def stats(self) -> dict[str, Any]:
         """What happened so far in all workers, as :meth:`PositionDataset.stats` says; seconds are sums over workers."""
         found: dict[str, Any] = getattr(self.dataset, "stats", dict)()
-        return {**found, "dropped": self._counts.by_shard()}
+        return {"dropped": self._counts.by_shard(), **found}
 
     def _ours(self) -> PositionDataset:
         if not isinstance(self.dataset, PositionDataset):
@@ -142,9 +142,13 @@ class WebLoader(Fluent):
         start, iteration = start._replace(topology=topology), data.standing.begin()
         if not self._replays:
             return data.followed(self._units(start), start, 1, iteration)
-        items: Iterator[Any] = chain.from_iterable(unit.items for unit in self._units(start))
-        if not self._exact:
-            items = self._plain(data.beginning_at(start._replace(item=0, topology=None)))
+        # No worker starts before the first item is asked for.
+        if self._exact:
+            items = chain.from_iterable(unit.items for unit in self._units(start))
+        else:
+            items = chain.from_iterable(
+                map(self._plain, [data.beginning_at(start._replace(item=0, topology=None))])
+            )
         return data.replayed(self._run(items, start.epoch), start, iteration)
 
     @property
@@ -187,8 +191,8 @@ class WebLoader(Fluent):
                     "another iteration of this loader has taken its workers",
                     hint="with persistent_workers, one iteration at a time",
                 )
-            self._counts.merge(made.dropped)
-            data.add_times(made.times)
+            if made.tally is not None:
+                data.add(made.tally)
             if not made.is_last:
                 yield made
             ended = ended + 1 if made.is_last else 0
@@ -235,14 +239,13 @@ class _NumberSampler:
 
 
 class _MadeBatch(NamedTuple):
-    """What a worker made of a batch, what it left out, as :meth:`Counts.rows` tells it, and where its time went.
-    ``is_last`` when there was nothing more for this worker to make."""
+    """What a worker made of a batch, and what it counted meanwhile. ``is_last`` when there was nothing more for this
+    worker to make."""
 
     number: int
     items: list[Any]
     stops: bool
-    dropped: list[tuple[str, str, int]]
-    times: dict[str, Any]
+    tally: Tally | None
     is_last: bool
 
 
@@ -260,8 +263,7 @@ class _BatchesByNumber:
     def __getitem__(self, asked: tuple[int, int]) -> _MadeBatch:
         if self._process != os.getpid():
             # What was counted before this process began is the parent's.
-            self._dataset.take_counts()
-            self._dataset.take_times()
+            self._dataset.take()
             self._process = os.getpid()
         epoch, number = asked
         _, workers = find_worker()
@@ -272,10 +274,9 @@ class _BatchesByNumber:
         with self._dice(epoch, number):
             unit = next(self._units, None)
             items = [] if unit is None else list(map(self._convert, unit.items))
-        dropped, times = [], {}
-        if in_worker():  # in the main process the dataset itself counts
-            dropped, times = self._dataset.take_counts(), self._dataset.take_times()
-        return _MadeBatch(number, items, unit is not None and unit.stops, dropped, times, unit is None)
+        # In the main process the dataset itself counts.
+        tally = self._dataset.take() if in_worker() else None
+        return _MadeBatch(number, items, unit is not None and unit.stops, tally, unit is None)
 
     def _dice(self, epoch: int, number: int) -> AbstractContextManager[None]:
         if not (self._dataset.pipeline.before or self._dataset.pipeline.after):

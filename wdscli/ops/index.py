@@ -3,8 +3,8 @@
 What it is: :func:`index`. How: one task a shard (find the index and keep it when it says what all headers say, else
 make it of them; hash the payloads for the manifest), in parallel; then the manifest, last as ever. A manifest that is
 there is a promise: one that says the same stays; one that leaves facts open is completed, and keeps what it tells of
-how the set was made; one that a shard contradicts is told, not papered over. Dialects are made from the indexes, in one
-pass. It must not print.
+how the set was made; one that a shard contradicts is an error. Dialects are made from the indexes, in one pass. It must
+not print.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ def _write_manifest(
     address = plan.manifest or ""
     old = plan.old if plan.lists_these() else None
     if old is not None and dry_run:
-        shards = tuple(replace(shard, checksum=told.checksum) for shard, told in zip(shards, old.shards))
+        shards = tuple(replace(shard, checksum=listed.checksum) for shard, listed in zip(shards, old.shards))
     difference = _first_difference(address, old, shards) if old is not None else None
     if difference is not None and not force:
         raise difference
@@ -401,8 +401,8 @@ def _write_manifest(
 
 def _first_difference(address: str, old: Manifest, shards: Sequence[ShardInfo]) -> DataError | None:
     """The error for the first shard of which the manifest says what is not so."""
-    for told, shard in zip(old.shards, shards):
-        difference = _difference(told, shard)
+    for listed, shard in zip(old.shards, shards):
+        difference = _difference(listed, shard)
         if difference:
             return DataError(
                 f"{address} is not true any more: {difference}",
@@ -413,15 +413,15 @@ def _first_difference(address: str, old: Manifest, shards: Sequence[ShardInfo]) 
     return None
 
 
-def _difference(told: ShardInfo, shard: ShardInfo) -> str | None:
+def _difference(listed: ShardInfo, shard: ShardInfo) -> str | None:
     """What a manifest says of a shard and the shard does not show; what it leaves open is no difference."""
-    if told.size_bytes not in (-1, shard.size_bytes):
-        return f"it says {told.size_bytes} bytes, the shard has {shard.size_bytes}"
-    if told.samples != shard.samples:
-        return f"it says {told.samples} samples, the shard has {shard.samples}"
-    if told.headers not in ("", shard.headers):
+    if listed.size_bytes not in (-1, shard.size_bytes):
+        return f"it says {listed.size_bytes} bytes, the shard has {shard.size_bytes}"
+    if listed.samples != shard.samples:
+        return f"it says {listed.samples} samples, the shard has {shard.samples}"
+    if listed.headers not in ("", shard.headers):
         return "the shard's headers are not those it was made for"
-    one, other = told.checksum or "", shard.checksum or ""
+    one, other = listed.checksum or "", shard.checksum or ""
     if one and other and one.partition(":")[0] == other.partition(":")[0] and one != other:
         return "the shard's bytes are not those it was made for"
     return None

@@ -23,12 +23,13 @@ Rereader       Reads a few samples again, because a row has no name (``duplicate
 Order          Two things: the columns it sorts by, and the parts it makes (``orders``, ``sort``, ``split``, ``join``).
 Arranged       What an order makes: rows in output order, and parts (``orders``).
 Ordered        Rows in output order: the table and an array of row numbers (``table``).
-Part           A named share of the output, which becomes a set of its own: ``train`` (``cut``).
+Part           A named share of the output, which becomes a set of its own: ``train`` (``cut``). In a join, what one set
+               gives to a sample.
 Cut            Where one output shard ends and the next begins (``cut``).
 PlannedShard   One output shard: its address and its range of the output order (``cut``).
 ReorderPlan    All of that, ready to be run or stored (``plan``, ``planfile``).
 PlanMark       The fingerprint of a plan, by which a run is gone on with (``request``).
-Slot           The place of one set in a joined sample: which of its rows, if any, is part of it (``join``).
+Slot           One member of a joined sample: its field, and the part and member that it is from (``join``).
 Shape          The fields of a sample, in its own order (``join``).
 ============== ========================================================================================================
 """

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import UsageError
-from wdscli.plan.table import Ordered
+from wdscli.plan.table import ROWS_PER_BLOCK, Ordered
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage.patterns import MAX_NAMES
 from wdscli.tar import END_OF_ARCHIVE
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_SIZE_BYTES = 1_000_000_000
 END_BYTES = len(END_OF_ARCHIVE)
-ROWS_AT_ONCE = 1 << 14
-"""Rows that are gathered together: they fit in a processor's cache."""
 FIELD = "{part}"
 _BESIDE_NUMBER = re.compile(r"\{part\}[0-9]*(%0?[0-9]*d|\{[0-9])|(%0?[0-9]*d|[0-9]\})[0-9]*\{part\}")
 _SAFE_IN_SHELL = re.compile(r"[A-Za-z0-9_.+=-]+")
@@ -208,17 +206,16 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, ordered: Ordered) -> Sizes:
-        """Those of all samples; rows lie all over the table, so that both numbers are taken while a row is at hand."""
+        """Those of all samples."""
         import numpy
 
-        found = cls(
-            numpy.zeros(ordered.total + 1, dtype=numpy.int64), numpy.empty(ordered.total, dtype=numpy.uint32)
-        )
-        for first in range(0, ordered.total, ROWS_AT_ONCE):
-            end = min(first + ROWS_AT_ONCE, ordered.total)
-            lengths = ordered.column("out", first, end)
+        total = ordered.total
+        found = cls(numpy.zeros(total + 1, dtype=numpy.int64), numpy.empty(total, dtype=numpy.uint32))
+        for first, lengths in ordered.blocks_of("out"):
+            end = first + len(lengths)
             found.totals[first + 1 : end + 1] = found.totals[first] + lengths.cumsum(dtype=numpy.int64)
-            found.members[first:end] = ordered.column("members", first, end)
+        for first, members in ordered.blocks_of("members"):
+            found.members[first : first + len(members)] = members
         return found
 
     def of_shard(self, first: int, end: int) -> tuple[int, int]:
@@ -231,8 +228,8 @@ class Sizes(NamedTuple):
         if cuts.max_size is None:
             return 0
         room, count = cuts.max_size - END_BYTES, 0
-        for first in range(0, len(self.members), ROWS_AT_ONCE):
-            some = self.totals[first : first + ROWS_AT_ONCE + 1]
+        for first in range(0, len(self.members), ROWS_PER_BLOCK):
+            some = self.totals[first : first + ROWS_PER_BLOCK + 1]
             count += int((some[1:] - some[:-1] > max(0, room)).sum())
         return count
 

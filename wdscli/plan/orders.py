@@ -29,7 +29,7 @@ from wdscli.ordering import rank_places
 from wdscli.plan.cut import Part
 from wdscli.plan.duplicates import Dedup, Rereader
 from wdscli.plan.request import Request
-from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable
+from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable, order_of_hashes
 from wdscli.plan.values import Extract, Values
 from wdscli.selection import Selection
 
@@ -178,26 +178,13 @@ class ShuffledOrder(NamedTuple):
 
 def shuffled(samples: PlanTable, seed: int) -> I64:
     """The rows in shuffled order: by (rank, shard, place), as section 3 of the design pins it."""
-    import numpy
 
-    ranks: U64 = numpy.empty(samples.total, dtype=numpy.uint64)
-    for first in range(0, samples.total, ROWS_PER_BLOCK):
-        some = samples.part(first, first + ROWS_PER_BLOCK)
-        ranks[first : first + ROWS_PER_BLOCK] = rank_places(seed, some.shards, some.places)
-    order: I64 = numpy.argsort(ranks).astype(numpy.int64, copy=False)
-    if not _has_ties(ranks, order):
-        return order
-    # The rows are in (shard, place) order, so a stable sort settles ties as pinned. It is slower and takes more memory.
-    return numpy.argsort(ranks, kind="stable").astype(numpy.int64, copy=False)
+    def ranks(rows: Any) -> U64:
+        some = samples.rows[rows]
+        return rank_places(seed, some["shard"], some["place"])
 
-
-def _has_ties(values: U64, order: I64) -> bool:
-    """Whether values that ``order`` sorts are equal anywhere."""
-    for first in range(0, len(order), ROWS_PER_BLOCK):
-        some = values[order[first : first + ROWS_PER_BLOCK + 1]]
-        if (some[1:] == some[:-1]).any():
-            return True
-    return False
+    # The rows are in the order of (shard, place), which settles ties.
+    return order_of_hashes(samples.total, ranks)
 
 
 def reading_selection(request: Request, order: Order) -> Selection:
@@ -229,14 +216,21 @@ def _end_of(order: Parting, limit: int, values: Iterator[bytes]) -> int:
 
 
 def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arranged:
-    """The first samples of an order over so many; the others count as left out."""
+    """The first samples of an order over so many; the others, with a join all their parts, count as left out."""
     import numpy
 
     total = samples if arranged.order is None else len(arranged.order)
     if limit is None or arranged.parts is not None or limit >= total:
         return arranged
     order = numpy.arange(limit) if arranged.order is None else arranged.order[:limit]
-    return arranged._replace(order=order, dropped={**arranged.dropped, LIMIT: total - limit})
+    left, joined = total - limit, arranged.joined
+    if joined is not None:
+        others = tuple(other.slice(0, limit) for other in joined.others)
+        # A row below 0 stands for nobody.
+        partners = sum(int((one.order >= 0).sum()) for one in others if one.order is not None)
+        left += joined.counts.partners - partners
+        joined = joined._replace(others=others, counts=joined.counts._replace(partners=partners))
+    return arranged._replace(order=order, dropped={**arranged.dropped, LIMIT: left}, joined=joined)
 
 
 class Shares(NamedTuple):

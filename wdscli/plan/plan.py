@@ -14,19 +14,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
-from wdscli.plan.cut import FIELD, Outputs, PlannedPart, PlannedShard, Sizes, planned_shards
+from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedPart, PlannedShard, Sizes, planned_shards
 from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
 from wdscli.plan.inputs import Input, Stamp
-from wdscli.plan.join.join import Join, first_joined, nobody
+from wdscli.plan.join.join import Join, nobody
 from wdscli.plan.join.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
-from wdscli.plan.orders import LIMIT, Order, Surveyed, first_arranged, first_to_arrange, reading_selection
+from wdscli.plan.orders import (
+    LIMIT,
+    Arranged,
+    Order,
+    Surveyed,
+    first_arranged,
+    first_to_arrange,
+    reading_selection,
+)
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import Scratch, folder_of_scratch
-from wdscli.plan.strategy import check_fits, check_reach, choose, is_away, limits_for
+from wdscli.plan.strategy import Limits, check_fits, check_reach, choose, is_away, limits_for
 from wdscli.plan.survey import Collected, Survey, SurveyTask, survey_shards, survey_task
 from wdscli.plan.table import Ordered
 from wdscli.progress import QUIET, Progress
+from wdscli.selection import SelectionState
 from wdscli.shards.inputs import (
     ShardSet,
     fingerprint_of,
@@ -133,14 +142,23 @@ class _Planning:
 
     shards: ShardSet
     sets: list[int]
-    """The input, from 0, that named each shard."""
+    """The set of each input, from 0."""
     outputs: Outputs
+    cuts: Cuts
+    limits: Limits
+    templates: list[SurveyTask]
+    """What is asked of every shard; with a join, of those of each set."""
+    states: list[SelectionState]
+    """What was selected, for each template."""
     surveys: list[Survey]
+    collected: Collected
     inputs: tuple[Input, ...]
+    samples_in: int
     surveyed: Surveyed
     """The samples that are left."""
+    arranged: Arranged
     ordered: Ordered
-    """The same in output order."""
+    """They in output order."""
 
     def __init__(self, request: Request, order: Order, scratch: Scratch | None, progress: Progress) -> None:
         self.request = request
@@ -283,19 +301,14 @@ class _Planning:
         """Bring the samples into output order, as many as ``--limit`` leaves."""
         request = self.request
         limit = request.selection.limit if self.templates[0].selection.limit is None else None
-        table = self.surveyed.samples
-        if self.join is not None:
-            self.arranged = first_joined(self.order.arrange(self.surveyed), request.selection.limit)
-        else:
-            surveyed = first_to_arrange(self.order, self.surveyed, limit)
-            cut_off = table.total - surveyed.samples.total
-            table = surveyed.samples
-            self.arranged = first_arranged(self.order.arrange(surveyed), table.total, limit)
-            self.dropped = sum_counts([self.dropped, {LIMIT: cut_off} if cut_off else {}])
+        surveyed = first_to_arrange(self.order, self.surveyed, limit)
+        cut_off = self.surveyed.samples.total - surveyed.samples.total
+        self.arranged = first_arranged(self.order.arrange(surveyed), surveyed.samples.total, limit)
         if self.arranged.remark:
             self.progress.warn(self.arranged.remark)
-        self.ordered = Ordered(table, self.arranged.order)
-        self.dropped = sum_counts([self.dropped, self.arranged.dropped])
+        self.ordered = Ordered(surveyed.samples, self.arranged.order)
+        behind = {LIMIT: cut_off} if cut_off else {}
+        self.dropped = sum_counts([self.dropped, behind, self.arranged.dropped])
         check_empty(
             self.ordered.total, request.selection, request.on_error, self.dropped, allow=request.allow_empty
         )

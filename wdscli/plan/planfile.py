@@ -47,7 +47,7 @@ SHARD = struct.Struct("<QQQQII")
 """First sample, end, bytes, members, part, number in the part; a seal for each list of rows follows."""
 SEAL = struct.Struct("<Q")
 ROW_BYTES = 49
-BLOCK = 1 << 16
+ROWS_PER_WRITE = 1 << 16
 
 
 class Each(NamedTuple):
@@ -63,6 +63,12 @@ class OrNone(NamedTuple):
     shape: Any
 
 
+COUNTS: dict[str, Any] = {
+    **dict.fromkeys(("samples", "samples_in", "members_in", "payload_bytes_in", "bytes_in"), int),
+    **dict.fromkeys(("dropped", "ignored"), Each(dict, int)),
+    "oversized": int,
+}
+"""What a plan has counted, by the names of its fields."""
 HEADER: dict[str, Any] = {
     "format": str,
     "version": int,
@@ -99,11 +105,7 @@ HEADER: dict[str, Any] = {
             "counts": {**dict.fromkeys(JoinCounts._fields, int), "unmatched": Each(list, int)},
         }
     ),
-    "counts": {
-        **dict.fromkeys(("samples", "samples_in", "members_in", "payload_bytes_in", "bytes_in"), int),
-        "oversized": int,
-        **dict.fromkeys(("dropped", "ignored"), Each(dict, int)),
-    },
+    "counts": COUNTS,
     "rows": Each(list, int),
     "shards": [int, int, str],
 }
@@ -168,8 +170,8 @@ def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int
     """All rows of one list. Gives a seal for each shard."""
     for shard in plan.planned:
         digest = xxh3_64()
-        for first in range(shard.first, shard.end, BLOCK):
-            data = ordered.part(first, min(first + BLOCK, shard.end)).rows.tobytes()
+        for first in range(shard.first, shard.end, ROWS_PER_WRITE):
+            data = ordered.part(first, min(first + ROWS_PER_WRITE, shard.end)).rows.tobytes()
             digest.update(data)
             sink.write(data)
         yield digest.intdigest()
@@ -203,16 +205,7 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))] for one in plan.inputs],
         "fingerprint": plan.fingerprint_in,
         "joined": _plain_joined(plan.joined),
-        "counts": {
-            "samples": plan.samples,
-            "samples_in": plan.samples_in,
-            "members_in": plan.members_in,
-            "payload_bytes_in": plan.payload_bytes_in,
-            "bytes_in": plan.bytes_in,
-            "dropped": plan.dropped,
-            "ignored": plan.ignored,
-            "oversized": plan.oversized,
-        },
+        "counts": {name: getattr(plan, name) for name in COUNTS},
         "rows": [],
     }
 
@@ -436,13 +429,7 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
         planned=tuple(_planned_shard(parts, record) for record in file.shards),
         ordered=rows[0],
         rekey=None if header["rekey"] is None else Rekey(header["rekey"]),
-        samples_in=counts["samples_in"],
-        members_in=counts["members_in"],
-        payload_bytes_in=counts["payload_bytes_in"],
-        bytes_in=counts["bytes_in"],
-        dropped=counts["dropped"],
-        ignored=counts["ignored"],
-        oversized=counts["oversized"],
+        **{name: counts[name] for name in COUNTS if name != "samples"},
         fingerprint_in=header["fingerprint"],
         mark=PlanMark(**header["plan"]),
         is_stored=True,

@@ -4,8 +4,8 @@ What it is: :class:`RatioOrder`, :class:`FamilyOrder` and :class:`MapOrder`, whi
 extract of each; the arithmetic of shares (:func:`parse_ratio`, :func:`parts_of_ranks`, :func:`stratified`); and
 :func:`read_key_map`. How: samples stay in input order within their part. A ratio compares a hash of the sample's key
 (or of its group) with shares of 2^64, so that a sample stays in its part whatever else is in the set; shares are exact
-fractions, and nothing is ever rounded by a float. All take a sample to its part by its own value (:class:`Routes`),
-once the parts are known; only ``stratify`` counts first, and gives each class its own quotas. A value is bytes; two
+fractions, and nothing is ever rounded by a float. All take a sample to its part by its own value, once
+the parts are known; only ``stratify`` counts first, and gives each class its own quotas. A value is bytes; two
 values that no other could be stand for samples that have none. It must not know where samples are written.
 
 A map of keys is TSV or a JSON object; the forms of AIStore dSort's external key map are among these, and its names of
@@ -15,7 +15,7 @@ shards (``dogs-%d.tar``) are taken for names of parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,12 +36,8 @@ from wdscli.storage import addresses_of, base_name, read_all
 from wdscli.storage.addresses import natural
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from wdscli.plan.table import I64, U32, U64, PlanTable
     from wdscli.shards.index import Index
-
-    Numbers: TypeAlias = I64 | U32
 
 MOST_PARTS = 10_000
 MISSING = b""
@@ -208,40 +204,6 @@ class GroupDigests(NamedTuple):
         return xxh3_64_intdigest(group).to_bytes(DIGEST_BYTES, "little") + kind
 
 
-class Routes(NamedTuple):
-    """Parts by name, and ``numbers_of``, which takes values to numbers of parts, from 0; after the last part come the
-    numbers of samples that are left out (:data:`_LEFT_OUT`, in that order). Parts without samples are made only with
-    ``keeps_empty``."""
-
-    names: Sequence[str]
-    numbers_of: Callable[[Sequence[bytes]], I64]
-    keeps_empty: bool = True
-
-    @property
-    def total(self) -> int:
-        """How many numbers there are."""
-        return len(self.names) + len(_LEFT_OUT)
-
-    def of(self, values: Values) -> U32:
-        """The number of each value."""
-        import numpy
-
-        found: U32 = numpy.empty(values.total, dtype=numpy.uint32)
-        at = 0
-        for some in values.blocks():
-            found[at : at + len(some)] = self.numbers_of(some)
-            at += len(some)
-        return found
-
-    def arranged(self, counts: Sequence[int], order: I64 | None) -> Arranged:
-        """The parts, from how many samples each number has; ``order`` has the samples of all numbers."""
-        parts = [Part(name, count) for name, count in zip(self.names, counts) if count or self.keeps_empty]
-        left = dict(zip(_LEFT_OUT.values(), counts[len(self.names) :], strict=True))
-        if order is not None:
-            order = order[: len(order) - sum(left.values())]
-        return Arranged(order, parts, {why: count for why, count in left.items() if count})
-
-
 class RatioOrder(NamedTuple):
     """Parts by a hash. ``extract`` is None where the hash of the (unchanged) key, which every row has, is enough."""
 
@@ -270,67 +232,45 @@ class RatioOrder(NamedTuple):
         }
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
-        routes = Routes([share.part for share in self.shares], self._numbers_of)
         if surveyed.values is None:
-            return arranged(routes, self._parts_of_keys(surveyed.samples))
-        if self.given.stratify is None:
-            return arranged(routes, routes.of(surveyed.values))
-        return arranged(routes, self._quotas(surveyed.values))
+            numbers = self._numbers_of_keys(surveyed.samples)
+        else:
+            numbers = self._numbers_of_values(surveyed.values)
+        return arranged([share.part for share in self.shares], numbers)
 
     def _parts_of(self, digests: U64) -> I64:
         return parts_of_ranks(ranks_of(self.seed, digests), self.shares)
 
-    def _parts_of_keys(self, samples: PlanTable) -> Numbers:
+    def _numbers_of_keys(self, samples: PlanTable) -> U32:
         """Some at a time, because all hashes together are a fifth of a plan."""
         import numpy
 
         found: U32 = numpy.empty(samples.total, dtype=numpy.uint32)
         for first in range(0, samples.total, ROWS_PER_BLOCK):
-            found[first : first + ROWS_PER_BLOCK] = self._parts_of(
-                samples.keys[first : first + ROWS_PER_BLOCK]
-            )
+            part = slice(first, first + ROWS_PER_BLOCK)
+            found[part] = self._parts_of(samples.keys[part])
         return found
 
-    def _numbers_of(self, values: Sequence[bytes]) -> I64:
-        """The part of each value by its digest, or the number of what is left out."""
+    def _numbers_of_values(self, values: Values) -> U32:
+        """By the digests in values, or with ``stratify`` by quotas for each class."""
         import numpy
 
-        found: I64 = numpy.fromiter(
-            (self._marks.get(value, -1) for value in values), numpy.int64, len(values)
-        )
-        rows = numpy.flatnonzero(found < 0).tolist()
-        found[rows] = self._parts_of(_digests([values[row] for row in rows]))
-        return found
+        left_out = {value: len(self.shares) + place for place, value in enumerate(_LEFT_OUT)}
+        stays = len(self.shares) + len(left_out)
+        numbers = _numbered(values, lambda value: left_out.get(value, stays))
 
-    @property
-    def _marks(self) -> dict[bytes, int]:
-        return {mark: len(self.shares) + place for place, mark in enumerate(_LEFT_OUT)}
+        def kept() -> Iterator[bytes]:
+            return (value for some in values.blocks() for value in some if value not in left_out)
 
-    def _quotas(self, values: Values) -> Numbers:
-        """The same by quotas for each class."""
-        import numpy
-
-        classes = sorted({value[DIGEST_BYTES:] for some in values.blocks() for value in some} - {b""})
+        words = (int.from_bytes(value[:DIGEST_BYTES], "little") for value in kept())
+        digests: U64 = numpy.fromiter(words, dtype=numpy.uint64)
+        if self.given.stratify is None:
+            numbers[numbers == stays] = self._parts_of(digests)
+            return numbers
+        classes = sorted({value[DIGEST_BYTES:] for value in kept()})
         places = {name: number for number, name in enumerate(classes)}
-        digests: U64 = numpy.empty(values.total, dtype=numpy.uint64)
-        class_of: U32 = numpy.empty(values.total, dtype=numpy.uint32)
-        at = 0
-        for some in values.blocks():
-            kept = [value for value in some if value not in _LEFT_OUT]
-            digests[at : at + len(kept)] = _digests(kept)
-            class_of[at : at + len(kept)] = _looked_up([value[DIGEST_BYTES:] for value in kept], places)
-            at += len(kept)
-        parts = stratified(digests[:at], class_of[:at], self.seed, self.shares)
-        if at == values.total:
-            return parts
-        numbers: U32 = numpy.empty(values.total, dtype=numpy.uint32)
-        at = first = 0
-        for some in values.blocks():
-            marks = numpy.fromiter((self._marks.get(value, -1) for value in some), numpy.int64, len(some))
-            rows = numpy.flatnonzero(marks < 0)
-            marks[rows] = parts[at : at + len(rows)]
-            numbers[first : first + len(some)] = marks
-            at, first = at + len(rows), first + len(some)
+        class_of: U32 = numpy.fromiter((places[value[DIGEST_BYTES:]] for value in kept()), dtype=numpy.uint32)
+        numbers[numbers == stays] = stratified(digests, class_of, self.seed, self.shares)
         return numbers
 
 
@@ -353,14 +293,7 @@ class FamilyOrder(NamedTuple):
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
         assert surveyed.values is not None
-        routes = self._routes(surveyed.values)
-        return arranged(routes, routes.of(surveyed.values))
-
-    def _routes(self, values: Values) -> Routes:
-        """How values lead to parts, from all values. Raises UsageError."""
-        seen: set[bytes] = set()
-        for some in values.blocks():
-            seen.update(some)
+        seen: set[bytes] = set().union(*surveyed.values.blocks())
         names = sorted((to_text(value) for value in seen.difference(_LEFT_OUT)), key=natural)
         if len(names) > MOST_PARTS:
             raise UsageError(
@@ -368,7 +301,7 @@ class FamilyOrder(NamedTuple):
                 hint="put several values into one part with --by-map FILE",
             )
         places = {value: place for place, value in enumerate([*map(to_bytes, names), *_LEFT_OUT])}
-        return Routes(names, lambda values: _looked_up(values, places))
+        return arranged(names, _numbered(surveyed.values, places.__getitem__))
 
 
 class MapOrder(NamedTuple):
@@ -394,48 +327,37 @@ class MapOrder(NamedTuple):
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
         assert surveyed.values is not None
-        routes = self._routes(surveyed.values)
-        return arranged(routes, routes.of(surveyed.values))
-
-    def _routes(self, keys: Values) -> Routes:
-        """How keys lead to parts. Raises DataError for keys that are not in the map, unless these go elsewhere."""
         missing, part_of = self.given.missing, self.key_map.part_of
-        if missing == "error":
-            self._check_all(keys.blocks())
+        self._check(surveyed.values)
         fallback = [] if missing in ("error", "drop") else [missing]
         names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
         places = {name: place for place, name in enumerate(names)}
-        self._check_any(keys.blocks())
         # A key that is not there has the number -1, and so the last place.
-        rest = places[missing] if fallback else len(names)
-        new = [*(places[part] for part in self.key_map.parts), rest]
-        return Routes(names, lambda keys: _mapped(keys, part_of, new), keeps_empty=False)
+        new = [*map(places.__getitem__, self.key_map.parts), places[missing] if fallback else len(names)]
+        numbers = _numbered(surveyed.values, lambda key: new[part_of.get(key, -1)])
+        return arranged(names, numbers, keeps_empty=False)
 
-    def _check_any(self, values: Iterable[Sequence[bytes]]) -> None:
-        """A map of which no sample has a key is one of another set."""
-        keys: Sequence[bytes] = ()
-        for keys in values:
-            if not self.key_map.part_of.keys().isdisjoint(keys):
-                return
-        if keys:
+    def _check(self, keys: Values) -> None:
+        """Raise DataError for keys that are not in the map, unless these go elsewhere, and for a map of which no sample
+        has a key: it is one of another set."""
+        first: list[bytes] = []
+        count = 0
+        for some in keys.blocks():
+            lacking = [key for key in some if key not in self.key_map.part_of]
+            first = first or lacking[:3]
+            count += len(lacking)
+        if count and self.given.missing == "error":
+            more = f" and for {count - 1} more keys" if count > 1 else ""
+            raise DataError(
+                f'{self.key_map.name} has no part for "{to_text(first[0])}"{more}',
+                code="missing",
+                hint="leave such samples out with --missing drop, or name a part for them: --missing PART",
+            )
+        if count and count == keys.total:
             raise DataError(
                 f"no sample has a key of {self.key_map.name} for --by-map",
                 code="not-found",
-                hint=f"keys are {', '.join(map(to_text, keys[:3]))}",
-            )
-
-    def _check_all(self, values: Iterable[Sequence[bytes]]) -> None:
-        first, count = b"", 0
-        for keys in values:
-            lacking = [key for key in keys if key not in self.key_map.part_of]
-            first = first if count or not lacking else lacking[0]
-            count += len(lacking)
-        if count:
-            more = f" and for {count - 1} more keys" if count > 1 else ""
-            raise DataError(
-                f'{self.key_map.name} has no part for "{to_text(first)}"{more}',
-                code="missing",
-                hint="leave such samples out with --missing drop, or name a part for them: --missing PART",
+                hint=f"keys are {', '.join(map(to_text, first))}",
             )
 
 
@@ -456,36 +378,29 @@ def ratio_text(shares: Sequence[Share]) -> str:
     return ",".join(f"{share.part}={share.share}" for share in shares)
 
 
-def _digests(values: Sequence[bytes]) -> U64:
-    """The hashes at the beginning of values."""
+def _numbered(values: Values, number_of: Callable[[bytes], int]) -> U32:
+    """The number of each value."""
     import numpy
 
-    together = b"".join([value[:DIGEST_BYTES] for value in values])
-    return numpy.frombuffer(together, dtype="<u8").astype(numpy.uint64)
+    found: U32 = numpy.empty(values.total, dtype=numpy.uint32)
+    at = 0
+    for some in values.blocks():
+        found[at : at + len(some)] = numpy.fromiter(map(number_of, some), numpy.uint32, len(some))
+        at += len(some)
+    return found
 
 
-def _looked_up(values: Sequence[bytes], numbers: dict[bytes, int]) -> I64:
+def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) -> Arranged:
+    """All samples by the number of their part, in each in input order. After the last part come the numbers of samples
+    that are left out (:data:`_LEFT_OUT`, in that order); parts without samples are made only with ``keeps_empty``. A
+    counting sort, which needs no memory but for the order."""
     import numpy
 
-    return numpy.fromiter(map(numbers.__getitem__, values), dtype=numpy.int64, count=len(values))
-
-
-def _mapped(keys: Sequence[bytes], part_of: dict[bytes, int], new: Sequence[int]) -> I64:
-    import numpy
-
-    found = numpy.fromiter((part_of.get(key, -1) for key in keys), dtype=numpy.int64, count=len(keys))
-    return numpy.array(new, dtype=numpy.int64)[found]
-
-
-def arranged(routes: Routes, numbers: Numbers) -> Arranged:
-    """All samples by the number of their part, in each in input order: a counting sort, which needs no memory but for
-    the order."""
-    import numpy
-
+    total = len(names) + len(_LEFT_OUT)
     blocks = [numbers[first : first + ROWS_PER_BLOCK] for first in range(0, len(numbers), ROWS_PER_BLOCK)]
-    tallies = (numpy.bincount(some, minlength=routes.total) for some in blocks)
-    counts = sum(tallies, numpy.zeros(routes.total, dtype=numpy.int64)).tolist()
-    ends = [0, *accumulate(counts)][: len(counts)]
+    tallies = (numpy.bincount(some, minlength=total) for some in blocks)
+    counts: list[int] = sum(tallies, numpy.zeros(total, dtype=numpy.int64)).tolist()
+    ends = [0, *accumulate(counts)][:total]
     order: I64 = numpy.empty(len(numbers), dtype=numpy.int64)
     for block, some in enumerate(blocks):
         rows = numpy.argsort(some, kind="stable") + block * ROWS_PER_BLOCK
@@ -493,7 +408,10 @@ def arranged(routes: Routes, numbers: Numbers) -> Arranged:
             order[ends[number] : ends[number] + taken] = rows[:taken]
             ends[number] += taken
             rows = rows[taken:]
-    return routes.arranged(counts, order)
+    parts = [Part(name, count) for name, count in zip(names, counts) if count or keeps_empty]
+    left = dict(zip(_LEFT_OUT.values(), counts[len(names) :], strict=True))
+    order = order[: len(order) - sum(left.values())]
+    return Arranged(order, parts, {why: count for why, count in left.items() if count})
 
 
 class Share(NamedTuple):
@@ -558,7 +476,7 @@ def parts_of_ranks(ranks: U64, shares: Sequence[Share]) -> I64:
     return numpy.searchsorted(begins, ranks, side="right").astype(numpy.int64, copy=False)
 
 
-def stratified(digests: U64, classes: I64, seed: int, shares: Sequence[Share]) -> I64:
+def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[Share]) -> I64:
     """The part of each sample, such that the shares hold in each class.
 
     Samples of one digest are a group and stay together; a group belongs to the class that most of its samples are of
@@ -587,7 +505,7 @@ def stratified(digests: U64, classes: I64, seed: int, shares: Sequence[Share]) -
     return part_of_group[group_of]
 
 
-def _majorities(group_of: I64, classes: I64, groups: int) -> I64:
+def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
     """The class of most samples of each group, the lowest of several."""
     import numpy
 
@@ -645,7 +563,8 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
         data, name = read_all(address), base_name(address)
         digest.update(data)
         names.append(name)
-        for where, key, text in _pairs(data, name):
+        read = _pairs_of_json if data.lstrip().startswith(b"{") else _pairs_of_lines
+        for where, key, text in read(data, name):
             number = numbers.get(text)
             if number is None:
                 number = numbers[text] = len(numbers)
@@ -672,12 +591,8 @@ def _named(numbers: dict[str, int], name: str) -> tuple[tuple[str, ...], list[in
     return parts, [places[part] for part in names]
 
 
-def _pairs(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
-    """(where in the file, key, part)."""
-    return (_pairs_of_json if data.lstrip().startswith(b"{") else _pairs_of_lines)(data, name)
-
-
 def _pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
+    """(where in the file, key, part)."""
     import json
 
     try:
@@ -695,7 +610,7 @@ def _pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
 
 
 def _pairs_of_lines(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
-    """Key and part are parted by the last TAB; a first line may name these columns."""
+    """The same; key and part are parted by the last TAB, and a first line may name these columns."""
     for number, line in enumerate(data.split(b"\n"), 1):
         key, _, part = line.removesuffix(b"\r").rpartition(b"\t")
         if not line.strip() or (number == 1 and (key.strip(), part.strip()) == (b"key", b"part")):

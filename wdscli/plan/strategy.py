@@ -60,7 +60,7 @@ class Choice(NamedTuple):
 
 
 def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) -> Choice:
-    """The strategy for these rows (with a join, one list a slot) of these inputs. Raises OutputError for scratch space
+    """The strategy for these rows (with a join, one list a set) of these inputs. Raises OutputError for scratch space
     that is not there."""
     if is_away(request):
         return Choice("gather", STORED if request.plan_file is not None else ALONE)

@@ -2,7 +2,7 @@
 
 What it is: a task, :func:`survey`, that reads the headers (or the index) of one shard and gives one packed row a
 sample; and :func:`survey_shards`, which runs it for all inputs. How: of a key there is only its XXH3-64, from which
-repeated keys are found over all shards; of a sample's headers 32 bits (:func:`headers_of`), by which who copies knows
+repeated keys are found over all shards; of a sample's headers 32 bits, by which who copies knows
 it again. Where an index says that nothing about a shard is special, its columns are the rows (:func:`plain_rows`). What
 else an order wants to know of a sample, an :class:`~wdscli.plan.values.Extract` takes from it here, where its bytes are
 at hand. Surveys run in this process when samples are counted across shards, when only it can read an input, or when
@@ -28,7 +28,15 @@ from wdscli.plan.names import Rekey, check_names, keep_safe, shard_stem
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, StoredRows, spool
 from wdscli.plan.strategy import LEAST_TASK_BYTES, WORTH_BYTES, Limits, useful_jobs
-from wdscli.plan.table import GrowingTable, PlanTable, no_rows, row_type
+from wdscli.plan.table import (
+    GrowingTable,
+    PlanTable,
+    hashes_of,
+    headers_of,
+    headers_of_batches,
+    no_rows,
+    row_type,
+)
 from wdscli.plan.values import Extract, FromIndex, GrowingValues, Packed, RowBlock, Shaped, Values
 from wdscli.progress import Progress
 from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
@@ -47,7 +55,7 @@ from wdscli.tar.header import BLOCK
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from wdscli.plan.table import I64, U32, U64, Mask, Rows
+    from wdscli.plan.table import I64, U32, Rows
     from wdscli.shards.index import Index
 
 RENAMED = 0b1000000
@@ -83,7 +91,7 @@ class SurveyTask(NamedTuple):
     """A path of this machine for rows that are too many to be held; None to hold all."""
     known: int = -1
     """How many samples a manifest says that the shard has; -1 when none does, or nobody needs to know."""
-    slot: int = 0
+    of_set: int = 0
     """The set, from 0, whose part of each joined sample it holds; 0 without a join."""
 
     @property
@@ -186,11 +194,12 @@ def survey_shards(
     progress: Progress,
 ) -> list[Survey]:
     """One survey a shard, whose rows ``collected`` has taken as they came, in order. A shard that comes after all that
-    may be selected is not opened. ``states`` has one for each slot. Raises InputError, DataError, OutputError."""
+    may be selected is not opened. ``states`` has one for each set of a join, else one. Raises InputError, DataError,
+    OutputError."""
     executor = _executor(tasks, request, limits)
 
     def here(task: SurveyTask) -> Survey:
-        state = states[task.slot]
+        state = states[task.of_set]
         return Survey() if state.done else survey(task, state, collected.add)
 
     found = []
@@ -262,7 +271,8 @@ def survey(
             _keep(task, found, block, take)
             found.shapes = extract.shapes if isinstance(extract, Shaped) else []
             return found
-        for batch, rows in _selected(task, source, state, ignored, found, payloads, index):
+        known = _batches(task, source, found, ignored, index)
+        for batch, rows in _selected(task, source, state, known, ignored, payloads):
             _add(columns, task, batch, rows)
             if extract is not None:
                 payloads.batch = batch
@@ -337,34 +347,38 @@ def _index_for(task: SurveyTask, source: Source, payloads: Payloads, found: Surv
     return index_for(task.address, source, task.form, found.warnings.append)
 
 
+def _batches(
+    task: SurveyTask, source: Source, found: Survey, ignored: Ignored, index: Index | None
+) -> Iterator[SampleBatch]:
+    """The samples of a shard: the sound and safe ones with ``skip``, else all, by the index if there is one."""
+    if task.on_error == "skip":
+        warn = _warner(found.warnings)
+        sound = salvaged_batches(
+            source, warn, found.dropped, form=task.form, ignored=ignored, known=task.known
+        )
+        return keep_safe(sound, found.dropped)
+    if index is not None:
+        return index_batches(index, ignored)
+    return iter_batches(source, form=task.form, ignored=ignored)
+
+
 def _selected(
     task: SurveyTask,
     source: Source,
     state: SelectionState,
+    known: Iterator[SampleBatch],
     ignored: Ignored,
-    found: Survey,
     payloads: Payloads,
-    index: Index | None,
 ) -> Iterator[tuple[SampleBatch, Sequence[int] | None]]:
     """Batches with the rows that are selected, None for all. ``payloads`` knows those of the batch."""
-    form, selection = task.form, task.selection
-    if task.on_error == "skip":
-        sound = salvaged_batches(
-            source, _warner(found.warnings), found.dropped, form=form, ignored=ignored, known=task.known
+    selection = task.selection
+    if payloads.fields or task.on_error == "skip":
+        # Far away a request for each payload would cost more than reading all that lies between them.
+        reads_all = source.fd is None and task.on_error != "skip"
+        chosen = None if reads_all else known
+        yield from iter_selected(
+            source, selection, state, form=task.form, ignored=ignored, batches=chosen, payloads=payloads
         )
-        safe = keep_safe(sound, found.dropped)
-        yield from iter_selected(source, selection, state, form=form, batches=safe, payloads=payloads)
-        return
-    if payloads.fields and source.fd is None:
-        # A request for each payload would cost more than reading all that lies between them.
-        yield from iter_selected(source, selection, state, form=form, ignored=ignored, payloads=payloads)
-        return
-    if index is None:
-        known = iter_batches(source, form=form, ignored=ignored)
-    else:
-        known = index_batches(index, ignored)
-    if payloads.fields:
-        yield from iter_selected(source, selection, state, form=form, batches=known, payloads=payloads)
         return
     trivial = selection.is_trivial
     for batch in known:
@@ -532,81 +546,6 @@ def out_length(sizes: list[tuple[bytes, int]], form: Form) -> int:
         simple = len(name) <= 100 and size < 1 << 33
         length += (BLOCK if simple else len(build_header(name, size, form))) + padded(size)
     return length
-
-
-def are_those(found: U32, planned: U32) -> Mask:
-    """Of which samples the headers are those that were planned, as far as that is known."""
-    same: Mask = (found == planned) | (planned == 0)
-    return same
-
-
-def headers_of(names: U64, sizes: U64, counts: I64) -> U32:
-    """For each sample 32 bits of the fields and sizes of its members, in their order, by which it is known again while
-    it is copied. ``names`` are the XXH3-64 of the members' fields; sample i has ``counts[i]`` members.
-
-    All modulo 2^64: member j (from 0) of a sample gives x = (name ^ size * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9,
-    then (x ^ x >> 32) * (2 * j + 1); the upper half of their sum is taken, but 1 for 0.
-    """
-    import numpy
-
-    if not len(counts):
-        return numpy.empty(0, dtype=numpy.uint32)
-    firsts = numpy.cumsum(counts) - counts
-    mixed = names ^ sizes * numpy.uint64(0x9E3779B97F4A7C15)
-    mixed *= numpy.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> numpy.uint64(32)
-    odd = 2 * (numpy.arange(len(names)) - firsts.repeat(counts)) + 1
-    mixed *= odd.astype(numpy.uint64)
-    sums: U64 = numpy.add.reduceat(mixed, firsts)
-    return numpy.maximum(sums >> numpy.uint64(32), numpy.uint64(1)).astype(numpy.uint32)
-
-
-class _FieldHashes(dict[bytes, int]):
-    """XXH3-64 of fields; a set has few."""
-
-    __slots__ = ()
-
-    def __missing__(self, field: bytes) -> int:
-        if len(self) >= 1 << 12:
-            self.clear()
-        found = self[field] = xxh3_64_intdigest(field)
-        return found
-
-
-_FIELD_HASHES = _FieldHashes()
-
-
-def hashes_of(fields: Sequence[bytes]) -> U64:
-    """The XXH3-64 of fields."""
-    import numpy
-
-    return numpy.frombuffer(array("Q", map(_FIELD_HASHES.__getitem__, fields)), dtype=numpy.uint64)
-
-
-def headers_of_batch(batch: SampleBatch) -> U32:
-    """:func:`headers_of` of the samples of a batch."""
-    return headers_of_batches([(batch, None)])
-
-
-def headers_of_batches(batches: Sequence[tuple[SampleBatch, Sequence[int] | None]]) -> U32:
-    """:func:`headers_of` of some samples of some batches, None for all, one behind the other."""
-    import numpy
-
-    fields: list[bytes] = []
-    sizes: list[int] = []
-    counts: list[int] = []
-    chosen: list[int] = []
-    for batch, rows in batches:
-        first, end = batch.firsts[0], batch.firsts[-1]
-        here = len(counts)
-        fields += batch.fields[first:end]
-        sizes += batch.sizes[first:end]
-        counts += map(int.__sub__, batch.firsts[1:], batch.firsts)
-        chosen += range(here, len(counts)) if rows is None else [here + row for row in rows]
-    found = headers_of(
-        hashes_of(fields), numpy.array(sizes, dtype=numpy.uint64), numpy.array(counts, dtype=numpy.int64)
-    )
-    return found if len(chosen) == len(found) else found[chosen]
 
 
 def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[SampleBatch, int]]:

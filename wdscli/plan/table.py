@@ -1,19 +1,25 @@
 """The table of a plan: one packed record a sample, in a scratch file that is mapped, the same bytes a plan file holds.
 
 What it is: :func:`row_type`, the record; :class:`Growing`, bytes that are appended first and mapped then;
-:class:`PlanTable`, the rows with their columns by name; :class:`Ordered`, rows in output order. How: a row lies in
-memory only as long as it is looked at; what is ordered is a column or two of numbers, and no algorithm has a second
-form for large sets. It must not know where rows come from or what is done with them.
+:class:`PlanTable`, the rows with their columns by name; :class:`Ordered`, rows in output order;
+:func:`order_of_hashes`, by which most are ordered; :func:`headers_of`, 32 bits of a sample's headers, by which who
+copies it knows it again. How: a row lies in memory only as long as it is looked at; what is ordered is a column or two
+of numbers, and no algorithm has a second form for large sets. It must not know where rows come from or what is done
+with them.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
+from xxhash import xxh3_64_intdigest
+
 from wdscli.errors import OutputError
+from wdscli.samples import SampleBatch
 
 if TYPE_CHECKING:
     import numpy
@@ -41,7 +47,7 @@ def row_type() -> numpy.dtype[numpy.void]:
     ``key`` is the XXH3-64 of its (new) key; ``start`` and ``length`` are the run's place in its input shard in bytes,
     ``out`` the bytes it takes in the output; ``shard`` and ``place`` say where it comes from (both from 0, the place
     counted before selection); ``members`` how many it will have, and ``mark`` what keeps it from being copied as it
-    stands (0: nothing). ``headers`` is what :func:`~wdscli.plan.survey.headers_of` says of it as it lies in its input,
+    stands (0: nothing). ``headers`` is what :func:`headers_of` says of it as it lies in its input,
     0 where nobody knows.
     """
     import numpy
@@ -296,6 +302,17 @@ class Ordered:
         values: U64 = self.samples.rows[name]
         return values[first:end] if self.order is None else values[self.order[first:end]]
 
+    def blocks_of(self, name: str) -> Iterator[tuple[int, U64]]:
+        """One column of all samples, some at a time, each block with its place."""
+        import numpy
+
+        # Rows that lie all over the table are found sooner in a column that lies side by side.
+        rows = self.samples.rows[name]
+        column: U64 = rows if self.order is None else numpy.ascontiguousarray(rows)
+        for first in range(0, self.total, ROWS_PER_BLOCK):
+            part = slice(first, first + ROWS_PER_BLOCK)
+            yield first, column[part if self.order is None else self.order[part]]
+
     def blocks(self, size: int = ROWS_PER_BLOCK) -> Iterator[PlanTable]:
         """All samples in output order, some at a time."""
         for first in range(0, self.total, size):
@@ -343,3 +360,109 @@ def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:
         start = first - low
         column[start : start + len(kept)] = kept
     return column[: len(column) - len(without)]
+
+
+def order_of_hashes(total: int, hashes: Callable[[Any], U64]) -> I64:
+    """So many rows in the order of their hashes, equal ones in their own. ``hashes`` has those of some rows, a slice or
+    an array.
+
+    What is sorted is one number a row, the upper bits of its hash and then the row: numbers are sorted several times as
+    fast as rows by numbers, and in half the memory. The few rows that the upper bits do not tell apart are looked at
+    again.
+    """
+    import numpy
+
+    mask = numpy.uint64((1 << max(1, total - 1).bit_length()) - 1)
+    packed: U64 = numpy.arange(total, dtype=numpy.uint64)
+    for first in range(0, total, ROWS_PER_BLOCK):
+        part = slice(first, min(first + ROWS_PER_BLOCK, total))
+        packed[part] |= hashes(part) & ~mask
+    packed.sort()
+    ties: list[I64] = []
+    for first in range(0, total - 1, ROWS_PER_BLOCK):
+        some = packed[first : first + ROWS_PER_BLOCK + 1]
+        ties.append(numpy.flatnonzero(some[1:] ^ some[:-1] <= mask) + first)
+    packed &= mask
+    order: I64 = packed.view(numpy.int64)
+    if any(map(len, ties)):
+        places = numpy.union1d(firsts := numpy.concatenate(ties), firsts + 1)
+        # A run of ties begins where a place does not tie with the one before it.
+        run = numpy.cumsum(~numpy.isin(places - 1, firsts))
+        rows = order[places]
+        order[places] = rows[numpy.lexsort((rows, hashes(rows), run))]
+    return order
+
+
+def are_those(found: U32, planned: U32) -> Mask:
+    """Of which samples the headers are those that were planned, as far as that is known."""
+    same: Mask = (found == planned) | (planned == 0)
+    return same
+
+
+def headers_of(names: U64, sizes: U64, counts: I64) -> U32:
+    """For each sample 32 bits of the fields and sizes of its members, in their order, by which it is known again while
+    it is copied. ``names`` are the XXH3-64 of the members' fields; sample i has ``counts[i]`` members.
+
+    All modulo 2^64: member j (from 0) of a sample gives x = (name ^ size * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9,
+    then (x ^ x >> 32) * (2 * j + 1); the upper half of their sum is taken, but 1 for 0.
+    """
+    import numpy
+
+    if not len(counts):
+        return numpy.empty(0, dtype=numpy.uint32)
+    firsts = numpy.cumsum(counts) - counts
+    mixed = names ^ sizes * numpy.uint64(0x9E3779B97F4A7C15)
+    mixed *= numpy.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> numpy.uint64(32)
+    odd = 2 * (numpy.arange(len(names)) - firsts.repeat(counts)) + 1
+    mixed *= odd.astype(numpy.uint64)
+    sums: U64 = numpy.add.reduceat(mixed, firsts)
+    return numpy.maximum(sums >> numpy.uint64(32), numpy.uint64(1)).astype(numpy.uint32)
+
+
+class _FieldHashes(dict[bytes, int]):
+    """XXH3-64 of fields; a set has few."""
+
+    __slots__ = ()
+
+    def __missing__(self, field: bytes) -> int:
+        if len(self) >= 1 << 12:
+            self.clear()
+        found = self[field] = xxh3_64_intdigest(field)
+        return found
+
+
+_FIELD_HASHES = _FieldHashes()
+
+
+def hashes_of(fields: Sequence[bytes]) -> U64:
+    """The XXH3-64 of fields."""
+    import numpy
+
+    return numpy.frombuffer(array("Q", map(_FIELD_HASHES.__getitem__, fields)), dtype=numpy.uint64)
+
+
+def headers_of_batch(batch: SampleBatch) -> U32:
+    """:func:`headers_of` of the samples of a batch."""
+    return headers_of_batches([(batch, None)])
+
+
+def headers_of_batches(batches: Sequence[tuple[SampleBatch, Sequence[int] | None]]) -> U32:
+    """:func:`headers_of` of some samples of some batches, None for all, one behind the other."""
+    import numpy
+
+    fields: list[bytes] = []
+    sizes: list[int] = []
+    counts: list[int] = []
+    chosen: list[int] = []
+    for batch, rows in batches:
+        first, end = batch.firsts[0], batch.firsts[-1]
+        here = len(counts)
+        fields += batch.fields[first:end]
+        sizes += batch.sizes[first:end]
+        counts += map(int.__sub__, batch.firsts[1:], batch.firsts)
+        chosen += range(here, len(counts)) if rows is None else [here + row for row in rows]
+    found = headers_of(
+        hashes_of(fields), numpy.array(sizes, dtype=numpy.uint64), numpy.array(counts, dtype=numpy.int64)
+    )
+    return found if len(chosen) == len(found) else found[chosen]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from wdscli.errors import DataError, UsageError
@@ -393,10 +394,30 @@ _PLAIN = re.compile(r"[\w-]+(\.[\w-]+)*")
 """What can only be a field's name, and no pattern that anybody would write."""
 
 
-class FieldValue(NamedTuple):
-    """A field's payload, or what lies at a ``path`` in its JSON. ``text`` is as it was typed."""
+@dataclass(frozen=True)
+class Value:
+    """What an option can name of a sample. ``text`` is as it was typed."""
 
     text: str
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        """The fields whose payloads are looked into."""
+        return frozenset()
+
+    def named(self, purpose: str) -> list[Named]:
+        """What some sample must have."""
+        return []
+
+    def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
+        """The value of one sample, None where it has none. Raises DataError ``undecodable``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FieldValue(Value):
+    """A field's payload, or what lies at a ``path`` in its JSON."""
+
     field: bytes
     path: Path | None = None
 
@@ -415,11 +436,9 @@ class FieldValue(NamedTuple):
         return frozenset([self.field])
 
     def named(self, purpose: str) -> list[Named]:
-        """What some sample must have."""
         return [Named(self.text, purpose, (to_text(self.field),), self.path)]
 
     def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
-        """The value of one sample. Raises DataError ``undecodable``."""
         try:
             at = batch.fields.index(self.field, batch.firsts[row], batch.firsts[row + 1])
         except ValueError:
@@ -440,10 +459,10 @@ class FieldValue(NamedTuple):
             ) from None
 
 
-class KeyValue(NamedTuple):
+@dataclass(frozen=True)
+class KeyValue(Value):
     """What a pattern finds in the key: its first group, or all of the match where it has no group."""
 
-    text: str
     pattern: Expression[str]
 
     @classmethod
@@ -451,15 +470,7 @@ class KeyValue(NamedTuple):
         """A regular expression. Raises UsageError."""
         return cls(text, Expression(text, option))
 
-    @property
-    def payload_fields(self) -> frozenset[bytes]:
-        return frozenset()
-
-    def named(self, purpose: str) -> list[Named]:
-        return []
-
     def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
-        """The value of one sample."""
         match = self.pattern.search(to_text(batch.keys[row]))
         if match is None:
             return None
@@ -467,24 +478,14 @@ class KeyValue(NamedTuple):
         return to_bytes(found).strip() or None if found is not None else None
 
 
-class WholeKey(NamedTuple):
+@dataclass(frozen=True)
+class WholeKey(Value):
     """The key itself."""
 
     text: str = "key"
 
-    @property
-    def payload_fields(self) -> frozenset[bytes]:
-        return frozenset()
-
-    def named(self, purpose: str) -> list[Named]:
-        return []
-
     def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
-        """The value of one sample."""
         return batch.keys[row]
-
-
-Value: TypeAlias = FieldValue | KeyValue | WholeKey
 
 
 def field_or_pattern(text: str, option: str) -> FieldValue | KeyValue:

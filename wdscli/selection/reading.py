@@ -96,7 +96,8 @@ class Payloads:
     def pieces(self, row: int, field: bytes) -> Iterator[bytes]:
         """The payload of one member of the current batch, of any size, in pieces; the source must be seekable. Raises
         DataError when it is cut short."""
-        at, member = self._member(row, field)
+        at = self._at(row, field)
+        member = self._expected(row, at)
         offset, end = member.offset, member.offset + member.size
         if self.by_index:
             member.check(self._source)
@@ -104,43 +105,47 @@ class Payloads:
             data = self._source.read_at(offset, min(PIECE_BYTES, end - offset))
             if not data:
                 message = f"archive ends {end - offset} bytes before the payload"
-                raise self._error(at, member, message, "truncated")
+                raise self._error(row, at, message, "truncated")
             offset += len(data)
             yield data
 
-    def _member(self, row: int, field: bytes) -> tuple[int, Expected]:
-        """Its place in the batch, and what the batch says of it. What leads to it begins behind the member before it,
-        or where the sample does."""
+    def _at(self, row: int, field: bytes) -> int:
+        return self.batch.fields.index(field, self.batch.firsts[row], self.batch.firsts[row + 1])
+
+    def _expected(self, row: int, at: int) -> Expected:
+        """A member as the batch has it. What leads to it begins behind the one before it, or where the sample does."""
         batch = self.batch
-        at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
         head = batch.starts[at]
         if at > batch.firsts[row]:
             head = batch.offsets[at - 1] + padded(batch.sizes[at - 1])
-        return at, Expected(head, batch.offsets[at], batch.keys[row] + b"." + field, batch.sizes[at])
+        return Expected(head, batch.offsets[at], batch.keys[row] + b"." + batch.fields[at], batch.sizes[at])
 
     def of(self, row: int, field: bytes) -> bytes:
         """The payload of one member of the current batch. Raises DataError when it is too large or cut
         short."""
-        at, member = self._member(row, field)
-        window, offset, size = self._window, member.offset, member.size
+        at, window = self._at(row, field), self._window
+        offset, size = self.batch.offsets[at], self.batch.sizes[at]
         if size > MAX_LOOKED_INTO_BYTES:
             message = f"a payload of more than {MAX_LOOKED_INTO_BYTES} bytes is not decoded, here {size}"
-            raise self._error(at, member, message, "undecodable")
+            raise self._error(row, at, message, "undecodable")
         if offset in self._kept:
             return self._kept[offset]
         if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
             return window.buffer[offset - window.base : offset - window.base + size]
-        data = member.payload(self._source) if self.by_index else self._source.read_at(offset, size)
+        if self.by_index:
+            data = self._expected(row, at).payload(self._source)
+        else:
+            data = self._source.read_at(offset, size)
         if len(data) < size:
             message = f"archive ends after {len(data)} of {size} payload bytes"
-            raise self._error(at, member, message, "truncated")
+            raise self._error(row, at, message, "truncated")
         return data
 
-    def _error(self, at: int, member: Expected, message: str, code: str) -> DataError:
+    def _error(self, row: int, at: int, message: str, code: str) -> DataError:
         return DataError(
             message,
             code=code,
             shard=self._source.name,
             offset=self.batch.starts[at],
-            member=to_text(member.name),
+            member=to_text(self._expected(row, at).name),
         )

@@ -184,9 +184,9 @@ def _check_columns(index: Index) -> None:
         if m or index.keys:
             raise ValueError("it has members without a sample")
         return
-    ends, member_ends = index.key_ends.astype("i8"), index.member_ends.astype("i8")
-    starts, lengths = index.starts.astype("i8"), index.lengths.astype("i8")
-    offsets, sizes = index.member_offsets.astype("i8"), index.member_sizes.astype("i8")
+    ends, member_ends = index.key_ends.view("i8"), index.member_ends.view("i8")
+    starts, lengths = index.starts.view("i8"), index.lengths.view("i8")
+    offsets, sizes = index.member_offsets.view("i8"), index.member_sizes.view("i8")
     counts = numpy.diff(member_ends, prepend=0)
     if counts.min() < 1 or member_ends[-1] != m:
         raise ValueError("its members are not in order")
@@ -199,7 +199,7 @@ def _check_columns(index: Index) -> None:
         raise ValueError("its samples overlap or lie outside the shard")
     if (offsets < starts.repeat(counts) + 512).any() or (offsets + sizes > sample_ends.repeat(counts)).any():
         raise ValueError("a member lies outside its sample")
-    if ((offsets | starts.repeat(counts) | lengths.repeat(counts)) & 511).any():
+    if (offsets & 511).any() or ((starts | lengths) & 511).any():
         raise ValueError("a place in it is not that of a block")
     _check_gaps(index, starts, sample_ends)
 
@@ -273,32 +273,20 @@ class IndexBuilder:
     """
 
     def __init__(self) -> None:
-        self._keys = bytearray()
-        self._marks = bytearray()
-        self._key_ends, self._starts, self._lengths, self._member_ends = (array("Q") for _ in range(4))
-        self._member_offsets, self._member_sizes = array("Q"), array("Q")
-        self._member_fields = array("I")
+        self._columns = {name: Column(code) for name, code in {"keys": "B", **COLUMNS}.items()}
+        self._scratch = Scratch()
         self._field_ids: dict[bytes, int] = {}
         self._counts: list[int] = []
         self._bytes: list[int] = []
         self._pending = new_batch()
-        self._waiting = Waiting()
 
     @property
     def samples(self) -> int:
-        return self._waiting.count("marks", 1) + len(self._marks) + len(self._pending.keys)
+        return len(self._columns["marks"]) + len(self._pending.keys)
 
     @property
     def members(self) -> int:
-        return self._members + len(self._pending.fields)
-
-    @property
-    def _members(self) -> int:
-        return self._waiting.count("member_fields", 4) + len(self._member_fields)
-
-    @property
-    def _key_bytes(self) -> int:
-        return self._waiting.count("keys", 1) + len(self._keys)
+        return len(self._columns["member_fields"]) + len(self._pending.fields)
 
     def add_batch(self, batch: SampleBatch) -> None:
         """Whole samples whose places are those of this shard."""
@@ -310,16 +298,21 @@ class IndexBuilder:
         import numpy
 
         self._settle()
-        _extend(self._key_ends, samples.key_lengths.cumsum() + self._key_bytes)
-        self._keys += samples.keys
-        _extend(self._starts, samples.starts + shift)
-        _extend(self._lengths, samples.lengths)
-        _extend(self._member_ends, samples.counts.cumsum() + self._members)
-        self._marks += bytes(len(samples.starts))
         ids = self._ids_of(samples)
-        _extend(self._member_fields, ids)
-        _extend(self._member_offsets, samples.offsets + shift)
-        _extend(self._member_sizes, samples.sizes)
+        added: dict[str, NDArray[numpy.int64]] = {
+            "key_ends": samples.key_lengths.cumsum() + len(self._columns["keys"]),
+            "starts": samples.starts + shift,
+            "lengths": samples.lengths,
+            "member_ends": samples.counts.cumsum() + len(self._columns["member_fields"]),
+            "marks": numpy.zeros(len(samples.starts), dtype="i8"),
+            "member_fields": ids,
+            "member_offsets": samples.offsets + shift,
+            "member_sizes": samples.sizes,
+        }
+        self._columns["keys"].held.frombytes(samples.keys)
+        for name, numbers in added.items():
+            held = self._columns[name].held
+            held.frombytes(numbers.astype(f"u{held.itemsize}").tobytes())
         counts = numpy.bincount(ids)
         # Exact: a float holds every whole number up to 2^53.
         totals = numpy.bincount(ids, samples.sizes)
@@ -366,41 +359,38 @@ class IndexBuilder:
         keys, firsts = batch.keys, batch.firsts
         if begins is None:
             begins = list(map(batch.starts.__getitem__, firsts[:-1]))
-        self._key_ends.fromlist(list(accumulate(map(len, keys), initial=self._key_bytes))[1:])
-        self._keys += b"".join(keys)
-        self._starts.fromlist(begins)
         offsets, sizes = batch.offsets, batch.sizes
-        self._lengths.fromlist(
+        keys_before, members_before = len(self._columns["keys"]), len(self._columns["member_fields"])
+        columns = {name: column.held for name, column in self._columns.items()}
+        columns["key_ends"].fromlist(list(accumulate(map(len, keys), initial=keys_before))[1:])
+        columns["keys"].frombytes(b"".join(keys))
+        columns["starts"].fromlist(begins)
+        columns["lengths"].fromlist(
             [
                 (offsets[end - 1] + sizes[end - 1] + 511 & -512) - begin
                 for end, begin in zip(islice(firsts, 1, None), begins)
             ]
         )
-        shift = self._members
-        self._member_ends.fromlist([end + shift for end in islice(firsts, 1, None)])
-        self._marks += bytes(batch.marks)
-        self._add_fields(batch)
-        self._member_offsets.fromlist(offsets)
-        self._member_sizes.fromlist(sizes)
+        columns["member_ends"].fromlist([end + members_before for end in islice(firsts, 1, None)])
+        columns["marks"].fromlist(batch.marks)
+        self._add_fields(batch, columns["member_fields"])
+        columns["member_offsets"].fromlist(offsets)
+        columns["member_sizes"].fromlist(sizes)
         self._relieve()
 
     def _relieve(self) -> None:
         """Let columns wait in a file once they are large."""
-        if len(self._keys) + 33 * len(self._marks) + 20 * len(self._member_fields) < HELD_BYTES:
-            return
-        for name in ("keys", *COLUMNS):
-            column = getattr(self, "_" + name)
-            self._waiting.put(name, _packed(column))
-            fresh = type(column)() if isinstance(column, bytearray) else array(column.typecode)
-            setattr(self, "_" + name, fresh)
+        if sum(len(column.held) * column.held.itemsize for column in self._columns.values()) >= HELD_BYTES:
+            for column in self._columns.values():
+                column.wait(self._scratch)
 
-    def _add_fields(self, batch: SampleBatch) -> None:
+    def _add_fields(self, batch: SampleBatch, column: array[int]) -> None:
         """Nearly always all samples of a batch have the fields of its first, in its order: whole columns at a time."""
         fields, sizes, count = batch.fields, batch.sizes, len(batch.keys)
         width = batch.firsts[1] if count else 0
         if count > 1 and fields[:width] * count == fields:
             ids = [self._field_id(field) for field in fields[:width]]
-            self._member_fields.extend(array("I", ids) * count)
+            column.extend(array("I", ids) * count)
             for place, number in enumerate(ids):
                 self._counts[number] += count
                 self._bytes[number] += sum(sizes[place::width])
@@ -415,7 +405,7 @@ class IndexBuilder:
             numbers.append(number)
             counts[number] += 1
             totals[number] += size
-        self._member_fields.fromlist(numbers)
+        column.fromlist(numbers)
 
     def _field_id(self, field: bytes) -> int:
         """The number of a field's name; a new one for a name not seen before."""
@@ -436,18 +426,14 @@ class IndexBuilder:
 
     def columns(self) -> dict[str, Buffer]:
         """The packed columns, little-endian. Views, where they can be: nothing may be added while they are held."""
-        return {name: column.whole() for name, column in self._columns().items()}
-
-    def _columns(self) -> dict[str, Column]:
         self._settle()
-        found = {"fields": Column([], b"\0".join(self._field_ids))}
-        for name in ("keys", *COLUMNS):
-            found[name] = Column(self._waiting.pieces_of(name), _packed(getattr(self, "_" + name)))
-        return found
+        columns = {name: column.whole() for name, column in self._columns.items()}
+        return {"fields": b"\0".join(self._field_ids), **columns}
 
     def digest(self) -> str:
         """See :func:`digest_of`."""
-        return _digest(self._columns())
+        self._settle()
+        return digest_of({"fields": b"\0".join(self._field_ids), **self._columns})
 
     def to_bytes(self, **about: Any) -> bytes:
         """The whole index file; see :meth:`pieces`."""
@@ -476,7 +462,7 @@ class IndexBuilder:
                     member=to_text(field),
                     hint="save the other samples with `wds verify --repair -o OUT`",
                 )
-        columns = self._columns()
+        digest = self.digest()
         whole = {
             "format": FORMAT,
             "version": VERSION,
@@ -488,8 +474,9 @@ class IndexBuilder:
             "long_names": form.long_names,
             "ignored": dict(sorted((ignored or {}).items())),
             **({"etag": etag} if etag else {}),
-            "digest": _digest(columns),
-            **columns,
+            "digest": digest,
+            "fields": b"\0".join(self._field_ids),
+            **self._columns,
         }
         packer = msgpack.Packer(unicode_errors="surrogateescape")
         seal = xxh3_64()
@@ -505,7 +492,7 @@ def _pieces_of(whole: Mapping[str, Any], packer: Any) -> Iterator[Buffer]:
     for name, value in whole.items():
         yield packer.pack(name)
         if isinstance(value, Column):
-            yield _bin_head(value.length)
+            yield _bin_head(value.size_bytes)
             yield from value.pieces()
         else:
             yield packer.pack(value)
@@ -521,32 +508,18 @@ def _bin_head(length: int) -> bytes:
     return b"\xc6" + length.to_bytes(4, "big")
 
 
-def _extend(column: array[int], numbers: NDArray[numpy.int64]) -> None:
-    """Append an array's numbers."""
-    column.frombytes(numbers.astype("u8" if column.typecode == "Q" else "u4").tobytes())
-
-
-def _packed(column: array[int] | bytearray) -> Buffer:
-    if isinstance(column, array) and sys.byteorder == "big":
-        column = array(column.typecode, column)
-        column.byteswap()
-    return memoryview(column).cast("B")
-
-
-def digest_of(columns: Mapping[str, Buffer]) -> str:
+def digest_of(columns: Mapping[str, Buffer | Column]) -> str:
     """XXH3-64 (hexadecimal) over what the headers say: field names, keys and every packed column but ``marks``, each
     preceded by its length as eight little-endian bytes."""
-    return _digest({name: Column([], columns[name]) for name in ("fields", "keys", *COLUMNS)})
-
-
-def _digest(columns: Mapping[str, Column]) -> str:
     from xxhash import xxh3_64
 
     digest = xxh3_64()
     for name in ("fields", "keys", *COLUMNS):
         if name not in _NOT_DIGESTED:
-            digest.update(columns[name].length.to_bytes(8, "little"))
-            for piece in columns[name].pieces():
+            column = columns[name]
+            length = column.size_bytes if isinstance(column, Column) else len(column)
+            digest.update(length.to_bytes(8, "little"))
+            for piece in column.pieces() if isinstance(column, Column) else (column,):
                 digest.update(piece)
     return digest.hexdigest()
 
@@ -573,40 +546,53 @@ class Piece(NamedTuple):
             yield data
 
 
-class Column(NamedTuple):
-    """The pieces of one column that lie in a file, and its end."""
+class Column:
+    """A column while it grows: the numbers that wait in a file, and the last ones, ``held`` in memory."""
 
-    waiting: Sequence[Piece]
-    rest: Buffer
+    def __init__(self, code: str) -> None:
+        self.held = array(code)
+        self._waiting: list[Piece] = []
+
+    def __len__(self) -> int:
+        return self.size_bytes // self.held.itemsize
 
     @property
-    def length(self) -> int:
-        """Bytes of the whole."""
-        return sum(piece.length for piece in self.waiting) + len(self.rest)
+    def size_bytes(self) -> int:
+        return sum(piece.length for piece in self._waiting) + len(self.held) * self.held.itemsize
+
+    def wait(self, scratch: Scratch) -> None:
+        """Move what is held to a file. Raises OutputError."""
+        if self.held:
+            self._waiting.append(scratch.put(self._packed()))
+            self.held = array(self.held.typecode)
+
+    def _packed(self) -> Buffer:
+        held = self.held
+        if sys.byteorder == "big":
+            held = array(held.typecode, held)
+            held.byteswap()
+        return memoryview(held).cast("B")
 
     def pieces(self) -> Iterator[Buffer]:
-        """The column piece by piece."""
-        for piece in self.waiting:
+        """All of it, little-endian, piece by piece."""
+        for piece in self._waiting:
             yield from piece.read()
-        yield self.rest
+        yield self._packed()
 
     def whole(self) -> Buffer:
         """The column in memory; a view where nothing had to wait."""
-        return b"".join(self.pieces()) if self.waiting else self.rest
+        return b"".join(self.pieces()) if self._waiting else self._packed()
 
 
-class Waiting:
+class Scratch:
     """A temporary file below TMPDIR, made with the first piece; it goes with this object."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
-        self._pieces: dict[str, list[Piece]] = {}
         self._end = 0
 
-    def put(self, name: str, data: Buffer) -> None:
-        """Append to a column. Raises OutputError."""
-        if not len(data):
-            return
+    def put(self, data: Buffer) -> Piece:
+        """Append some bytes. Raises OutputError."""
         try:
             if self._file is None:
                 from tempfile import TemporaryFile
@@ -619,12 +605,6 @@ class Waiting:
             raise OutputError(
                 f"cannot write a temporary file: {error.strerror}", hint="TMPDIR names another folder for it"
             ) from error
-        self._pieces.setdefault(name, []).append(Piece(self._file.fileno(), self._end, len(data)))
-        self._end += len(data)
-
-    def count(self, name: str, width: int) -> int:
-        """How many numbers of ``width`` bytes of a column wait."""
-        return sum(piece.length for piece in self._pieces.get(name, ())) // width
-
-    def pieces_of(self, name: str) -> list[Piece]:
-        return self._pieces.get(name, [])
+        piece = Piece(self._file.fileno(), self._end, len(data))
+        self._end += piece.length
+        return piece

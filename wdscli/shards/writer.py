@@ -9,7 +9,6 @@ come from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 
 from wdscli.errors import DataError, UsageError
@@ -151,9 +150,7 @@ class SampleWriter:
     def __enter__(self: Writer) -> Writer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:
             self.close()
         else:

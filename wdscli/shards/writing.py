@@ -52,21 +52,16 @@ _END_SECONDS = 1 << 33
 
 def make_form(mtime: int | None = None, long_names: Literal["pax", "gnu"] = "pax") -> Form:
     """The form with this mtime (whole seconds); None is SOURCE_DATE_EPOCH where it is set, else 0."""
-    if mtime is not None:
-        return Form(_checked(mtime, "--mtime"), long_names)
-    text = os.environ.get("SOURCE_DATE_EPOCH", "").strip()
-    if not text:
-        return Form(0, long_names)
-    if not (text.isascii() and text.isdecimal()):
-        raise UsageError(f'SOURCE_DATE_EPOCH is not a number of seconds: "{text}"')
-    return Form(_checked(int(text), "SOURCE_DATE_EPOCH"), long_names)
-
-
-def _checked(seconds: int, name: str) -> int:
+    name, seconds = "--mtime", mtime
+    if seconds is None:
+        name, text = "SOURCE_DATE_EPOCH", os.environ.get("SOURCE_DATE_EPOCH", "").strip() or "0"
+        if not (text.isascii() and text.isdecimal()):
+            raise UsageError(f'SOURCE_DATE_EPOCH is not a number of seconds: "{text}"')
+        seconds = int(text)
     # A ustar header holds eleven octal digits.
     if not 0 <= seconds < _END_SECONDS:
         raise UsageError(f"{name} must be 0 to {_END_SECONDS - 1} seconds, not {seconds}")
-    return seconds
+    return Form(seconds, long_names)
 
 
 Payload = bytes | bytearray | memoryview
@@ -315,7 +310,7 @@ class OutputSet:
         self.settings = settings or ShardSettings()
         new_digest(self.settings.checksum)
         self._replaced: list[str] = []
-        self._claim: Claim | None = None
+        self._claim = Claim()
 
     @contextmanager
     def claimed(self, inputs: Iterable[str] = ()) -> Iterator[None]:
@@ -343,13 +338,11 @@ class OutputSet:
 
     def check_claim(self, address: str) -> None:
         """Raise OutputError when the output is not ours to write any more."""
-        if self._claim is not None:
-            self._claim.check(address)
+        self._claim.check(address)
 
     def release(self) -> None:
         """Let others write the set. May be called twice."""
-        if self._claim is not None:
-            self._claim.release()
+        self._claim.release()
 
     @property
     def manifest_address(self) -> str | None:

@@ -76,6 +76,10 @@ class Source:
         """At most ``length`` bytes from ``offset``, what is there soon; none only at the end."""
         return self.read_at(offset, length)
 
+    def peek(self, length: int) -> bytes:
+        """The first bytes of a source that nobody has read yet."""
+        return self.read_at(0, length)
+
     def pieces(self, start: int = 0) -> Iterator[bytes]:
         """All bytes from ``start`` on, some at a time."""
         while data := self.read_some(start, PIECE_BYTES):

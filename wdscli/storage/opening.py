@@ -89,7 +89,7 @@ def _command(address: str) -> str:
 
 def _decompressed(source: Source) -> Source:
     try:
-        head = peek(source, HEAD_BYTES)
+        head = source.peek(HEAD_BYTES)
         # The cheap look first: nearly every shard is plain, and the decoders' module is not needed then.
         if head[:2] not in _FIRST_TWO and head[1:4] != _SKIPPABLE:
             return source
@@ -99,15 +99,6 @@ def _decompressed(source: Source) -> Source:
     except BaseException:
         source.close()
         raise
-
-
-def peek(source: Source, length: int) -> bytes:
-    """The first bytes of a source that nobody has read yet."""
-    if source.seekable:
-        return source.read_at(0, length)
-    from wdscli.storage.streams import StreamSource
-
-    return source.peek(length) if isinstance(source, StreamSource) else b""
 
 
 def open_sink(address: str, *, force: bool = False, fsync: bool = False, packed: bool = False) -> Sink:

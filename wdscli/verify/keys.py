@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-FEW = 1 << 18
+FEW_DIGESTS = 1 << 18
 """Up to this many digests a plain set is quicker than loading numpy, and small enough."""
 _CATCH_ALL = 63
 
@@ -133,7 +133,7 @@ def _has_repeats(parts: Iterable[array[int] | bytes]) -> bool:
     """Whether any digest is there twice."""
     views = [memoryview(part).cast("B").cast("Q") for part in parts]
     total = sum(map(len, views))
-    if total <= FEW:
+    if total <= FEW_DIGESTS:
         return len(set().union(*views)) < total
     import numpy
 
@@ -166,7 +166,7 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acros
 
     ``packed`` are the distinct digests of each shard; the list is emptied, so that they are held once only.
     """
-    if sum(map(len, packed)) <= 8 * FEW and not _has_repeats(packed):
+    if sum(map(len, packed)) <= 8 * FEW_DIGESTS and not _has_repeats(packed):
         packed.clear()
         return
     import numpy

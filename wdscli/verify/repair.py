@@ -171,14 +171,13 @@ def _write_all(
     executor: Executor, tasks: list[SalvageTask], target: OutputSet, progress: Progress
 ) -> list[ShardInfo]:
     infos = []
+    progress.start("repair", len(tasks), "shards")
     writes = [
         task._replace(output=target.address(place), settings=target.settings)
         for place, task in enumerate(tasks)
     ]
-    progress.start("repair", len(writes), "shards")
     for result in run_tasks(executor, salvage, writes):
-        if result.info is not None:
-            infos.append(result.info)
+        infos += [result.info] if result.info else []
         progress.advance(1)
     progress.finish()
     return infos

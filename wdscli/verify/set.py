@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
@@ -27,7 +27,6 @@ from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 from wdscli.verify.beside import find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
-from wdscli.verify.headers import ShapeCount
 from wdscli.verify.keys import Across, KeyColumns, repeats_across
 from wdscli.verify.profiles import parse_profiles
 from wdscli.verify.shard import Located, LocateTask, ShardResult, ShardTask, check_shard, locate
@@ -116,7 +115,7 @@ def verify(
             address=address, required=tuple(required), listing=listing, first_shard=not number
         )
         tasks.append(one)
-    gathered = _Gathered(shards.addresses, max_findings)
+    gathered = _Gathered(shards.addresses, Ledger(limit=max_findings))
     for ledger in listings.ledgers:
         gathered.ledger.add_all(ledger)
     jobs = choose_jobs(jobs, shards.addresses, payloads=decode or checksums)
@@ -147,50 +146,42 @@ def _size_bytes(address: str) -> int:
         return 0
 
 
+@dataclass(slots=True)
 class _Gathered:
-    """What the tasks returned, in the order of the shards."""
+    """What the tasks returned, in the order of the shards. ``digests`` are apart, because they are let go of first."""
 
-    def __init__(self, addresses: Sequence[str], limit: int) -> None:
-        self.addresses = addresses
-        self.ledger = Ledger(limit=limit)
-        self.digests: list[bytes] = []
-        self.kept: list[KeyColumns | None] = []
-        self.shapes: list[dict[frozenset[bytes], ShapeCount]] = []
-        self._samples = self._members = self._size_bytes = 0
-        self._ignored: Counter[str] = Counter()
+    addresses: Sequence[str]
+    ledger: Ledger
+    results: list[ShardResult] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
 
     def add(self, result: ShardResult) -> None:
         """What one shard's task returned."""
         self.ledger.add_all(result.ledger)
-        self._samples += result.samples
-        self._members += result.members
-        self._size_bytes += result.size_bytes
         self.digests.append(result.digests)
-        self.kept.append(result.kept)
-        self.shapes.append(result.shapes)
-        self._ignored.update(result.ignored)
+        self.results.append(replace(result, ledger=self.ledger, digests=b""))
 
     def report(self) -> VerifyReport:
         codes = {code: place for place, code in enumerate((*KINDS, *DEMANDS))}
         order = {shown(address): place for place, address in enumerate(self.addresses)}
         last = len(codes)
-        findings = sorted(
-            self.ledger.findings,
-            key=lambda f: (
-                codes.get(f.code, last),
-                order.get(f.shard, -1),
-                -1 if f.offset is None else f.offset,
-            ),
-        )
+
+        def place(finding: Finding) -> tuple[int, int, int]:
+            offset = -1 if finding.offset is None else finding.offset
+            return codes.get(finding.code, last), order.get(finding.shard, -1), offset
+
         counts = dict(sorted(self.ledger.counts.items(), key=lambda item: codes.get(item[0], last)))
+        ignored: Counter[str] = Counter()
+        for result in self.results:
+            ignored.update(result.ignored)
         return VerifyReport(
-            len(self.addresses),
-            self._samples,
-            self._members,
-            self._size_bytes,
-            tuple(findings),
-            counts,
-            dict(sorted(self._ignored.items())),
+            shards=len(self.addresses),
+            samples=sum(result.samples for result in self.results),
+            members=sum(result.members for result in self.results),
+            size_bytes=sum(result.size_bytes for result in self.results),
+            findings=tuple(sorted(self.ledger.findings, key=place)),
+            counts=counts,
+            ignored=dict(sorted(ignored.items())),
         )
 
 
@@ -219,11 +210,11 @@ def _locate_all(
         for digest, first in zip(repeats.digests, repeats.first_shards):
             wanted.setdefault(number, set()).add(digest)
             wanted.setdefault(first, set()).add(digest)
-    again = [number for number in wanted if gathered.kept[number] is None]
+    again = [number for number in wanted if gathered.results[number].kept is None]
     tasks = [LocateTask(gathered.addresses[number], tuple(wanted[number])) for number in again]
     found = dict(zip(again, run_tasks(executor, locate, tasks)))
     for number, digests in wanted.items():
-        kept = gathered.kept[number]
+        kept = gathered.results[number].kept
         if kept is not None:
             found[number] = _located_in(kept, digests)
     return {number: {place.digest: place for place in places} for number, places in found.items()}
@@ -242,14 +233,14 @@ def _located_in(kept: KeyColumns, digests: set[int]) -> list[Located]:
 def _add_mixed(gathered: _Gathered) -> None:
     """Samples that have other fields than most of the set: one finding for each list of fields in each shard."""
     totals: Counter[frozenset[bytes]] = Counter()
-    for shapes in gathered.shapes:
-        totals.update({fields: seen.samples for fields, seen in shapes.items()})
+    for result in gathered.results:
+        totals.update({fields: seen.samples for fields, seen in result.shapes.items()})
     if len(totals) < 2:
         return
     usual = max(totals, key=lambda fields: (totals[fields], len(fields)))
-    for address, shapes in zip(gathered.addresses, gathered.shapes):
+    for address, result in zip(gathered.addresses, gathered.results):
         ledger = Ledger(address, gathered.ledger.limit)
-        for fields, seen in sorted(shapes.items(), key=lambda item: item[1].offset):
+        for fields, seen in sorted(result.shapes.items(), key=lambda item: item[1].offset):
             if fields != usual:
                 count = "a sample" if seen.samples == 1 else f"the first of {seen.samples} samples"
                 message = f"{count} with {_fields(fields)}; most have {_fields(usual)}"

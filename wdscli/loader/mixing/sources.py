@@ -29,10 +29,10 @@ from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import key
 from wdscli.loader.order.schedule import MIX, Pattern, Schedule, Stop, check_stop
-from wdscli.loader.order.span import ENDLESS
+from wdscli.loader.order.views import ENDLESS
 from wdscli.loader.place.ranks import Share
-from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is, instead
-from wdscli.loader.read.source import EpochReader, PositionSource
+from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is
+from wdscli.loader.read.source import EpochReader, PositionSource, instead
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.handlers import StopEpoch

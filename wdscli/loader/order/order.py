@@ -16,16 +16,21 @@ What it is: :class:`EpochOrder`, which says for any positions of an epoch which 
   are permuted by ``key(seed, epoch, 2, c, i)``.
 * ``"full"``: all samples are permuted by ``key(seed, epoch, 3)``. ``"none"``: they come in the order of the shards.
 
-It must not know what is in a shard, nor who reads which position.
+:func:`seeded` gives the dice that stages throw a key of the same kind. It must not know what is in a shard, nor who
+reads which position.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from math import isqrt
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from wdscli.errors import UsageError
-from wdscli.ordering import mix
+from wdscli.ordering import mix, mix_array
 
 if TYPE_CHECKING:
     import numpy
@@ -35,12 +40,14 @@ if TYPE_CHECKING:
     U64: TypeAlias = NDArray[numpy.uint64]
 
 Shuffle = Literal["window", "full", "none"]
-SHARDS, WINDOW, FULL = 1, 2, 3
-"""What a key is for."""
+SHARDS, WINDOW, FULL, DICE = 1, 2, 3, 9
+"""What a key is for. Others: ``MIX`` of schedule, ``THINNED`` and ``MIXED`` of views, and those of stages."""
 SORTED = 1 << 20
+"""Things that are permuted by sorting them; more are computed one by one."""
 ROUNDS = 6
 LANES = 8
 CAP = 1 << 18
+"""Samples of a window in one lane."""
 
 
 def key(*parts: int) -> int:
@@ -51,68 +58,50 @@ def key(*parts: int) -> int:
     return state
 
 
-def mixed(x: U64) -> U64:
-    """``mix`` of each number; ``x`` is not kept."""
+def groups(numbers: I64) -> Iterator[tuple[int, I64]]:
+    """(number, rows where it stands), for each number that there is."""
     import numpy
 
-    x = x + numpy.uint64(0x9E3779B97F4A7C15)
-    x ^= x >> numpy.uint64(30)
-    x *= numpy.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> numpy.uint64(27)
-    x *= numpy.uint64(0x94D049BB133111EB)
-    x ^= x >> numpy.uint64(31)
-    return x
+    for number in numpy.unique(numbers).tolist():
+        yield number, (numbers == number).nonzero()[0]
 
 
 class Permutation:
     """A permutation of ``range(count)`` by a key of 64 bits."""
 
     def __init__(self, count: int, key: int) -> None:
-        self._count = count
-        self._key = key
+        import numpy
+
+        self._count, self._key = count, key
         self._table: I64 | None = None
         if count <= SORTED:
-            self._table = _sorted(count, key)
+            places: U64 = numpy.arange(count, dtype=numpy.uint64)
+            self._table = mix_array(places ^ numpy.uint64(key)).argsort(kind="stable")
 
     def at(self, places: I64) -> I64:
         """Where each of some places goes."""
         if self._table is not None:
             return self._table[places]
-        return _walked(places, self._count, self._key)
+        found = self._feistel(places)
+        outside = (found >= self._count).nonzero()[0]
+        while len(outside):
+            found[outside] = self._feistel(found[outside])
+            outside = outside[found[outside] >= self._count]
+        return found
 
+    def _feistel(self, places: I64) -> I64:
+        import numpy
 
-def _sorted(count: int, key: int) -> I64:
-    import numpy
-
-    places: U64 = numpy.arange(count, dtype=numpy.uint64)
-    return numpy.argsort(mixed(places ^ numpy.uint64(key)), kind="stable").astype(numpy.int64)
-
-
-def _walked(places: I64, count: int, key: int) -> I64:
-    import numpy
-
-    found = _feistel(places, count, key)
-    outside = numpy.flatnonzero(found >= count)
-    while len(outside):
-        found[outside] = _feistel(found[outside], count, key)
-        outside = outside[found[outside] >= count]
-    return found
-
-
-def _feistel(places: I64, count: int, key: int) -> I64:
-    import numpy
-
-    rows = isqrt(count - 1) + 1
-    columns = -(-count // rows)
-    a, b = numpy.uint64(rows), numpy.uint64(columns)
-    left, right = numpy.divmod(places.astype(numpy.uint64), b)
-    for number in range(ROUNDS):
-        of_round = numpy.uint64(mix(key + number))
-        if number % 2 == 0:
-            left = (left + mixed(right ^ of_round) % a) % a
-        else:
-            right = (right + mixed(left ^ of_round) % b) % b
-    return (left * b + right).astype(numpy.int64)
+        rows = isqrt(self._count - 1) + 1
+        a, b = numpy.uint64(rows), numpy.uint64(-(-self._count // rows))
+        left, right = numpy.divmod(places.astype(numpy.uint64), b)
+        for number in range(ROUNDS):
+            of_round = numpy.uint64(mix(self._key + number))
+            if number % 2 == 0:
+                left = (left + mix_array(right ^ of_round) % a) % a
+            else:
+                right = (right + mix_array(left ^ of_round) % b) % b
+        return (left * b + right).astype(numpy.int64)
 
 
 class EpochOrder:
@@ -136,30 +125,27 @@ class EpochOrder:
             raise UsageError(f'no such shuffle: "{shuffle}"', hint='"window", "full" or "none"')
         if min(window, lanes, cap) < 1:
             raise UsageError(f"window, lanes and cap must be at least 1, not {min(window, lanes, cap)}")
-        self._seed, self._epoch, self._shuffle = seed, epoch, shuffle
+        self._shuffle = shuffle
         self._shards: I64 | None = None
         if shuffle == "window":
-            self._shards = Permutation(len(counts), key(seed, epoch, SHARDS)).at(
-                numpy.arange(len(counts), dtype=numpy.int64)
-            )
+            self._shards = _permuted(seed, epoch, len(counts), SHARDS).at(numpy.arange(len(counts)))
             counts = counts[self._shards]
-        self._ends: I64 = numpy.cumsum(counts, dtype=numpy.int64)
+        self._ends: I64 = counts.cumsum(dtype=numpy.int64)
         self.total = int(self._ends[-1]) if len(counts) else 0
         self._lanes = max(1, min(lanes, self.total))
         self._window = max(1, min(cap, -(-window * self.total // (max(1, len(counts)) * self._lanes))))
-        self._full: Permutation | None = None
-        self._windows: dict[tuple[int, int], Permutation] = {}
+        # A few permutations of windows are kept, because neighbours come soon.
+        self._permutation = lru_cache(2 * self._lanes + 1)(partial(_permuted, seed, epoch))
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """(shard, sample in the shard) at each of some positions, 0 <= position < ``total``."""
         import numpy
 
         if self._shuffle == "full":
-            self._full = self._full or Permutation(self.total, key(self._seed, self._epoch, FULL))
-            positions = self._full.at(positions)
+            positions = self._permutation(self.total, FULL).at(positions)
         elif self._shuffle == "window":
             positions = self._in_windows(positions)
-        rows = numpy.searchsorted(self._ends, positions, side="right")
+        rows = self._ends.searchsorted(positions, "right")
         samples = positions - numpy.where(rows > 0, self._ends[rows - 1], 0)
         return (rows if self._shards is None else self._shards[rows]), samples
 
@@ -170,32 +156,49 @@ class EpochOrder:
         lanes, base, longer = self._lanes, *divmod(self.total, self._lanes)
         places, lane_of = numpy.divmod(positions, lanes)
         found: I64 = numpy.empty_like(positions)
-        for lane in numpy.unique(lane_of).tolist():
-            chosen = numpy.flatnonzero(lane_of == lane)
+        for lane, chosen in groups(lane_of):
             count = base + (lane < longer)
             begin = lane * base + min(lane, longer)
             found[chosen] = begin + self._in_lane(places[chosen], lane, count)
         return found
 
     def _in_lane(self, places: I64, lane: int, count: int) -> I64:
-        import numpy
-
         windows = -(-count // self._window)
-        window_of = ((places + 1) * windows - 1) // count
-        found: I64 = numpy.empty_like(places)
-        for window in numpy.unique(window_of).tolist():
-            chosen = numpy.flatnonzero(window_of == window)
+        found: I64 = places.copy()
+        for window, chosen in groups(((places + 1) * windows - 1) // count):
             first, end = count * window // windows, count * (window + 1) // windows
-            permuted = self._permutation(lane, window, end - first)
+            permuted = self._permutation(end - first, WINDOW, lane, window)
             found[chosen] = first + permuted.at(places[chosen] - first)
         return found
 
-    def _permutation(self, lane: int, window: int, count: int) -> Permutation:
-        """The permutation of one window; a few are kept, because neighbours come soon."""
-        known = self._windows.get((lane, window))
-        if known is None:
-            if len(self._windows) > 2 * self._lanes:
-                self._windows.pop(next(iter(self._windows)))
-            known = Permutation(count, key(self._seed, self._epoch, WINDOW, lane, window))
-            self._windows[lane, window] = known
-        return known
+
+def _permuted(seed: int, epoch: int, count: int, *parts: int) -> Permutation:
+    return Permutation(count, key(seed, epoch, *parts))
+
+
+@contextmanager
+def seeded(*parts: int, kept: bool) -> Iterator[None]:
+    """The global generators of ``random``, numpy and torch begin at ``key(9, *parts)``; with ``kept`` they are put back
+    at the end, for in the main process the model throws them too. A batch is made in here, so that random crops and
+    flips are the same in a run that was interrupted and in one that was not. Threads that share them have no order."""
+    import random
+
+    import numpy
+
+    seed = key(DICE, *parts)
+    torch = sys.modules.get("torch")
+    if kept:
+        plain, arrays = random.getstate(), numpy.random.get_state()
+        tensors = None if torch is None else torch.default_generator.get_state()
+    random.seed(seed)
+    numpy.random.seed(seed & 0xFFFFFFFF)
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        if kept:
+            random.setstate(plain)
+            numpy.random.set_state(arrays)
+            if torch is not None:
+                torch.default_generator.set_state(tensors)

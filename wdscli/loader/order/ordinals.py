@@ -8,13 +8,10 @@ know what is in a sample.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    I64: TypeAlias = NDArray[numpy.int64]
+    from wdscli.loader.order.order import I64
 
 
 class Ordinals:
@@ -70,7 +67,7 @@ class Ordinals:
         if given.dtype == bool:
             if len(given) != len(self):
                 raise IndexError(f"a mask of {len(given)} for {len(self)} samples")
-            return numpy.flatnonzero(given).astype(numpy.int64)
+            return given.nonzero()[0]
         if len(given) and given.dtype.kind not in "iu":
             raise TypeError(
                 f"samples are numbered by whole numbers, not {given.dtype}: table.number(key) is that of a key"
@@ -84,14 +81,12 @@ class Ordinals:
 
     def find(self, number: int) -> int | None:
         """The first place in the view of a number in the set; None when the view does not show it."""
-        import numpy
-
         numbers = self.numbers
         if isinstance(numbers, range):
             return numbers.index(number) if number in numbers else None
         if self._order is None:
-            self._order = numpy.argsort(numbers, kind="stable").astype(numpy.int64)
-        at = int(numpy.searchsorted(numbers, number, sorter=self._order))
+            self._order = numbers.argsort(kind="stable")
+        at = int(numbers.searchsorted(number, sorter=self._order))
         found = int(self._order[at]) if at < len(numbers) else -1
         return found if found >= 0 and int(numbers[found]) == number else None
 
@@ -101,7 +96,7 @@ class Ordinals:
         return {"packed": _packed(self.numbers)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.numbers = state["numbers"] if "numbers" in state else _unpacked(*state["packed"])
+        self.numbers = state["numbers"] if "numbers" in state else _unpacked(state["packed"])
         self._order = None
 
 
@@ -115,9 +110,7 @@ class Layout(NamedTuple):
 
     def numbers(self, shards: I64, samples: I64) -> I64:
         """The numbers in the view of samples by shard and place among those shown of it."""
-        import numpy
-
-        places: I64 = (numpy.cumsum(self.counts) - self.counts)[shards] + samples
+        places: I64 = (self.counts.cumsum() - self.counts)[shards] + samples
         return places if self.order is None else self.order[places]
 
 
@@ -130,8 +123,8 @@ def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
     from xxhash import xxh3_128
 
     every = ordinals.every()
-    order = numpy.argsort(every, kind="stable").astype(numpy.int64)
-    shards = numpy.searchsorted(numpy.cumsum(counts), every, side="right")
+    order = every.argsort(kind="stable")
+    shards = counts.cumsum().searchsorted(every, "right")
     digest = xxh3_128(fingerprint.encode())
     digest.update(every.astype("<i8").tobytes())
     shown = numpy.bincount(shards, minlength=len(counts)).astype(numpy.int64)
@@ -143,25 +136,19 @@ def _listed(numbers: Any) -> Any:
     return numbers if hasattr(numbers, "__array__") or not isinstance(numbers, Iterable) else list(numbers)
 
 
-def _packed(numbers: I64) -> tuple[str, bytes]:
+def _packed(numbers: I64) -> bytes:
+    """Differences of neighbours, their lowest bytes first and their highest, which are alike, last."""
     from zlib import compress
 
     import numpy
 
-    steps = numpy.diff(numbers, prepend=numpy.int64(0))
-    kind = (
-        numpy.result_type(numpy.min_scalar_type(steps.min()), numpy.min_scalar_type(steps.max()))
-        if len(steps)
-        else numpy.dtype("i1")
-    )
-    kind = kind if kind.kind in "iu" else numpy.dtype("i8")
-    return kind.str, compress(steps.astype(kind).tobytes(), 1)
+    return compress(numpy.diff(numbers, prepend=0).view("u1").reshape(-1, 8).T.tobytes(), 1)
 
 
-def _unpacked(kind: str, data: bytes) -> I64:
+def _unpacked(data: bytes) -> I64:
     from zlib import decompress
 
     import numpy
 
-    steps = numpy.frombuffer(decompress(data), dtype=kind).astype(numpy.int64)
-    return numpy.cumsum(steps, dtype=numpy.int64)
+    steps = numpy.frombuffer(decompress(data), "u1").reshape(8, -1).T.copy().view(numpy.int64)
+    return steps.reshape(-1).cumsum()

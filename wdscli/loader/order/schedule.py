@@ -24,13 +24,12 @@ from numbers import Rational
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from wdscli.errors import UsageError
-from wdscli.loader.order.order import key, mixed
+from wdscli.loader.order.order import groups, key
+from wdscli.ordering import mix_array
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
+    from wdscli.loader.order.order import I64
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
 Stop = Literal["first", "all", "repeat"]
 Weight: TypeAlias = "int | float | str | Fraction"
@@ -105,8 +104,8 @@ class Pattern:
         self.sets: I64 = numpy.array(sets, dtype=numpy.int64)
         self.quotas: I64 = numpy.array(quotas, dtype=numpy.int64) // divisor
         self.size = int(self.quotas.sum())
-        self._firsts: I64 = numpy.cumsum(self.quotas) - self.quotas
-        self._labels: I64 = numpy.repeat(numpy.arange(len(sets), dtype=numpy.int64), self.quotas)
+        self._firsts: I64 = self.quotas.cumsum() - self.quotas
+        self._labels: I64 = numpy.arange(len(sets)).repeat(self.quotas)
         self._key = of_phase
         self._kept: tuple[bytes, tuple[I64, I64]] | None = None
 
@@ -122,11 +121,11 @@ class Pattern:
 
         labels = numpy.broadcast_to(self._labels, (len(blocks), self.size))
         if self._key is not None:
-            keys = mixed(blocks.astype(numpy.uint64) ^ numpy.uint64(self._key))
-            hashes = mixed(numpy.arange(self.size, dtype=numpy.uint64)[None, :] ^ keys[:, None])
-            labels = self._labels[numpy.argsort(hashes, axis=1, kind="stable")]
+            keys = mix_array(blocks.astype(numpy.uint64) ^ numpy.uint64(self._key))
+            hashes = mix_array(numpy.arange(self.size, dtype=numpy.uint64)[None, :] ^ keys[:, None])
+            labels = self._labels[hashes.argsort(axis=1, kind="stable")]
         turns: I64 = numpy.empty(labels.shape, dtype=numpy.int64)
-        by_set = numpy.argsort(labels, axis=1, kind="stable")
+        by_set = labels.argsort(axis=1, kind="stable")
         numpy.put_along_axis(turns, by_set, numpy.arange(self.size, dtype=numpy.int64)[None, :], axis=1)
         return labels, turns - self._firsts[labels]
 
@@ -136,11 +135,10 @@ class Pattern:
 
         blocks, places = numpy.divmod(positions, self.size)
         different, row_of = numpy.unique(blocks, return_inverse=True)
-        which: I64 = numpy.empty_like(positions)
-        samples: I64 = numpy.empty_like(positions)
+        which, samples = positions.copy(), positions.copy()
         step = max(1, TOGETHER // self.size)
         for first in range(0, len(different), step):
-            chosen = numpy.flatnonzero((row_of >= first) & (row_of < first + step))
+            chosen = ((row_of >= first) & (row_of < first + step)).nonzero()[0]
             labels, turns = self.rows(different[first : first + step])
             at = row_of[chosen] - first, places[chosen]
             which[chosen] = labels[at]
@@ -153,7 +151,7 @@ class Pattern:
 
         block, turn = divmod(sample, int(self.quotas[which]))
         labels, turns = self.rows(numpy.array([block], dtype=numpy.int64))
-        return block * self.size + int(numpy.flatnonzero((labels[0] == which) & (turns[0] == turn))[0])
+        return block * self.size + int(((labels[0] == which) & (turns[0] == turn)).argmax())
 
     def given(self, length: int) -> list[int]:
         """How many samples of each set there are among the first ``length`` positions."""
@@ -217,11 +215,8 @@ class Schedule:
         set's next time."""
         import numpy
 
-        sets: I64 = numpy.empty_like(positions)
-        samples: I64 = numpy.empty_like(positions)
-        phases = numpy.searchsorted(numpy.array(self._ends, dtype=numpy.int64), positions, side="right")
-        for number in numpy.unique(phases).tolist():
-            chosen = numpy.flatnonzero(phases == number)
+        sets, samples = positions.copy(), positions.copy()
+        for number, chosen in groups(numpy.array(self._ends).searchsorted(positions, "right")):
             pattern, before = self._phases[number]
             which, places = pattern.locate(positions[chosen] - (self._ends[number - 1] if number else 0))
             sets[chosen] = pattern.sets[which]

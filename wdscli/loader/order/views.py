@@ -1,39 +1,34 @@
-"""Parts of a source and other orders of it: each again a source of positions.
+"""Parts of a source, other orders of it, and epochs that are not its own: each again a source of positions.
 
-What it is: a :class:`View` says which position of a line is meant by each position of the view: :class:`Slice`,
-:class:`Thinned` (``rsample``), :class:`Mixed` (``shuffle`` of what was sliced or thinned before), :class:`Blocks` (a
-view of whole batches). :class:`Viewed` is a source seen through one. All of it is arithmetic on positions: nothing is
-read to be passed over, and a state stays exact. It must not know what a sample is, nor who reads.
+What it is: a view says which position of a line is meant by each position of the view: :class:`Slice`,
+:class:`Thinned` (``rsample``), :class:`Mixed` (``shuffle`` of what was sliced or thinned before), :class:`BatchSlice`
+(a view of whole batches). :class:`Viewed` is a source seen through one. :class:`Span` is ``with_epoch``, ``repeat`` and
+an epoch that never ends: stretches of the epochs of a source, laid end to end; each keeps its own order, so nothing
+comes twice before all has come once. All of it is arithmetic on positions: nothing is read to be passed over, and a
+state stays exact. It must not know what a sample is, nor who reads.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from wdscli.loader.order.order import EpochOrder, key, mixed
-from wdscli.loader.read.source import EpochReader, PositionSource
+from wdscli.errors import UsageError
+from wdscli.loader.order.order import EpochOrder, groups, key
+from wdscli.loader.read.source import EpochReader, PositionSource, instead
+from wdscli.ordering import mix_array
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
+    from wdscli.loader.order.order import I64
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
 THINNED, MIXED = 5, 6
 """What a key is for, as in :mod:`wdscli.loader.order.order`."""
-
-
-class View(Protocol):
-    """Some positions of a line of ``length``, in some order; which ones may depend on the epoch, how many may not."""
-
-    def count(self, length: int) -> int:
-        """Positions of the view."""
-
-    def places(self, positions: I64, length: int, epoch: int) -> I64:
-        """What they are in the line."""
-
-    def identity(self) -> list[Any]:
-        """Plain values that tell this view from others."""
+ENDLESS = 1 << 62
+"""Positions of an epoch that never ends."""
+OPEN_EPOCHS = 2
+"""Epochs of the source whose readers are kept: batches lie across the end of one and the beginning of the next."""
 
 
 class Slice(NamedTuple):
@@ -84,7 +79,7 @@ class Thinned(NamedTuple):
 
         count = self.count(length)
         begins, ends = stretches * length // count, (stretches + 1) * length // count
-        hashes = mixed(stretches.astype(numpy.uint64) ^ numpy.uint64(of_epoch))
+        hashes = mix_array(stretches.astype(numpy.uint64) ^ numpy.uint64(of_epoch))
         return begins + (hashes % (ends - begins).astype(numpy.uint64)).astype(numpy.int64)
 
     def _first_behind(self, place: int, length: int, of_epoch: int) -> int:
@@ -127,7 +122,7 @@ class Mixed:
         return {"_seed": self._seed, "_order": None}
 
 
-class Blocks(NamedTuple):
+class BatchSlice(NamedTuple):
     """A slice of batches of ``size`` positions; the last of the line may be short."""
 
     chosen: Slice
@@ -145,6 +140,11 @@ class Blocks(NamedTuple):
 
     def identity(self) -> list[Any]:
         return ["batches", *self.chosen.identity()]
+
+
+View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
+"""Has ``count(length)`` positions of a line, their ``places(positions, length, epoch)`` in it, and an ``identity()`` of
+plain values. Which positions it has may depend on the epoch, how many may not."""
 
 
 class Viewed:
@@ -177,3 +177,93 @@ class _ViewReader:
 
     def close(self) -> None:
         self._reader.close()
+
+
+class Span:
+    """Epochs of ``passes`` epochs of a source, None for no end, cut off at ``positions``, None for no cut.
+
+    When there is a cut and no other end, the next epoch goes on where the last was cut; with ``passes`` it begins with
+    the next epoch of the source. ``told`` is what a state must share: plain values.
+    """
+
+    def __init__(
+        self, source: PositionSource, passes: int | None, positions: int | None, told: list[Any]
+    ) -> None:
+        self.source = source
+        self.passes = passes
+        self.positions = positions
+        self._told = told
+
+    def identity(self) -> dict[str, Any]:
+        return {**self.source.identity(), "epoch length": self._told}
+
+    def length(self, epoch: int) -> int:
+        limit = ENDLESS if self.positions is None else self.positions
+        if self.passes is None:
+            return limit if self.source.length(0) else 0
+        first = epoch * self.passes
+        return min(limit, sum(self.source.length(first + number) for number in range(self.passes)))
+
+    def reader(self, epoch: int) -> EpochReader:
+        if self.passes is not None:
+            return _SpanReader(self.source, epoch * self.passes, 0)
+        if self.positions is None:
+            return _SpanReader(self.source, epoch, 0)
+        return _SpanReader(self.source, 0, epoch * self.positions)
+
+
+class _SpanReader:
+    """Positions counted from ``skipped`` positions behind the beginning of epoch ``first`` of the source."""
+
+    def __init__(self, source: PositionSource, first: int, skipped: int) -> None:
+        self._source = source
+        self._first = first
+        self._skipped = skipped
+        self._ends: list[int] = []
+        self._readers: OrderedDict[int, EpochReader] = OrderedDict()
+
+    def read(self, positions: I64) -> list[Any]:
+        """The samples at some positions, in their order."""
+        import numpy
+
+        if not len(positions):
+            return []
+        places = positions + self._skipped
+        self._measure(int(places.max()))
+        found: list[Any] = [None] * len(places)
+        for number, rows in groups(numpy.array(self._ends).searchsorted(places, "right")):
+            begin = self._ends[number - 1] if number else 0
+            for row, sample in zip(rows.tolist(), self._reader(number).read(places[rows] - begin)):
+                found[row] = sample
+        return found
+
+    def instead(self, position: int, step: int) -> Any:
+        """A sample of the same epoch of the source."""
+        place = position + self._skipped
+        self._measure(place)
+        number = bisect_right(self._ends, place)
+        begin = self._ends[number - 1] if number else 0
+        return instead(self._reader(number), place - begin, step, self._ends[number] - begin)
+
+    def _measure(self, place: int) -> None:
+        """Know the ends of epochs up to the one that ``place`` is in."""
+        while not self._ends or self._ends[-1] <= place:
+            length = self._source.length(self._first + len(self._ends))
+            if not length:
+                raise UsageError("an epoch without samples cannot be repeated")
+            self._ends.append((self._ends[-1] if self._ends else 0) + length)
+
+    def _reader(self, number: int) -> EpochReader:
+        reader = self._readers.get(number)
+        if reader is None:
+            reader = self._readers[number] = self._source.reader(self._first + number)
+            if len(self._readers) > OPEN_EPOCHS:
+                self._readers.popitem(last=False)[1].close()
+        self._readers.move_to_end(number)
+        return reader
+
+    def close(self) -> None:
+        """Close all files."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()

@@ -8,15 +8,13 @@ batches are the same for any world and any number of workers. It must not know w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from wdscli.loader.place.ranks import Share
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
+    from wdscli.loader.order.order import I64
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
 Tail = Literal["drop", "pad", "uneven"]
 
@@ -43,14 +41,7 @@ class Batches(NamedTuple):
 
     def positions(self, number: int) -> I64:
         """The positions of batch ``number`` for this rank, in order."""
-        import numpy
-
-        first = number * self.whole
-        count = self.batch if self.tail == "pad" else min(self.batch, self.length)
-        found: I64 = first + self.share.rank + self.share.world * numpy.arange(count, dtype=numpy.int64)
-        if first + self.whole <= self.length:
-            return found
-        return found % self.length if self.tail == "pad" else found[found < self.length]
+        return self.several(range(number, number + 1))[0]
 
     def several(self, numbers: range) -> tuple[I64, list[int]]:
         """The positions of some batches, one after the other, and how many each has."""

@@ -11,37 +11,95 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from pickle import dumps, loads
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from warnings import warn
+from zlib import compress, decompress
 
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
+from wdscli.samples import Ignored
+from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_beside, missing_shards, open_set
 from wdscli.shards.manifest import Manifest, fingerprint
 from wdscli.shards.reading import find_index, scan_index
-from wdscli.storage import is_local, is_stream, local_path, open_source
+from wdscli.storage import base_name, folder_of, is_local, is_stream, local_path, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from wdscli.shards.index import Index
-    from wdscli.storage import Source
+    from wdscli.loader.order.order import I64
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
 Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 REMOTE_THREADS = 16
 """Shards on other machines that are asked at a time."""
-KEPT_BYTES = 256 << 20
+TABLES_BYTES = 256 << 20
 """About how much of the shards' tables is kept in memory."""
+
+
+class Recent(OrderedDict[int, Value]):
+    """What was used last of what is known of shards, by their numbers: about ``most`` of what ``size`` says of each,
+    and one at least. For any thread."""
+
+    def __init__(self, most: int, size: Callable[[Value], int]) -> None:
+        super().__init__()
+        self._most, self._size = most, size
+        self._held = 0
+
+    def used(self, shard: int) -> Value | None:
+        """What is known of a shard."""
+        try:
+            self.move_to_end(shard)
+            return self[shard]
+        except KeyError:  # or another thread has just dropped it
+            return None
+
+    def keep(self, shard: int, value: Value) -> Value:
+        """``value``, which is what is known of a shard; drops others."""
+        self[shard] = value
+        self._held += self._size(value)
+        while self._held > self._most and len(self) > 1:
+            with suppress(KeyError):
+                self._held -= self._size(self.popitem(last=False)[1])
+        return value
+
+    def forget(self, shard: int) -> None:
+        """Know nothing of a shard."""
+        with suppress(KeyError):
+            self._held -= self._size(self.pop(shard))
+
+
+def same_fields(ids: I64, counts: I64) -> int:
+    """The members of each of some samples, by the numbers of their fields and how many members each sample has, where
+    all have the same fields in the same order; else 0."""
+    count = int(counts[0])
+    if not count or len(ids) != count * len(counts):
+        return 0
+    table = ids.reshape(-1, count)
+    return count if (counts == count).all() and (table == table[0]).all() else 0
+
+
+class Views(NamedTuple):
+    """Columns of a table as memory views, for looks at single numbers."""
+
+    starts: memoryview
+    ends: memoryview
+    member_ends: memoryview
+    key_ends: memoryview
+    heads: memoryview
+    offsets: memoryview
+    sizes: memoryview
+    field_ids: memoryview
 
 
 class ShardTable:
     """Where the samples of one shard lie: numpy columns of its index, and names of fields as text, in lower case unless
-    ``spelled``. ``same`` when some are several names of the shard in lower case."""
+    ``spelled``. ``has_twins`` when some are several names of the shard in lower case."""
 
     def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
         import numpy
@@ -60,34 +118,32 @@ class ShardTable:
         self.field_ids = index.member_fields
         self.suffixes = [b"." + field + b"\0" for field in index.fields]
         """What a key is followed by in the name of a member, by the number of its field."""
-        self.spellings = [to_text(field) for field in index.fields]
-        self.fields = self.spellings if spelled else [name.lower() for name in self.spellings]
-        self.same = len(set(self.fields)) < len(self.fields)
+        self._spellings = [to_text(field) for field in index.fields]
+        self.fields = self._spellings if spelled else [name.lower() for name in self._spellings]
+        self.has_twins = len(set(self.fields)) < len(self.fields)
         self.keys = index.keys
         self.key_ends: I64 = index.key_ends.view(numpy.int64)
-        self.marks = index.marks
-        self.columns: Any = None
-        """Views of these for :func:`~wdscli.loader.read.pick.pick`."""
+
+    @cached_property
+    def views(self) -> Views:
+        """The columns once more."""
+        return Views(*(memoryview(getattr(self, column)) for column in Views._fields))
 
     @cached_property
     def in_each(self) -> int:
         """Members of each sample where all have the same fields in the same order, else 0."""
-        each, rest = divmod(len(self.field_ids), max(1, self.samples))
-        if rest or not each or not (self.member_ends % each == 0).all():
-            return 0
-        ids = self.field_ids.reshape(-1, each)
-        in_order = int(self.member_ends[0]) == each and (self.member_ends[1:] > self.member_ends[:-1]).all()
-        return each if in_order and (ids == ids[0]).all() else 0
+        import numpy
+
+        return same_fields(self.field_ids, numpy.diff(self.member_ends, prepend=0)) if self.samples else 0
 
     @cached_property
     def heads(self) -> I64:
         """For each member, where what stands in front of its payload begins: behind the member before it, or where its
         sample does."""
-        import numpy
-
-        heads: I64 = numpy.empty_like(self.offsets)
+        heads: I64 = self.offsets.copy()
         heads[1:] = self.offsets[:-1] + (self.sizes[:-1] + 511 & -512)
-        heads[numpy.append(0, self.member_ends[:-1])] = self.starts
+        heads[0] = self.starts[0]
+        heads[self.member_ends[:-1]] = self.starts[1:]
         return heads
 
     @cached_property
@@ -100,11 +156,17 @@ class ShardTable:
         """About what it takes in memory."""
         return 40 * self.samples + 32 * len(self.offsets) + len(self.keys)
 
-    def key(self, sample: int) -> str:
+    def key(self, place: int) -> str:
         """The key of one sample."""
-        return to_text(
-            self.keys[int(self.key_ends[sample - 1]) if sample else 0 : int(self.key_ends[sample])]
-        )
+        return to_text(self.keys[int(self.key_ends[place - 1]) if place else 0 : int(self.key_ends[place])])
+
+    def names_of(self, ids: list[int]) -> list[str]:
+        """Names of the fields of one sample, by their numbers: as they are spelled where several are one in lower case,
+        ``img.jpg`` and ``img.JPG``."""
+        names = [self.fields[number] for number in ids]
+        return [
+            name if names.count(name) == 1 else self._spellings[number] for name, number in zip(names, ids)
+        ]
 
 
 class Catalog:
@@ -117,8 +179,6 @@ class Catalog:
     """
 
     spelled = False
-
-    _salvages = False
 
     def __init__(
         self,
@@ -138,9 +198,6 @@ class Catalog:
         if not self.addresses:
             raise InputError("no shards", hint="name shards, a folder, a glob or a manifest")
         self.manifest: Manifest | None = found.manifest
-        self._tables: OrderedDict[int, ShardTable] = OrderedDict()
-        self._kept_bytes = 0
-        self._scanned: dict[int, Index] = {}
         self.is_indexed = not any(map(is_stream, self.addresses))
         self.counts: I64 | None = None
         self._digests: NDArray[numpy.uint16] | None = None
@@ -148,10 +205,18 @@ class Catalog:
         self.undecodable: dict[str, int] = {}
         """Samples by shard that a filter left out because it could not decode them."""
         self.fingerprint = ""
+        self._begin()
         if self.is_indexed:
             self._count(found)
+        self._held = self.counts
+        """The samples of each shard, whether a filter leaves some out or not."""
         if self.manifest is None:
             _note_missing(found)
+
+    def _begin(self) -> None:
+        """Know nothing of any shard."""
+        self._tables: Recent[ShardTable] = Recent(TABLES_BYTES, lambda table: table.bytes)
+        self._scanned: dict[int, Index] = {}
 
     @property
     def fields(self) -> list[str] | None:
@@ -209,15 +274,14 @@ class Catalog:
             with open_source(address) as source:
                 index = find_index(address, source)
                 if index is None and source.seekable:
-                    index = self._scanned[number] = _scan(address, source)
+                    builder, ignored = scan_index(source)
+                    index = self._scanned[number] = _as_index(builder, ignored, source.size or 0, address)
                     index.seen = source.version
                 return index
         except (DataError, StorageError) as error:
             if not self._salvages:
                 raise
-            from wdscli.loader.read.damage import salvaged_index
-
-            salvaged = salvaged_index(address)
+            salvaged = _salvaged(address)
             if self.counts is not None and salvaged.samples != self.held(number):
                 raise  # it was not so when it was counted
             self.losses[address] = error
@@ -247,31 +311,21 @@ class Catalog:
 
     def held(self, number: int) -> int:
         """Samples that shard ``number`` was counted to have, whether a filter leaves some out or not."""
-        assert self.counts is not None
-        return int(self.counts[number])
+        assert self._held is not None
+        return int(self._held[number])
 
     def table(self, number: int) -> ShardTable:
         """Where the samples of shard ``number`` lie; for any thread. Raises DataError as :meth:`index` does."""
-        known = self._tables.get(number)
+        known = self._tables.used(number)
         if known is not None:
-            # Another thread may have let go of it meanwhile.
-            with suppress(KeyError):
-                self._tables.move_to_end(number)
             return known
-        table = self._tables[number] = ShardTable(
-            self.addresses[number], self.index(number), spelled=self.spelled
-        )
-        self._kept_bytes += table.bytes
-        while self._kept_bytes > KEPT_BYTES and len(self._tables) > 1:
-            with suppress(KeyError):
-                self._kept_bytes -= self._tables.popitem(last=False)[1].bytes
-        return table
+        table = ShardTable(self.addresses[number], self.index(number), spelled=self.spelled)
+        return self._tables.keep(number, table)
 
     def forget(self, number: int) -> None:
         """Read where the samples of shard ``number`` lie again when they are needed."""
         self._scanned.pop(number, None)
-        known = self._tables.pop(number, None)
-        self._kept_bytes -= 0 if known is None else known.bytes
+        self._tables.forget(number)
 
     def places(self, shards: I64, samples: I64) -> I64:
         """The places in their shards of samples that are numbered as ``counts`` counts them: the same numbers here,
@@ -282,28 +336,21 @@ class Catalog:
         """:meth:`places` of one."""
         return sample
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Addresses and counts, packed: names of shards that differ by a number take a few bytes each."""
-        from zlib import compress
+    def kept(self, shard: int) -> I64 | None:
+        """The places of the samples of a shard that are counted, rising; None when that is all of them."""
+        return None
 
-        counts = None if self.counts is None else compress(self.counts.tobytes())
-        names = compress("\0".join(self.addresses).encode("utf-8", "surrogateescape"), 9)
-        digests = None if self._digests is None else self._digests.tobytes()
-        packed = {"addresses": names, "counts": counts, "_digests": digests}
-        empty = {"_tables": OrderedDict(), "_scanned": {}, "_kept_bytes": 0, "manifest": None}
-        return {**self.__dict__, **empty, **packed}
+    def _sent(self) -> dict[str, Any]:
+        """What a worker must know."""
+        return {**self.__dict__, "_tables": None, "_scanned": None, "manifest": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        from zlib import decompress
+    def __getstate__(self) -> bytes:
+        """Packed: names of shards that differ by a number take a few bytes each."""
+        return compress(dumps(self._sent()), 9)
 
-        self.__dict__.update(state)
-        self.addresses = decompress(state["addresses"]).decode("utf-8", "surrogateescape").split("\0")
-        import numpy
-
-        if state["counts"] is not None:
-            self.counts = numpy.frombuffer(decompress(state["counts"]), dtype=numpy.int64)
-        if state["_digests"] is not None:
-            self._digests = numpy.frombuffer(state["_digests"], dtype=numpy.uint16)
+    def __setstate__(self, state: bytes) -> None:
+        self.__dict__.update(loads(decompress(state)))
+        self._begin()
 
 
 def _short(digest: str) -> int:
@@ -335,8 +382,6 @@ def only_streams(address: str) -> bool:
 
 def _beside(shards: ShardSet) -> Manifest | None:
     """The manifest beside shards that names exactly them, in this order."""
-    from wdscli.storage import base_name
-
     found = manifest_beside(shards.addresses, shards.given)
     names = [base_name(one) for one in shards.addresses]
     return None if found is None or [shard.name for shard in found[1].shards] != names else found[1]
@@ -344,8 +389,6 @@ def _beside(shards: ShardSet) -> Manifest | None:
 
 def _note_missing(found: ShardSet) -> None:
     """Warn where a folder or a glob that was named has not all the shards of a manifest in it."""
-    from wdscli.storage import base_name, folder_of
-
     gone = missing_shards(found)
     for where in dict.fromkeys(shard.manifest for shard in gone):
         names = [base_name(shard.address) for shard in gone if shard.manifest == where]
@@ -356,10 +399,20 @@ def _note_missing(found: ShardSet) -> None:
         )
 
 
-def _scan(address: str, source: Source) -> Index:
-    from wdscli.shards.index import parse_index
-    from wdscli.storage import base_name
+def _salvaged(address: str) -> Index:
+    """The samples of a damaged shard of which it can be told that they are whole; none of one that cannot be opened."""
+    from wdscli.samples.salvage import salvaged_batches
 
-    builder, ignored = scan_index(source)
-    data = builder.to_bytes(shard=base_name(address), size=source.size or 0, ignored=ignored)
-    return parse_index(data, address)
+    builder, ignored, size = IndexBuilder(), Ignored(), 0
+    try:
+        with open_source(address) as source:
+            size = source.size or 0
+            for batch in salvaged_batches(source, lambda error: None, {}, ignored=ignored):
+                builder.add_batch(batch)
+    except StorageError:
+        builder, size = IndexBuilder(), 0
+    return _as_index(builder, ignored.counts, size, address)
+
+
+def _as_index(builder: IndexBuilder, ignored: dict[str, int], size: int, address: str) -> Index:
+    return parse_index(builder.to_bytes(shard=base_name(address), size=size, ignored=ignored), address)

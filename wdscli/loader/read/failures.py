@@ -14,24 +14,19 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
+from wdscli.loader.order.order import groups
 from wdscli.loader.stages.handlers import Handler, Replaced, StopEpoch, reraise_exception
 from wdscli.storage import open_source
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
+    from wdscli.loader.order.order import I64
     from wdscli.loader.read.catalog import Catalog
-    from wdscli.loader.read.fetch import Fetcher, Raw
-    from wdscli.loader.read.pool import Pool
-    from wdscli.loader.read.source import EpochReader, PositionSource
+    from wdscli.loader.read.fetch import Fetcher, Pool, Raw
     from wdscli.loader.stats import Counts
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
 OnError = Literal["raise", "skip", "substitute"]
 
@@ -50,11 +45,8 @@ class Failed(NamedTuple):
 
 def read_each(catalog: Catalog, fetcher: Fetcher | Pool, shards: I64, places: I64) -> list[Raw | Failed]:
     """The samples at ``places`` of ``shards`` in the order asked for, with Failed where one cannot be read."""
-    import numpy
-
     found: list[Any] = [None] * len(shards)
-    for shard in numpy.unique(shards).tolist():
-        rows = numpy.flatnonzero(shards == shard)
+    for shard, rows in groups(shards):
         for row, sample in zip(rows.tolist(), _of_shard(catalog, fetcher, shard, places[rows])):
             found[row] = sample
     return found
@@ -63,9 +55,8 @@ def read_each(catalog: Catalog, fetcher: Fetcher | Pool, shards: I64, places: I6
 def _of_shard(catalog: Catalog, fetcher: Fetcher | Pool, shard: int, places: I64) -> Iterator[Raw | Failed]:
     import numpy
 
-    shards: I64 = numpy.full(len(places), shard, dtype=numpy.int64)
     try:
-        yield from fetcher.fetch(shards, places)
+        yield from fetcher.fetch(numpy.full_like(places, shard), places)
         return
     except (DataError, StorageError) as error:
         broken = _whole(catalog, shard)
@@ -84,39 +75,6 @@ def _whole(catalog: Catalog, shard: int) -> WdsError | None:
     except (DataError, StorageError) as error:
         return error
     return None
-
-
-def instead(reader: EpochReader, position: int, step: int, length: int) -> Any:
-    """What is tried in the place of ``position`` of an epoch of ``length``: the sample ``step`` further on, or Failed.
-    A reader that knows better, because what lies there is of another set or epoch, has a method of this name."""
-    import numpy
-
-    own = getattr(reader, "instead", None)
-    if own is not None:
-        return own(position, step)
-    [sample] = reader.read(numpy.array([(position + step) % length], dtype=numpy.int64))
-    return sample
-
-
-class Spare:
-    """A reader of its own for what is read in the place of something else, opened when it is needed: the one that reads
-    ahead may be in the hands of another thread. For several threads."""
-
-    def __init__(self, source: PositionSource, epoch: int) -> None:
-        self._source, self._epoch = source, epoch
-        self._reader: EpochReader | None = None
-        self._lock = Lock()
-
-    def instead(self, position: int, step: int, length: int) -> Any:
-        """See :func:`instead`."""
-        with self._lock:
-            self._reader = self._reader or self._source.reader(self._epoch)
-            return instead(self._reader, position, step, length)
-
-    def close(self) -> None:
-        """Let go of files."""
-        if self._reader is not None:
-            self._reader.close()
 
 
 class Policy:

@@ -1,55 +1,77 @@
 """Samples by place: which shard and which sample in it, in any order, into dictionaries of payloads.
 
-What it is: :class:`Fetcher`. How: the requests of one call are sorted by shard and place, ranges that lie close
-together are read at once, large payloads one by one straight into their own bytes. The header in front of every payload
-is read with it and compared with what the index says, so that a stale index is never believed. It must not know orders,
-ranks or stages.
+What it is: :class:`Fetcher`, for one thread, and :class:`Pool`, for any number of them and after a fork, which hands
+each call a fetcher of its own. How: the requests of one call are sorted by shard and place, ranges that lie close
+together are read at once, large payloads one by one straight into their own bytes (:mod:`wdscli.loader.read.rows` says
+which). A few samples of a local shard are read one by one (:func:`read_one`), with nothing spent on being some of many.
+The header in front of every payload is read with it and compared with what the index says, so that a stale index is
+never believed. It must not know orders, ranks or stages, nor why samples are wanted.
 """
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
-from itertools import chain, pairwise, repeat, starmap
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cache, cached_property, partial
+from itertools import chain, pairwise, repeat
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from wdscli.errors import DataError, InputError
-from wdscli.loader.read.catalog import Catalog
-from wdscli.loader.read.meter import METER
-from wdscli.loader.read.rows import Rows, changed
-from wdscli.storage import Source, open_source
+from wdscli.loader.order.order import groups
+from wdscli.loader.place.ranks import find_worker
+from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog, ShardTable
+from wdscli.loader.read.rows import HEADER_BYTES, Rows, changed
+from wdscli.samples.expected import FRONT_BYTES, are_harmless, is_there, says
+from wdscli.storage import Source, is_local, open_source
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    import numpy
-    from numpy.typing import NDArray
+    from wdscli.loader.order.order import I64
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
-Part: TypeAlias = "tuple[int, I64]"
-"""A shard, and places in it."""
 Raw = dict[str, Any]
 """A sample as it is read: ``__key__``, ``__url__`` and a payload for each field."""
+Result = TypeVar("Result")
 
-GAP = 1 << 14
-"""Bytes between two ranges that are read for nothing rather than by another call."""
-REMOTE_GAP = 1 << 17
-READ = 4 << 20
-"""The most bytes of several samples that one call reads."""
-LARGE = 1 << 15
+GAP_BYTES = 1 << 14
+"""Between two ranges, what is read for nothing rather than by another call."""
+REMOTE_GAP_BYTES = 1 << 17
+LARGE_BYTES = 1 << 15
 """A payload of a local shard from which on a call of its own costs less than to copy it out of a larger read."""
-FEW = 12
-"""Samples of a local shard below which they are read one by one, because an array costs more than it saves."""
-THREADS = 4
+FEW_SAMPLES = 12
+"""Of a local shard, below which they are read one by one, because an array costs more than it saves."""
+COPY_THREADS = 4
 """The most threads that copy large samples of local shards at a time."""
-TOGETHER = 1 << 20
-"""Bytes from which on it is worth while to wake them."""
+THREADED_BYTES = 1 << 20
+"""From which on it is worth while to wake them."""
 OPEN_SOURCES = 128
+SAMPLES_PER_THREAD = 4
+"""For which it is worth while that one more thread opens a shard."""
+FEW_EVERYWHERE = 8
+"""Samples of each local shard, on the average, below which a call for them is not sorted at all."""
+HEAP_BLOCK_BYTES = 31 << 20
+
+
+class Meter:
+    """A number of bytes that several threads add to."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._lock = Lock()
+
+    def add(self, size_bytes: int) -> None:
+        """So many more."""
+        with self._lock:
+            self.bytes += size_bytes
+
+
+METER = Meter()
+"""The payloads that this process has read."""
 
 
 class Fetcher:
@@ -60,65 +82,91 @@ class Fetcher:
         self._catalog = catalog
         self._fields = None if fields is None else frozenset(field.lower() for field in fields)
         self._sources: OrderedDict[int, Source] = OrderedDict()
+        keep_heap()
         _fetchers.add(self)
 
-    def fetch(self, shards: I64, samples: I64) -> list[Raw]:
+    def fetch(self, shards: I64, places: I64) -> list[Raw]:
         """The samples in the order asked for. Raises InputError, DataError."""
         import numpy
 
         if not len(shards):
             return []
-        order = numpy.lexsort((samples, shards))
-        those = shards[order]
-        bounds = [0, *(numpy.flatnonzero(those[1:] != those[:-1]) + 1).tolist(), len(order)]
-        places = samples[order].astype(numpy.int64)
-        parts = [(int(those[first]), places[first:end]) for first, end in pairwise(bounds)]
-        sorted_ = self._of_parts(parts, len(order))
-        if (order[1:] > order[:-1]).all():
-            return sorted_
-        found: list[Any] = [None] * len(order)
-        for row, raw in zip(order.tolist(), sorted_):
-            found[row] = raw
-        return found
+        order = numpy.lexsort((places, shards))
+        wanted = numpy.stack((shards[order], places[order]))
+        threads = self._useful_threads(wanted[0])
+        found = (
+            self._in_turn(wanted) if threads == 1 else self._threaded(numpy.array_split(wanted, threads, 1))
+        )
+        return found if (order[1:] > order[:-1]).all() else in_order(order, found)
 
-    def _of_parts(self, parts: list[Part], count: int) -> list[Raw]:
-        """``count`` samples by shard and places. Large ones are copied by several threads, for which the kernel works
-        at the same time."""
-        table = self._catalog.table(parts[0][0])
+    def _useful_threads(self, shards: I64) -> int:
+        """How many copy some samples, by shard: several for large ones, for which the kernel works at the same time."""
+        table = self._catalog.table(int(shards[0]))
         mean = table.size // max(1, table.samples)
-        if self._fields is not None or mean < LARGE or mean * count < TOGETHER or self._threads == 1:
-            return self._in_turn(parts)
+        if self._fields is not None or mean < LARGE_BYTES or mean * len(shards) < THREADED_BYTES:
+            return 1
+        different = set(shards.tolist())
         # Few samples of each shard are read one by one, between which threads only wait for each other.
-        if count < self._threads * FEW * len(parts) or not self._are_open([shard for shard, _ in parts]):
-            return self._in_turn(parts)
+        if self._threads == 1 or len(shards) < self._threads * FEW_SAMPLES * len(different):
+            return 1
+        # All must be open, as plain files, so that no thread closes one to open another.
+        are_local = all(self.source(shard).fd is not None for shard in different)
+        return self._threads if are_local and self._sources.keys() >= different else 1
+
+    def _threaded(self, shares: list[I64]) -> list[Raw]:
         from concurrent.futures import wait
 
-        mine, *others = divided(parts, count, self._threads)
-        futures = [self._helpers.submit(self._in_turn, other) for other in others]
+        futures = [self._helpers.submit(self._in_turn, share) for share in shares[1:]]
         try:
-            found = self._in_turn(mine)
+            found = self._in_turn(shares[0])
         finally:
             wait(futures)
         return list(chain(found, *[future.result() for future in futures]))
 
-    def _are_open(self, shards: list[int]) -> bool:
-        """Whether all of these are open now as plain files, so that no thread closes one to open another."""
-        local = [self._source(shard).fd is not None for shard in shards]
-        return all(local) and all(shard in self._sources for shard in shards)
+    def _in_turn(self, wanted: I64) -> list[Raw]:
+        """Samples by their shards and places, which are sorted."""
+        shards, places = wanted
+        bounds = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist(), len(shards)]
+        found: list[Raw] = []
+        for first, end in pairwise(bounds):
+            found += self._of_shard(int(shards[first]), places[first:end])
+        return found
 
-    def _in_turn(self, parts: list[Part]) -> list[Raw]:
-        return list(chain.from_iterable(starmap(self._of_shard, parts)))
+    def _of_shard(self, shard: int, places: I64) -> list[Raw]:
+        """Samples of one shard, by places that rise."""
+        source, table = self.source(shard), self._catalog.table(shard)
+        if len(places) < FEW_SAMPLES and source.fd is not None:
+            found = [read_one(table, source, self._fields, place) for place in places.tolist()]
+            METER.add(sum(len(data) for raw in found for data in raw.values() if type(data) is bytes))
+            return found
+        rows = Rows(table, places, self._fields)
+        METER.add(int(rows.sizes.sum()))
+        return rows.samples(self._payloads(source, rows) if len(rows.sizes) else [])
+
+    def _payloads(self, source: Source, rows: Rows) -> list[bytes]:
+        """The payloads of some samples, whose headers are compared."""
+        is_plain = source.fd is not None
+        gap_bytes = GAP_BYTES if is_plain or self._fields is not None else REMOTE_GAP_BYTES
+        reads = rows.reads(gap_bytes, LARGE_BYTES if is_plain else 1 << 62)
+        found = _read_all(source, reads.bases, reads.lengths)
+        rows.check(source, found, reads)
+        payloads = [
+            data[begin:end] for data, begin, end in zip(reads.of_each(found), reads.begins, reads.ends)
+        ]
+        if reads.large:
+            offsets, sizes = rows.offsets[reads.large].tolist(), rows.sizes[reads.large].tolist()
+            for member, data in zip(reads.large, _read_all(source, offsets, sizes)):
+                payloads[member] = data
+        return payloads
 
     @cached_property
     def _threads(self) -> int:
         """How many copy at a time: what this process has of the machine's processors."""
-        from wdscli.loader.place.ranks import find_worker
-
         try:
             processors = len(os.sched_getaffinity(0))
         except AttributeError:
             processors = os.cpu_count() or 1
-        return max(1, min(THREADS, processors // find_worker()[1]))
+        return max(1, min(COPY_THREADS, processors // find_worker()[1]))
 
     @cached_property
     def _helpers(self) -> ThreadPoolExecutor:
@@ -126,25 +174,12 @@ class Fetcher:
 
         return ThreadPoolExecutor(self._threads - 1, thread_name_prefix="wdscli-copy")
 
-    def _of_shard(self, shard: int, places: I64) -> list[Raw]:
-        """Samples of one shard, by places that rise."""
-        source = self._source(shard)
-        table = self._catalog.table(shard)
-        if len(places) < FEW and source.fd is not None and not table.same:
-            from wdscli.loader.read.pick import pick
+    def reader(self, shard: int) -> Callable[[int], Raw]:
+        """:func:`read_one` of a shard, by place. Raises InputError, DataError."""
+        return partial(read_one, self._catalog.table(shard), self.source(shard), self._fields)
 
-            found = [pick(table, source, place, self._fields) for place in places.tolist()]
-            METER.add(sum(len(data) for raw in found for data in raw.values() if type(data) is bytes))
-            return found
-        rows = Rows(table, places, self._fields)
-        METER.add(rows.size_bytes)
-        if rows.all_wanted and (source.fd is None or rows.widest < LARGE):
-            payloads = _together(source, rows)
-        else:
-            payloads = _apart(source, rows)
-        return rows.samples(payloads)
-
-    def _source(self, shard: int) -> Source:
+    def source(self, shard: int) -> Source:
+        """The shard, open. Raises InputError, DataError."""
         source = self._sources.get(shard)
         if source is None:
             if len(self._sources) >= OPEN_SOURCES or (self._sources and _open_files() >= _most_open()):
@@ -161,33 +196,13 @@ class Fetcher:
         return source
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         if "_helpers" in self.__dict__:
             self._helpers.shutdown(wait=True)
             del self._helpers
         for source in self._sources.values():
             source.close()
         self._sources.clear()
-
-
-def divided(parts: list[Part], count: int, threads: int) -> list[list[Part]]:
-    """``parts`` of ``count`` samples in about equal shares, in order.
-
-    >>> divided([(3, range(5)), (4, range(2))], 7, 2)
-    [[(3, range(0, 4))], [(3, range(4, 5)), (4, range(0, 2))]]
-    """
-    share = -(-count // threads)
-    shares: list[list[Part]] = [[]]
-    room = share
-    for shard, places in parts:
-        while len(places):
-            if not room:
-                shares.append([])
-                room = share
-            taken, places = places[:room], places[room:]
-            shares[-1].append((shard, taken))
-            room -= len(taken)
-    return shares
 
 
 _fetchers: WeakSet[Fetcher] = WeakSet()
@@ -223,45 +238,22 @@ def _check_unchanged(catalog: Catalog, shard: int, source: Source) -> None:
         raise changed(table, 0)
 
 
-def _together(source: Source, rows: Rows) -> list[bytes]:
-    """Payloads by reads of whole samples and of what little lies between them."""
-    runs = rows.runs(GAP if source.fd is not None else REMOTE_GAP, READ)
-    found = _read_all(source, runs.bases, runs.lengths)
-    rows.check(source, found, runs.members, runs.inside, runs.begins)
-    each = chain.from_iterable(map(repeat, found, runs.members))
-    return [data[begin:end] for data, begin, end in zip(each, runs.begins, runs.ends)]
+def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
+    """What was ``found``, each at its row."""
+    placed: list[Any] = [None] * len(found)
+    for row, one in zip(rows.tolist(), found):
+        placed[row] = one
+    return placed
 
 
 def _read_all(source: Source, offsets: list[int], sizes: list[int]) -> list[bytes]:
-    fd = source.fd
-    if fd is None:
+    if source.fd is None:
         return list(map(_read, repeat(source), offsets, sizes))
     try:
-        found = list(map(os.pread, repeat(fd), sizes, offsets))
+        found = list(map(os.pread, repeat(source.fd), sizes, offsets))
     except OSError as error:
         raise InputError(f"cannot read {source.name}: {error.strerror}") from error
-    if list(map(len, found)) != sizes:
-        return [
-            data if len(data) == size else _read(source, offset, size)
-            for data, offset, size in zip(found, offsets, sizes)
-        ]
-    return found
-
-
-def _apart(source: Source, rows: Rows) -> list[bytes]:
-    """Payloads by reads of the wanted members: those that lie close together at once, large ones of a local file each
-    into its own bytes."""
-    pieces = rows.pieces(gap=GAP, most=READ, large=LARGE if source.fd is not None else 1 << 62)
-    found = _read_all(source, pieces.bases, pieces.lengths)
-    rows.check(source, found, pieces.members, pieces.inside, pieces.begins)
-    each = chain.from_iterable(map(repeat, found, pieces.members))
-    payloads = [data[begin:end] for data, begin, end in zip(each, pieces.begins, pieces.ends)]
-    offsets, sizes = rows.offsets, rows.sizes
-    large = pieces.large
-    alone = _read_all(source, [offsets[member] for member in large], [sizes[member] for member in large])
-    for member, data in zip(large, alone):
-        payloads[member] = data
-    return payloads
+    return found if list(map(len, found)) == sizes else list(map(_read, repeat(source), offsets, sizes))
 
 
 def _read(source: Source, offset: int, size: int) -> bytes:
@@ -273,6 +265,208 @@ def _read(source: Source, offset: int, size: int) -> bytes:
             raise InputError(f"cannot read {source.name}: {error.strerror}") from error
     if len(data) != size:
         data = source.read_at(offset, size)
-    if len(data) != size:
-        raise DataError("archive ends inside a sample", code="truncated", shard=source.name, offset=offset)
+        if len(data) != size:
+            raise DataError(
+                "archive ends inside a sample", code="truncated", shard=source.name, offset=offset
+            )
     return data
+
+
+def read_one(table: ShardTable, source: Source, fields: frozenset[str] | None, place: int) -> Raw:
+    """The sample at ``place`` of a shard that is open as ``source``, a plain local file: a small one by one call, the
+    large members of others each into its own bytes. Raises DataError when it is not what the index says, InputError."""
+    # Views of columns, whose single numbers cost a third of an array's.
+    starts, ends, member_ends, key_ends, heads, offsets, sizes, ids = table.views
+    first, begin = (member_ends[place - 1], key_ends[place - 1]) if place else (0, 0)
+    key, members = table.keys[begin : key_ends[place]], range(first, member_ends[place])
+    start, stop = starts[place], ends[place]
+    raw: Raw = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": table.address}
+    names: Any = table.fields
+    suffixes = table.suffixes
+    if stop - start > (LARGE_BYTES if fields is None else GAP_BYTES):
+        stop = _small_end(table, start, members)
+    data = _read(source, start, stop - start)
+    if table.has_twins:
+        numbers = list(ids[first : members.stop])
+        names = dict(zip(numbers, table.names_of(numbers)))
+    for at in members:
+        number = ids[at]
+        if fields is None or table.fields[number] in fields:
+            head, offset, size = heads[at], offsets[at], sizes[at]
+            near, begin = data, offset - start
+            if offset > stop:
+                # What is large is read into its own bytes, and what leads to it by itself.
+                begin = min(offset - head, FRONT_BYTES)
+                near = _read(source, offset - begin, begin + (size if size < LARGE_BYTES else 0))
+            if begin + size <= len(near):
+                raw[names[number]] = near[begin : begin + size]
+            else:
+                raw[names[number]] = _read(source, offset, size)
+            whole, lead = key + suffixes[number], offset - head - HEADER_BYTES
+            is_said = says(near, begin - HEADER_BYTES, whole, size)
+            if lead and is_said:
+                is_said = are_harmless(near[max(0, begin - HEADER_BYTES - lead) : begin - HEADER_BYTES])
+            if not is_said and not is_there(source, head, offset, whole[:-1], size):
+                raise changed(table, place)
+    return raw
+
+
+def _small_end(table: ShardTable, start: int, members: range) -> int:
+    """How far a large sample is read at once: small members that come first, and the header of the one behind them."""
+    end = start + HEADER_BYTES
+    offsets, sizes = table.views.offsets, table.views.sizes
+    for at in members:
+        end = min(offsets[at], start + GAP_BYTES)
+        if offsets[at] + sizes[at] - start > GAP_BYTES:
+            break
+        end = offsets[at] + sizes[at]
+    return end
+
+
+class Pool:
+    """Reads samples of ``catalog`` for any thread. Local shards are read by the thread that asks; a call for samples of
+    remote ones is divided among ``threads``, by default 16. Picklable; close it when done.
+
+    A forked process begins with an empty pool: connections cannot be shared with the parent, and files cost little to
+    open again."""
+
+    def __init__(
+        self, catalog: Catalog, fields: Sequence[str] | None = None, threads: int | None = None
+    ) -> None:
+        self._catalog, self._fields = catalog, fields
+        self._is_local = all(map(is_local, catalog.addresses))
+        self._threads = threads or (1 if self._is_local else REMOTE_THREADS)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._idle: dict[int, list[Fetcher]] = {}
+        self._executor: ThreadPoolExecutor | None = None
+
+    def fetch(self, shards: I64, places: I64) -> list[Raw]:
+        """The samples at ``places`` of ``shards``, in the order asked for. Raises InputError, DataError."""
+        self._check_process()
+        if self._threads > 1 and len(shards) > 1:
+            return self._divided(shards, places)
+        if self._is_local and len(shards) < FEW_EVERYWHERE * len(self._catalog.addresses):
+            numbers = shards.tolist()
+            if len(numbers) < FEW_EVERYWHERE * len(set(numbers)):
+                return self._lent(0, lambda fetcher: _one_by_one(fetcher, numbers, places.tolist()))
+        return self._lent(0, lambda fetcher: fetcher.fetch(shards, places))
+
+    def one(self, shard: int, place: int) -> Raw:
+        """One sample. Raises InputError, DataError."""
+        self._check_process()
+        if self._is_local:
+            return self._lent(0, lambda fetcher: fetcher.reader(shard)(place))
+        import numpy
+
+        return self.fetch(numpy.array([shard]), numpy.array([place]))[0]
+
+    def _check_process(self) -> None:
+        """In a forked process begin anew, and let nothing of the parent's be closed from here."""
+        if self._process != os.getpid():
+            _parents.append((self._idle, self._executor))
+            self._begin()
+
+    def _lent(self, lane: int, work: Callable[[Fetcher], Result]) -> Result:
+        """What ``work`` does with a fetcher that no other thread has, because list.pop and append are atomic."""
+        idle = self._idle.setdefault(lane, [])
+        try:
+            fetcher = idle.pop()
+        except IndexError:
+            fetcher = Fetcher(self._catalog, self._fields)
+        try:
+            return work(fetcher)
+        finally:
+            idle.append(fetcher)
+
+    def _divided(self, shards: I64, places: I64) -> list[Raw]:
+        import numpy
+
+        parts = divided(shards, places, self._threads)
+        threads = self._pool()
+        if len(parts) > 1:
+            # Once each, rather than by every thread that comes to it.
+            list(threads.map(self._catalog.table, sorted(set(shards.tolist()))))
+        waiting = [
+            threads.submit(self._lent, lane, partial(Fetcher.fetch, shards=shards[rows], places=places[rows]))
+            for lane, rows in parts
+        ]
+        try:
+            found = list(chain.from_iterable(future.result() for future in waiting))
+        finally:
+            for future in waiting:
+                future.cancel()
+        return in_order(numpy.concatenate([rows for _, rows in parts]), found)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._executor is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="wdscli-fetch")
+        return self._executor
+
+    def close(self) -> None:
+        """Close files and end threads; a later call opens what it needs again."""
+        if self._process != os.getpid():
+            return
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+        for fetcher in chain.from_iterable(self._idle.values()):
+            fetcher.close()
+        self._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_idle": None, "_executor": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+_parents: list[Any] = []
+"""What belongs to the process that this one was forked from."""
+
+
+def _one_by_one(fetcher: Fetcher, shards: list[int], places: list[int]) -> list[Raw]:
+    """Samples of local shards, few of each."""
+    rows_of: dict[int, list[int]] = {}
+    for row, shard in enumerate(shards):
+        rows_of.setdefault(shard, []).append(row)
+    found: list[Any] = [None] * len(shards)
+    for shard, rows in rows_of.items():
+        reader = fetcher.reader(shard)
+        for row in rows:
+            found[row] = reader(places[row])
+    return found
+
+
+def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
+    """(lane, rows) for each thread: whole shards, by their number, so that each thread keeps to the shards it has open,
+    or stretches of neighbours when there are fewer shards than threads."""
+    import numpy
+
+    order = numpy.lexsort((places, shards))
+    different = len(numpy.unique(shards))
+    if different >= threads:
+        return [(lane, order[rows]) for lane, rows in groups(shards[order] % threads)]
+    lanes = max(different, min(threads, len(order) // SAMPLES_PER_THREAD))
+    return [(lane, rows) for lane, rows in enumerate(numpy.array_split(order, lanes)) if len(rows)]
+
+
+_heap_is_kept = False
+
+
+def keep_heap() -> None:
+    """Let freed payloads' memory stay with this process, for the next ones. Once is enough; a fork inherits it.
+
+    glibc gives the free end of its heap back to the kernel whenever that exceeds 128 KiB, so that a batch of pictures
+    is paid for by page faults again and again, which costs more than the reading itself (measured: 100 KB payloads, 64
+    at a time, 25 thousand a second and 80 thousand after). It raises that limit by itself when a large block that it
+    mapped is freed; one block of nearly 32 MiB, the most that counts, is therefore allocated and freed, and never
+    touched. Up to 64 MiB of free memory then stay with the process. Other C libraries take no notice."""
+    global _heap_is_kept
+    if not _heap_is_kept:
+        _heap_is_kept = True
+        bytes(HEAP_BLOCK_BYTES)

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import DataError, StorageError
-from wdscli.loader.read.catalog import Catalog, ShardTable, each_shard
-from wdscli.loader.read.selected import FilteredCatalog
+from wdscli.loader.read.catalog import Catalog, each_shard
 from wdscli.model import to_bytes
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    I64: TypeAlias = NDArray[numpy.int64]
-    U64: TypeAlias = NDArray[numpy.uint64]
-
-LOOKED_AT = 100_000
+ALIKE_KEYS = 100_000
 """Keys that are looked at for names like one that is not there."""
-COMPARED = 2_000
+COMPARED_KEYS = 2_000
 
 
 class KeyIndex:
@@ -35,29 +31,24 @@ class KeyIndex:
     def __init__(self, catalog: Catalog, lenient: bool = False) -> None:
         import numpy
 
-        self._catalog, self._lenient = catalog, lenient
         assert catalog.counts is not None
-        self._ends: I64 = numpy.cumsum(catalog.counts)
-        hashes: U64 = numpy.empty(catalog.total or 0, dtype=numpy.uint64)
-        at = 0
-        for some in each_shard(catalog.addresses, self._hashed):
-            hashes[at : at + len(some)] = some
-            at += len(some)
-        kind = numpy.uint32 if len(hashes) < 1 << 32 else numpy.int64
-        order = numpy.argsort(hashes, kind="stable")
+        self._catalog, self._lenient, self._counts = catalog, lenient, catalog.counts
+        self._ends = self._counts.cumsum()
+        hashes = numpy.concatenate([*each_shard(catalog.addresses, self._hashed)])
+        order = hashes.argsort(kind="stable")
         self._hashes = hashes[order]
-        self._numbers: Any = order.astype(kind)
+        self._numbers: Any = order.astype(numpy.uint32 if len(hashes) < 1 << 32 else numpy.int64)
 
-    def _hashed(self, shard: int) -> U64:
+    def _hashed(self, shard: int) -> NDArray[numpy.uint64]:
         import numpy
         from xxhash import xxh3_64_intdigest
 
         try:
-            keys = keys_of(self._catalog, shard)
+            keys = _keys(self._catalog, shard)
         except (DataError, StorageError):
-            if not self._lenient or self._catalog.counts is None:
+            if not self._lenient:
                 raise
-            return numpy.zeros(int(self._catalog.counts[shard]), dtype=numpy.uint64)
+            return numpy.zeros(int(self._counts[shard]), dtype=numpy.uint64)
         return numpy.array(list(map(xxh3_64_intdigest, keys)), dtype=numpy.uint64)
 
     def find(self, key: str) -> list[int]:
@@ -66,32 +57,21 @@ class KeyIndex:
         from xxhash import xxh3_64_intdigest
 
         raw = to_bytes(key)
-        wanted = numpy.uint64(xxh3_64_intdigest(raw))
-        first = int(numpy.searchsorted(self._hashes, wanted, side="left"))
-        end = int(numpy.searchsorted(self._hashes, wanted, side="right"))
+        hashed = numpy.uint64(xxh3_64_intdigest(raw))
+        first, end = (int(self._hashes.searchsorted(hashed, side)) for side in ("left", "right"))
         return [number for number in self._numbers[first:end].tolist() if self._key(number) == raw]
 
     def _key(self, number: int) -> bytes:
-        import numpy
-
-        shard = int(numpy.searchsorted(self._ends, number, side="right"))
-        sample = number - (int(self._ends[shard - 1]) if shard else 0)
-        place = self._catalog.places(numpy.array([shard]), numpy.array([sample]))
-        return to_bytes(self._catalog.table(shard).key(int(place[0])))
+        shard = int(self._ends.searchsorted(number, "right"))
+        place = self._catalog.place(shard, number - int(self._ends[shard] - self._counts[shard]))
+        return to_bytes(self._catalog.table(shard).key(place))
 
 
-def keys_of(catalog: Catalog, shard: int) -> list[bytes]:
+def _keys(catalog: Catalog, shard: int) -> list[bytes]:
     """The keys of the samples of a shard that a catalog counts."""
-    table = catalog.table(shard)
-    rows = catalog.kept(shard) if isinstance(catalog, FilteredCatalog) else None
-    ends = table.key_ends.tolist()
-    if rows is None:
-        return [table.keys[first:end] for first, end in pairwise([0, *ends])]
-    return [_key_at(table, ends, row) for row in rows.tolist()]
-
-
-def _key_at(table: ShardTable, ends: list[int], row: int) -> bytes:
-    return table.keys[ends[row - 1] if row else 0 : ends[row]]
+    table, places = catalog.table(shard), catalog.kept(shard)
+    keys = [table.keys[first:end] for first, end in pairwise([0, *table.key_ends.tolist()])]
+    return keys if places is None else [keys[place] for place in places.tolist()]
 
 
 def near(key: str, keys: Iterator[str]) -> list[str]:
@@ -99,8 +79,8 @@ def near(key: str, keys: Iterator[str]) -> list[str]:
     from difflib import get_close_matches
 
     ending = key[-3:]
-    known = list(islice(keys, LOOKED_AT))
+    known = list(islice(keys, ALIKE_KEYS))
     alike = [
         one for one in known if abs(len(one) - len(key)) <= 2 and (one[:3] == key[:3] or one[-3:] == ending)
     ]
-    return get_close_matches(key, alike[:COMPARED] or known[:COMPARED], n=3, cutoff=0.75)
+    return get_close_matches(key, alike[:COMPARED_KEYS] or known[:COMPARED_KEYS], n=3, cutoff=0.75)

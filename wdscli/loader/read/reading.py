@@ -1,44 +1,46 @@
-"""What an iteration reads, in blocks of batches, and ahead of itself where that pays.
+"""What an iteration reads, in blocks of batches, and ahead of itself where that pays; and where its time goes.
 
 What it is: :func:`read_blocks`. How: positions of an epoch are known before anything is read, so the samples of many
 small batches are asked for at once, in blocks of about 16 MiB, enough for several threads to copy large samples of. A
 block is read by one thread behind the iteration, :class:`Ahead`, when reads wait: for remote shards from the beginning,
 for local ones once blocks were seen to wait for the disc longer than they took to read. What is in memory that the
-iteration did not take yet is bounded by a budget of bytes. An exception comes out where its samples would have come. It
-must not know what samples are, nor who takes them.
+iteration did not take yet is bounded by a budget of bytes. An exception comes out where its samples would have come.
+:class:`Times` costs a few looks at the clock for each block and each batch, none for a single sample. It must not know
+what samples are, nor who takes them.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from threading import Condition, Thread
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.loader.read.meter import METER, Times
+from wdscli.loader.read.fetch import METER
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
+    from wdscli.loader.order.order import I64
     from wdscli.loader.place.share import Batches
     from wdscli.loader.read.source import EpochReader
 
-    I64: TypeAlias = NDArray[numpy.int64]
 
-BLOCK = 16 << 20
-"""Bytes of payloads that are read at once, at least a batch."""
-MOST = 1024
-"""Samples that are read at once, at least a batch."""
-FIRST = 64
-"""Samples of the first block, whose size is not known."""
-WAITS = 0.001
-"""Seconds that a block must have waited to be called slow."""
+BLOCK_BYTES = 16 << 20
+"""Payloads that are read at once, at least a batch."""
+BLOCK_SAMPLES = 1024
+"""The most samples that are read at once, at least a batch."""
+FIRST_SAMPLES = 64
+"""Of the first block, whose size is not known."""
+SLOW_SECONDS = 0.001
+"""That a block must have waited to be called slow."""
+SLOW_BLOCKS = 2
+"""In a row, after which a thread reads ahead."""
 PREFETCH = "256MB"
-"""Bytes of payloads that a process may hold ahead of what was taken, unless told."""
-SLOW = 2
-"""Slow blocks in a row after which a thread reads ahead."""
+"""Payloads that a process may hold ahead of what was taken, unless told."""
+BLOCKS_AHEAD = 4
+"""That a full budget has."""
 
 
 class Read(NamedTuple):
@@ -55,6 +57,38 @@ class Block(NamedTuple):
     numbers: range
     positions: I64
     counts: list[int]
+
+
+class Times:
+    """Seconds of an iteration: ``reading`` waited for bytes, ``working`` in stages, ``waiting`` for whoever takes what
+    comes out; and what came out: ``samples`` read and their ``bytes``.
+
+    >>> times = Times()
+    >>> times.reading += 1.5
+    >>> times.add({"reading": 0.5, "samples": 3})
+    >>> times.shown()["seconds_reading"], times.samples
+    (2.0, 3)
+    """
+
+    def __init__(self) -> None:
+        self.reading = self.working = self.waiting = 0.0
+        self.samples = self.bytes = 0
+
+    def add(self, other: dict[str, Any]) -> None:
+        """What :meth:`take` of another gave."""
+        for name, value in other.items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def take(self) -> dict[str, Any]:
+        """What was counted, which is not counted any more."""
+        found = dict(self.__dict__)
+        Times.__init__(self)
+        return found
+
+    def shown(self) -> dict[str, Any]:
+        """For ``stats()``: ``samples``, ``bytes`` and ``seconds_*``."""
+        seconds = {f"seconds_{what}": getattr(self, what) for what in ("reading", "working", "waiting")}
+        return {"samples": self.samples, "bytes": self.bytes, **seconds}
 
 
 class Watch:
@@ -78,7 +112,7 @@ class Watch:
             return False
         worked = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         asleep, pushed = after.ru_nvcsw - before.ru_nvcsw, after.ru_nivcsw - before.ru_nivcsw
-        return bool(self.seconds - worked > max(WAITS, worked) and asleep > pushed)
+        return bool(self.seconds - worked > max(SLOW_SECONDS, worked) and asleep > pushed)
 
 
 def _usage() -> Any:
@@ -93,12 +127,9 @@ class Agenda:
     """The blocks of some batches, one after the other; :attr:`samples` is how many the next one shall have."""
 
     def __init__(self, batches: Batches, numbers: range) -> None:
-        self._batches = batches
-        self._numbers = numbers
-        self._at = 0
-        self.samples = FIRST
-        self._bytes = 0
-        self._read = 0
+        self._batches, self._numbers = batches, numbers
+        self._at = self._bytes = self._read = 0
+        self.samples = FIRST_SAMPLES
 
     def next(self) -> Block | None:
         """The next block, None behind the last."""
@@ -109,13 +140,13 @@ class Agenda:
         self._at += together
         return Block(numbers, *self._batches.several(numbers))
 
-    def learn(self, samples: int, size_bytes: int, most: int = BLOCK) -> None:
-        """So many samples had so many bytes: the next block has about ``most`` bytes."""
+    def learn(self, samples: int, size_bytes: int, block_bytes: int = BLOCK_BYTES) -> None:
+        """So many samples had so many bytes: the next block has about ``block_bytes``."""
         self._read += samples
         self._bytes += size_bytes
-        wanted = most * self._read // max(1, self._bytes)
+        wanted = block_bytes * self._read // max(1, self._bytes)
         # Not at once: the first samples need not be like the others.
-        self.samples = max(1, min(MOST, wanted, 4 * self.samples))
+        self.samples = max(1, min(BLOCK_SAMPLES, wanted, 4 * self.samples))
 
 
 def read_blocks(
@@ -123,8 +154,8 @@ def read_blocks(
 ) -> Generator[tuple[Block, list[Any]], None, None]:
     """(block, its samples), in order. ``budget`` is bytes to read ahead, 0 to read nothing ahead. Whoever takes them
     closes this before ``reader``."""
-    slow = SLOW if getattr(reader, "waits", False) else 0
-    while not budget or slow < SLOW:
+    slow = SLOW_BLOCKS if getattr(reader, "waits", False) else 0
+    while not budget or slow < SLOW_BLOCKS:
         block = agenda.next()
         if block is None:
             return
@@ -137,10 +168,91 @@ def read_blocks(
         slow = slow + 1 if watch.has_waited else 0
         yield block, samples
         del samples
-    from wdscli.loader.read.ahead import Ahead
-
     with Ahead(reader, agenda, budget, times) as ahead:
         yield from ahead
+
+
+class _Ready(NamedTuple):
+    """A block and its samples, which have so many bytes. The last has no block, or an exception in place of samples."""
+
+    block: Block | None
+    found: Any
+    size_bytes: int
+
+
+class Ahead:
+    """The blocks of ``agenda`` as a thread reads them with ``reader``, at most about ``budget`` bytes of them ahead.
+    Leaving the context stops the thread and waits for it, so that nobody reads from what is closed next."""
+
+    def __init__(self, reader: EpochReader, agenda: Agenda, budget: int, times: Times) -> None:
+        self._reader, self._agenda = reader, agenda
+        self._budget, self._times = budget, times
+        self._ready: deque[_Ready] = deque()
+        self._held = 0
+        """Bytes of blocks that were read and are not done with."""
+        self._largest = 0
+        self._changed = Condition()
+        self._stopped = False
+        self._thread = Thread(target=self._run, name="wdscli-ahead", daemon=True)
+
+    def __enter__(self) -> Ahead:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[tuple[Block, list[Any]]]:
+        """(block, samples). Raises what the reader raised."""
+        while True:
+            begin = time.perf_counter()
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready)
+                block, found, size_bytes = self._ready.popleft()
+            self._times.reading += time.perf_counter() - begin
+            if block is None:
+                return
+            if isinstance(found, BaseException):
+                raise found
+            self._times.bytes += size_bytes
+            self._times.samples += len(found)
+            yield block, found
+            del found
+            with self._changed:
+                self._held -= size_bytes
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while self._has_room():
+            block, before = self._agenda.next(), METER.bytes
+            if block is None:
+                self._put(None, None)
+                return
+            try:
+                found: Any = self._reader.read(block.positions)
+            except BaseException as error:
+                self._put(block, error)
+                return
+            size_bytes = METER.bytes - before
+            self._agenda.learn(len(found), size_bytes, max(1, self._budget // BLOCKS_AHEAD))
+            self._put(block, found, size_bytes)
+
+    def _put(self, block: Block | None, found: Any, size_bytes: int = 0) -> None:
+        with self._changed:
+            self._ready.append(_Ready(block, found, size_bytes))
+            self._held += size_bytes
+            self._largest = max(self._largest, size_bytes)
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        """Whether another block is wanted; waits until that is known."""
+        with self._changed:
+            while not self._stopped and self._held + self._largest > self._budget and self._held:
+                self._changed.wait()
+            return not self._stopped
 
 
 def by_batch(blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[Read]:

@@ -2,31 +2,26 @@
 
 What it is: a source has a length for each epoch and gives the samples at any positions of it, the same ones in every
 process that asks. How: :class:`~wdscli.loader.order.order.EpochOrder` says where they lie, a
-:class:`~wdscli.loader.read.fetch.Fetcher` reads them. It must not know of ranks, workers, batches or stages.
+:class:`~wdscli.loader.read.fetch.Fetcher` reads them. What cannot be read may be replaced by what lies further on
+(:func:`instead`). It must not know of ranks, workers, batches or stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wdscli.errors import DataError, StorageError
 from wdscli.loader.checks import want_whole, want_word
-from wdscli.loader.order import heap
 from wdscli.loader.order.order import CAP, LANES, EpochOrder, Shuffle
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, read_each
-from wdscli.loader.read.fetch import Fetcher, Raw
-from wdscli.loader.read.pool import Pool
+from wdscli.loader.read.fetch import Fetcher, Pool, Raw
 from wdscli.storage import is_local
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    I64: TypeAlias = NDArray[numpy.int64]
-
-Read: TypeAlias = "Callable[[I64], list[Raw]]"
+    from wdscli.loader.order.order import I64
 
 
 class PositionSource(Protocol):
@@ -50,7 +45,7 @@ class EpochReader(Protocol):
         """The samples at some positions, in their order, with Failed where one cannot be read."""
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close all files."""
 
 
 class IndexedSource:
@@ -92,23 +87,21 @@ class IndexedSource:
         return self.catalog.total or 0
 
     def reader(self, epoch: int) -> EpochReader:
+        return _Reader(self, epoch)
+
+    def order(self, epoch: int) -> EpochOrder:
+        """Where the samples of an epoch lie."""
         assert self.catalog.counts is not None
-        heap.keep()
-        order = EpochOrder(self.catalog.counts, seed=self.seed, epoch=epoch, **self._how)
-        if all(map(is_local, self.catalog.addresses)):
-            return _Reader(self.catalog, order, Fetcher(self.catalog, self.fields))
-        return _Reader(self.catalog, order, Pool(self.catalog, self.fields), waits=True)
+        return EpochOrder(self.catalog.counts, seed=self.seed, epoch=epoch, **self._how)
 
 
 class _Reader:
-    def __init__(
-        self, catalog: Catalog, order: EpochOrder, fetcher: Fetcher | Pool, waits: bool = False
-    ) -> None:
-        self.waits = waits
+    def __init__(self, source: IndexedSource, epoch: int) -> None:
+        self._catalog, self._order = source.catalog, source.order(epoch)
+        self.waits = not all(map(is_local, self._catalog.addresses))
         """Whether a read waits for other machines, so that it pays to read ahead."""
-        self._catalog = catalog
-        self._order = order
-        self._fetcher = fetcher
+        kind: type[Fetcher | Pool] = Pool if self.waits else Fetcher
+        self._fetcher = kind(self._catalog, source.fields)
 
     def read(self, positions: I64) -> list[Raw | Failed]:
         shards, samples = self._order.locate(positions)
@@ -120,3 +113,36 @@ class _Reader:
 
     def close(self) -> None:
         self._fetcher.close()
+
+
+def instead(reader: EpochReader, position: int, step: int, length: int) -> Any:
+    """What is tried in the place of ``position`` of an epoch of ``length``: the sample ``step`` further on, or Failed.
+    A reader that knows better, because what lies there is of another set or epoch, has a method of this name."""
+    import numpy
+
+    own = getattr(reader, "instead", None)
+    if own is not None:
+        return own(position, step)
+    [sample] = reader.read(numpy.array([(position + step) % length], dtype=numpy.int64))
+    return sample
+
+
+class Spare:
+    """A reader of its own for what is read in the place of something else, opened when it is needed: the one that reads
+    ahead may be in the hands of another thread. For several threads."""
+
+    def __init__(self, source: PositionSource, epoch: int) -> None:
+        self._source, self._epoch = source, epoch
+        self._reader: EpochReader | None = None
+        self._lock = Lock()
+
+    def instead(self, position: int, step: int, length: int) -> Any:
+        """See :func:`instead`."""
+        with self._lock:
+            self._reader = self._reader or self._source.reader(self._epoch)
+            return instead(self._reader, position, step, length)
+
+    def close(self) -> None:
+        """Close all files."""
+        if self._reader is not None:
+            self._reader.close()

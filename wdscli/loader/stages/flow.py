@@ -22,9 +22,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from wdscli.loader.place.share import Batches
-from wdscli.loader.read.failures import Failed, Policy, Replacing, Spare
-from wdscli.loader.read.meter import Times
-from wdscli.loader.read.reading import Block, Read
+from wdscli.loader.read.failures import Failed, Policy, Replacing
+from wdscli.loader.read.reading import Block, Read, Times
+from wdscli.loader.read.source import Spare
 from wdscli.loader.stages.handlers import StopEpoch
 
 if TYPE_CHECKING:

@@ -38,15 +38,12 @@ def getfirst(
     a: Mapping[str, Any], keys: str | Sequence[str], default: Any = None, missing_is_error: bool = True
 ) -> Any:
     """The value of the first of ``"jpg;png"`` that is there. Raises FieldError, which is a ValueError."""
-    return first_of(a, alternatives(keys), missing_is_error, default)
-
-
-def first_of(item: Mapping[str, Any], names: Sequence[str], must: bool = True, default: Any = None) -> Any:
+    names = keys.split(";") if isinstance(keys, str) else keys
     for name in names:
-        if name in item:
-            return item[name]
-    if must:
-        raise missing(item, ";".join(names))
+        if name in a:
+            return a[name]
+    if missing_is_error:
+        raise missing(a, ";".join(names))
     return default
 
 
@@ -201,7 +198,7 @@ class ToTuple(Stage):
                 return tuple([item[name] for name in self._plain])
             except KeyError:
                 pass
-        return tuple([first_of(item, names, self._missing) for names in self._fields])
+        return tuple([getfirst(item, names, missing_is_error=self._missing) for names in self._fields])
 
 
 class Rename(Stage):
@@ -214,7 +211,7 @@ class Rename(Stage):
 
     def apply(self, item: Any) -> Any:
         item = want_dict(item, "rename")
-        found = {new: first_of(item, old) for new, old in self._names.items()}
+        found = {new: getfirst(item, old) for new, old in self._names.items()}
         if not self._keep:
             return found
         kept = {name: value for name, value in item.items() if name not in self._replaced}

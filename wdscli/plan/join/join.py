@@ -25,8 +25,8 @@ from wdscli.plan.join.joined import (
     TableShard,
     collision,
 )
-from wdscli.plan.join.match import JoinKind, Measured, Shapes, SlotRows, match
-from wdscli.plan.orders import LIMIT, VALUED_BYTES, Arranged, Surveyed
+from wdscli.plan.join.match import JoinKind, Measured, SetRows, Shapes, match
+from wdscli.plan.orders import VALUED_BYTES, Arranged, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask
@@ -140,10 +140,10 @@ class Join(NamedTuple):
             chosen = chosen._replace(limit=None)
         others = Selection(key_rule=chosen.key_rule, field_rule=chosen.field_rule)
         found = []
-        for slot in range(len(policies)):
-            selection = others if slot else chosen
-            extract = Shapes(selection, template.form, slot, has_lengths)
-            found.append(template._replace(selection=selection, extract=extract, slot=slot))
+        for of_set in range(len(policies)):
+            selection = others if of_set else chosen
+            extract = Shapes(selection, template.form, of_set, has_lengths)
+            found.append(template._replace(selection=selection, extract=extract, of_set=of_set))
         return found
 
     def table_shard(
@@ -194,8 +194,8 @@ class Join(NamedTuple):
         table = surveyed.samples
         policies = self.policies(surveyed.total_sets)
         sets = [
-            SlotRows(surveyed, first, end, [at for at, number in enumerate(surveyed.sets) if number == slot])
-            for slot, (first, end) in enumerate(_bounds(surveyed))
+            SetRows(surveyed, first, end, [at for at, number in enumerate(surveyed.sets) if number == place])
+            for place, (first, end) in enumerate(_bounds(surveyed))
         ]
         rows = match([of_set.samples.keys for of_set in sets], self.kind)
         measured = Measured(policies, sets, rows)
@@ -238,7 +238,7 @@ class Join(NamedTuple):
         )
 
     def _conflict(
-        self, surveyed: Surveyed, sets: Sequence[SlotRows], rows: Sequence[int], error: DataError
+        self, surveyed: Surveyed, sets: Sequence[SetRows], rows: Sequence[int], error: DataError
     ) -> DataError:
         """The error of a sample whose fields cannot be beside each other, with its key and places."""
         parts = [
@@ -263,23 +263,6 @@ def nobody() -> Rows:
     row: Rows = numpy.zeros(1, dtype=row_type())
     row["shard"] = NOBODY
     return row
-
-
-def first_joined(arranged: Arranged, limit: int | None) -> Arranged:
-    """The first samples of a join; the parts of the others count as left out."""
-    joined, order = arranged.joined, arranged.order
-    assert joined is not None
-    assert order is not None
-    if limit is None or limit >= len(order):
-        return arranged
-    others = tuple(other.slice(0, limit) for other in joined.others)
-    partners = sum(int((one.order >= 0).sum()) for one in others if one.order is not None)
-    left = len(order) + joined.counts.partners - limit - partners
-    return arranged._replace(
-        order=order[:limit],
-        dropped={**arranged.dropped, LIMIT: left},
-        joined=joined._replace(others=others, counts=joined.counts._replace(partners=partners)),
-    )
 
 
 def _bounds(surveyed: Surveyed) -> list[tuple[int, int]]:

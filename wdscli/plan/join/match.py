@@ -21,6 +21,7 @@ from wdscli.model import to_text
 from wdscli.plan.join.joined import Layout, OnConflict, Shape, Slot, lay_out, suffixed
 from wdscli.plan.orders import Surveyed
 from wdscli.plan.survey import out_length
+from wdscli.plan.table import order_of_hashes
 from wdscli.plan.values import Packed, PayloadOf
 from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
@@ -78,29 +79,31 @@ def find(wanted: U64, hashes: U64) -> I64:
     found: I64 = numpy.full(len(wanted), -1, dtype=numpy.int64)
     if not len(hashes) or not len(wanted):
         return found
-    order = numpy.argsort(hashes)
+    # Columns of a table lie apart in memory.
+    wanted, hashes = numpy.ascontiguousarray(wanted), numpy.ascontiguousarray(hashes)
+    order = order_of_hashes(len(hashes), hashes.__getitem__)
     there = hashes[order]
     # Both in rising order: the lookups walk through memory instead of jumping about in it.
-    asked = numpy.argsort(wanted)
-    rising = wanted[asked]
+    rows = order_of_hashes(len(wanted), wanted.__getitem__)
+    rising = wanted[rows]
     places = numpy.minimum(numpy.searchsorted(there, rising), len(there) - 1)
-    found[asked] = numpy.where(there[places] == rising, order[places], -1)
+    found[rows] = numpy.where(there[places] == rising, order[places], -1)
     return found
 
 
 class Shapes:
     """An extract: numbers of 32 bits, first that of the sample's shape in ``shapes``. With ``has_lengths`` there
     follow the blocks of 512 bytes that each member takes, header included, as they are named, and those with the name
-    that a suffix gives in this ``slot``."""
+    that a suffix gives in this set."""
 
     payload_fields: frozenset[bytes] = frozenset()
     named = ()
 
-    def __init__(self, selection: Selection, form: Form, slot: int, has_lengths: bool) -> None:
+    def __init__(self, selection: Selection, form: Form, of_set: int, has_lengths: bool) -> None:
         self.has_lengths = has_lengths
         self._selection = selection
         self._form = form
-        self._slot = slot
+        self._of_set = of_set
         self._numbers: dict[Shape, int] = {}
 
     @property
@@ -152,7 +155,7 @@ class Shapes:
         words: U32 = numpy.empty((count, 1 + 2 * len(shape) * self.has_lengths), dtype=numpy.uint32)
         words[:, 0] = self._number(shape)
         if self.has_lengths:
-            longest = longest_key + 1 + max(len(suffixed(field, self._slot)) for field in shape)
+            longest = longest_key + 1 + max(len(suffixed(field, self._of_set)) for field in shape)
             if longest > 100 or int(max(sizes)) >= 1 << 33:
                 return None
             blocks = numpy.asarray(sizes, dtype=numpy.uint64) + numpy.uint64(2 * BLOCK - 1) >> numpy.uint64(9)
@@ -166,11 +169,9 @@ class Shapes:
         plan = self._selection.plan_of(batch, row, shard)
         words = [self._number(tuple(field for _, field in plan))]
         if self.has_lengths:
-            names = [field for _, field in plan]
             words += [self._blocks(batch, row, at, field, shard) for at, field in plan]
             words += [
-                self._blocks(batch, row, at, suffixed(field, self._slot), shard)
-                for (at, _), field in zip(plan, names, strict=True)
+                self._blocks(batch, row, at, suffixed(field, self._of_set), shard) for at, field in plan
             ]
         return array("I", words).tobytes()
 
@@ -189,7 +190,7 @@ class Shapes:
         return out_length([(batch.keys[row] + b"." + field, size)], self._form) // BLOCK
 
 
-class SlotRows:
+class SetRows:
     """The samples of one set: rows ``first`` to ``end`` of the table, from ``inputs`` with these numbers."""
 
     def __init__(self, surveyed: Surveyed, first: int, end: int, inputs: Sequence[int]) -> None:
@@ -235,7 +236,7 @@ class Measured:
     output sample whose fields cannot be beside each other, and why.
     """
 
-    def __init__(self, policies: Sequence[OnConflict], sets: Sequence[SlotRows], rows: Sequence[I64]) -> None:
+    def __init__(self, policies: Sequence[OnConflict], sets: Sequence[SetRows], rows: Sequence[I64]) -> None:
         import numpy
 
         self._sets = sets
