@@ -28,7 +28,7 @@ MAX_FIELDS = 1 << 9
 OTHERS = "(others)"
 """All fields that come after the first MAX_FIELDS, together."""
 BINS = 12
-_FEW_KEYS = 1 << 16
+_FEW = 1 << 16
 
 
 class FieldSizes(NamedTuple):
@@ -188,7 +188,7 @@ class _Keys:
 
     def repeated(self) -> int:
         """How many keys came more than once."""
-        if len(self._digests) <= _FEW_KEYS:
+        if len(self._digests) <= _FEW:
             return sum(count > 1 for count in Counter(self._digests).values())
         import numpy
 
