@@ -621,7 +621,7 @@ def test_repeated_keys_are_counted_alike_by_few_and_by_many(
     names = ["a", "b", "a", "c", "b", "a", "d"]
     write(folder / "twice.tar", [(name, {"x": b""}) for name in names])
     assert summarize(ls(["twice.tar"])).repeated_keys == 2
-    monkeypatch.setattr(summary_module, "_FEW_KEYS", 1)
+    monkeypatch.setattr(summary_module, "_FEW", 1)
     assert summarize(ls(["twice.tar"])).repeated_keys == 2
     assert summarize(ls(["cats.tar"])).repeated_keys == 0
     assert summarize(ls(["cats.tar", "cats.tar"])).repeated_keys == 2

@@ -571,7 +571,7 @@ def test_training_that_is_killed_goes_on_in_a_new_process_with_other_workers(
 
 
 def test_importing_the_loader_loads_nothing_heavy() -> None:
-    from test_imports import HEAVY, loaded
+    from loaded_modules import HEAVY, loaded
 
     names = loaded("import wdscli.loader")
     assert not names & (HEAVY | {"typer", "s3fs", "fsspec", "torch", "numpy", "webdataset"})
