@@ -20,7 +20,9 @@ from wdscli.storage import open_sink
 FEW, MANY = 40_000, 160_000
 MOST_BYTES_A_FILE = 100
 GROWN = """
-import resource, sys
+import ctypes, resource, sys
+# No huge pages (PR_SET_THP_DISABLE): whether the kernel has one at hand is two megabytes more or less.
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)
 from wdscli.cli.main import main
 
 def peak():

@@ -54,7 +54,9 @@ def loader(data: Any, workers: int = 2, **more: Any) -> Any:
 def test_workers_hear_of_epochs(url: str, context: str, stay: bool) -> None:
     known = epochs(url)
     data = made(url)
-    batches = loader(data, multiprocessing_context=context, persistent_workers=stay)
+    # Each spawned worker loads torch anew, for every epoch when it does not stay: one is enough then.
+    workers = 1 if (context, stay) == ("spawn", False) else 2
+    batches = loader(data, workers, multiprocessing_context=context, persistent_workers=stay)
     assert [list(batches), list(batches)] == known[:2]
     assert data.epoch == 2
     data.set_epoch(5)
