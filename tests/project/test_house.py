@@ -1,0 +1,92 @@
+"""The shape of the house: what a newcomer must hold in the head stays small. import-linter holds the layers."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+HOUSE = Path(__file__).parents[2] / "wdscli"
+MOST_MODULES = 16
+MOST_LINES = 640
+"""A module is one idea, up to about 600 lines."""
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(HOUSE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in HOUSE.rglob("*.py")}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imports() -> dict[str, set[str]]:
+    """Which modules of ours each module names in an import anywhere in it, for type checkers too."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, path in MODULES.items():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("wdscli"):
+                for alias in node.names:
+                    below = f"{node.module}.{alias.name}"
+                    found[name].add(below if below in MODULES else node.module)
+    return found
+
+
+def test_no_two_modules_import_each_other() -> None:
+    # A package whose names are loaded when they are asked for is no module that needs the other.
+    faces = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+    found = imports()
+    pairs = [
+        (one, other)
+        for one, others in found.items()
+        for other in others
+        if one < other and one in found.get(other, ()) and not {one, other} & faces
+    ]
+    assert not pairs
+
+
+def test_no_folder_has_more_modules_than_a_reader_can_survey() -> None:
+    counts: dict[Path, int] = defaultdict(int)
+    for path in MODULES.values():
+        counts[path.parent] += path.name != "__init__.py"
+    assert not {str(folder): count for folder, count in counts.items() if count > MOST_MODULES}
+
+
+def test_no_module_is_longer_than_an_idea() -> None:
+    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert not {name: count for name, count in lines.items() if count > MOST_LINES}
+
+
+def test_every_module_opens_with_what_it_is() -> None:
+    bare = [
+        name for name, path in MODULES.items() if path.stat().st_size and not ast.get_docstring(tree(path))
+    ]
+    assert not bare
+
+
+def test_nothing_at_the_top_of_a_module_is_unused() -> None:
+    """A function or class that no other place names is dead, unless it is a face of the library."""
+    words: dict[str, int] = defaultdict(int)
+    for user in (*MODULES.values(), *HOUSE.parent.glob("scripts/*.py")):
+        for node in ast.walk(tree(user)):
+            if isinstance(node, ast.Name):
+                words[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                words[node.attr] += 1
+            elif isinstance(node, ast.alias):
+                words[node.name] += 1
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+                words[node.value] += 1
+    dead = []
+    for name, path in MODULES.items():
+        for node in tree(path).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not words[node.name]:
+                dead.append(f"{name}.{node.name}")
+    faces = {"wdscli.tar.recover.next_header"}
+    assert not [name for name in dead if name not in faces and not name.rsplit(".", 1)[1].startswith("__")]
