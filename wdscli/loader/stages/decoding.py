@@ -148,6 +148,11 @@ class Decoder:
         return {**self.__dict__, "_plans": {}}
 
 
+def make_decoder(*args: str | Handler, **options: Any) -> Decoder:
+    """:class:`Decoder` with handlers as arguments, as ``decode(...)`` of a dataset takes them."""
+    return Decoder(args, **options)
+
+
 def _named(name: str) -> Handler:
     if name in SPECS:
         return Images(name)
