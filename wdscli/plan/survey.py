@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -49,8 +49,8 @@ from wdscli.shards.index import index_address
 from wdscli.shards.reading import batches, index_batches, index_for
 from wdscli.storage import Source, is_local
 from wdscli.storage.addresses import local_path
-from wdscli.tar import Form, build_header, padded
-from wdscli.tar.header import BLOCK
+from wdscli.tar import FOREIGN, Form, build_header, padded
+from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -395,7 +395,8 @@ def _add(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence
     everything = rows is None or len(rows) == len(batch.keys)
     if len(batch.keys):
         columns.note(batch, None if everything else rows)
-    if everything and task.rekey is None and not task.selection.changes_members and not any(batch.marks):
+    is_kept = everything and task.rekey is None and not task.selection.changes_members
+    if is_kept and not set(batch.marks) - {0, FOREIGN} and _are_usual(batch):
         _add_plain(columns, batch)
         return
     chosen = range(len(batch.keys)) if rows is None else rows
@@ -408,8 +409,16 @@ def _add(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence
         columns.add(batch, row, out_length(sizes, task.form), len(sizes), mark, hash_key(new))
 
 
+def _are_usual(batch: SampleBatch) -> bool:
+    """Whether each member of a batch has one header block when it is canonical, and those that are have it."""
+    if not any(batch.marks):
+        return True
+    longest = max(map(len, batch.keys)) + 1 + max(map(len, batch.fields))
+    return longest <= NAME_BYTES and max(batch.sizes) < ONE_BLOCK_SIZE
+
+
 def _add_plain(columns: _Columns, batch: SampleBatch) -> None:
-    """All samples of a canonical batch, as they stand."""
+    """All samples of a batch, whose members get no more than a canonical header."""
     firsts, offsets, sizes = batch.firsts, batch.offsets, batch.sizes
     starts = [batch.starts[first] for first in firsts[:-1]]
     lengths = [
@@ -419,9 +428,13 @@ def _add_plain(columns: _Columns, batch: SampleBatch) -> None:
     columns.places.extend(range(batch.index, batch.index + len(starts)))
     columns.starts.extend(starts)
     columns.lengths.extend(lengths)
-    columns.out_lengths.extend(lengths)
+    if any(batch.marks):
+        ends = list(accumulate([BLOCK + (size + 511 & -512) for size in sizes], initial=0))
+        columns.out_lengths.extend([ends[end] - ends[first] for first, end in pairwise(firsts)])
+    else:
+        columns.out_lengths.extend(lengths)
     columns.members.extend([end - first for first, end in pairwise(firsts)])
-    columns.marks.extend(bytes(len(starts)))
+    columns.marks.extend(batch.marks)
     columns.keys.extend(map(hash_key, batch.keys))
 
 
@@ -543,7 +556,7 @@ def out_length(sizes: list[tuple[bytes, int]], form: Form) -> int:
     """Bytes that members of these names and sizes take, headers and padding included."""
     length = 0
     for name, size in sizes:
-        simple = len(name) <= 100 and size < 1 << 33
+        simple = len(name) <= NAME_BYTES and size < ONE_BLOCK_SIZE
         length += (BLOCK if simple else len(build_header(name, size, form))) + padded(size)
     return length
 
