@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -24,10 +25,11 @@ from wdscli.plan.inputs import PIECE_BYTES, Input, Inputs, cut_short
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
 from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable
-from wdscli.plan.values import PayloadOf, Values
+from wdscli.plan.values import Extract, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named
+from wdscli.selection.reading import Payloads
 
 if TYPE_CHECKING:
     from wdscli.plan.table import I64, Mask
@@ -429,8 +431,9 @@ def _groups_of_digests(values: Values) -> Groups:
     return Groups.of(rows[order], same)
 
 
-class Digests(NamedTuple):
-    """16 bytes for each sample (:class:`~wdscli.plan.survey.Extract`); none for one that lacks a field."""
+@dataclass(frozen=True)
+class Digests(Extract):
+    """16 bytes for each sample; none for one that lacks a field."""
 
     by_key: bool
     fields: tuple[bytes, ...]
@@ -445,11 +448,11 @@ class Digests(NamedTuple):
         return [Named(name, " to tell duplicates by", (name,)) for name in names]
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
         return [self._value(batch, row, payload_of) for row in rows]
 
-    def _value(self, batch: SampleBatch, row: int, payload_of: PayloadOf) -> bytes:
+    def _value(self, batch: SampleBatch, row: int, payload_of: Payloads) -> bytes:
         places = places_of(batch, row, self.fields)
         if places is None:
             return b""
@@ -458,7 +461,7 @@ class Digests(NamedTuple):
         return digest_of(self._pieces(batch, row, payload_of, [size for _, size in places]))
 
     def _pieces(
-        self, batch: SampleBatch, row: int, payload_of: PayloadOf, sizes: Sequence[int]
+        self, batch: SampleBatch, row: int, payload_of: Payloads, sizes: Sequence[int]
     ) -> Iterator[bytes]:
         """Key and payloads; of several things each comes after its length."""
         several = self.by_key + len(self.fields) > 1

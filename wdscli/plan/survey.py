@@ -37,7 +37,7 @@ from wdscli.plan.table import (
     no_rows,
     row_type,
 )
-from wdscli.plan.values import Extract, FromIndex, GrowingValues, Packed, RowBlock, Shaped, Values
+from wdscli.plan.values import Extract, GrowingValues, Packed, RowBlock, Values
 from wdscli.progress import Progress
 from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
 from wdscli.samples.salvage import salvaged_batches
@@ -269,7 +269,7 @@ def survey(
             found.ignored = index.ignored
             found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())
             _keep(task, found, block, take)
-            found.shapes = extract.shapes if isinstance(extract, Shaped) else []
+            found.shapes = extract.shapes if extract is not None else []
             return found
         known = _batches(task, source, found, ignored, index)
         for batch, rows in _selected(task, source, state, known, ignored, payloads):
@@ -288,7 +288,7 @@ def survey(
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
     found.ignored = ignored.counts
     found.copy = task.input.copy
-    found.shapes = extract.shapes if isinstance(extract, Shaped) else []
+    found.shapes = extract.shapes if extract is not None else []
     return found
 
 
@@ -306,11 +306,9 @@ def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowB
 
 def _plain_block(task: SurveyTask, index: Index) -> RowBlock | None:
     """Rows and values where the index alone tells all that is wanted."""
-    extract = task.extract
-    if not (extract is None or isinstance(extract, FromIndex)) or (rows := plain_rows(task, index)) is None:
-        return None
-    values = Packed.of([]) if extract is None else extract.values_of_index(index)
-    return None if values is None else RowBlock(rows, values)
+    values = Packed.of([]) if task.extract is None else task.extract.values_of_index(index)
+    rows = None if values is None else plain_rows(task, index)
+    return None if values is None or rows is None else RowBlock(rows, values)
 
 
 def _payloads(task: SurveyTask, source: Source) -> Payloads:

@@ -1,8 +1,8 @@
 """One sample of a batch, for who looks into it: an expression, a sort key, what a split goes by.
 
-What it is: :class:`SampleAt`, which finds members and payloads by field, and makes the errors that name the sample. How:
-it is a batch and a row of it, so that one is made only where a sample is looked at by itself. It must not know what is
-looked for.
+What it is: :class:`SampleAt`, which finds members and payloads by field, and makes the errors that name the sample. How
+it goes about it: it is a batch and a row of it, made only where a sample is looked at by itself. It must not know what
+is looked for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class SampleAt(NamedTuple):
         assert self.payload_of is not None
         return self.payload_of(self.row, field)
 
-    def error(self, message: str, code: str, field: bytes | None = None, hint: str | None = None) -> DataError:
+    def error(
+        self, message: str, code: str, field: bytes | None = None, hint: str | None = None
+    ) -> DataError:
         """The error of the sample, or of its member of this field, with its place."""
         at = None if field is None else self.member(field)
         return DataError(

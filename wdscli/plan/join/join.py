@@ -9,8 +9,9 @@ that partners belong together (:mod:`wdscli.copy.copier`). It must not know how 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
@@ -26,7 +27,7 @@ from wdscli.plan.join.joined import (
     collision,
 )
 from wdscli.plan.join.match import JoinKind, Measured, SetRows, Shapes, match
-from wdscli.plan.orders import VALUED_BYTES, Arranged, Surveyed
+from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask
@@ -72,18 +73,16 @@ class JoinedTable(Protocol):
         """Write its rows as a shard. Raises UsageError, InputError, OutputError, DataError."""
 
 
-class Join(NamedTuple):
+@dataclass(frozen=True)
+class Join(Order):
     """How sets are joined. ``on_conflict`` None is ``error`` between sets of shards and ``right`` for a table, which
     is the last set."""
 
     kind: JoinKind = "inner"
     on_conflict: OnConflict | None = None
     table: JoinedTable | None = None
-    operation: str = "merge"
-    extract: None = None
-    seed: int | None = None
-    dedup: None = None
-    bytes_per_sample: int = VALUED_BYTES
+    operation = "merge"
+    bytes_per_sample = VALUED_BYTES
 
     def options(self) -> dict[str, Any]:
         """The options that shape the result, for the manifest."""

@@ -22,9 +22,10 @@ from wdscli.plan.join.joined import Layout, OnConflict, Shape, Slot, lay_out, su
 from wdscli.plan.orders import Surveyed
 from wdscli.plan.survey import out_length
 from wdscli.plan.table import order_of_hashes
-from wdscli.plan.values import Packed, PayloadOf
+from wdscli.plan.values import Extract, Packed
 from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
+from wdscli.selection.reading import Payloads
 from wdscli.tar import Form
 from wdscli.tar.header import BLOCK
 
@@ -98,13 +99,10 @@ def _rising(hashes: U64) -> tuple[I64, U64]:
     return order, column[order]
 
 
-class Shapes:
+class Shapes(Extract):
     """An extract: numbers of 32 bits, first that of the sample's shape in ``shapes``. With ``has_lengths`` there
     follow the blocks of 512 bytes that each member takes, header included, as they are named, and those with the name
     that a suffix gives in this set."""
-
-    payload_fields: frozenset[bytes] = frozenset()
-    named = ()
 
     def __init__(self, selection: Selection, form: Form, of_set: int, has_lengths: bool) -> None:
         self.has_lengths = has_lengths
@@ -142,7 +140,7 @@ class Shapes:
         return Packed(lengths, words.reshape(-1).view(numpy.uint8))
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
         """Those of some samples of a batch. Raises DataError for a payload that is too large."""
         count, total = len(batch.keys), len(batch.fields)
