@@ -149,11 +149,26 @@ class Origin(NamedTuple):
         return path if os.path.exists(path) else ""
 
 
+def _column(name: str) -> Any:
+    """A column of a table's rows."""
+    return property(lambda table: table.rows[name])
+
+
 class PlanTable:
     """Samples of a plan, one row each (:func:`row_type`). The columns are views: what is set in them is set in the
     rows. Another process of this machine that is sent a large table maps the same file."""
 
     __slots__ = ("origin", "rows")
+
+    shards: U32 = _column("shard")
+    places: U32 = _column("place")
+    starts: U64 = _column("start")
+    lengths: U64 = _column("length")
+    out_lengths: U64 = _column("out")
+    members: U32 = _column("members")
+    marks: U8 = _column("mark")
+    keys: U64 = _column("key")
+    headers: U32 = _column("headers")
 
     def __init__(self, rows: Rows, origin: Origin | None = None) -> None:
         self.rows = rows
@@ -172,42 +187,6 @@ class PlanTable:
     def total(self) -> int:
         """How many there are."""
         return len(self.rows)
-
-    @property
-    def shards(self) -> U32:
-        return self.rows["shard"]
-
-    @property
-    def places(self) -> U32:
-        return self.rows["place"]
-
-    @property
-    def starts(self) -> U64:
-        return self.rows["start"]
-
-    @property
-    def lengths(self) -> U64:
-        return self.rows["length"]
-
-    @property
-    def out_lengths(self) -> U64:
-        return self.rows["out"]
-
-    @property
-    def members(self) -> U32:
-        return self.rows["members"]
-
-    @property
-    def marks(self) -> U8:
-        return self.rows["mark"]
-
-    @property
-    def keys(self) -> U64:
-        return self.rows["key"]
-
-    @property
-    def headers(self) -> U32:
-        return self.rows["headers"]
 
     def take(self, rows: I64 | list[int]) -> PlanTable:
         """Some samples, in the order of ``rows``; a copy, in memory."""
