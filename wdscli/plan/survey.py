@@ -46,7 +46,7 @@ from wdscli.selection.choice import OnError
 from wdscli.selection.named import Sightings
 from wdscli.selection.reading import Payloads, iter_selected
 from wdscli.shards.index import index_address
-from wdscli.shards.reading import batches, index_batches, index_for
+from wdscli.shards.reading import index_batches, index_for
 from wdscli.storage import Source, is_local
 from wdscli.storage.addresses import local_path
 from wdscli.tar import Form, build_header, padded
@@ -551,17 +551,10 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
     wanted = iter(places)
     place = next(wanted, None)
     with task.input.open() as source:
-        for batch in _all(task, source):
+        index = _index_for(task, source, Payloads(source, frozenset()), Survey())
+        for batch in _batches(task, source, Survey(), Ignored(), index):
             while place is not None and place < batch.index + len(batch.keys):
                 yield batch, place - batch.index
                 place = next(wanted, None)
             if place is None:
                 return
-
-
-def _all(task: SurveyTask, source: Source) -> Iterator[SampleBatch]:
-    """All samples of a shard, as :func:`survey` saw them."""
-    if task.on_error == "skip":
-        return keep_safe(salvaged_batches(source, lambda _: None, {}, form=task.form), {})
-    use_index = task.use_index and not task.input.copy
-    return batches(task.address, source, form=task.form, use_index=use_index)

@@ -91,6 +91,12 @@ class ShardSettings(NamedTuple):
     witness: Witness | None = None
     ticket: Ticket | None = None
 
+    def check_folder(self, address: str) -> None:
+        """Raise OutputError where a shard would go into a folder that has come in the place of the one that the run
+        began with."""
+        if self.ticket is not None:
+            self.ticket.check(address)
+
     def open(self, address: str) -> ShardFile:
         """A shard to fill at ``address``."""
         return ShardFile(address, self)
@@ -127,7 +133,7 @@ class ShardFile:
         self.address = address
         self._settings = settings = settings or ShardSettings()
         self.form = settings.form
-        self._check_folder()
+        settings.check_folder(address)
         self._has_place = sink is None and not goes_nowhere(address)
         self._with_index = settings.with_index and self._has_place
         digest = new_digest(settings.checksum)
@@ -226,22 +232,17 @@ class ShardFile:
         """Nothing that was handed in is referred to any longer after this; needed before a buffer is used again."""
         self._tar.flush()
 
-    def _check_folder(self) -> None:
-        """Nothing is written into a folder that has come in the place of the one that the run began with."""
-        if self._settings.ticket is not None:
-            self._settings.ticket.check(self.address)
-
     def commit(self) -> ShardInfo:
         """End the archive, give the shard its name, then the index its own."""
         try:
             return self._commit()
         except OutputError:
-            self._check_folder()  # which says better why there is no such file
+            self._settings.check_folder(self.address)  # which says better why there is no such file
             raise
 
     def _commit(self) -> ShardInfo:
         self._tar.close()
-        self._check_folder()
+        self._settings.check_folder(self.address)
         size = self._tar.position
         info = self._info(size)
         if not self._with_index:
