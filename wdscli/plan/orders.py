@@ -233,11 +233,9 @@ class Shares(NamedTuple):
 
 def _weight(word: str, text: str) -> Fraction:
     try:
-        weight = Fraction(word) if _NUMBER.fullmatch(word) else None
+        weight = Fraction(word if _NUMBER.fullmatch(word) else "1/0")
     except ZeroDivisionError:
-        weight = None
-    if weight is None:
-        raise UsageError(f'"{word}" in --weights {text} is not a weight', hint="--weights 0.7,0.3")
+        raise UsageError(f'"{word}" in --weights {text} is not a weight', hint="--weights 0.7,0.3") from None
     if not weight:
         raise UsageError(f"a weight of 0 in --weights {text}", hint="leave the set out instead")
     return weight

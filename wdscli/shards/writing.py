@@ -73,11 +73,6 @@ _JOINED_BYTES = 1 << 15
 """A sample of fewer bytes goes on as one piece."""
 
 
-def goes_nowhere(address: str) -> bool:
-    """Whether ``address`` is a stream or a device: nothing can lie beside it."""
-    return is_stream(address) or (is_local(address) and is_device(local_path(address)))
-
-
 class ShardSettings(NamedTuple):
     """How shards are written; small and picklable, so that tasks in other processes can have it. ``with_index`` writes
     the ``.wdx`` beside a shard, and ``witness`` hears of the shard (neither for ``-``, ``pipe:`` and devices);
@@ -134,7 +129,9 @@ class ShardFile:
         self._settings = settings = settings or ShardSettings()
         self.form = settings.form
         settings.check_folder(address)
-        self._has_place = sink is None and not goes_nowhere(address)
+        is_stream_or_device = is_stream(address) or (is_local(address) and is_device(local_path(address)))
+        self._has_place = sink is None and not is_stream_or_device
+        """Whether anything can lie beside it."""
         self._with_index = settings.with_index and self._has_place
         digest = new_digest(settings.checksum)
         self._sink = sink or open_sink(address, force=settings.force, fsync=settings.fsync)
