@@ -306,7 +306,7 @@ class Duplicate(NamedTuple):
 class Duplicates(NamedTuple):
     """The samples that were left out, and the one that each repeats. ``by`` says what they have in common."""
 
-    by: Sequence[str]
+    by: tuple[str, ...]
     samples: PlanTable
     firsts: PlanTable
     reader: Rereader

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
@@ -33,7 +33,6 @@ from wdscli.plan.table import (
     PlanTable,
     hashes_of,
     headers_of,
-    headers_of_batches,
     no_rows,
     row_type,
 )
@@ -63,7 +62,7 @@ RENAMED = 0b1000000
 HELD_ROWS = 1 << 16
 """Rows that a survey holds."""
 BATCHES_AT_ONCE = 16
-"""So many batches' headers are hashed at once."""
+"""So many batches' rows are made at once."""
 KEYS_AT_ONCE = 1 << 14
 """So many keys of an index are objects of Python together."""
 REMOTE_SHARD_BYTES = 16 << 20
@@ -71,6 +70,8 @@ REMOTE_SHARD_BYTES = 16 << 20
 MEMORY_PER_INDEX_BYTE = 6
 """Bytes of memory for each byte of an index file, while it is read and made into rows."""
 
+ChosenOf: TypeAlias = tuple[SampleBatch, Sequence[int]]
+"""A batch, and some rows of it."""
 hash_key = xxh3_64_intdigest
 """What a survey keeps of a key."""
 
@@ -253,7 +254,7 @@ def survey(
 ) -> Survey:
     """Read one shard's headers. ``take`` is given the rows as they are found; without it the survey has them. Raises
     InputError, DataError."""
-    found, columns, ignored = Survey(), _Columns(), Ignored()
+    found, rows_found, ignored = Survey(), _Rows(), Ignored()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes = state.members, state.payload_bytes
     task, source = _at_any_place(task, found.warnings)
@@ -273,17 +274,17 @@ def survey(
             return found
         known = _batches(task, source, found, ignored, index)
         for batch, rows in _selected(task, source, state, known, ignored, payloads):
-            _add(columns, task, batch, rows)
+            rows_found.add(task, batch, rows)
             if extract is not None:
                 payloads.batch = batch
                 chosen = range(len(batch.keys)) if rows is None else rows
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
                     found.sightings.look(extract.named, batch, chosen, payloads)
-            if len(columns.places) > HELD_ROWS and (take is not None or task.overflow is not None):
-                _keep(task, found, RowBlock(columns.rows(), Packed.of(values)), take)
-                columns, values = _Columns(), []
-        _keep(task, found, RowBlock(columns.rows(), Packed.of(values)), take)
+            if rows_found.total > HELD_ROWS and (take is not None or task.overflow is not None):
+                _keep(task, found, RowBlock(rows_found.taken(task), Packed.of(values)), take)
+                values = []
+        _keep(task, found, RowBlock(rows_found.taken(task), Packed.of(values)), take)
         source.confirm()
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
     found.ignored = ignored.counts
@@ -387,88 +388,91 @@ def _selected(
             return
 
 
-def _add(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence[int] | None) -> None:
-    """Add one batch."""
-    check_names(batch, task.address)
-    everything = rows is None or len(rows) == len(batch.keys)
-    if len(batch.keys):
-        columns.note(batch, None if everything else rows)
-    if everything and task.rekey is None and not task.selection.changes_members and not any(batch.marks):
-        _add_plain(columns, batch)
-        return
-    chosen = range(len(batch.keys)) if rows is None else rows
-    stem = shard_stem(task.address)
-    for row in chosen:
-        key = batch.keys[row]
-        new = key if task.rekey is None else task.rekey.key(key, stem, batch.index + row)
-        sizes = out_sizes(batch, row, task.selection, task.address, new)
-        mark = batch.marks[row] | (RENAMED if task.rekey is not None else 0)
-        columns.add(batch, row, out_length(sizes, task.form), len(sizes), mark, hash_key(new))
-
-
-def _add_plain(columns: _Columns, batch: SampleBatch) -> None:
-    """All samples of a canonical batch, as they stand."""
-    firsts, offsets, sizes = batch.firsts, batch.offsets, batch.sizes
-    starts = [batch.starts[first] for first in firsts[:-1]]
-    lengths = [
-        (offsets[last - 1] + sizes[last - 1] + 511 & -512) - start
-        for last, start in zip(firsts[1:], starts, strict=True)
-    ]
-    columns.places.extend(range(batch.index, batch.index + len(starts)))
-    columns.starts.extend(starts)
-    columns.lengths.extend(lengths)
-    columns.out_lengths.extend(lengths)
-    columns.members.extend([end - first for first, end in pairwise(firsts)])
-    columns.marks.extend(bytes(len(starts)))
-    columns.keys.extend(map(hash_key, batch.keys))
-
-
-class _Columns:
-    """Rows while they are found: Python's own arrays, which grow cheaply."""
+class _Rows:
+    """Rows while they are found. Those of several batches are made at once: arrays pay for themselves only where they
+    are long."""
 
     def __init__(self) -> None:
-        self.places = array("I")
-        self.starts = array("Q")
-        self.lengths = array("Q")
-        self.out_lengths = array("Q")
-        self.members = array("I")
-        self.marks = bytearray()
-        self.keys = array("Q")
-        self._headers = array("I")
-        self._batches: list[tuple[SampleBatch, Sequence[int] | None]] = []
+        self._batches: list[ChosenOf] = []
+        self._made: list[Rows] = [no_rows()]
+        self.total = 0
 
-    def add(self, batch: SampleBatch, row: int, length: int, members: int, mark: int, key: int) -> None:
-        """One sample of a batch: the bytes and members it will have, its mark and the hash of its (new) key."""
-        start = batch.start(row)
-        self.places.append(batch.index + row)
-        self.starts.append(start)
-        self.lengths.append(batch.end(row) - start)
-        self.out_lengths.append(length)
-        self.members.append(members)
-        self.marks.append(mark)
-        self.keys.append(key)
-
-    def note(self, batch: SampleBatch, rows: Sequence[int] | None) -> None:
-        """Take the headers of some samples of a batch, None for all, in the order in which they are added."""
-        self._batches.append((batch, rows))
+    def add(self, task: SurveyTask, batch: SampleBatch, rows: Sequence[int] | None) -> None:
+        """Some samples of a batch, None for all."""
+        check_names(batch, task.address)
+        chosen = range(len(batch.keys)) if rows is None else rows
+        self.total += len(chosen)
+        self._batches.append((batch, chosen))
         if len(self._batches) >= BATCHES_AT_ONCE:
-            self._settle()
+            self._settle(task)
 
-    def _settle(self) -> None:
-        """The headers of several batches at once: arrays pay for themselves only where they are long."""
+    def _settle(self, task: SurveyTask) -> None:
         batches, self._batches = self._batches, []
-        self._headers.frombytes(headers_of_batches(batches).tobytes())
+        self._made += [rows_of_batches(task, batches)] if batches else []
 
-    def rows(self) -> Rows:
+    def taken(self, task: SurveyTask) -> Rows:
+        """All of them; here there are none any more."""
         import numpy
 
-        rows: Rows = numpy.zeros(len(self.places), dtype=row_type())
-        rows["place"], rows["start"], rows["length"] = self.places, self.starts, self.lengths
-        rows["out"], rows["members"], rows["key"] = self.out_lengths, self.members, self.keys
-        rows["mark"] = numpy.frombuffer(self.marks, dtype=numpy.uint8)
-        self._settle()
-        rows["headers"] = self._headers
-        return rows
+        self._settle(task)
+        made, self._made, self.total = self._made, [no_rows()], 0
+        return numpy.concatenate(made)
+
+
+def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
+    """The rows of some samples of some batches, one behind the other."""
+    import numpy
+
+    fields: list[bytes] = []
+    starts, offsets, sizes, counts, keys, places, chosen = (list[Any]() for _ in range(7))
+    for batch, some in batches:
+        chosen += [len(places) + row for row in some]
+        keys += map(batch.keys.__getitem__, some)
+        places += range(batch.index, batch.index + len(batch.keys))
+        counts += map(int.__sub__, batch.firsts[1:], batch.firsts)
+        members = slice(batch.firsts[0], batch.firsts[-1])
+        fields += batch.fields[members]
+        starts += batch.starts[members]
+        offsets += batch.offsets[members]
+        sizes += batch.sizes[members]
+    members_of: I64 = numpy.array(counts, dtype=numpy.int64)
+    ends = numpy.cumsum(members_of)
+    payload_ends = (
+        numpy.array(offsets, dtype=numpy.int64)[ends - 1] + numpy.array(sizes, dtype=numpy.int64)[ends - 1]
+    )
+    rows: Rows = numpy.zeros(len(places), dtype=row_type())
+    rows["place"], rows["members"] = places, members_of
+    rows["start"] = numpy.array(starts, dtype=numpy.uint64)[ends - members_of]
+    rows["length"] = rows["out"] = (payload_ends + (BLOCK - 1) & -BLOCK) - rows["start"].astype(numpy.int64)
+    rows["headers"] = headers_of(hashes_of(fields), numpy.array(sizes, dtype=numpy.uint64), members_of)
+    if len(chosen) < len(rows):
+        rows = rows[chosen]
+    rows["key"] = array("Q", map(hash_key, keys))
+    at = 0
+    for batch, some in batches:
+        if task.rekey is not None or task.selection.changes_members or any(batch.marks):
+            _look_closer(task, batch, some, rows[at : at + len(some)])
+        at += len(some)
+    return rows
+
+
+def _look_closer(task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], rows: Rows) -> None:
+    """Put into the rows of samples that may not be copied as they stand what becomes of these."""
+    stem = shard_stem(task.address)
+    lengths, members, keys = [], [], []
+    for row in chosen:
+        key = batch.keys[row]
+        if task.rekey is not None:
+            key = task.rekey.key(key, stem, batch.index + row)
+            keys.append(hash_key(key))
+        sizes = out_sizes(batch, row, task.selection, task.address, key)
+        lengths.append(out_length(sizes, task.form))
+        members.append(len(sizes))
+    rows["out"], rows["members"] = lengths, members
+    rows["mark"] = [batch.marks[row] for row in chosen]
+    if task.rekey is not None:
+        rows["key"] = keys
+        rows["mark"] |= RENAMED
 
 
 def plain_rows(task: SurveyTask, index: Index) -> Rows | None:

@@ -417,25 +417,8 @@ def hashes_of(fields: Sequence[bytes]) -> U64:
 
 def headers_of_batch(batch: SampleBatch) -> U32:
     """:func:`headers_of` of the samples of a batch."""
-    return headers_of_batches([(batch, None)])
-
-
-def headers_of_batches(batches: Sequence[tuple[SampleBatch, Sequence[int] | None]]) -> U32:
-    """:func:`headers_of` of some samples of some batches, None for all, one behind the other."""
     import numpy
 
-    fields: list[bytes] = []
-    sizes: list[int] = []
-    counts: list[int] = []
-    chosen: list[int] = []
-    for batch, rows in batches:
-        first, end = batch.firsts[0], batch.firsts[-1]
-        here = len(counts)
-        fields += batch.fields[first:end]
-        sizes += batch.sizes[first:end]
-        counts += map(int.__sub__, batch.firsts[1:], batch.firsts)
-        chosen += range(here, len(counts)) if rows is None else [here + row for row in rows]
-    found = headers_of(
-        hashes_of(fields), numpy.array(sizes, dtype=numpy.uint64), numpy.array(counts, dtype=numpy.int64)
-    )
-    return found if len(chosen) == len(found) else found[chosen]
+    members = slice(batch.firsts[0], batch.firsts[-1])
+    sizes: U64 = numpy.array(batch.sizes[members], dtype=numpy.uint64)
+    return headers_of(hashes_of(batch.fields[members]), sizes, numpy.diff(batch.firsts))
