@@ -24,6 +24,7 @@ from wdscli.tar import (
     ByteSource,
     Columns,
     Form,
+    core,
     padded,
     scan,
 )
@@ -99,10 +100,6 @@ class Ignored:
         self.counts[reason] = self.counts.get(reason, 0) + count
 
 
-NEVER = 1 << 62
-"""Length of the prefix before the first sample: no name is long enough to go on with it."""
-
-
 class Grouper:
     """Groups columns into batches. ``add`` every window's columns in order, then ``finish`` once.
 
@@ -130,54 +127,23 @@ class Grouper:
         return self.finish()
 
     def _take(self, columns: Columns) -> None:
-        batch = self._batch
-        if any(columns.flags) and any(flag & KIND_MASK for flag in columns.flags):
-            for row in range(len(columns.names)):
-                self._add_row(batch, columns, row)
-        else:
-            self._add_rows(batch, columns)
-
-    def _add_rows(self, batch: SampleBatch, columns: Columns) -> None:
-        """Members that are all regular: the fast path."""
-        row = 0
-        while self._junk_since and row < len(columns.names):
-            # The sample may go on behind what stood between: then it is ragged.
+        batch, row = self._batch, 0
+        while row < len(columns.names):
+            # A sample that goes on behind what stood between is ragged.
+            if core.CORE is not None and not self._junk_since:
+                end = core.CORE.group(
+                    columns.names, columns.flags, row, self._prefix, batch.keys, batch.firsts, batch.fields
+                )
+                if end > row:
+                    if batch.keys:  # else it was salvaged, and its sample is given out already
+                        self._prefix = batch.keys[-1] + b"."
+                    part = columns if end - row == len(columns.names) else columns.part(row, end)
+                    for column, more in zip(batch.numbers(), part[1:], strict=True):
+                        column.extend(more)
+                    row = end
+                    continue
             self._add_row(batch, columns, row)
             row += 1
-        if row:
-            columns = _from_row(columns, row)
-        names = columns.names
-        prefix, length = self._prefix, len(self._prefix) or NEVER
-        keys, firsts, fields = batch.keys, batch.firsts, batch.fields
-        begun = len(fields)
-        for name in names:
-            if name.startswith(prefix) and name.find(b"/", length) < 0 and len(name) > length:
-                fields.append(name[length:])
-                continue
-            slash = name.rfind(b"/") + 1
-            dot = name.find(b".", slash)
-            if dot <= slash or name.startswith(b"__") or dot + 1 == len(name):
-                break
-            keys.append(name[:dot])
-            firsts.append(len(fields))
-            dot += 1
-            prefix, length = name[:dot], dot
-            fields.append(name[dot:])
-        done = len(fields) - begun
-        self._prefix = prefix
-        self._extend(batch, columns, done)
-        for row in range(done, len(names)):
-            self._add_row(batch, columns, row)
-
-    def _extend(self, batch: SampleBatch, columns: Columns, count: int) -> None:
-        _, starts, offsets, sizes, flags = columns
-        whole = count == len(starts)
-        batch.starts.extend(starts if whole else starts[:count])
-        batch.offsets.extend(offsets if whole else offsets[:count])
-        batch.sizes.extend(sizes if whole else sizes[:count])
-        batch.flags.extend(flags if whole else flags[:count])
-        if count:
-            self._junk_since = False
 
     def _add_row(self, batch: SampleBatch, columns: Columns, row: int) -> None:
         """One member, whatever it is: the exact path."""
@@ -296,11 +262,6 @@ def _opened(batch: SampleBatch, rows: int) -> SampleBatch:
     part.firsts.pop()
     part.marks.clear()
     return part
-
-
-def _from_row(columns: Columns, row: int) -> Columns:
-    names, starts, offsets, sizes, flags = columns
-    return Columns(names[row:], starts[row:], offsets[row:], sizes[row:], flags[row:])
 
 
 def iter_batches(

@@ -2,8 +2,10 @@
 
 What it is: the loop that feeds a :class:`~wdscli.tar.scan.Scanner`. How: it reads one buffer at the scanner's position;
 while members are small the buffers are large and follow each other, once members are large it reads a few KiB at each
-next header and leaves the payloads untouched (or, asked for payloads, fetches each one straight from its place).
-It must not know where bytes come from: a source is anything with the five names of :class:`ByteSource`.
+next header and leaves the payloads untouched (or, asked for payloads, fetches each one straight from its place). The
+headers of a plain file are read by the compiled core, where there is one.
+It must not know where bytes come from: a source is anything with the five names of :class:`ByteSource`; the sixth,
+``fd``, is the descriptor of a plain file.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from wdscli.tar.scan import Scanner
 CHUNK_BYTES = 1 << 18
 FIRST_CHUNK_BYTES = 1 << 16
 JUMP_CHUNK_BYTES = 1 << 12
-HOP_MEMBERS = 1 << 10
+HOP_MEMBERS = 1 << 11
 LARGE_STRIDE_BYTES = 1 << 14
 """From this many bytes a member on, headers are read one by one: a read of 4 KiB costs less than copying 16 KiB."""
 
@@ -138,7 +140,7 @@ def walk(
 ) -> Iterator[Window]:
     """:func:`scan` with a scanner of the caller's, who can see after an error how far it came."""
     if source.seekable:
-        return _jump(source, scanner, chunk)
+        return _jump(source, scanner, chunk, payloads)
     return _stream(source, scanner, chunk, payloads)
 
 
@@ -154,33 +156,27 @@ def _fed(
     yield Window(source, buffer, base, scanner.take(seen))
 
 
-def _jump(source: ByteSource, scanner: Scanner, chunk: int) -> Iterator[Window]:
-    length, hopping = min(chunk, FIRST_CHUNK_BYTES), False
+def _jump(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> Iterator[Window]:
+    descriptor: int | None = getattr(source, "fd", None)
+    length, hopping = min(chunk, FIRST_CHUNK_BYTES), not payloads
     while True:
         base = scanner.position
-        if hopping:
-            yield from _hopped(source, scanner, base)
-            base = scanner.position
+        if hopping and descriptor is not None:
+            scanner.hop(descriptor, HOP_MEMBERS)
+            if scanner.position > base:
+                yield Window(source, b"", base, scanner.take())
+                continue
         want = max(length, scanner.wanted)
         buffer = source.read_at(base, want)
         for window in _fed(source, scanner, buffer, base, None):
             found = len(window.columns.names)
             yield window
-        hopping = found > 0 and (scanner.position - base) // found > LARGE_STRIDE_BYTES
-        length = JUMP_CHUNK_BYTES if hopping else chunk
+        is_large = found > 0 and (scanner.position - base) // found > LARGE_STRIDE_BYTES
+        hopping = is_large or not payloads
+        length = JUMP_CHUNK_BYTES if is_large else chunk
         if len(buffer) < want:
             scanner.finish(base + len(buffer))
             return
-
-
-def _hopped(source: ByteSource, scanner: Scanner, base: int) -> Iterator[Window]:
-    """The members found by reading headers alone."""
-    try:
-        scanner.hop(source.read_at, HOP_MEMBERS)
-    except DataError:
-        yield Window(source, b"", base, scanner.take())
-        raise
-    yield Window(source, b"", base, scanner.take())
 
 
 def _stream(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> Iterator[Window]:

@@ -5,9 +5,9 @@ that lie in it and appends to plain lists: names, starts, offsets, sizes, flags.
 see next, which lies beyond the buffer when a payload is skipped. It reads nothing itself, so a file read by jumps and a
 stream cut into any chunks go through the same code and give the same columns.
 
-How: the usual members go through the loops of ``loops.py``; a block that they leave goes to ``_slow``, alone, which
-teaches them its fields. There are extended headers, folders, links, sparse members, the end of the archive, and every
-error.
+How: a block goes to ``_block``, which knows everything: extended headers, folders, links, sparse members, the end of
+the archive, and every error. Where there is a compiled core (``core.py``), that takes the usual members, many at a
+time, and leaves what it does not know to ``_block``; columns and errors are the same.
 
 It must not know samples, files or networks.
 """
@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from wdscli.errors import DataError, InputError
 from wdscli.model import to_text
+from wdscli.tar import core
 from wdscli.tar.columns import Columns, cut, new_columns
-from wdscli.tar.extensions import TYPEFLAGS
+from wdscli.tar.extensions import TYPEFLAGS, Extensions
 from wdscli.tar.header import (
     BLOCK,
     CANONICAL,
     CANONICAL_MIDDLE,
+    FOREIGN,
+    GLOBAL,
     MAX_EXTENDED_SIZE,
     REGULAR,
     Form,
@@ -32,10 +35,13 @@ from wdscli.tar.header import (
     padded,
     parse_block,
 )
-from wdscli.tar.loops import HOP, Buffer, Loops, ReadAt
 
-__all__ = ["Columns", "Scanner", "new_columns"]
+Buffer = bytes | bytearray | memoryview
 
+_USUAL_HEAD_BYTES = 3 * BLOCK
+"""A pax header with one block of records and the member's own header."""
+_MAX_POSITION = 1 << 60
+"""Sizes that an archive says of itself may lead anywhere."""
 MAX_ZEROS_BYTES = 1 << 26
 """Of a stream, behind the end of the archive: what fills the last record of a tape, many times over."""
 _ZERO_BLOCK = bytes(BLOCK)
@@ -49,7 +55,7 @@ def endless(name: str) -> InputError:
     )
 
 
-class Scanner(Loops):
+class Scanner:
     """Walks one archive. ``limit`` is the archive's size in bytes when it is known, ``first`` where it begins.
 
     Feed it buffers in rising order that hold the byte at ``position``; take the columns with :meth:`take`; call
@@ -60,15 +66,30 @@ class Scanner(Loops):
     def __init__(
         self, shard: str | None = None, *, limit: int | None = None, form: Form = CANONICAL, first: int = 0
     ) -> None:
-        super().__init__(form, first)
+        self.form = form
+        self.first = first
+        """The archive's first byte."""
+        self.position = first
+        self.extensions = Extensions()
         self.shard = shard
         self.limit = limit
         self.ended = False
         """The two zero blocks were seen; from here on only zeros may come."""
         self.wanted = BLOCK
         """How many bytes from ``position`` on the next buffer must hold for the scanner to go on."""
+        self._columns = new_columns()
         self._last = new_columns()
+        self._zero_at: int | None = None
         self._end_at = 0
+
+    @property
+    def globals(self) -> dict[bytes, bytes]:
+        """The records of the pax global headers seen so far."""
+        return self.extensions.globals
+
+    @globals.setter
+    def globals(self, records: dict[bytes, bytes]) -> None:
+        self.extensions.put_globals(records)
 
     @property
     def is_at_member(self) -> bool:
@@ -90,14 +111,15 @@ class Scanner(Loops):
         """Walk the headers that lie whole in ``buffer``, whose first byte is byte ``base`` of the archive."""
         at = self.position - base
         while 0 <= at <= len(buffer) and not self.ended:
-            self._canonical(buffer, at, base)
-            self._regular(buffer, self.position - base, base)
-            self._timed(buffer, self.position - base, base)
-            self._check_limit()
-            at = self.position - base
+            if core.CORE is not None and self._begins_anew():
+                self.position = base + core.CORE.scan(buffer, at, base, *self._usual())
+                at, self.wanted = self.position - base, BLOCK
+                if self._goes_on(buffer, at, base):
+                    self.wanted = _USUAL_HEAD_BYTES
+                    return
             if at + BLOCK > len(buffer):
                 return
-            at = self._slow(buffer, at, base)
+            at = self._block(buffer, at, base)
             if at < 0:
                 return
             self.position = base + at
@@ -105,20 +127,44 @@ class Scanner(Loops):
         if self.ended:
             self._only_zeros(buffer, max(0, self.position - base), base)
 
-    def hop(self, read_at: ReadAt, count: int) -> None:
-        """Walk up to ``count`` members by reading a few KiB at each header; stops early at a block that :meth:`feed`
-        must see. For archives of large members, where a buffer would hold payloads that nobody asked for."""
-        self._canonical(b"", 0, self.position, read_at, count)
-        while len(self._columns.names) < count:
-            base = self.position
-            buffer = read_at(base, HOP)
-            self._regular(buffer, 0, base)
-            self._timed(buffer, self.position - base, base)
-            if self.position == base:
-                break
-        self._check_limit()
+    def hop(self, descriptor: int, count: int) -> None:
+        """Walk about ``count`` members of a file by its descriptor, payloads passed over; stops early, or does nothing,
+        at a block that :meth:`feed` must see."""
+        if core.CORE is not None and not self.ended and self._begins_anew():
+            self.position = core.CORE.hop(descriptor, self.position, *self._usual(), count)
 
-    def _slow(self, buffer: Buffer, at: int, base: int) -> int:
+    def _goes_on(self, buffer: Buffer, at: int, base: int) -> bool:
+        """Whether a usual pax header goes on behind the buffer, so that it is read together and not block by block."""
+        is_cut = at + BLOCK <= len(buffer) < at + _USUAL_HEAD_BYTES
+        if not is_cut or self.limit is None or base + at + _USUAL_HEAD_BYTES > self.limit:
+            return False
+        size = bytes(buffer[at + 124 : at + 135])
+        return buffer[at + 156] == ord("x") and b"00000000000" < size <= b"00000001000"
+
+    def _begins_anew(self) -> bool:
+        """Whether nothing that came before says anything of the next member, which the compiled core may look at."""
+        before = self.extensions
+        is_silent = before.start is None and not (before.gap or before.globals_lead)
+        return is_silent and self._zero_at is None and self.position < _MAX_POSITION
+
+    def _usual(self) -> tuple[int, Columns, bytes, bool, int, int]:
+        """What the compiled core is told of the archive."""
+        foreign = self._foreign()
+        limit = -1 if self.limit is None else self.limit
+        gnu_names = self.form.long_names == "gnu"
+        return (
+            limit,
+            self._columns,
+            self.form.mtime_field,
+            gnu_names,
+            foreign if self.globals else REGULAR,
+            foreign,
+        )
+
+    def _foreign(self) -> int:
+        return FOREIGN | GLOBAL if self.globals else FOREIGN
+
+    def _block(self, buffer: Buffer, at: int, base: int) -> int:
         """One block, exactly. Returns the next position in the buffer, or -1 when more bytes are needed first."""
         block = bytes(buffer[at : at + BLOCK])
         here = base + at
@@ -160,7 +206,6 @@ class Scanner(Loops):
             self.wanted = end - at
             return -1
         self.extensions.add(header.typeflag, base + at, bytes(buffer[at:end]), header.size)
-        self._caches.learn(block, header)
         self.wanted = BLOCK
         return end
 
@@ -172,8 +217,6 @@ class Scanner(Loops):
             if end < 0:
                 return -1
         flag = kind if self._is_canonical(block, name, size, kind) else kind | self._foreign()
-        if kind == REGULAR:
-            self._caches.learn(block, header)
         if not has_payload(header.typeflag, kind):
             size = 0
         start = self.extensions.start

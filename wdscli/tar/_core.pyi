@@ -1,0 +1,41 @@
+"""What the compiled core has; the essay is at the head of ``_core.c``."""
+
+from wdscli.tar.columns import Columns
+
+Buffer = bytes | bytearray | memoryview
+
+def scan(
+    buffer: Buffer,
+    at: int,
+    base: int,
+    limit: int,
+    columns: Columns,
+    mtime_field: bytes,
+    gnu_names: bool,
+    plain: int,
+    foreign: int,
+    /,
+) -> int: ...
+def hop(
+    descriptor: int,
+    at: int,
+    limit: int,
+    columns: Columns,
+    mtime_field: bytes,
+    gnu_names: bool,
+    plain: int,
+    foreign: int,
+    most: int,
+    /,
+) -> int: ...
+def group(
+    names: list[bytes],
+    flags: list[int],
+    row: int,
+    prefix: bytes,
+    keys: list[bytes],
+    firsts: list[int],
+    fields: list[bytes],
+    /,
+) -> int: ...
+def header(name: bytes, size: int, mtime_field: bytes, /) -> bytes | None: ...
