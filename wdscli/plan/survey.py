@@ -48,8 +48,8 @@ from wdscli.shards.index import index_address
 from wdscli.shards.reading import index_batches, index_for
 from wdscli.storage import Source, is_local
 from wdscli.storage.addresses import local_path
-from wdscli.tar import Form, build_header, padded
-from wdscli.tar.header import BLOCK
+from wdscli.tar import FOREIGN, Form, build_header, padded
+from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -424,11 +424,12 @@ def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
     import numpy
 
     fields: list[bytes] = []
-    starts, offsets, sizes, counts, keys, places, chosen = (list[Any]() for _ in range(7))
+    starts, offsets, sizes, counts, marks, keys, places, chosen = (list[Any]() for _ in range(8))
     for batch, some in batches:
         chosen += [len(places) + row for row in some]
         keys += map(batch.keys.__getitem__, some)
         places += range(batch.index, batch.index + len(batch.keys))
+        marks += batch.marks
         counts += map(int.__sub__, batch.firsts[1:], batch.firsts)
         members = slice(batch.firsts[0], batch.firsts[-1])
         fields += batch.fields[members]
@@ -437,27 +438,41 @@ def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
         sizes += batch.sizes[members]
     members_of: I64 = numpy.array(counts, dtype=numpy.int64)
     ends = numpy.cumsum(members_of)
-    payload_ends = (
-        numpy.array(offsets, dtype=numpy.int64)[ends - 1] + numpy.array(sizes, dtype=numpy.int64)[ends - 1]
-    )
+    firsts, lasts = ends - members_of, ends - 1
+    payloads = numpy.array(sizes, dtype=numpy.int64)
+    begins = numpy.array(starts, dtype=numpy.int64)[firsts]
+    lengths = (numpy.array(offsets, dtype=numpy.int64)[lasts] + payloads[lasts] + 511 & -512) - begins
     rows: Rows = numpy.zeros(len(places), dtype=row_type())
     rows["place"], rows["members"] = places, members_of
-    rows["start"] = numpy.array(starts, dtype=numpy.uint64)[ends - members_of]
-    rows["length"] = rows["out"] = (payload_ends + (BLOCK - 1) & -BLOCK) - rows["start"].astype(numpy.int64)
-    rows["headers"] = headers_of(hashes_of(fields), numpy.array(sizes, dtype=numpy.uint64), members_of)
+    rows["start"], rows["length"], rows["out"] = begins, lengths, lengths
+    rows["headers"] = headers_of(hashes_of(fields), payloads.view(numpy.uint64), members_of)
+    if any(marks):
+        # What is foreign gets headers of one block.
+        blocks = BLOCK + (payloads + 511 & -512)
+        rows["mark"] = marks
+        rows["out"] = numpy.where(rows["mark"] == 0, lengths, numpy.add.reduceat(blocks, firsts))
     if len(chosen) < len(rows):
         rows = rows[chosen]
     rows["key"] = array("Q", map(hash_key, keys))
     at = 0
     for batch, some in batches:
-        if task.rekey is not None or task.selection.changes_members or any(batch.marks):
+        if task.rekey is not None or task.selection.changes_members or not _are_usual(batch):
             _look_closer(task, batch, some, rows[at : at + len(some)])
         at += len(some)
     return rows
 
 
+def _are_usual(batch: SampleBatch) -> bool:
+    """Whether each member of a batch has one header block when it is canonical, and those that are have it."""
+    if not any(batch.marks):
+        return True
+    longest = max(map(len, batch.keys)) + 1 + max(map(len, batch.fields))
+    is_short = longest <= NAME_BYTES and max(batch.sizes) < ONE_BLOCK_SIZE
+    return is_short and not set(batch.marks) - {0, FOREIGN}
+
+
 def _look_closer(task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], rows: Rows) -> None:
-    """Put into the rows of samples that may not be copied as they stand what becomes of these."""
+    """Put into the rows of some samples of a batch what each of them will be."""
     stem = shard_stem(task.address)
     lengths, members, keys = [], [], []
     for row in chosen:
@@ -469,7 +484,6 @@ def _look_closer(task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], ro
         lengths.append(out_length(sizes, task.form))
         members.append(len(sizes))
     rows["out"], rows["members"] = lengths, members
-    rows["mark"] = [batch.marks[row] for row in chosen]
     if task.rekey is not None:
         rows["key"] = keys
         rows["mark"] |= RENAMED
@@ -545,7 +559,7 @@ def out_length(sizes: list[tuple[bytes, int]], form: Form) -> int:
     """Bytes that members of these names and sizes take, headers and padding included."""
     length = 0
     for name, size in sizes:
-        simple = len(name) <= 100 and size < 1 << 33
+        simple = len(name) <= NAME_BYTES and size < ONE_BLOCK_SIZE
         length += (BLOCK if simple else len(build_header(name, size, form))) + padded(size)
     return length
 
