@@ -35,7 +35,7 @@ from wdscli.plan.inputs import (
     pieces_of,
     totals_of,
 )
-from wdscli.plan.join.joined import CHANGED, Beside, Shape, collision, in_turn, lay_out
+from wdscli.plan.join.joined import CHANGED, Joined, Shape, collision, in_turn, lay_out
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.survey import RENAMED, hash_key
 from wdscli.plan.table import Ordered, PlanTable, are_those, hashes_of, headers_of, headers_of_batch
@@ -70,7 +70,7 @@ class GatherTask(NamedTuple):
     selection: Selection
     rekey: Rekey | None = None
     spilled: Spilled | None = None
-    beside: Beside | None = None
+    beside: Joined | None = None
     """The further runs of the samples, where these are joined."""
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from wdscli.create.files import SEPARATOR, Files, Inline, Skipped, describe_place, numbers_of
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
-from wdscli.ordering import rank_array
+from wdscli.ordering import rank_places
 from wdscli.plan.cut import END_BYTES, Cuts
 from wdscli.selection.named import Named, Sightings
 from wdscli.tar import Form, build_header
@@ -242,8 +242,8 @@ def shuffled(samples: Samples, seed: int) -> Samples:
     if not samples.places:
         return samples
     places = numpy.frombuffer(samples.places, numpy.dtype(f"u{samples.places.itemsize}"))
-    by_place = rank_array(seed, 0, int(places.max()) + 1)
-    return take(samples, numpy.argsort(by_place[places], kind="stable"))
+    ranks = rank_places(seed, numpy.zeros_like(places), places)
+    return take(samples, numpy.argsort(ranks, kind="stable"))
 
 
 def sample_ends(samples: Samples, form: Form) -> array[int]:

@@ -14,6 +14,7 @@ from wdscli.plan.cut import FIELD, Outputs, checked_part
 from wdscli.plan.orders import InputOrder, Order
 from wdscli.plan.request import Request
 from wdscli.plan.split import (
+    BY_KEY,
     FamilyNames,
     FamilyOrder,
     GroupDigests,
@@ -24,7 +25,7 @@ from wdscli.plan.split import (
     parse_ratio,
     read_key_map,
 )
-from wdscli.plan.values import FieldValue, WholeKey, field_or_pattern
+from wdscli.plan.values import FieldValue, field_or_pattern
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 from wdscli.storage import addresses_of
@@ -106,7 +107,7 @@ def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
     outputs = Outputs(request.output, request.settings, may_exist=request.resume)
     outputs.check([share.part for share in shares], ())
     missing, lenient = options.missing, request.on_error == "skip"
-    group = OptionValue(WholeKey(), "--group-by")
+    group = BY_KEY
     if options.group_by is not None:
         group = OptionValue(field_or_pattern(options.group_by, "--group-by"), "--group-by", missing, lenient)
     kind = None
@@ -115,7 +116,7 @@ def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
     keys_change = request.rekey is not None or request.on_duplicate == "rekey"
     # What a row has is the hash of the new key; parts go by the old one, so that another name changes no part.
     plain = options.group_by is None and kind is None and not keys_change
-    return RatioOrder(shares, options, None if plain else GroupDigests(group, kind))
+    return RatioOrder(options, shares, None if plain else GroupDigests(group, kind), options.seed)
 
 
 def _family_order(request: Request, options: SplitOptions, by: str) -> FamilyOrder:
