@@ -45,8 +45,8 @@ class CreateOptions:
     ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post_hook`).
     ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.addresses`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
-    table where one is given, else ``path``. ``mtime`` None is SOURCE_DATE_EPOCH or 0. ``jobs`` None is one a
-    processor; it never shows in the bytes.
+    table where one is given, else ``path``. ``settings`` say how shards are written. ``jobs`` None is one a processor;
+    it never shows in the bytes.
     """
 
     from_list: str | Sequence[str] | None = None
@@ -60,12 +60,7 @@ class CreateOptions:
     order: Literal["path", "shuffle"] | None = None
     seed: int = 0
     cuts: Cuts = field(default_factory=Cuts)
-    mtime: int | None = None
-    long_names: Literal["pax", "gnu"] = "pax"
-    checksum: str = "xxh3_128"
-    index: bool = True
-    force: bool = False
-    fsync: bool = False
+    settings: ShardSettings = field(default_factory=lambda: ShardSettings(make_form()))
     jobs: int | None = None
     post: str | None = None
     trust_addresses: bool = False
@@ -177,9 +172,7 @@ def plan_create(
 ) -> CreatePlan:
     """Find and measure everything, and decide what goes where. Files that had to be made on the way (what a
     command of a list printed) live until ``payloads`` is closed."""
-    form = make_form(options.mtime, options.long_names)
-    settings = ShardSettings(form, options.checksum, options.index, options.force, options.fsync)
-    out = OutputSet(output, settings)
+    out = OutputSet(output, options.settings)
     check_post(options.post, output, is_stream=out.pattern.is_stream)
     cuts = _cuts(options.cuts, out)
     out.check()
@@ -190,7 +183,7 @@ def plan_create(
     samples, incomplete, classes = _arrange(files, walked, options, skipped)
     if not samples.total:
         raise _nothing(skipped)
-    ends = grouping.sample_ends(samples, form)
+    ends = grouping.sample_ends(samples, options.settings.form)
     bounds = grouping.cut(ends, cuts)
     shards, oversized = _planned(out, samples, ends, bounds, cuts)
     report = CreateReport(
@@ -351,7 +344,6 @@ def _shaping(options: CreateOptions) -> dict[str, Any]:
         "label_from": options.label_from,
         "order": options.order,
         **options.cuts._asdict(),
-        "mtime": make_form(options.mtime).mtime,
-        "long_names": options.long_names,
+        **options.settings.form._asdict(),
     }
     return {name: value for name, value in shaping.items() if value not in (None, [], ())}
