@@ -27,9 +27,9 @@ from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 from wdscli.verify.beside import find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
-from wdscli.verify.keys import Across, repeats_across
+from wdscli.verify.keys import repeats_across
 from wdscli.verify.profiles import parse_profiles
-from wdscli.verify.shard import Located, LocateTask, ShardResult, ShardTask, check_shard, locate
+from wdscli.verify.shard import LocateTask, ShardResult, ShardTask, check_shard, locate
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -189,22 +189,6 @@ def _add_repeats(gathered: _Gathered, executor: Executor) -> None:
     """Keys that an earlier shard has too: found by digest, then read again and compared, so that two keys of one digest
     are not taken for one."""
     across = dict(repeats_across(gathered.digests, gathered.ledger.limit))
-    located = _locate_all(gathered, executor, across)
-    for number, repeats in across.items():
-        ledger = Ledger(gathered.addresses[number], gathered.ledger.limit)
-        for digest, first in zip(repeats.digests, repeats.first_shards):
-            here, there = located[number].get(digest), located[first].get(digest)
-            if here is not None and there is not None and here.key == there.key:
-                message = f"{gathered.addresses[first]} has this key too, at byte {there.offset}"
-                ledger.add("duplicate-key", message, offset=here.offset, member=here.key)
-        ledger.more("duplicate-key", repeats.total - len(repeats.digests))
-        gathered.ledger.add_all(ledger)
-
-
-def _locate_all(
-    gathered: _Gathered, executor: Executor, across: dict[int, Across]
-) -> dict[int, dict[int, Located]]:
-    """For each shard that has any of the repeated keys, where they are in it, by digest."""
     wanted: dict[int, set[int]] = {}
     for number, repeats in across.items():
         for digest, first in zip(repeats.digests, repeats.first_shards):
@@ -214,7 +198,16 @@ def _locate_all(
         LocateTask(gathered.addresses[number], tuple(digests), gathered.results[number].kept)
         for number, digests in wanted.items()
     ]
-    return dict(zip(wanted, run_tasks(executor, locate, tasks)))
+    located = dict(zip(wanted, run_tasks(executor, locate, tasks)))
+    for number, repeats in across.items():
+        ledger = Ledger(gathered.addresses[number], gathered.ledger.limit)
+        for digest, first in zip(repeats.digests, repeats.first_shards):
+            here, there = located[number].get(digest), located[first].get(digest)
+            if here is not None and there is not None and here.key == there.key:
+                message = f"{gathered.addresses[first]} has this key too, at byte {there.offset}"
+                ledger.add("duplicate-key", message, offset=here.offset, member=here.key)
+        ledger.more("duplicate-key", repeats.total - len(repeats.digests))
+        gathered.ledger.add_all(ledger)
 
 
 def _add_mixed(gathered: _Gathered) -> None:

@@ -14,34 +14,27 @@ from wdscli.units import human_size
 _loop = panel("The loop")
 
 
+@_loop("""
+    --decode HOW  Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ... Default: raw bytes.
+    --workers N  Worker processes of torch's DataLoader; 0 reads in this process, without torch.
+    --threads N  Threads that decode, in each process.
+    --batch N  Samples of a batch; 0 for single ones.
+    --shuffle  The loader's order.
+    --fields EXT,...  Read these fields only. May be given more than once.
+    --prefetch SIZE  Bytes that each process may read ahead.
+    --seconds S  How long to measure.
+    """)
 class LoopOptions(NamedTuple):
     """How samples are read, as the loader's ``bench`` takes it."""
 
-    decode: Annotated[
-        Text,
-        _loop(
-            "--decode HOW",
-            "Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ... Default: raw bytes.",
-        ),
-    ] = None
-    workers: Annotated[
-        int,
-        _loop(
-            "--workers N",
-            "Worker processes of torch's DataLoader; 0 reads in this process, without torch.",
-            min=0,
-        ),
-    ] = 0
-    threads: Annotated[int, _loop("--threads N", "Threads that decode, in each process.", min=1)] = 1
-    batch: Annotated[int, _loop("--batch N", "Samples of a batch; 0 for single ones.", min=0)] = 64
-    shuffle: Annotated[Literal["window", "full", "none"], _loop("--shuffle", "The loader's order.")] = (
-        "window"
-    )
-    fields: Annotated[
-        Texts, _loop("--fields EXT,...", "Read these fields only. May be given more than once.")
-    ] = None
-    prefetch: Annotated[str, _loop("--prefetch SIZE", "Bytes that each process may read ahead.")] = "256MB"
-    seconds: Annotated[float, _loop("--seconds S", "How long to measure.")] = 10.0
+    decode: Text = None
+    workers: Annotated[int, 0] = 0
+    threads: Annotated[int, 1] = 1
+    batch: Annotated[int, 0] = 64
+    shuffle: Literal["window", "full", "none"] = "window"
+    fields: Texts = None
+    prefetch: str = "256MB"
+    seconds: float = 10.0
 
 
 @grouped

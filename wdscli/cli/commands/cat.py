@@ -1,16 +1,17 @@
 """``wds cat``: options in; a tar, raw payloads, files or JSON Lines out."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.cli.options import (
     InputOptions,
-    MaxDecoded,
+    Number,
     OutputOptions,
     Shards,
     Text,
     changed_options,
     decoded_limit,
+    decodes,
     grouped,
     panel,
 )
@@ -30,22 +31,27 @@ _MEANT = {"keys", "where", "slice"}
 """Why samples are left out that a selection was meant to leave out."""
 
 
-class InsteadOptions(NamedTuple):
-    """Other ways for samples to leave their shards."""
+@_instead("""
+    --field FIELD  The payloads of one field, one after the other.
+    --key KEY  With --field: of this sample alone.
+    --to-dir DIR  A file per member, below DIR.
+    --to-jsonl  A line of JSON per sample: text fields as text, the bytes of the others.
+    --base64  With --to-jsonl: the payloads of the others in base 64.
+    """)
+@decodes
+@panel("Output")("""
+    --preserve  Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.
+    """)
+class FormOptions(NamedTuple):
+    """In which form samples leave their shards."""
 
-    field: Annotated[Text, _instead("--field FIELD", "The payloads of one field, one after the other.")] = (
-        None
-    )
-    key: Annotated[Text, _instead("--key KEY", "With --field: of this sample alone.")] = None
-    to_dir: Annotated[Text, _instead("--to-dir DIR", "A file per member, below DIR.")] = None
-    to_jsonl: Annotated[
-        bool,
-        _instead("--to-jsonl", "A line of JSON per sample: text fields as text, the bytes of the others."),
-    ] = False
-    base64: Annotated[
-        bool, _instead("--base64", "With --to-jsonl: the payloads of the others in base 64.")
-    ] = False
-    max_decoded: MaxDecoded = None
+    preserve: bool = False
+    field: Text = None
+    key: Text = None
+    to_dir: Text = None
+    to_jsonl: bool = False
+    base64: bool = False
+    max_decoded: Number = None
 
 
 @grouped
@@ -53,14 +59,7 @@ def cat(
     *,
     shards: Shards,
     output: OutputOptions = _TO_STDOUT,
-    preserve: Annotated[
-        bool,
-        panel("Output")(
-            "--preserve",
-            "Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.",
-        ),
-    ] = False,
-    other: InsteadOptions,
+    form: FormOptions,
     inputs: InputOptions,
 ) -> None:
     """Write the selected samples as one tar, in input order.
@@ -76,7 +75,7 @@ def cat(
         wds cat --to-jsonl shards/ | jq .fields.json.caption
         wds cat --to-dir unpacked shards/
     """
-    field, key, to_dir, to_jsonl, base64, max_decoded = other
+    preserve, field, key, to_dir, to_jsonl, base64, max_decoded = form
     instead = {"--field": field, "--to-dir": to_dir, "--to-jsonl": to_jsonl}
     others = [name for name, given in instead.items() if given not in (None, False)]
     if len(others) > 1:

@@ -32,79 +32,51 @@ _source = panel("Sources")
 _sample = panel("Samples")
 
 
+@_sample("""
+    --key-rule first-dot|last-dot|REGEX  Where a key ends. A REGEX matches the whole path and has groups
+        key and field, or two groups.
+    --require EXT,...  Fields that every sample must have; 'jpg;png' is either of them.
+    --incomplete  What becomes of a sample that lacks a required field.
+    --label-from  Add the field cls: the number of the parent folder's name among all, sorted.
+    --order  Bytewise by key, or shuffled. Default: path, or the order of the list or table.
+    --seed N  Another seed, another shuffled order.
+    """)
 class SampleOptions(NamedTuple):
     """How files become samples."""
 
-    key_rule: Annotated[
-        str,
-        _sample(
-            "--key-rule first-dot|last-dot|REGEX",
-            "Where a key ends. A REGEX matches the whole path and has groups key and field, or two groups.",
-        ),
-    ] = "first-dot"
-    require: Annotated[
-        Texts,
-        _sample("--require EXT,...", "Fields that every sample must have; 'jpg;png' is either of them."),
-    ] = None
-    incomplete: Annotated[
-        Literal["error", "skip", "keep"],
-        _sample("--incomplete", "What becomes of a sample that lacks a required field."),
-    ] = "error"
-    label_from: Annotated[
-        Literal["parent"] | None,
-        _sample(
-            "--label-from", "Add the field cls: the number of the parent folder's name among all, sorted."
-        ),
-    ] = None
-    order: Annotated[
-        Literal["path", "shuffle"] | None,
-        _sample("--order", "Bytewise by key, or shuffled. Default: path, or the order of the list or table."),
-    ] = None
-    seed: Annotated[int, _sample("--seed N", "Another seed, another shuffled order.")] = 0
+    key_rule: str = "first-dot"
+    require: Texts = None
+    incomplete: Literal["error", "skip", "keep"] = "error"
+    label_from: Literal["parent"] | None = None
+    order: Literal["path", "shuffle"] | None = None
+    seed: int = 0
 
 
+@_source("""
+    --from-list FILE  Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address. May
+        be repeated.
+    --from-table FILE  A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]').
+        May be repeated.
+    --key COLUMN  The table's column that is the key.
+    --rekey FORMAT  Keys of columns and the row's number: '{split}/{index:08d}'.
+    --field EXT=COLUMN  A field of the column's values; EXT=@COLUMN where they are paths or addresses. May
+        be repeated.
+    --json-rest  The remaining columns go into the field json.
+    --include GLOB  Only files that match: without a slash the name, with one the path below SOURCE; **
+        spans folders.
+    --exclude GLOB  Leave out files, and folders with all that is in them.
+    """)
 class SourceOptions(NamedTuple):
     """What samples are made of, besides folders and files."""
 
-    from_list: Annotated[
-        Texts,
-        _source(
-            "--from-list FILE",
-            "Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address. May be repeated.",
-        ),
-    ] = None
-    from_table: Annotated[
-        Texts,
-        _source(
-            "--from-table FILE",
-            "A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]'). May be repeated.",
-        ),
-    ] = None
-    key: Annotated[Text, _source("--key COLUMN", "The table's column that is the key.")] = None
-    rekey: Annotated[
-        Text, _source("--rekey FORMAT", "Keys of columns and the row's number: '{split}/{index:08d}'.")
-    ] = None
-    field: Annotated[
-        Texts,
-        _source(
-            "--field EXT=COLUMN",
-            "A field of the column's values; EXT=@COLUMN where they are paths or addresses. May be repeated.",
-        ),
-    ] = None
-    json_rest: Annotated[
-        bool,
-        _source("--json-rest", "The remaining columns go into the field json."),
-    ] = False
-    include: Annotated[
-        Texts,
-        _source(
-            "--include GLOB",
-            "Only files that match: without a slash the name, with one the path below SOURCE; ** spans folders.",
-        ),
-    ] = None
-    exclude: Annotated[
-        Texts, _source("--exclude GLOB", "Leave out files, and folders with all that is in them.")
-    ] = None
+    from_list: Texts = None
+    from_table: Texts = None
+    key: Text = None
+    rekey: Text = None
+    field: Texts = None
+    json_rest: bool = False
+    include: Texts = None
+    exclude: Texts = None
     samples: SampleOptions = SampleOptions()
 
     def table(self) -> "TableOptions | None":

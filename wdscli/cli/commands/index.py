@@ -1,8 +1,8 @@
 """``wds index``: options in, one call into ops, what was made out."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from wdscli.cli.options import Algorithm, GeneralOptions, Number, Shards, Text, Texts, grouped, panel
+from wdscli.cli.options import Algorithm, GeneralOptions, Positive, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, plural
 from wdscli.errors import UsageError
 from wdscli.ops.index import IndexReport
@@ -14,43 +14,33 @@ _output = panel("Output")
 _WOULD = {"there was none": "missing", "it was stale": "stale"}
 
 
+@_output("""
+    -o, --output FILE  The manifest to write. Default: <prefix>-manifest.json beside the shards.
+    --no-manifest  Write indexes alone.
+    --no-index  Write a manifest alone.
+    --checksum  The checksum that the manifest holds; with none only headers are read.
+    --dialect READER  Write the index of another program and nothing else: dali, energon, webshart or
+        wids. May be given more than once.
+    --force  Make all anew, and replace what is there.
+    --check  Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there
+        is any.
+    -n, --dry-run  List what would be written, and write nothing.
+    """)
+@panel(None)("""
+    -j, --jobs N  Processes to work in. Default: what the work is worth.
+    """)
 class IndexOptions(NamedTuple):
     """What is written, and where."""
 
-    output: Annotated[
-        Text,
-        _output(
-            "-o, --output FILE", "The manifest to write. Default: <prefix>-manifest.json beside the shards."
-        ),
-    ] = None
-    no_manifest: Annotated[bool, _output("--no-manifest", "Write indexes alone.")] = False
-    no_index: Annotated[bool, _output("--no-index", "Write a manifest alone.")] = False
-    checksum: Annotated[
-        Algorithm,
-        _output("--checksum", "The checksum that the manifest holds; with none only headers are read."),
-    ] = "xxh3_128"
-    dialect: Annotated[
-        Texts,
-        _output(
-            "--dialect READER",
-            "Write the index of another program and nothing else: dali, energon, webshart or wids. "
-            "May be given more than once.",
-        ),
-    ] = None
-    force: Annotated[bool, _output("--force", "Make all anew, and replace what is there.")] = False
-    check: Annotated[
-        bool,
-        _output(
-            "--check",
-            "Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there is any.",
-        ),
-    ] = False
-    dry_run: Annotated[bool, _output("-n, --dry-run", "List what would be written, and write nothing.")] = (
-        False
-    )
-    jobs: Annotated[
-        Number, panel(None)("-j, --jobs N", "Processes to work in. Default: what the work is worth.", min=1)
-    ] = None
+    output: Text = None
+    no_manifest: bool = False
+    no_index: bool = False
+    checksum: Algorithm = "xxh3_128"
+    dialect: Texts = None
+    force: bool = False
+    check: bool = False
+    dry_run: bool = False
+    jobs: Positive = None
 
 
 @grouped

@@ -8,7 +8,7 @@ numbers, so that a script can take one by name. It must not know where rows come
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.cli.options import ErrorOptions, GeneralOptions, SelectionOptions, Shards, grouped, panel
 from wdscli.cli.output import Bar, Cell, Out, facts, is_plain, tab_lines
@@ -33,31 +33,21 @@ _SIZES = "count=occurrences min=smallest median median_is_exact=is_exact max=lar
 _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "sizes (log)")
 
 
+@_show("""
+    -l, --long  Samples: also shard, byte of the first header, bytes of each field. Members: also shard,
+        byte of the payload, kind, field.
+    --members  A line per member: name, bytes.
+    by_shard: --shards  A line per shard: samples, members, bytes, payload bytes, mean payload of a
+        sample.
+    --summary  Counts, bytes, overhead, sizes by field, balance of the shards, keys that come twice.
+    """)
 class ShowOptions(NamedTuple):
     """What is listed."""
 
-    long: Annotated[
-        bool,
-        _show(
-            "-l, --long",
-            "Samples: also shard, byte of the first header, bytes of each field. "
-            "Members: also shard, byte of the payload, kind, field.",
-        ),
-    ] = False
-    members: Annotated[bool, _show("--members", "A line per member: name, bytes.")] = False
-    by_shard: Annotated[
-        bool,
-        _show(
-            "--shards", "A line per shard: samples, members, bytes, payload bytes, mean payload of a sample."
-        ),
-    ] = False
-    summary: Annotated[
-        bool,
-        _show(
-            "--summary",
-            "Counts, bytes, overhead, sizes by field, balance of the shards, keys that come twice.",
-        ),
-    ] = False
+    long: bool = False
+    members: bool = False
+    by_shard: bool = False
+    summary: bool = False
 
 
 @grouped

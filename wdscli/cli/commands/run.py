@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from wdscli.cli.options import Engine, GeneralOptions, Jobs, Memory, Text, grouped, panel
+from wdscli.cli.options import GeneralOptions, Text, WorkOptions, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.shown import shown
 
@@ -15,21 +15,17 @@ if TYPE_CHECKING:
 _tasks = panel("Tasks")
 
 
+@_tasks("""
+    --task K  Make shard K only, from 0; or several: 0-9,12, or K/N for the share of job K of N.
+    --finish  Check that all tasks are done and write the manifest; make no shard.
+    -n, --dry-run, --list  List the tasks and whether they are done; change nothing.
+    """)
 class ChoiceOptions(NamedTuple):
     """Which tasks."""
 
-    task: Annotated[
-        Text,
-        _tasks(
-            "--task K", "Make shard K only, from 0; or several: 0-9,12, or K/N for the share of job K of N."
-        ),
-    ] = None
-    finish: Annotated[
-        bool, _tasks("--finish", "Check that all tasks are done and write the manifest; make no shard.")
-    ] = False
-    dry_run: Annotated[
-        bool, _tasks("-n, --dry-run, --list", "List the tasks and whether they are done; change nothing.")
-    ] = False
+    task: Text = None
+    finish: bool = False
+    dry_run: bool = False
 
 
 @grouped
@@ -37,9 +33,7 @@ def run(
     *,
     plan: Annotated[str, typer.Argument(metavar="FILE", help="A plan, as --plan FILE has written it.")],
     tasks: ChoiceOptions,
-    jobs: Jobs = None,
-    engine: Engine = None,
-    memory: Memory = None,
+    work: WorkOptions,
     general: GeneralOptions,
 ) -> None:
     """Do what a plan says: some of its shards, or all that is not done.
@@ -61,7 +55,7 @@ def run(
         raise UsageError("--task, --finish and --dry-run exclude each other")
     out = Out(general.common, json=general.json.json)
     progress = out.progress()
-    loaded = load_plan(plan, Settings(jobs, engine, memory, general.trust.trust_addresses))
+    loaded = load_plan(plan, Settings(*work, general.trust.trust_addresses))
     if tasks.dry_run:
         _list(out, loaded)
     elif tasks.task is not None:

@@ -1,11 +1,11 @@
 """``wds shuffle``: options in, a shuffled set out; with --quality a table of how well mixed it is."""
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.cli.options import (
-    Number,
     OutputOptions,
     PlannedCutOptions,
+    Positive,
     ReorderOptions,
     Shards,
     grouped,
@@ -23,22 +23,17 @@ _order = panel("Order")
 _ORDERS = ("input", "output", "random")
 
 
+@_order("""
+    --seed N  Another seed, another order.
+    --quality  Say how well mixed input and output are. Reads the field cls of all samples.
+    --window N  With --quality: samples in which distinct source shards are counted. Default: 1000.
+    """)
 class OrderOptions(NamedTuple):
     """Another order, and how good it is."""
 
-    seed: Annotated[int, _order("--seed N", "Another seed, another order.")] = 0
-    quality: Annotated[
-        bool,
-        _order("--quality", "Say how well mixed input and output are. Reads the field cls of all samples."),
-    ] = False
-    window: Annotated[
-        Number,
-        _order(
-            "--window N",
-            "With --quality: samples in which distinct source shards are counted. Default: 1000.",
-            min=1,
-        ),
-    ] = None
+    seed: int = 0
+    quality: bool = False
+    window: Positive = None
 
 
 @grouped

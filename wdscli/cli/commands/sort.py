@@ -1,6 +1,6 @@
 """``wds sort``: sort keys and their modifiers in, a sorted set out."""
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from wdscli.cli.options import OutputOptions, PlannedCutOptions, ReorderOptions, Shards, Texts, grouped, panel
 from wdscli.cli.reordering import read_options, reorder
@@ -9,29 +9,23 @@ from wdscli.errors import UsageError
 _order = panel("Order")
 
 
+@_order("""
+    --by WHAT[:nVr]  key, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]); again for
+        what ties. Behind a colon: n numeric, V natural, r reverse. Default: key.
+    --natural  img9 before img10; for each --by without a colon, as are the next two.
+    --numeric  Compare texts as the numbers they are.
+    --reverse  The largest first.
+    --missing  Where samples go that have no such value. Default: last, but a value that none has is an
+        error.
+    """)
 class OrderOptions(NamedTuple):
     """By what samples are sorted."""
 
-    by: Annotated[
-        Texts,
-        _order(
-            "--by WHAT[:nVr]",
-            "key, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]); again for what ties. "
-            "Behind a colon: n numeric, V natural, r reverse. Default: key.",
-        ),
-    ] = None
-    natural: Annotated[
-        bool, _order("--natural", "img9 before img10; for each --by without a colon, as are the next two.")
-    ] = False
-    numeric: Annotated[bool, _order("--numeric", "Compare texts as the numbers they are.")] = False
-    reverse: Annotated[bool, _order("--reverse", "The largest first.")] = False
-    missing: Annotated[
-        Literal["first", "last", "error"] | None,
-        _order(
-            "--missing",
-            "Where samples go that have no such value. Default: last, but a value that none has is an error.",
-        ),
-    ] = None
+    by: Texts = None
+    natural: bool = False
+    numeric: bool = False
+    reverse: bool = False
+    missing: Literal["first", "last", "error"] | None = None
 
 
 @grouped

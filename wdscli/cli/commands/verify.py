@@ -4,22 +4,19 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from wdscli.cli.options import (
-    DryRun,
-    Force,
-    Fsync,
     GeneralOptions,
     LongNames,
-    MaxDecoded,
-    Mtime,
-    NoIndex,
     Number,
+    Positive,
     Shards,
     Text,
     Texts,
     changed_options,
     decoded_limit,
+    decodes,
     grouped,
     panel,
+    written,
 )
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
@@ -35,22 +32,22 @@ _check = panel(None)
 _repair = panel("Repair")
 
 
+@_repair("""
+    --repair  Write what can be saved to new shards, one for each, and say what could not.
+    -o, --output OUT  Shards that --repair writes, such as repaired-%06d.tar.
+    """)
+@written
 class RepairOptions(NamedTuple):
     """Where --repair writes; all but ``output`` as in every command that writes."""
 
-    repair: Annotated[
-        bool,
-        _repair("--repair", "Write what can be saved to new shards, one for each, and say what could not."),
-    ] = False
-    output: Annotated[
-        Text, _repair("-o, --output OUT", "Shards that --repair writes, such as repaired-%06d.tar.")
-    ] = None
-    force: Force = False
-    fsync: Fsync = False
-    no_index: NoIndex = False
-    mtime: Mtime = None
+    repair: bool = False
+    output: Text = None
+    force: bool = False
+    fsync: bool = False
+    no_index: bool = False
+    mtime: Number = None
     long_names: LongNames = "pax"
-    dry_run: DryRun = False
+    dry_run: bool = False
 
     def settings(self) -> ShardSettings | None:
         """How --repair writes, None without it. Raises UsageError."""
@@ -66,40 +63,29 @@ class RepairOptions(NamedTuple):
         return ShardSettings(form, with_index=not self.no_index, force=self.force, fsync=self.fsync)
 
 
+@_check("""
+    --decode  Decode json, cls, txt, npy, npz, msgpack, images and what else the loader decodes.
+    --checksums  Compare every byte with the checksums of the manifest.
+    --require EXT,...  Fields that every sample must have. Those that the manifest says every sample has
+        are added.
+    --profile READER  Also what this reader demands: webdataset, hf, dali or energon. May be given more
+        than once.
+    --strict  Exit with 1 for warnings too.
+    --max-findings N  Tell N of each kind; count the rest.
+    -j, --jobs N  Processes to work in. Default: as many as the work is worth.
+    """)
+@decodes
 class CheckOptions(NamedTuple):
     """What is looked for, and what is told of it."""
 
-    decode: Annotated[
-        bool,
-        _check(
-            "--decode", "Decode json, cls, txt, npy, npz, msgpack, images and what else the loader decodes."
-        ),
-    ] = False
-    max_decoded: MaxDecoded = None
-    checksums: Annotated[
-        bool, _check("--checksums", "Compare every byte with the checksums of the manifest.")
-    ] = False
-    require: Annotated[
-        Texts,
-        _check(
-            "--require EXT,...",
-            "Fields that every sample must have. Those that the manifest says every sample has are added.",
-        ),
-    ] = None
-    profile: Annotated[
-        Texts,
-        _check(
-            "--profile READER",
-            "Also what this reader demands: webdataset, hf, dali or energon. May be given more than once.",
-        ),
-    ] = None
-    strict: Annotated[bool, _check("--strict", "Exit with 1 for warnings too.")] = False
-    max_findings: Annotated[
-        int, _check("--max-findings N", "Tell N of each kind; count the rest.", min=0)
-    ] = MAX_FINDINGS
-    jobs: Annotated[
-        Number, _check("-j, --jobs N", "Processes to work in. Default: as many as the work is worth.", min=1)
-    ] = None
+    decode: bool = False
+    max_decoded: Number = None
+    checksums: bool = False
+    require: Texts = None
+    profile: Texts = None
+    strict: bool = False
+    max_findings: Annotated[int, 0] = MAX_FINDINGS
+    jobs: Positive = None
 
     def parse(self) -> dict[str, Any]:
         """What checking and repairing have in common, as ops take it. Raises UsageError."""
