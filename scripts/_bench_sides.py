@@ -185,6 +185,8 @@ def called(side: str, data: Data, small: Data) -> Timed:
 
 
 def _call(connection: Connection, side: str, data: Data, small: Data) -> None:
+    # Else a DataLoader would start its workers as this process was started, and import torch again in each of them.
+    multiprocessing.set_start_method("fork", force=True)
     try:
         SIDES[side](small)
         connection.send(SIDES[side](data))
