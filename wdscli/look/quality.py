@@ -11,15 +11,15 @@ It must not know how samples are written.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp, lgamma
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_128_digest
 
-from wdscli.plan.orders import Arranged, ShuffledOrder, Surveyed
-from wdscli.plan.values import FieldValue, PayloadOf
-from wdscli.samples import SampleBatch
-from wdscli.selection.named import Named
+from wdscli.plan.orders import Arranged, Order, ShuffledOrder, Surveyed
+from wdscli.plan.values import Extract, FieldValue
+from wdscli.selection.sample import SampleAt
 
 if TYPE_CHECKING:
     import numpy
@@ -60,8 +60,9 @@ class Quality(NamedTuple):
     random: Mixing
 
 
-class ClassOf(NamedTuple):
-    """Takes the class of each sample, empty for none (:class:`wdscli.plan.survey.Extract`)."""
+@dataclass(frozen=True)
+class ClassOf(Extract):
+    """Takes the class of each sample, empty for none."""
 
     field: bytes = b"cls"
 
@@ -69,49 +70,30 @@ class ClassOf(NamedTuple):
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset([self.field])
 
-    @property
-    def named(self) -> Sequence[Named]:
-        return ()
-
-    def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
-    ) -> list[bytes]:
-        value = FieldValue("cls", self.field)
-        found = [value.of(batch, row, shard, payload_of) or b"" for row in rows]
-        return [one if len(one) <= _LONG_VALUE else xxh3_128_digest(one) for one in found]
+    def value(self, sample: SampleAt) -> bytes:
+        found = FieldValue("cls", self.field).of(sample) or b""
+        return found if len(found) <= _LONG_VALUE else xxh3_128_digest(found)
 
 
 MEASURED_BYTES = 160
 """What a sample costs while its class and its neighbours are looked at."""
 
 
-class MeasuredShuffle:
+class MeasuredShuffle(Order):
     """The order of :class:`~wdscli.plan.orders.ShuffledOrder`; once it is arranged, ``quality`` says how good it is."""
 
     operation = "shuffle"
     extract = ClassOf()
-    dedup = None
     bytes_per_sample = MEASURED_BYTES
 
     def __init__(self, seed: int = 0, window: int = WINDOW) -> None:
-        self._order = ShuffledOrder(seed)
+        self.seed: int = seed
         self._window = window
         self.quality: Quality | None = None
 
-    @property
-    def seed(self) -> int | None:
-        return self._order.seed
-
-    def options(self) -> dict[str, Any]:
-        return self._order.options()
-
     def arrange(self, surveyed: Surveyed) -> Arranged:
-        arranged = self._order.arrange(surveyed)
-        values = (
-            None
-            if surveyed.values is None
-            else [value for some in surveyed.values.blocks() for value in some]
-        )
+        arranged = ShuffledOrder(self.seed).arrange(surveyed)
+        values = None if surveyed.values is None else list(surveyed.values)
         self.quality = measure(surveyed.samples.shards, arranged.order, values, self._window)
         return arranged
 

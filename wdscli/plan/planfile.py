@@ -43,11 +43,13 @@ MAGIC = b"WDSPLAN\x01"
 VERSION = 2
 TAIL = struct.Struct("<QQQ8s")
 """Where the header begins, its bytes, its seal, and the magic again."""
-SHARD = struct.Struct("<QQQQII")
-"""First sample, end, bytes, members, part, number in the part; a seal for each list of rows follows."""
-SEAL = struct.Struct("<Q")
 ROW_BYTES = 49
 ROWS_PER_WRITE = 1 << 16
+
+
+def _shard_record(lists: int) -> struct.Struct:
+    """First sample, end, bytes, members, part, number in the part, and a seal for each list of rows."""
+    return struct.Struct("<QQQQII" + "Q" * lists)
 
 
 class Each(NamedTuple):
@@ -123,7 +125,11 @@ def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
         for ordered in plan.row_lists:
             header["rows"].append(sink.written)
             seals.append(list(_write_rows(plan, ordered, sink)))
-        shards = b"".join(map(_packed_shard, plan.planned, zip(*seals, strict=True)))
+        record = _shard_record(len(seals))
+        shards = b"".join(
+            record.pack(one.first, one.end, one.size, one.members, one.part, one.number, *of_lists)
+            for one, of_lists in zip(plan.planned, zip(*seals, strict=True), strict=True)
+        )
         header["shards"] = [sink.written, len(plan.planned), f"{xxh3_64_intdigest(shards):016x}"]
         sink.write(shards)
         text = json.dumps(header, separators=(",", ":")).encode("ascii")
@@ -177,11 +183,6 @@ def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int
         yield digest.intdigest()
 
 
-def _packed_shard(shard: PlannedShard, seals: Sequence[int]) -> bytes:
-    fixed = SHARD.pack(shard.first, shard.end, shard.size, shard.members, shard.part, shard.number)
-    return fixed + b"".join(map(SEAL.pack, seals))
-
-
 def _header(plan: ReorderPlan) -> dict[str, Any]:
     request, settings = plan.request, plan.request.settings
     return {
@@ -204,19 +205,14 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "post": request.post,
         "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))] for one in plan.inputs],
         "fingerprint": plan.fingerprint_in,
-        "joined": _plain_joined(plan.joined),
+        "joined": plan.joined
+        and {
+            "sets": list(plan.joined.sets),
+            "policies": list(plan.joined.policies),
+            "counts": plan.joined.counts._asdict(),
+        },
         "counts": {name: getattr(plan, name) for name in COUNTS},
         "rows": [],
-    }
-
-
-def _plain_joined(joined: Joined | None) -> dict[str, Any] | None:
-    if joined is None:
-        return None
-    return {
-        "sets": list(joined.sets),
-        "policies": list(joined.policies),
-        "counts": joined.counts._asdict(),
     }
 
 
@@ -280,7 +276,7 @@ class PlanFile:
 
     def _read_shards(self) -> list[tuple[Any, ...]]:
         at, count, seal = self.header["shards"]
-        record = struct.Struct(SHARD.format + "Q" * len(self.header["rows"]))
+        record = _shard_record(len(self.header["rows"]))
         data = self.source.read_at(at, count * record.size)
         if f"{xxh3_64_intdigest(data):016x}" != seal:
             raise self.broken("its list of shards was changed")
@@ -426,7 +422,10 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
         shards=ShardSet(list(request.inputs), None),
         inputs=inputs,
         parts=parts,
-        planned=tuple(_planned_shard(parts, record) for record in file.shards),
+        planned=tuple(
+            PlannedShard(parts[part].output.address(number), part, number, first, end, size, members)
+            for first, end, size, members, part, number, *_ in file.shards
+        ),
         ordered=rows[0],
         rekey=None if header["rekey"] is None else Rekey(header["rekey"]),
         **{name: counts[name] for name in COUNTS if name != "samples"},
@@ -454,11 +453,6 @@ def _request(header: Mapping[str, Any], inputs: list[str], settings: Settings) -
         engine=settings.engine,
         memory=settings.memory,
     )
-
-
-def _planned_shard(parts: Sequence[PlannedPart], record: Sequence[int]) -> PlannedShard:
-    first, end, size, members, part, number = record[:6]
-    return PlannedShard(parts[part].output.address(number), part, number, first, end, size, members)
 
 
 def _joined(plain: Mapping[str, Any] | None, others: Sequence[Ordered]) -> Joined | None:

@@ -104,7 +104,10 @@ def find_kept(
     shards: dict[int, ShardInfo] = {}
     again = set()
     # Before they are read: what is replaced after that is noticed at the end.
-    versions = [_version_of(check.address) for _, check in checks]
+    # Of a file of this machine, where asking costs nothing.
+    versions = [
+        next(iter(versions_at([check.address]))) if is_local(check.address) else "" for _, check in checks
+    ]
     states = _states(plan, [one for _, one in checks], reading, progress)
     for (found, check), state, version in zip(checks, states, versions):
         posted = found.receipt is None or found.receipt.posted
@@ -115,11 +118,6 @@ def find_kept(
         else:
             shards[found.task] = replace(check.shard, version=version)
     return Kept(shards, frozenset(again), manifests)
-
-
-def _version_of(address: str) -> str:
-    """Of a file of this machine, where asking costs nothing."""
-    return next(iter(versions_at([address]))) if is_local(address) else ""
 
 
 def look(plan: ReorderPlan, tasks: Sequence[int]) -> list[Found]:

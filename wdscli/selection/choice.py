@@ -18,7 +18,7 @@ others keep their names, because nothing is lost in silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -26,14 +26,11 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch, check_name
 from wdscli.selection.named import Absence, Named, Sightings, is_like, listed
+from wdscli.selection.sample import PayloadOf, SampleAt
 from wdscli.storage import addresses_of, read_all
 
 if TYPE_CHECKING:
     from wdscli.selection.where import Where
-
-PayloadOf = Callable[[int, bytes], bytes]
-"""``payload_of(row, field)``: the payload of one member of a batch; called only for fields that the sample
-has."""
 
 OnError = Literal["stop", "skip"]
 
@@ -211,7 +208,7 @@ class Selection(NamedTuple):
             return "keys"
         try:
             if self.where is not None:
-                holds = self.where.holds(batch, row, shard, payload_of)
+                holds = self.where.holds(SampleAt(batch, row, shard, payload_of))
                 self.where.look(state.sightings)
                 if not holds:
                     return "where"
@@ -245,18 +242,11 @@ class Selection(NamedTuple):
 
     def plan_of(self, batch: SampleBatch, row: int, shard: str) -> MemberPlan:
         """:meth:`member_plan` of one sample of a batch; an error says where."""
-        first, end = batch.firsts[row], batch.firsts[row + 1]
         try:
-            return self.member_plan(tuple(batch.fields[first:end]))
+            return self.member_plan(tuple(batch.fields[batch.firsts[row] : batch.firsts[row + 1]]))
         except DataError as error:
-            raise DataError(
-                error.message,
-                code=error.code,
-                shard=shard,
-                offset=batch.starts[first],
-                member=to_text(batch.keys[row]),
-                hint=error.hint,
-            ) from None
+            sample = SampleAt(batch, row, shard)
+            raise sample.error(error.message, error.code, hint=error.hint) from None
 
     @property
     def named(self) -> list[Named]:

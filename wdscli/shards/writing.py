@@ -73,11 +73,6 @@ _JOINED_BYTES = 1 << 15
 """A sample of fewer bytes goes on as one piece."""
 
 
-def goes_nowhere(address: str) -> bool:
-    """Whether ``address`` is a stream or a device: nothing can lie beside it."""
-    return is_stream(address) or (is_local(address) and is_device(local_path(address)))
-
-
 class ShardSettings(NamedTuple):
     """How shards are written; small and picklable, so that tasks in other processes can have it. ``with_index`` writes
     the ``.wdx`` beside a shard, and ``witness`` hears of the shard (neither for ``-``, ``pipe:`` and devices);
@@ -90,6 +85,12 @@ class ShardSettings(NamedTuple):
     fsync: bool = False
     witness: Witness | None = None
     ticket: Ticket | None = None
+
+    def check_folder(self, address: str) -> None:
+        """Raise OutputError where a shard would go into a folder that has come in the place of the one that the run
+        began with."""
+        if self.ticket is not None:
+            self.ticket.check(address)
 
     def open(self, address: str) -> ShardFile:
         """A shard to fill at ``address``."""
@@ -127,8 +128,10 @@ class ShardFile:
         self.address = address
         self._settings = settings = settings or ShardSettings()
         self.form = settings.form
-        self._check_folder()
-        self._has_place = sink is None and not goes_nowhere(address)
+        settings.check_folder(address)
+        is_stream_or_device = is_stream(address) or (is_local(address) and is_device(local_path(address)))
+        self._has_place = sink is None and not is_stream_or_device
+        """Whether anything can lie beside it."""
         self._with_index = settings.with_index and self._has_place
         digest = new_digest(settings.checksum)
         self._sink = sink or open_sink(address, force=settings.force, fsync=settings.fsync)
@@ -226,22 +229,17 @@ class ShardFile:
         """Nothing that was handed in is referred to any longer after this; needed before a buffer is used again."""
         self._tar.flush()
 
-    def _check_folder(self) -> None:
-        """Nothing is written into a folder that has come in the place of the one that the run began with."""
-        if self._settings.ticket is not None:
-            self._settings.ticket.check(self.address)
-
     def commit(self) -> ShardInfo:
         """End the archive, give the shard its name, then the index its own."""
         try:
             return self._commit()
         except OutputError:
-            self._check_folder()  # which says better why there is no such file
+            self._settings.check_folder(self.address)  # which says better why there is no such file
             raise
 
     def _commit(self) -> ShardInfo:
         self._tar.close()
-        self._check_folder()
+        self._settings.check_folder(self.address)
         size = self._tar.position
         info = self._info(size)
         if not self._with_index:

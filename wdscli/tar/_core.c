@@ -573,11 +573,238 @@ core_header(PyObject *self, PyObject *args)
     return PyBytes_FromStringAndSize((char *)block, BLOCK);
 }
 
+/* --- copy: whole samples in a buffer ---------------------------------------------------------------------------- */
+
+/* A growing array of numbers. */
+typedef struct {
+    i64 *at;
+    Py_ssize_t count, room;
+} Numbers;
+
+static int
+push(Numbers *numbers, i64 value)
+{
+    if (numbers->count == numbers->room) {
+        Py_ssize_t room = numbers->room ? 2 * numbers->room : 256;
+        i64 *at = PyMem_Realloc(numbers->at, (size_t)room * sizeof(i64));
+        if (!at) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        numbers->at = at;
+        numbers->room = room;
+    }
+    numbers->at[numbers->count++] = value;
+    return 0;
+}
+
+/* A member's whole name, put together in a buffer where it has a prefix. */
+static const char *
+whole_name(const Member *m, char *joined, Py_ssize_t *length)
+{
+    if (!m->prefix_len) {
+        *length = m->name_len;
+        return (const char *)m->name;
+    }
+    memcpy(joined, m->prefix, (size_t)m->prefix_len);
+    joined[m->prefix_len] = '/';
+    memcpy(joined + m->prefix_len + 1, m->name, (size_t)m->name_len);
+    *length = m->prefix_len + 1 + m->name_len;
+    return joined;
+}
+
+/* Whether one canonical block says this name and size. */
+static int
+fits_in_block(const char *name, Py_ssize_t length, i64 size)
+{
+    int is_short = length <= NAME || (length <= PREFIX + 1 + NAME && split_at((const byte *)name, length));
+    return is_short && size < ONE_BLOCK_SIZE;
+}
+
+/* What the members of some samples are, one number each. */
+typedef struct {
+    PyObject *keys, *fields;
+    Numbers counts, starts, lengths, heads, codes, offsets, sizes;
+    int is_foreign;
+} Packed;
+
+/* The number of a field among those that were met, -1 on error. */
+static i64
+code_of(PyObject *fields, Py_ssize_t expected, const char *text, Py_ssize_t length)
+{
+    Py_ssize_t count = PyList_Size(fields);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_ssize_t which = (expected + i) % count, its_length;
+        char *its;
+        if (PyBytes_AsStringAndSize(PyList_GetItem(fields, which), &its, &its_length) < 0)
+            return -1;
+        if (its_length == length && !memcmp(its, text, (size_t)length))
+            return which;
+    }
+    return append(fields, PyBytes_FromStringAndSize(text, length)) < 0 ? -1 : count;
+}
+
+/* One sample from byte `begin` to byte `end` of a buffer: 1, 0 when it takes more to know, -1 on error. */
+static int
+pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end, const Form *form, i64 *out)
+{
+    char joined[PREFIX + 1 + NAME], key_room[PREFIX + 1 + NAME];
+    const char *key = NULL;
+    Py_ssize_t key_len = 0, at = begin, members = 0;
+    i64 start = *out;
+    while (at < end) {
+        Member m;
+        Py_ssize_t length;
+        if (next_member(buffer + at, end - at, form, &m) != USUAL || m.size > end - at - m.head ||
+            PADDED(m.size) > end - at - m.head)
+            return 0;
+        const char *name = whole_name(&m, joined, &length);
+        if (!fits_in_block(name, length, m.size))
+            return 0;
+        if (!key) {
+            key_len = key_end(name, length);
+            if (!key_len)
+                return 0;
+            key = name == joined ? memcpy(key_room, name, (size_t)key_len) : name;
+        }
+        Py_ssize_t field_len = length - key_len - 1;
+        if (field_len < 1 || memcmp(name, key, (size_t)key_len) || name[key_len] != '.' ||
+            memchr(name + key_len + 1, '/', (size_t)field_len))
+            return 0;
+        i64 code = code_of(packed->fields, members, name + key_len + 1, field_len);
+        if (code < 0 || push(&packed->heads, at) < 0 || push(&packed->codes, code) < 0 ||
+            push(&packed->offsets, *out + BLOCK) < 0 || push(&packed->sizes, m.size) < 0)
+            return -1;
+        packed->is_foreign |= !m.canonical;
+        *out += BLOCK + PADDED(m.size);
+        at += m.head + (Py_ssize_t)PADDED(m.size);
+        members++;
+    }
+    if (!members)
+        return 0;
+    if (append(packed->keys, PyBytes_FromStringAndSize(key, key_len)) < 0 || push(&packed->counts, members) < 0 ||
+        push(&packed->starts, start) < 0 || push(&packed->lengths, *out - start) < 0)
+        return -1;
+    return 1;
+}
+
+static PyObject *
+as_bytes(const Numbers *numbers)
+{
+    return PyBytes_FromStringAndSize((const char *)numbers->at, numbers->count * (Py_ssize_t)sizeof(i64));
+}
+
+PyDoc_STRVAR(pack_doc, "pack(buffer, begins, mtime_field, gnu_names)\n--\n\n"
+"What the samples in a buffer are, which begin at the bytes `begins` (packed i64, rising) and fill it: (keys, fields,\n"
+"counts, starts, lengths, heads, codes, offsets, sizes, is_foreign), lists of bytes, then columns of packed i64.\n"
+"Places are those that `settle` gives to the members, but for `heads`, where their headers begin now. None where it\n"
+"takes more to know.");
+
+static PyObject *
+core_pack(PyObject *self, PyObject *args)
+{
+    PyObject *source, *places, *mtime, *result = NULL;
+    int gnu_names, state = 1;
+    Form form;
+    Py_buffer view, begins;
+    i64 out = 0;
+    Packed packed = {0};
+    if (!PyArg_ParseTuple(args, "OOOp", &source, &places, &mtime, &gnu_names) || make_form(mtime, gnu_names, &form) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(places, &begins, PyBUF_SIMPLE) < 0) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    packed.keys = PyList_New(0);
+    packed.fields = PyList_New(0);
+    Py_ssize_t samples = begins.len / (Py_ssize_t)sizeof(i64);
+    const i64 *begin = begins.buf;
+    if (!packed.keys || !packed.fields)
+        state = -1;
+    else if (!samples || begin[0])
+        state = 0;
+    for (Py_ssize_t i = 0; state == 1 && i < samples; i++) {
+        i64 end = i + 1 < samples ? begin[i + 1] : view.len;
+        if (begin[i] < 0 || begin[i] > end || end > view.len)
+            state = 0;
+        else
+            state = pack_sample(&packed, view.buf, (Py_ssize_t)begin[i], (Py_ssize_t)end, &form, &out);
+    }
+    if (state == 0) {
+        Py_IncRef(Py_None);
+        result = Py_None;
+    } else if (state == 1)
+        result = Py_BuildValue("OONNNNNNNi", packed.keys, packed.fields, as_bytes(&packed.counts),
+                               as_bytes(&packed.starts), as_bytes(&packed.lengths), as_bytes(&packed.heads),
+                               as_bytes(&packed.codes), as_bytes(&packed.offsets), as_bytes(&packed.sizes),
+                               packed.is_foreign);
+    Numbers *all[] = {&packed.counts, &packed.starts, &packed.lengths, &packed.heads, &packed.codes, &packed.offsets,
+                      &packed.sizes};
+    for (int i = 0; i < 7; i++)
+        PyMem_Free(all[i]->at);
+    Py_DecRef(packed.keys);
+    Py_DecRef(packed.fields);
+    PyBuffer_Release(&begins);
+    PyBuffer_Release(&view);
+    return result;
+}
+
+PyDoc_STRVAR(settle_doc, "settle(buffer, mtime_field, gnu_names)\n--\n\n"
+"Make the members in a buffer canonical where they are: each with one header block, no gaps, zeros behind payloads.\n"
+"Returns how many bytes they take now; ValueError for what `pack` does not take.");
+
+static PyObject *
+core_settle(PyObject *self, PyObject *args)
+{
+    PyObject *source, *mtime;
+    int gnu_names, state = 1;
+    Form form;
+    Py_buffer view;
+    Py_ssize_t at = 0, out = 0;
+    if (!PyArg_ParseTuple(args, "OOp", &source, &mtime, &gnu_names) || make_form(mtime, gnu_names, &form) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(source, &view, PyBUF_WRITABLE) < 0)
+        return NULL;
+    byte *buffer = view.buf, header[BLOCK];
+    while (state && at < view.len) {
+        Member m;
+        char joined[PREFIX + 1 + NAME];
+        Py_ssize_t length;
+        state = next_member(buffer + at, view.len - at, &form, &m) == USUAL && PADDED(m.size) <= view.len - at - m.head;
+        if (!state)
+            break;
+        if (!m.canonical || out < at) {
+            const char *name = whole_name(&m, joined, &length);
+            /* Made elsewhere: its place may be that of the name. What was read lies behind what is written. */
+            state = write_header(header, (const byte *)name, length, m.size, &form);
+            if (!state)
+                break;
+            memmove(buffer + out + BLOCK, buffer + at + m.head, (size_t)m.size);
+            memcpy(buffer + out, header, BLOCK);
+        }
+        at += m.head + (Py_ssize_t)PADDED(m.size);
+        out += BLOCK + (Py_ssize_t)m.size;
+        Py_ssize_t padding = (Py_ssize_t)(PADDED(m.size) - m.size);
+        memset(buffer + out, 0, (size_t)padding);
+        out += padding;
+    }
+    PyBuffer_Release(&view);
+    if (!state) {
+        PyErr_SetString(PyExc_ValueError, "not the usual members");
+        return NULL;
+    }
+    return PyLong_FromSsize_t(out);
+}
+
 static PyMethodDef methods[] = {
     {"scan", core_scan, METH_VARARGS, scan_doc},
     {"hop", core_hop, METH_VARARGS, hop_doc},
     {"group", core_group, METH_VARARGS, group_doc},
     {"header", core_header, METH_VARARGS, header_doc},
+    {"pack", core_pack, METH_VARARGS, pack_doc},
+    {"settle", core_settle, METH_VARARGS, settle_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,5 +1,7 @@
 """What the compiled core has; the essay is at the head of ``_core.c``."""
 
+from typing import Any
+
 from wdscli.tar.columns import Columns
 
 Buffer = bytes | bytearray | memoryview
@@ -39,3 +41,7 @@ def group(
     /,
 ) -> int: ...
 def header(name: bytes, size: int, mtime_field: bytes, /) -> bytes | None: ...
+def pack(
+    buffer: Buffer, begins: Any, mtime_field: bytes, gnu_names: bool, /
+) -> tuple[list[bytes], list[bytes], bytes, bytes, bytes, bytes, bytes, bytes, bytes, int] | None: ...
+def settle(buffer: bytearray | memoryview, mtime_field: bytes, gnu_names: bool, /) -> int: ...
