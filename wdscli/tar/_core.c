@@ -510,7 +510,12 @@ core_group(PyObject *self, PyObject *args)
             failed = 1;
             break;
         }
-        if (PyLong_AsLong(flag) & KIND_MASK)
+        long kind = PyLong_AsLong(flag);
+        if (kind == -1 && PyErr_Occurred()) {
+            failed = 1;
+            break;
+        }
+        if (kind & KIND_MASK)
             break;
         if (!(prefix_len && length > prefix_len && !memcmp(name, prefix, (size_t)prefix_len) &&
               !memchr(name + prefix_len, '/', (size_t)(length - prefix_len)))) {
@@ -628,7 +633,9 @@ typedef struct {
     int is_foreign;
 } Packed;
 
-/* The number of a field among those that were met, -1 on error. */
+enum { MOST_FIELDS = 256 }; /* a set has few; more would make the search below slow */
+
+/* The number of a field among those that were met, MOST_FIELDS for one too many, -1 on error. */
 static i64
 code_of(PyObject *fields, Py_ssize_t expected, const char *text, Py_ssize_t length)
 {
@@ -641,6 +648,8 @@ code_of(PyObject *fields, Py_ssize_t expected, const char *text, Py_ssize_t leng
         if (its_length == length && !memcmp(its, text, (size_t)length))
             return which;
     }
+    if (count == MOST_FIELDS)
+        return count;
     return append(fields, PyBytes_FromStringAndSize(text, length)) < 0 ? -1 : count;
 }
 
@@ -672,6 +681,8 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
             memchr(name + key_len + 1, '/', (size_t)field_len))
             return 0;
         i64 code = code_of(packed->fields, members, name + key_len + 1, field_len);
+        if (code == MOST_FIELDS)
+            return 0;
         if (code < 0 || push(&packed->heads, at) < 0 || push(&packed->codes, code) < 0 ||
             push(&packed->offsets, *out + BLOCK) < 0 || push(&packed->sizes, m.size) < 0)
             return -1;
