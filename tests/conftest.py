@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from both_cores import pytest_generate_tests as pytest_generate_tests
+from both_cores import running_core as running_core
 from lasting_workers import lasting_workers
 from shard_cases import Ran, numbered, write_shards
 
