@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #if Py_LIMITED_API + 0 < 0x030B0000
@@ -230,7 +231,8 @@ usual_records(const byte *data, Py_ssize_t length, Member *m, i64 *size)
     return 1;
 }
 
-/* One regular member whose first header block is at p; left bytes are at hand. */
+/* One regular member whose first header block is at p; left bytes are at hand. Without a form nobody asks whether it is
+   canonical. */
 static int
 next_member(const byte *p, Py_ssize_t left, const Form *form, Member *m)
 {
@@ -255,7 +257,7 @@ next_member(const byte *p, Py_ssize_t left, const Form *form, Member *m)
         } else if (!usual_records(p + BLOCK, (Py_ssize_t)size, &extended, &stated))
             return OTHER;
         /* It may be what we would write, which takes the exact path to know. */
-        if ((p[156] == 'L') == form->gnu_names && !memcmp(p + 100, form->model + 100, 24) &&
+        if (form && (p[156] == 'L') == form->gnu_names && !memcmp(p + 100, form->model + 100, 24) &&
             !memcmp(p + 136, form->model + 136, 12))
             return OTHER;
         b = p + head;
@@ -280,7 +282,7 @@ next_member(const byte *p, Py_ssize_t left, const Form *form, Member *m)
     /* Before POSIX a trailing slash made a folder. */
     if (!b[156] && m->name[m->name_len - 1] == '/')
         return OTHER;
-    if (b == p)
+    if (form && b == p)
         m->canonical = is_canonical(b, m, form);
     return USUAL;
 }
@@ -529,6 +531,211 @@ core_group(PyObject *self, PyObject *args)
     return failed ? NULL : PyLong_FromSsize_t(row);
 }
 
+/* --- samples: members to dictionaries -------------------------------------------------------------------------- */
+
+/* Names of fields as text, found by their bytes, which lie in names that live longer than this. */
+typedef struct {
+    const char *raw;
+    Py_ssize_t length;
+    PyObject *text;
+} KnownText;
+
+/* What `texts` has for a field, borrowed: its name, None where it is not wanted; NULL without an error where nothing. */
+static PyObject *
+text_of(KnownText *known, PyObject *texts, const char *raw, Py_ssize_t length)
+{
+    KnownText *slot = known + (unsigned)(raw[0] * 7 + raw[length - 1] * 3 + length) % REMEMBERED;
+    if (slot->text && slot->length == length && !memcmp(slot->raw, raw, (size_t)length))
+        return slot->text;
+    PyObject *field = PyBytes_FromStringAndSize(raw, length);
+    if (!field)
+        return NULL;
+    PyObject *text = PyDict_GetItemWithError(texts, field);
+    Py_DecRef(field);
+    if (text)
+        *slot = (KnownText){raw, length, text};
+    return text;
+}
+
+enum { KEY, FIELDS, SHARD, INDEX, ATTRIBUTES };
+
+/* A record of the library's face, which is frozen for everybody else. */
+static PyObject *
+new_record(PyTypeObject *type, PyObject **attributes, PyObject *key, PyObject *fields, PyObject *shard, Py_ssize_t place)
+{
+    PyObject *index = PyLong_FromSsize_t(place), *record = index ? PyType_GenericAlloc(type, 0) : NULL;
+    PyObject *values[ATTRIBUTES] = {key, fields, shard, index};
+    for (int i = 0; record && i < ATTRIBUTES; i++)
+        if (PyObject_GenericSetAttr(record, attributes[i], values[i]) < 0) {
+            Py_DecRef(record);
+            record = NULL;
+        }
+    if (index)
+        Py_DecRef(index);
+    return record;
+}
+
+typedef struct {
+    PyTypeObject *type;
+    PyObject *attributes[ATTRIBUTES], *samples, *shard;
+    PyObject *fields; /* of the last sample, owned */
+    Py_ssize_t index; /* of the next sample */
+} Cutting;
+
+/* What the last record is made of; -1 on error. */
+static int
+resume_cutting(Cutting *cutting)
+{
+    const char *names[ATTRIBUTES] = {"key", "fields", "shard", "index"};
+    for (int i = 0; i < ATTRIBUTES; i++)
+        if (!(cutting->attributes[i] = PyUnicode_InternFromString(names[i])))
+            return -1;
+    Py_ssize_t count = PyList_Size(cutting->samples);
+    if (count < 1)
+        return (int)count;
+    PyObject *last = PyList_GetItem(cutting->samples, count - 1), *index;
+    if (!last || !(cutting->fields = PyObject_GetAttr(last, cutting->attributes[FIELDS])) ||
+        !(index = PyObject_GetAttr(last, cutting->attributes[INDEX])))
+        return -1;
+    cutting->index = PyLong_AsSsize_t(index) + 1;
+    Py_DecRef(index);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int
+begin_sample(Cutting *cutting, const char *key, Py_ssize_t length)
+{
+    PyObject *text = PyUnicode_DecodeUTF8(key, length, "surrogateescape"), *fields = text ? PyDict_New() : NULL;
+    int failed = !fields || append(cutting->samples, new_record(cutting->type, cutting->attributes, text, fields,
+                                                                 cutting->shard, cutting->index++)) < 0;
+    if (text)
+        Py_DecRef(text);
+    if (cutting->fields)
+        Py_DecRef(cutting->fields);
+    cutting->fields = fields;
+    return failed ? -1 : 0;
+}
+
+static void
+end_cutting(Cutting *cutting)
+{
+    for (int i = 0; i < ATTRIBUTES; i++)
+        if (cutting->attributes[i])
+            Py_DecRef(cutting->attributes[i]);
+    if (cutting->fields)
+        Py_DecRef(cutting->fields);
+}
+
+/* All of some bytes of a file, read without the lock of the interpreter. */
+static int
+read_whole(int descriptor, char *to, Py_ssize_t length, i64 offset)
+{
+    ssize_t got;
+    Py_BEGIN_ALLOW_THREADS
+    got = pread(descriptor, to, (size_t)length, (off_t)offset);
+    Py_END_ALLOW_THREADS
+    return got == length;
+}
+
+enum {
+    MOST_AT_ONCE = 1 << 30, /* bytes of a payload: the kernel gives no more than 2 GiB */
+    ENOUGH_READ = 1 << 17   /* bytes of payloads, after which samples are given out before there are more */
+};
+
+PyDoc_STRVAR(cut_doc, "cut(buffer, base, columns, row, descriptor, limit, prefix, texts, kind, shard, samples)\n--\n\n"
+"Append to `samples` those of the members of columns from `row` on, records of `kind`; the last one that is there\n"
+"goes on where a member belongs to it. `prefix` is its key and a dot, empty for none; `texts` has the names of fields\n"
+"by their bytes, None for one that is not wanted. Payloads are cut from buffer, whose first byte is byte `base` of\n"
+"the archive, or read by the descriptor of a file of `limit` bytes, -1 for none. Returns the row of the first member\n"
+"that was not taken: because much was read, or it belongs to no sample, its payload cannot be had, its field is not\n"
+"in texts or comes twice, or it takes more to know.");
+
+static PyObject *
+core_cut(PyObject *self, PyObject *args)
+{
+    PyObject *source, *columns, *texts, *kind;
+    const char *prefix;
+    Py_ssize_t prefix_len, row, read = 0;
+    long long base, limit;
+    int descriptor;
+    Py_buffer view;
+    Cutting cutting = {0};
+    KnownText known[REMEMBERED] = {{0}};
+    if (!PyArg_ParseTuple(args, "OLOniLy#OOOO", &source, &base, &columns, &row, &descriptor, &limit, &prefix,
+                          &prefix_len, &texts, &kind, &cutting.shard, &cutting.samples))
+        return NULL;
+    PyObject *names = PyTuple_GetItem(columns, 0), *offsets = PyTuple_GetItem(columns, 2);
+    PyObject *sizes = PyTuple_GetItem(columns, 3), *flags = PyTuple_GetItem(columns, 4);
+    if (!flags || !names || !offsets || !sizes)
+        return NULL;
+    if (!PyType_Check(kind)) {
+        PyErr_SetString(PyExc_TypeError, "kind is a class");
+        return NULL;
+    }
+    cutting.type = (PyTypeObject *)kind;
+    Py_ssize_t count = PyList_Size(names);
+    if (count < 0 || PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int failed = resume_cutting(&cutting) < 0;
+    for (; !failed && row < count; row++) {
+        char *name;
+        Py_ssize_t length, key = 0;
+        PyObject *item = PyList_GetItem(names, row), *flag = PyList_GetItem(flags, row);
+        PyObject *where = PyList_GetItem(offsets, row), *bytes = PyList_GetItem(sizes, row);
+        failed = !item || !flag || !where || !bytes || PyBytes_AsStringAndSize(item, &name, &length) < 0;
+        if (failed)
+            break;
+        i64 offset = PyLong_AsLongLong(where), size = PyLong_AsLongLong(bytes), at = offset - base;
+        long bits = PyLong_AsLong(flag);
+        failed = PyErr_Occurred() != NULL;
+        if (failed || bits & KIND_MASK || offset < 0 || size < 0 || size > MOST_AT_ONCE)
+            break;
+        int is_near = at >= 0 && at <= view.len && PADDED(size) <= view.len - at;
+        if (!is_near && (descriptor < 0 || offset > limit || size > limit - offset))
+            break;
+        Py_ssize_t skip = prefix_len;
+        if (!(prefix_len && cutting.fields && length > prefix_len && !memcmp(name, prefix, (size_t)prefix_len) &&
+              !memchr(name + prefix_len, '/', (size_t)(length - prefix_len)))) {
+            key = key_end(name, length);
+            if (!key || read > ENOUGH_READ)
+                break;
+            skip = key + 1;
+        }
+        PyObject *text = text_of(known, texts, name + skip, length - skip);
+        if (!text) {
+            failed = PyErr_Occurred() != NULL;
+            break;
+        }
+        if (key) {
+            prefix = name; /* which lives as long as the list does */
+            prefix_len = skip;
+            failed = begin_sample(&cutting, name, key) < 0;
+        }
+        if (failed || text == Py_None)
+            continue;
+        int twice = key ? 0 : PyDict_Contains(cutting.fields, text);
+        if (twice) {
+            failed = twice < 0;
+            break;
+        }
+        char *near = is_near ? (char *)view.buf + at : NULL;
+        PyObject *payload = PyBytes_FromStringAndSize(near, (Py_ssize_t)size);
+        int is_whole = 1;
+        if (payload && !near) {
+            is_whole = read_whole(descriptor, PyBytes_AsString(payload), (Py_ssize_t)size, offset);
+            read += (Py_ssize_t)size;
+        }
+        failed = !payload || (is_whole && PyDict_SetItem(cutting.fields, text, payload) < 0);
+        if (payload)
+            Py_DecRef(payload);
+        if (!is_whole)
+            break;
+    }
+    end_cutting(&cutting);
+    PyBuffer_Release(&view);
+    return failed ? NULL : PyLong_FromSsize_t(row);
+}
+
 /* --- headers --------------------------------------------------------------------------------------------------- */
 
 /* The canonical block of a member whose name and size fit in it; 0 when they do not. */
@@ -577,6 +784,7 @@ static PyMethodDef methods[] = {
     {"scan", core_scan, METH_VARARGS, scan_doc},
     {"hop", core_hop, METH_VARARGS, hop_doc},
     {"group", core_group, METH_VARARGS, group_doc},
+    {"cut", core_cut, METH_VARARGS, cut_doc},
     {"header", core_header, METH_VARARGS, header_doc},
     {NULL, NULL, 0, NULL},
 };

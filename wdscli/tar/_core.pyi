@@ -1,5 +1,6 @@
 """What the compiled core has; the essay is at the head of ``_core.c``."""
 
+from wdscli.model import Sample
 from wdscli.tar.columns import Columns
 
 Buffer = bytes | bytearray | memoryview
@@ -36,6 +37,20 @@ def group(
     keys: list[bytes],
     firsts: list[int],
     fields: list[bytes],
+    /,
+) -> int: ...
+def cut(
+    buffer: Buffer,
+    base: int,
+    columns: Columns,
+    row: int,
+    descriptor: int,
+    limit: int,
+    prefix: bytes,
+    texts: dict[bytes, str | None],
+    kind: type[Sample],
+    shard: str,
+    samples: list[Sample],
     /,
 ) -> int: ...
 def header(name: bytes, size: int, mtime_field: bytes, /) -> bytes | None: ...

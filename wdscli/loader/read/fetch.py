@@ -26,6 +26,7 @@ from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog, ShardTable
 from wdscli.loader.read.rows import HEADER_BYTES, Rows, changed
 from wdscli.samples.expected import FRONT_BYTES, are_harmless, is_there, says
+from wdscli.samples.memory import keep_heap
 from wdscli.storage import Source, is_local, open_source
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ SAMPLES_PER_THREAD = 4
 """For which it is worth while that one more thread opens a shard."""
 FEW_EVERYWHERE = 8
 """Samples of each local shard, on the average, below which a call for them is not sorted at all."""
-HEAP_BLOCK_BYTES = 31 << 20
 
 
 class Meter:
@@ -452,20 +452,3 @@ def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
         return [(lane, order[rows]) for lane, rows in groups(shards[order] % threads)]
     lanes = max(different, min(threads, len(order) // SAMPLES_PER_THREAD))
     return [(lane, rows) for lane, rows in enumerate(numpy.array_split(order, lanes)) if len(rows)]
-
-
-_heap_is_kept = False
-
-
-def keep_heap() -> None:
-    """Let freed payloads' memory stay with this process, for the next ones. Once is enough; a fork inherits it.
-
-    glibc gives the free end of its heap back to the kernel whenever that exceeds 128 KiB, so that a batch of pictures
-    is paid for by page faults again and again, which costs more than the reading itself (measured: 100 KB payloads, 64
-    at a time, 25 thousand a second and 80 thousand after). It raises that limit by itself when a large block that it
-    mapped is freed; one block of nearly 32 MiB, the most that counts, is therefore allocated and freed, and never
-    touched. Up to 64 MiB of free memory then stay with the process. Other C libraries take no notice."""
-    global _heap_is_kept
-    if not _heap_is_kept:
-        _heap_is_kept = True
-        bytes(HEAP_BLOCK_BYTES)
