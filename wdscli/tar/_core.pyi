@@ -1,5 +1,7 @@
 """What the compiled core has; the essay is at the head of ``_core.c``."""
 
+from typing import Any
+
 from wdscli.model import Sample
 from wdscli.tar.columns import Columns
 
@@ -53,4 +55,15 @@ def cut(
     samples: list[Sample],
     /,
 ) -> int: ...
+def says(headers: bytes, name: bytes, size: int, /) -> bool: ...
+def read(
+    table: tuple[Any, ...],
+    names: list[str | None],
+    places: list[int],
+    descriptor: int,
+    limit: int,
+    buffers: list[bytes],
+    bases: list[int],
+    /,
+) -> tuple[list[dict[str, Any] | None], int]: ...
 def header(name: bytes, size: int, mtime_field: bytes, /) -> bytes | None: ...
