@@ -8,13 +8,14 @@ fields in question (and of no others) are put by until their sample is whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
-from wdscli.samples import Ignored, SampleBatch, iter_batches, new_batch, split_name
+from wdscli.samples import SampleBatch, iter_batches, new_batch, split_name
 from wdscli.samples.expected import Expected
 from wdscli.selection.choice import Selection, SelectionState
-from wdscli.tar import CANONICAL, ByteSource, Form, Window, padded
+from wdscli.tar import ByteSource, Window, padded
 
 MAX_LOOKED_INTO_BYTES = 1 << 26
 """A payload above this many bytes is not decoded: memory is bounded by options, never by what a shard
@@ -27,13 +28,11 @@ def iter_selected(
     selection: Selection,
     state: SelectionState,
     *,
-    form: Form = CANONICAL,
-    lenient: bool = False,
-    ignored: Ignored | None = None,
     batches: Iterable[SampleBatch] | None = None,
     payloads: Payloads | None = None,
+    **scan: Any,
 ) -> Iterator[tuple[SampleBatch, list[int]]]:
-    """The batches of one archive that have selected samples, each with the rows of these; the rest as
+    """The batches of one archive that have selected samples, each with the rows of these; ``scan`` are options of
     ``iter_batches``.
 
     ``batches`` gives the samples when they are known already, from an index; ``source`` must then be
@@ -45,7 +44,7 @@ def iter_selected(
     payloads = payloads or Payloads(source, selection.payload_fields)
     if batches is None:
         see = payloads.see if payloads.fields else None
-        batches = iter_batches(source, form=form, lenient=lenient, ignored=ignored, see=see)
+        batches = iter_batches(source, see=see, **scan)
     for batch in batches:
         payloads.batch = batch
         rows = selection.apply(batch, source.name, state, payloads.of)
