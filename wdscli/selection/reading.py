@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from wdscli.errors import DataError
-from wdscli.model import to_text
 from wdscli.samples import SampleBatch, iter_batches, new_batch, split_name
 from wdscli.samples.expected import Expected
 from wdscli.selection.choice import Selection, SelectionState
+from wdscli.selection.sample import SampleAt
 from wdscli.tar import ByteSource, Window, padded
 
 MAX_LOOKED_INTO_BYTES = 1 << 26
@@ -104,7 +104,7 @@ class Payloads:
             data = self._source.read_at(offset, min(PIECE_BYTES, end - offset))
             if not data:
                 message = f"archive ends {end - offset} bytes before the payload"
-                raise self._error(row, at, message, "truncated")
+                raise self._error(row, field, message, "truncated")
             offset += len(data)
             yield data
 
@@ -126,7 +126,7 @@ class Payloads:
         offset, size = self.batch.offsets[at], self.batch.sizes[at]
         if size > MAX_LOOKED_INTO_BYTES:
             message = f"a payload of more than {MAX_LOOKED_INTO_BYTES} bytes is not decoded, here {size}"
-            raise self._error(row, at, message, "undecodable")
+            raise self._error(row, field, message, "undecodable")
         if offset in self._kept:
             return self._kept[offset]
         if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
@@ -137,14 +137,8 @@ class Payloads:
             data = self._source.read_at(offset, size)
         if len(data) < size:
             message = f"archive ends after {len(data)} of {size} payload bytes"
-            raise self._error(row, at, message, "truncated")
+            raise self._error(row, field, message, "truncated")
         return data
 
-    def _error(self, row: int, at: int, message: str, code: str) -> DataError:
-        return DataError(
-            message,
-            code=code,
-            shard=self._source.name,
-            offset=self.batch.starts[at],
-            member=to_text(self._expected(row, at).name),
-        )
+    def _error(self, row: int, field: bytes, message: str, code: str) -> DataError:
+        return SampleAt(self.batch, row, self._source.name).error(message, code, field)

@@ -50,6 +50,7 @@ from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
 from wdscli.selection.reading import Payloads
+from wdscli.selection.sample import SampleAt
 from wdscli.storage import base_name
 from wdscli.tar import Form
 from wdscli.tar.header import BLOCK
@@ -438,13 +439,8 @@ class Shapes(Extract):
         member = batch.firsts[row] + at
         size = batch.sizes[member]
         if size > LARGEST_BYTES:
-            raise DataError(
-                f"a payload of {size} bytes is too large for --on-conflict",
-                code="too-large",
-                shard=shard,
-                offset=batch.starts[member],
-                member=to_text(batch.keys[row] + b"." + batch.fields[member]),
-            )
+            text = f"a payload of {size} bytes is too large for --on-conflict"
+            raise SampleAt(batch, row, shard).error(text, "too-large", batch.fields[member])
         return out_length([(batch.keys[row] + b"." + field, size)], self._form) // BLOCK
 
 
