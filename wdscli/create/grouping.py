@@ -95,22 +95,18 @@ def group(files: Files) -> Samples:
                 firsts.append(at)
                 prefix = row[: row.find(SEPARATOR) + 1]
             elif row == before:
-                raise _twice(files, order[at - 1], order[at])
+                name = to_text(row.replace(SEPARATOR, b"."))
+                first, second = (describe_place(files.place(one)) for one in order[at - 1 : at + 1])
+                raise DataError(
+                    f'"{name}" comes twice: from {first} and from {second}',
+                    code="duplicate-field",
+                    hint="give the sources one folder above them, or leave one out with --exclude",
+                )
             before = row
             at += 1
     places = numbers_of(range(len(firsts)), len(firsts))
     firsts.append(len(order))
     return Samples(files, order, firsts, places)
-
-
-def _twice(files: Files, one: int, other: int) -> DataError:
-    name = to_text(files.row(other).replace(SEPARATOR, b"."))
-    first, second = describe_place(files.place(one)), describe_place(files.place(other))
-    return DataError(
-        f'"{name}" comes twice: from {first} and from {second}',
-        code="duplicate-field",
-        hint="give the sources one folder above them, or leave one out with --exclude",
-    )
 
 
 def as_given(samples: Samples, walked: array[int]) -> Samples:
@@ -155,18 +151,13 @@ def require(
             code="missing-field",
             hint="--incomplete skip leaves such samples out, --incomplete keep writes them as they are",
         )
-    if lacking:
-        _check_named(samples, fields)
-    return (take(samples, whole) if lacking and incomplete == "skip" else samples), lacking
-
-
-def _check_named(samples: Samples, fields: Sequence[str]) -> None:
-    """Raise DataError for a required field that no sample has."""
     sightings = Sightings()
-    for sample in range(samples.total):
+    for sample in range(samples.total if lacking else 0):
         sightings.fields.update(samples.fields(sample))
-    for absence in sightings.absent(Named(text, " for --require", tuple(text.split(";"))) for text in fields):
+    names = [Named(text, " for --require", tuple(text.split(";"))) for text in fields]
+    for absence in sightings.absent(names) if lacking else ():
         raise DataError(absence.message, code="missing-field", hint=absence.hint)
+    return (take(samples, whole) if lacking and incomplete == "skip" else samples), lacking
 
 
 def take(samples: Samples, chosen: Iterable[int]) -> Samples:

@@ -33,6 +33,7 @@ from wdscli.selection.expressions import Expression
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import folder_of, is_local, local_path
+from wdscli.storage.local import reason
 
 MANIFEST = os.fsencode(MANIFEST_SUFFIX)
 """How the names of manifests end."""
@@ -50,35 +51,22 @@ def translate(pattern: str) -> str:
     (True, True)
     """
     text = to_bytes(pattern).decode("latin-1").removesuffix("/")
-    anchored = "/" in text
-    body = "/".join(_part(part) for part in text.lstrip("/").split("/"))
-    # "**/" is any number of whole folders, none included; a "**" at the end is everything below.
-    body = body.replace("\0/", "(?:[^/]+/)*").replace("/\0", "/.+").replace("\0", ".*")
-    return body if anchored else f"(?:.*/)?{body}"
+    body = _TOKEN.sub(_token, text.lstrip("/"))
+    return body if "/" in text else f"(?:.*/)?{body}"
 
 
-def _part(part: str) -> str:
-    """One part between slashes; ``**`` alone is marked with a NUL."""
-    if part == "**":
-        return "\0"
-    out, at = [], 0
-    while at < len(part):
-        char = part[at]
-        at += 1
-        close = part.find("]", at + 1) if char == "[" else -1
-        if char == "*":
-            out.append("[^/]*")
-        elif char == "?":
-            out.append("[^/]")
-        elif close > 0:
-            inside = part[at:close]
-            at = close + 1
-            negated = inside[0] in "!^"
-            # A set never matches the slash.
-            out.append("(?!/)[" + "^" * negated + re.escape(inside[negated:]).replace(r"\-", "-") + "]")
-        else:
-            out.append(re.escape(char))
-    return "".join(out)
+# "**/" is any number of whole folders, none included; a "**" at the end is everything below.
+_MEANINGS = {"**/": "(?:[^/]+/)*", "/**": "/.+", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+_TOKEN = re.compile(r"(?:^|(?<=/))\*\*(?:/|\Z)|/\*\*\Z|\[(?P<set>[^/][^/\]]*)\]|.", re.DOTALL)
+
+
+def _token(match: re.Match[str]) -> str:
+    inside = match["set"]
+    if inside is None:
+        return _MEANINGS.get(match[0]) or re.escape(match[0])
+    negated = inside[0] in "!^"
+    # A set never matches the slash.
+    return "(?!/)[" + "^" * negated + re.escape(inside[negated:]).replace(r"\-", "-") + "]"
 
 
 class Globs:
@@ -191,26 +179,21 @@ def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: 
         status = os.stat(path)
     except (OSError, ValueError) as error:
         raise _cannot_read(path, error) from None
-    if stat.S_ISREG(status.st_mode):
-        wanted.outputs.refuse(path)
-        _add_file(path, status.st_size, wanted, files, skipped)
-    elif stat.S_ISDIR(status.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         _walk_folder(path.rstrip(b"/") or b"/", wanted, files, skipped, progress)
-    else:
+        return
+    if not stat.S_ISREG(status.st_mode):
         raise _not_a_file(path)
-
-
-def _add_file(path: bytes, size: int, wanted: Wanted, files: Files, skipped: Skipped) -> None:
+    wanted.outputs.refuse(path)
     name = path[path.rfind(b"/") + 1 :]
     if b"." not in name:
         raise UsageError(f"{to_text(path)} is part of no sample: its name has no field after a dot")
-    reason = _why_not(name, wanted)
-    found = reason or wanted.rule.split(name)
+    found = _why_not(name, wanted) or wanted.rule.split(name)
     if isinstance(found, str):
         skipped.add(found, path)
     else:
         check_written(*found, to_text(path))
-        files.add(*found, size, path)
+        files.add(*found, status.st_size, path)
 
 
 def _why_not(path: bytes, wanted: Wanted) -> str:
@@ -244,9 +227,9 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
     above = folder.above | {(status.st_dev, status.st_ino)}
     for name in sorted(names, reverse=True):
         path, relative = folder.path + b"/" + name, folder.prefix + name
-        reason = _why_not_entered(path, relative, above, wanted)
-        if reason:
-            skipped.add(reason, path)
+        why = _why_not_entered(path, relative, above, wanted)
+        if why:
+            skipped.add(why, path)
         else:
             entered.append(folder._replace(path=path, prefix=relative + b"/", above=above))
     return entered
@@ -330,8 +313,7 @@ def _take(entry: os.DirEntry[bytes], folder: _Folder, wanted: Wanted, files: Fil
 
 
 def _cannot_read(path: bytes, error: OSError | ValueError) -> InputError:
-    text = getattr(error, "strerror", None) or str(error)
-    return InputError(f"cannot read {to_text(path)}: {text[:1].lower() + text[1:]}", cause=error)
+    return InputError(f"cannot read {to_text(path)}: {reason(error)}", cause=error)
 
 
 def _not_a_file(path: bytes) -> InputError:

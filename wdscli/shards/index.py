@@ -28,7 +28,6 @@ from wdscli.errors import DataError, OutputError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
 from wdscli.storage import base_name, sibling
-from wdscli.storage.local import write_all
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form
 
 if TYPE_CHECKING:
@@ -275,6 +274,7 @@ class IndexBuilder:
 
     def __init__(self) -> None:
         self._columns = {name: Column(code) for name, code in {"keys": "B", **COLUMNS}.items()}
+        self._scratch = Scratch()
         self._field_ids: dict[bytes, int] = {}
         self._counts: list[int] = []
         self._bytes: list[int] = []
@@ -382,7 +382,7 @@ class IndexBuilder:
         """Let columns wait in a file once they are large."""
         if sum(len(column.held) * column.held.itemsize for column in self._columns.values()) >= HELD_BYTES:
             for column in self._columns.values():
-                column.wait()
+                column.wait(self._scratch)
 
     def _add_fields(self, batch: SampleBatch, column: array[int]) -> None:
         """Nearly always all samples of a batch have the fields of its first, in its order: whole columns at a time."""
@@ -528,38 +528,45 @@ PIECE_BYTES = 1 << 20
 """Bytes read at a time."""
 
 
+class Piece(NamedTuple):
+    """A stretch of a file: its descriptor, first byte and bytes."""
+
+    descriptor: int
+    start: int
+    length: int
+
+    def read(self) -> Iterator[bytes]:
+        """Its bytes, some at a time. Raises OutputError."""
+        at, end = self.start, self.start + self.length
+        while at < end:
+            data = os.pread(self.descriptor, min(PIECE_BYTES, end - at), at)
+            if not data:
+                raise OutputError("a temporary file has lost what was written to it")
+            at += len(data)
+            yield data
+
+
 class Column:
-    """A column while it grows: the numbers that wait in a temporary file, and the last ones, ``held`` in memory."""
+    """A column while it grows: the numbers that wait in a file, and the last ones, ``held`` in memory."""
 
     def __init__(self, code: str) -> None:
         self.held = array(code)
-        self._file: IO[bytes] | None = None
-        self._waiting = 0
+        self._waiting: list[Piece] = []
 
     def __len__(self) -> int:
         return self.size_bytes // self.held.itemsize
 
     @property
     def size_bytes(self) -> int:
-        return self._waiting + len(self.held) * self.held.itemsize
+        return sum(piece.length for piece in self._waiting) + len(self.held) * self.held.itemsize
 
-    def wait(self) -> None:
-        """Move what is held to the file, which is below TMPDIR and goes with this object. Raises OutputError."""
-        data = self._packed()
-        try:
-            if self._file is None:
-                from tempfile import TemporaryFile
+    def wait(self, scratch: Scratch) -> None:
+        """Move what is held to a file. Raises OutputError."""
+        if self.held:
+            self._waiting.append(scratch.put(self._packed()))
+            self.held = array(self.held.typecode)
 
-                self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - it is open as long as this is in use
-            write_all(self._file.fileno(), data)
-        except OSError as error:
-            raise OutputError(
-                f"cannot write a temporary file: {error.strerror}", hint="TMPDIR names another folder for it"
-            ) from error
-        self._waiting += len(data)
-        self.held = array(self.held.typecode)
-
-    def _packed(self) -> memoryview:
+    def _packed(self) -> Buffer:
         held = self.held
         if sys.byteorder == "big":
             held = array(held.typecode, held)
@@ -567,16 +574,37 @@ class Column:
         return memoryview(held).cast("B")
 
     def pieces(self) -> Iterator[Buffer]:
-        """All of it, little-endian, piece by piece. Raises OutputError."""
-        at = 0
-        while self._file is not None and at < self._waiting:
-            data = os.pread(self._file.fileno(), PIECE_BYTES, at)
-            if not data:
-                raise OutputError("a temporary file has lost what was written to it")
-            at += len(data)
-            yield data
+        """All of it, little-endian, piece by piece."""
+        for piece in self._waiting:
+            yield from piece.read()
         yield self._packed()
 
     def whole(self) -> Buffer:
         """The column in memory; a view where nothing had to wait."""
         return b"".join(self.pieces()) if self._waiting else self._packed()
+
+
+class Scratch:
+    """A temporary file below TMPDIR, made with the first piece; it goes with this object."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def put(self, data: Buffer) -> Piece:
+        """Append some bytes. Raises OutputError."""
+        try:
+            if self._file is None:
+                from tempfile import TemporaryFile
+
+                self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - it is open as long as this is in use
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise OutputError(
+                f"cannot write a temporary file: {error.strerror}", hint="TMPDIR names another folder for it"
+            ) from error
+        piece = Piece(self._file.fileno(), self._end, len(data))
+        self._end += piece.length
+        return piece

@@ -235,7 +235,13 @@ def check_checksum(address: str, listing: Listing | None, ledger: Ledger, versio
         return
     algorithm, _, expected = listing.shard.checksum.partition(":")
     try:
-        digest = _file_digest(address, algorithm, version)
+        if new_digest(algorithm) is None:
+            raise UsageError("no checksum to compute")
+        with open_source(address, decompress=False) as source:
+            digest = (checksum_of(source, algorithm) or "").partition(":")[2]
+            source.confirm()
+            if version and version != source.version:
+                raise replaced(address)
     except UsageError:
         ledger.add("unchecked", f'the manifest\'s checksum is of an unknown kind, "{algorithm}"')
         return
@@ -248,16 +254,3 @@ def check_checksum(address: str, listing: Listing | None, ledger: Ledger, versio
             "checksum-mismatch",
             f"the shard's {algorithm} is {digest}, the manifest says {expected}; {base_name(address)} was changed",
         )
-
-
-def _file_digest(address: str, algorithm: str, version: str | None) -> str:
-    """The checksum of a file's bytes as they lie there, of ``version`` if one is given. Raises UsageError for an
-    unknown algorithm, StorageError."""
-    if new_digest(algorithm) is None:
-        raise UsageError("no checksum to compute")
-    with open_source(address, decompress=False) as source:
-        found = checksum_of(source, algorithm) or ""
-        source.confirm()
-        if version and version != source.version:
-            raise replaced(address)
-    return found.partition(":")[2]
