@@ -319,7 +319,7 @@ class Duplicates(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """What they take in the inputs."""
-        return sum(int(part.lengths.sum()) for part in self.samples.parts())
+        return int(self.samples.lengths.sum())
 
     def listed(self) -> Iterator[Duplicate]:
         """Each of them, in input order. Reads the names again; raises InputError, DataError."""

@@ -71,9 +71,11 @@ class Surveyed(NamedTuple):
         import numpy
 
         of_shard: I64 = numpy.zeros(len(self.sets) + 1, dtype=numpy.int64)
-        for part in self.samples.parts(ROWS_PER_BLOCK):
+        for first in range(0, self.samples.total, ROWS_PER_BLOCK):
             # The row that stands for nobody is of no shard.
-            shards = numpy.minimum(part.shards, numpy.uint32(len(self.sets)))
+            shards = numpy.minimum(
+                self.samples.shards[first : first + ROWS_PER_BLOCK], numpy.uint32(len(self.sets))
+            )
             of_shard += numpy.bincount(shards, minlength=len(of_shard))
         counts: I64 = numpy.zeros(self.total_sets, dtype=numpy.int64)
         numpy.add.at(counts, list(self.sets), of_shard[:-1])
@@ -83,7 +85,7 @@ class Surveyed(NamedTuple):
     def first(self, count: int) -> Surveyed:
         """The first so many, or all."""
         values = None if self.values is None else self.values.first(count)
-        return self._replace(samples=self.samples.first(count), values=values)
+        return self._replace(samples=self.samples.part(0, count), values=values)
 
     def without(self, gone: Sequence[int] | I64) -> Surveyed:
         """All samples but these rows, which rise; what is here is of no use any more."""

@@ -52,22 +52,10 @@ def _shard_record(lists: int) -> struct.Struct:
     return struct.Struct("<QQQQII" + "Q" * lists)
 
 
-class Each(NamedTuple):
-    """Any number of what ``shape`` is: items of a list, or values of an object."""
-
-    kind: type
-    shape: Any
-
-
-class OrNone(NamedTuple):
-    """``shape``, or null."""
-
-    shape: Any
-
-
 COUNTS: dict[str, Any] = {
     **dict.fromkeys(("samples", "samples_in", "members_in", "payload_bytes_in", "bytes_in"), int),
-    **dict.fromkeys(("dropped", "ignored"), Each(dict, int)),
+    "dropped": {...: int},
+    "ignored": {...: int},
     "oversized": int,
 }
 """What a plan has counted, by the names of its fields."""
@@ -76,11 +64,11 @@ HEADER: dict[str, Any] = {
     "version": int,
     "wdscli": str,
     "operation": str,
-    "seed": OrNone(int),
+    "seed": (int, None),
     "options": dict,
     "plan": dict.fromkeys(PlanMark._fields, str),
     "output": str,
-    "parts": Each(list, str),
+    "parts": [str, ...],
     "settings": {
         "form": [int, str],
         "checksum": str,
@@ -89,30 +77,29 @@ HEADER: dict[str, Any] = {
         "fsync": bool,
         "witness": type(None),
     },
-    "fields": OrNone(
-        {
-            "keep": OrNone(Each(list, str)),
-            "drop": Each(list, str),
-            "rename": Each(list, [str, Each(list, str)]),
-        }
+    "fields": (
+        {"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]},
+        None,
     ),
-    "rekey": OrNone(str),
-    "post": OrNone(str),
-    "inputs": Each(list, [str, int, str]),
-    "fingerprint": OrNone(str),
-    "joined": OrNone(
+    "rekey": (str, None),
+    "post": (str, None),
+    "inputs": [[str, int, str], ...],
+    "fingerprint": (str, None),
+    "joined": (
         {
-            "sets": Each(list, int),
-            "policies": Each(list, str),
-            "counts": {**dict.fromkeys(JoinCounts._fields, int), "unmatched": Each(list, int)},
-        }
+            "sets": [int, ...],
+            "policies": [str, ...],
+            "counts": {**dict.fromkeys(JoinCounts._fields, int), "unmatched": [int, ...]},
+        },
+        None,
     ),
     "counts": COUNTS,
-    "rows": Each(list, int),
+    "rows": [int, ...],
     "shards": [int, int, str],
 }
-"""What a header has to be for a plan to be made of it; numbers are never below 0, but for a seed. A seal tells that it
-is what someone wrote, not that it was wdscli."""
+"""What a header has to be for a plan to be made of it; numbers are never below 0, but for a seed. ``[X, ...]`` and
+``{...: X}`` are any number of these, ``(X, None)`` one or null. A seal tells that it is what someone wrote, not that it
+was wdscli."""
 
 
 def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
@@ -303,26 +290,28 @@ class PlanFile:
 
 def _misfit(value: Any, shape: Any, where: str) -> str:
     """The place of the first thing in ``value`` that is not what ``shape`` says; empty when all is."""
-    if isinstance(shape, OrNone):
-        return "" if value is None else _misfit(value, shape.shape, where)
+    if isinstance(shape, tuple):
+        return "" if value is None else _misfit(value, shape[0], where)
     if isinstance(shape, type):
         # To Python True is a number.
         is_out = isinstance(value, int) and not 0 <= value < 1 << 63 and where != ".seed"
         return where[1:] if is_out or type(value) is not shape else ""
-    kind: Any = shape.kind if isinstance(shape, Each) else type(shape)
-    if type(value) is not kind or (isinstance(shape, list) and len(value) != len(shape)):
+    is_any = ... in shape
+    if type(value) is not type(shape) or (
+        isinstance(shape, list) and not is_any and len(value) != len(shape)
+    ):
         return where[1:] or "an object"
-    items: list[tuple[Any, Any]] = list(value.items() if isinstance(value, dict) else enumerate(value))
-    if isinstance(shape, dict):
-        gone = [name for name in shape if name not in value]
-        if gone:
+    if isinstance(shape, list):
+        pairs = [(at, one, shape[0] if is_any else shape[at]) for at, one in enumerate(value)]
+    elif is_any:
+        pairs = [(name, one, shape[...]) for name, one in value.items()]
+    else:
+        if gone := [name for name in shape if name not in value]:
             return f"{where}.{gone[0]}"[1:]
-        items = [(name, inner) for name, inner in items if name in shape]
-    for name, inner in items:
-        wrong = _misfit(inner, shape.shape if isinstance(shape, Each) else shape[name], f"{where}.{name}")
-        if wrong:
-            return wrong
-    return ""
+        pairs = [(name, value[name], inner) for name, inner in shape.items()]
+    return next(
+        (wrong for name, one, inner in pairs if (wrong := _misfit(one, inner, f"{where}.{name}"))), ""
+    )
 
 
 class PlanRows(Ordered):

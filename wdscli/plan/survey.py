@@ -263,7 +263,8 @@ def survey(
     with source:
         found.size_bytes = source.size or 0
         found.version = "" if task.input.copy else source.version
-        payloads = _payloads(task, source)
+        looked_into = frozenset() if extract is None else extract.payload_fields
+        payloads = Payloads(source, task.selection.payload_fields | looked_into)
         index = _index_for(task, source, payloads, found)
         payloads.by_index = index is not None
         if index is not None and (block := _plain_block(task, index)) is not None:
@@ -273,11 +274,10 @@ def survey(
             found.shapes = extract.shapes if extract is not None else []
             return found
         known = _batches(task, source, found, ignored, index)
-        for batch, rows in _selected(task, source, state, known, ignored, payloads):
-            rows_found.add(task, batch, rows)
+        for batch, chosen in _selected(task, source, state, known, ignored, payloads):
+            rows_found.add(task, batch, chosen)
             if extract is not None:
                 payloads.batch = batch
-                chosen = range(len(batch.keys)) if rows is None else rows
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
                     found.sightings.look(extract.named, batch, chosen, payloads)
@@ -310,14 +310,6 @@ def _plain_block(task: SurveyTask, index: Index) -> RowBlock | None:
     values = Packed.of([]) if task.extract is None else task.extract.values_of_index(index)
     rows = None if values is None else plain_rows(task, index)
     return None if values is None or rows is None else RowBlock(rows, values)
-
-
-def _payloads(task: SurveyTask, source: Source) -> Payloads:
-    """Where the selection and the extract get payloads from."""
-    wanted = task.selection.payload_fields
-    if task.extract is not None:
-        wanted |= task.extract.payload_fields
-    return Payloads(source, wanted)
 
 
 def _at_any_place(task: SurveyTask, warnings: list[str]) -> tuple[SurveyTask, Source]:
@@ -368,8 +360,8 @@ def _selected(
     known: Iterator[SampleBatch],
     ignored: Ignored,
     payloads: Payloads,
-) -> Iterator[tuple[SampleBatch, Sequence[int] | None]]:
-    """Batches with the rows that are selected, None for all. ``payloads`` knows those of the batch."""
+) -> Iterator[ChosenOf]:
+    """Batches with the rows that are selected. ``payloads`` knows those of the batch."""
     selection = task.selection
     if payloads.fields or task.on_error == "skip":
         # Far away a request for each payload would cost more than reading all that lies between them.
@@ -383,7 +375,7 @@ def _selected(
     for batch in known:
         if trivial:
             state.count(batch, len(batch.keys))
-        yield batch, None if trivial else selection.apply(batch, source.name, state)
+        yield batch, range(len(batch.keys)) if trivial else selection.apply(batch, source.name, state)
         if state.done:
             return
 
@@ -397,10 +389,9 @@ class _Rows:
         self._made: list[Rows] = [no_rows()]
         self.total = 0
 
-    def add(self, task: SurveyTask, batch: SampleBatch, rows: Sequence[int] | None) -> None:
-        """Some samples of a batch, None for all."""
+    def add(self, task: SurveyTask, batch: SampleBatch, chosen: Sequence[int]) -> None:
+        """Some samples of a batch."""
         check_names(batch, task.address)
-        chosen = range(len(batch.keys)) if rows is None else rows
         self.total += len(chosen)
         self._batches.append((batch, chosen))
         if len(self._batches) >= BATCHES_AT_ONCE:

@@ -209,15 +209,6 @@ class PlanTable:
         any more."""
         return PlanTable(moved_up(self.rows, gone), self.origin)
 
-    def first(self, count: int) -> PlanTable:
-        """The first so many, or all; a view."""
-        return self.part(0, min(count, self.total))
-
-    def parts(self, size: int = 1 << 14) -> Iterator[PlanTable]:
-        """All samples, some at a time."""
-        for first in range(0, self.total, size):
-            yield self.part(first, min(first + size, self.total))
-
     def repeated(self) -> tuple[I64, U64]:
         """The rows whose hashes others have too, in the order of these, equal ones in their own; and the hashes."""
         import numpy

@@ -182,7 +182,10 @@ class Selection(NamedTuple):
         if self.field_rule is not None or self.where is not None:
             state.sightings.fields.update(batch.fields)
         if self.key_rule is not None:
-            self.key_rule.look(batch.keys, state.found, state.sightings)
+            # Keys are remembered that may be near those that were not found so far.
+            exact = self.key_rule.exact
+            missing = exact - state.found if len(exact) <= _FOLLOWED_AT_MOST else ()
+            state.sightings.see_keys(batch.keys, missing)
         rows, before = [], state.seen
         for row in range(len(batch.keys)):
             state.seen += 1
@@ -275,7 +278,7 @@ class Selection(NamedTuple):
         holds, where there are others."""
         if self.key_rule is None or state.done:
             return []
-        unseen = self.key_rule.unseen(state.found)
+        unseen = [key for key in self.key_rule.listed or () if key not in state.found]
         if not unseen or len(unseen) == len(self.key_rule.listed or ()):
             return []
         named = listed([to_text(key) for key in unseen], ", ")
@@ -513,15 +516,6 @@ class KeyRule(NamedTuple):
             if glob.text not in found and glob.pattern.match(text) is not None:
                 found.add(glob.text)
         return is_listed
-
-    def look(self, keys: Sequence[bytes], found: set[bytes], sightings: Sightings) -> None:
-        """Take note of keys that may be near those that were not found so far."""
-        missing = self.exact - found if len(self.exact) <= _FOLLOWED_AT_MOST else ()
-        sightings.see_keys(keys, missing)
-
-    def unseen(self, found: set[bytes]) -> list[bytes]:
-        """The keys of the files that are not in ``found``, in the files' order."""
-        return [key for key in self.listed or () if key not in found]
 
     def absences(self, found: set[bytes], sightings: Sightings) -> list[Absence]:
         """The keys and globs that no sample has, and files of which none has any."""

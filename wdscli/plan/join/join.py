@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
@@ -50,7 +50,8 @@ from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
 from wdscli.selection.reading import Payloads
-from wdscli.storage import base_name
+from wdscli.selection.sample import SampleAt
+from wdscli.storage import addresses_of, base_name
 from wdscli.tar import Form
 from wdscli.tar.header import BLOCK
 
@@ -65,24 +66,24 @@ NO_PARTNER = "no-partner"
 """Why samples whose key another set lacks are left out."""
 
 
-class JoinedTable(Protocol):
-    """A table that is joined as one more set: :class:`~wdscli.create.join_table.Table`."""
+@dataclass(frozen=True)
+class JoinedTable:
+    """A table that is joined as one more set: its files, its column of keys, and its fields, as they were asked for.
+    :class:`~wdscli.create.join_table.Table` knows how its rows are read."""
 
-    @property
-    def address(self) -> str:
-        """Its files as one text."""
+    files: str | tuple[str, ...]
+    key: str
+    fields: tuple[str, ...]
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Its files."""
+        """The files. Raises UsageError for standard input named twice."""
+        return addresses_of(self.files, "--table")
 
     @property
-    def key(self) -> str:
-        """Its column of keys."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Its fields, as they were asked for."""
+    def address(self) -> str:
+        """The files as one text."""
+        return "::".join(self.addresses)
 
     def write_shard(
         self,
@@ -92,7 +93,9 @@ class JoinedTable(Protocol):
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        """Write its rows as a shard. Raises UsageError, InputError, OutputError, DataError."""
+        """Write the rows as a shard at ``address``. Raises UsageError for a column that is not there, InputError,
+        OutputError, and DataError with the row's number."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -438,13 +441,8 @@ class Shapes(Extract):
         member = batch.firsts[row] + at
         size = batch.sizes[member]
         if size > LARGEST_BYTES:
-            raise DataError(
-                f"a payload of {size} bytes is too large for --on-conflict",
-                code="too-large",
-                shard=shard,
-                offset=batch.starts[member],
-                member=to_text(batch.keys[row] + b"." + batch.fields[member]),
-            )
+            text = f"a payload of {size} bytes is too large for --on-conflict"
+            raise SampleAt(batch, row, shard).error(text, "too-large", batch.fields[member])
         return out_length([(batch.keys[row] + b"." + field, size)], self._form) // BLOCK
 
 
