@@ -23,7 +23,7 @@ from wdscli.tar import CANONICAL, ByteSource, Form, scan
 from wdscli.tar.header import BLOCK
 from wdscli.tar.recover import scan_salvaging
 from wdscli.verify.beside import Listing, check_checksum, check_index, check_listed, check_size, load_index
-from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Ledger
+from wdscli.verify.findings import STRUCTURAL, Ledger
 from wdscli.verify.headers import HeaderPass, Shape
 from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, KeyColumns, Repeats, digest
 from wdscli.verify.profiles import Fields, Judge
@@ -40,14 +40,14 @@ class ShardTask(NamedTuple):
     """What to check. ``required`` are fields that every sample must have, ``listing`` is what a manifest says of the
     shard, ``max_decoded`` what payloads may become when they are decoded, None where none is."""
 
-    address: str = ""
-    required: Fields = ()
-    profiles: tuple[str, ...] = ()
-    max_decoded: int | None = None
-    checksums: bool = False
-    listing: Listing | None = None
-    first_shard: bool = False
-    limit: int = MAX_FINDINGS
+    address: str
+    required: Fields
+    profiles: tuple[str, ...]
+    max_decoded: int | None
+    checksums: bool
+    listing: Listing | None
+    first_shard: bool
+    limit: int
 
 
 @dataclass(slots=True)
