@@ -17,6 +17,7 @@ import io
 import mmap
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -199,16 +200,17 @@ class Found(NamedTuple):
 def measure(rows: list[Row], data: Data, few: Data, rounds: int) -> Iterator[tuple[Row, Found]]:
     """Rows with the same peer, which runs once a round.
 
-    One round to warm up is not counted. Who goes first changes with every round, because memory that was just let go
-    is had back sooner than other memory.
+    Where commands are measured, one round to warm up is not counted; functions warm up by themselves. Who goes first
+    changes with every round, because memory that was just let go is had back sooner than other memory.
     """
     sides = [rows[0].theirs, *(row.ours for row in rows)]
+    warming = int(rows[0].theirs.startswith("$ "))
     seconds: dict[str, list[float]] = {side: [] for side in sides}
-    for number in range(rounds + 1):
+    for number in range(warming + rounds):
         for side in sides if number % 2 else sides[::-1]:
             seconds[side].append(timed(side, data, few))
     for row in rows:
-        mine, its = seconds[row.ours][1:], seconds[row.theirs][1:]
+        mine, its = seconds[row.ours][warming:], seconds[row.theirs][warming:]
         ratios = [theirs / ours for ours, theirs in zip(mine, its)]
         start = 0.0
         if row.ours.startswith("$ "):
@@ -440,7 +442,7 @@ def run(folder: Path, counts: dict[str, int], ways: list[str], options: argparse
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="How fast it is, beside its peers.")
     parser.add_argument(
-        "--quick", action="store_true", help="a tenth of the data and two rounds, for a first look"
+        "--quick", action="store_true", help="a tenth or less of the data and two rounds, for a first look"
     )
     parser.add_argument("--dir", help="where to put data; default /dev/shm if it has room")
     parser.add_argument("--rounds", type=int, help="counted rounds of each row; default 4, with --quick 2")
@@ -471,6 +473,8 @@ def main() -> None:
         f"median of {options.rounds} rounds",
         flush=True,
     )
+    # A bench that is stopped leaves nothing behind either.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if options.plan:
             print_planning(folder, PLANNED[:2] if options.quick else PLANNED, 0 if options.quick else 10**8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import tempfile
@@ -10,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
+from both_cores import pytest_generate_tests as pytest_generate_tests
+from both_cores import running_core as running_core
 from lasting_workers import lasting_workers
 from shard_cases import Ran, numbered, write_shards
 
+from wdscli.cli import main as cli
 from wdscli.cli.main import main
 
 Command = Callable[..., Ran]
@@ -20,6 +25,10 @@ Command = Callable[..., Ran]
 # A shell ignores Ctrl-C on behalf of what it runs in the background, and programs started from there inherit that. The
 # tests that interrupt a program must not depend on how they were started themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Thousands of commands are run in this process. What Typer makes of our functions is the same each time.
+cli.load = functools.cache(cli.load)
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 # Hundreds of processes are started here. Where none may keep what it has compiled, each would compile everything again.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):

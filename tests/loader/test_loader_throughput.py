@@ -27,6 +27,7 @@ from wdscli.loader.read.fetch import METER
 from wdscli.loader.stages import per_batch as packing
 from wdscli.loader.stages.per_batch import Packed
 from wdscli.shards import ShardWriter
+from wdscli.tar import core
 
 Samples = list[tuple[str, dict[str, bytes]]]
 
@@ -447,6 +448,13 @@ class TestStats:
 class TestFetch:
     """Every way of reading gives what was written, and notices what was changed."""
 
+    @pytest.fixture(autouse=True, params=["core", "plain"])
+    def path(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        if request.param == "plain":
+            monkeypatch.setattr(core, "CORE", None)
+        elif core.CORE is None:
+            pytest.skip("no compiled core")
+
     def shapes(self) -> dict[str, Samples]:
         rng = random.Random(1)
 
@@ -535,10 +543,21 @@ class TestFetch:
             list(data)
         assert not of_ours()
 
-    def test_long_stretches_are_read_in_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("local", [True, False])
+    def test_long_stretches_are_read_in_parts(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool
+    ) -> None:
         from wdscli.loader.read import rows
+        from wdscli.storage.local import LocalSource
 
         monkeypatch.setattr(rows, "READ_BYTES", 5000)
+        begin = LocalSource.__init__
+
+        def opened(self: LocalSource, *facts: Any) -> None:
+            begin(self, *facts)
+            self.fd = self.fd if local else None
+
+        monkeypatch.setattr(LocalSource, "__init__", opened)
         kept = self.shapes()["four"]
         with ShardWriter(f"{tmp_path}/in-%d.tar") as writer:
             for key, fields in kept:

@@ -167,23 +167,27 @@ class SelectionOptions(NamedTuple):
         return Selection.parse(**self._asdict())
 
 
-decodes = panel(None)("""
+@panel(None)("""
     --max-decoded SIZE  The most that a payload may have and become when it is decoded. Default: 256MiB.
     """)
+class DecodeOptions(NamedTuple):
+    """How much is decoded."""
 
+    max_decoded: Number = None
 
-def decoded_limit(size: int | None, needed: str | None) -> int:
-    """What ``--max-decoded`` says; ``needed`` names the option without which it has no meaning, if that is missing."""
-    from wdscli.codecs.limits import MAX_DECODED_BYTES
-    from wdscli.errors import UsageError
+    def limit(self, needed: str | None) -> int:
+        """In bytes; ``needed`` names the option without which this one has no meaning, if that is missing."""
+        from wdscli.codecs.limits import MAX_DECODED_BYTES
+        from wdscli.errors import UsageError
 
-    if size is None:
-        return MAX_DECODED_BYTES
-    if needed is not None:
-        raise UsageError(f"--max-decoded needs {needed}")
-    if size < 1:
-        raise UsageError("--max-decoded must be at least 1 byte")
-    return size
+        size = self.max_decoded
+        if size is None:
+            return MAX_DECODED_BYTES
+        if needed is not None:
+            raise UsageError(f"--max-decoded needs {needed}")
+        if size < 1:
+            raise UsageError("--max-decoded must be at least 1 byte")
+        return size
 
 
 @_cuts("""

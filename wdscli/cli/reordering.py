@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.cli.output import Out, by_reason, facts, plural
+from wdscli.errors import OutputExistsError
 from wdscli.shown import shown
 from wdscli.units import human_size
 
@@ -82,9 +83,13 @@ def reorder(
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
     from wdscli.run.execute import run_plan
+    from wdscli.storage import exists
 
-    if request.plan_file is not None and not dry_run:
-        _check_free(request.plan_file, request.settings.force)
+    address = None if dry_run else request.plan_file
+    if address is not None and not request.settings.force and exists(address):
+        raise OutputExistsError(
+            f"{address} exists", hint="choose another name for the plan, or replace it with --force"
+        )
     progress = out.progress()
     with Scratch(request.tmp) as scratch:
         plan = make_plan(request, order, scratch, progress=progress)
@@ -96,17 +101,6 @@ def reorder(
             _store_plan(out, plan, request.plan_file)
         else:
             print_report(out, run_plan(plan, progress=progress), plan.oversized, done)
-
-
-def _check_free(address: str, force: bool) -> None:
-    """Raise OutputExistsError early when something is in the plan's place."""
-    from wdscli.errors import OutputExistsError
-    from wdscli.storage import exists
-
-    if not force and exists(address):
-        raise OutputExistsError(
-            f"{address} exists", hint="choose another name for the plan, or replace it with --force"
-        )
 
 
 def _store_plan(out: Out, plan: ReorderPlan, address: str) -> None:

@@ -73,12 +73,10 @@ class Globs:
     """Several globs; false when there are none."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        whole = "|".join(f"(?:{translate(pattern)})" for pattern in patterns)
-        self._match = (
-            Expression(whole.encode("latin-1"), "--include, --exclude", re.DOTALL).fullmatch
-            if patterns
-            else None
-        )
+        self._match = None
+        if patterns:
+            whole = "|".join(f"(?:{translate(pattern)})" for pattern in patterns)
+            self._match = Expression(whole.encode("latin-1"), "--include, --exclude", re.DOTALL).fullmatch
 
     def __bool__(self) -> bool:
         return self._match is not None
@@ -152,11 +150,6 @@ class Wanted(NamedTuple):
     include: Globs
     exclude: Globs
     outputs: Outputs
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is nothing to choose: the usual rule, and no globs."""
-        return self.rule.is_first_dot and not self.include and not self.exclude
 
 
 class _Folder(NamedTuple):
@@ -267,7 +260,9 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
                 _take(entry, folder, wanted, files, skipped)
 
     prefix = folder.prefix
-    is_plain = wanted.is_plain and is_own is None and not folder.sets and not prefix.startswith(b"__")
+    # There is nothing to choose: the usual rule, and no globs.
+    is_plain = wanted.rule.is_first_dot and not (wanted.include or wanted.exclude or is_own or folder.sets)
+    is_plain = is_plain and not prefix.startswith(b"__")
     with os.scandir(folder.path) as entries:
         # Not all at once: an entry takes a few hundred bytes.
         while some := list(islice(entries, _ENTRIES_TOGETHER)):

@@ -22,7 +22,7 @@ from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError
 from wdscli.selection.reading import Payloads
 from wdscli.storage import Source, is_local, open_source
-from wdscli.tar import Columns, Window, padded, scan
+from wdscli.tar import Columns, padded, scan
 
 if TYPE_CHECKING:
     from wdscli.shards.inputs import Missing, ShardSet
@@ -128,7 +128,12 @@ class Listing:
         named by key and field."""
         for source in self._sources():
             if self.selection.is_trivial:
-                for window in self._windows(source):
+                windows = scan(source)
+                if self._skips:
+                    from wdscli.tar.recover import scan_salvaging
+
+                    windows = scan_salvaging(source, self._report_damage)
+                for window in windows:
                     yield MemberPage(source.name, window.columns)
             else:
                 for page in self._pages(source):
@@ -178,7 +183,15 @@ class Listing:
     def _pages(self, source: Source) -> Iterator[Page]:
         # A stream whose payloads decide cannot be looked through twice.
         salvages = self._skips and (source.seekable or not self.selection.needs_payload)
-        batches = self._sound(source) if salvages else self._indexed(source)
+        if salvages:
+            from wdscli.samples.salvage import salvaged_batches
+
+            known, damaged, ignored = self._known.get(source.name, -1), self._damaged, self._ignored
+            batches: Iterable[SampleBatch] | None = salvaged_batches(
+                source, self._report_damage, damaged, ignored=ignored, known=known
+            )
+        else:
+            batches = self._indexed(source)
         by_index = batches is not None and not salvages
         found = iter_selected(
             source,
@@ -196,21 +209,6 @@ class Listing:
             if not self._skips:
                 raise
             self._report_damage(error)
-
-    def _sound(self, source: Source) -> Iterable[SampleBatch]:
-        from wdscli.samples.salvage import salvaged_batches
-
-        known = self._known.get(source.name, -1)
-        return salvaged_batches(
-            source, self._report_damage, self._damaged, ignored=self._ignored, known=known
-        )
-
-    def _windows(self, source: Source) -> Iterable[Window]:
-        if not self._skips:
-            return scan(source)
-        from wdscli.tar.recover import scan_salvaging
-
-        return scan_salvaging(source, self._report_damage)
 
     def _indexed(self, source: Source) -> Iterable[SampleBatch] | None:
         """The samples from the index, where that saves requests."""

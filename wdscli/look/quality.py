@@ -138,6 +138,7 @@ def _mixing(shards: Numbers, places: I64, classes: Numbers | None, window: int) 
     total = len(places)
     counts = _distinct(shards[places], window)
     distances = (places - numpy.arange(total)).astype(numpy.float64)
+    runs = 0 if classes is None else 1 + int((numpy.diff(classes[places]) != 0).sum())
     # Spearman's: 1 - 6 sum(d^2) / (n (n^2 - 1)). Places are ranks already, and none is tied.
     unlike = 6 * float(numpy.square(distances).sum()) / (total * (float(total) ** 2 - 1) or 1)
     return Mixing(
@@ -145,7 +146,7 @@ def _mixing(shards: Numbers, places: I64, classes: Numbers | None, window: int) 
         fewest_shards=int(counts.min()) if total else 0,
         displacement=round(float(numpy.abs(distances).mean()), 3) if total else 0.0,
         correlation=round(1 - unlike, 6) if total > 1 else None,
-        class_run=None if classes is None else _mean_run(classes[places]),
+        class_run=None if classes is None else round(total / runs, 3),
     )
 
 
@@ -157,11 +158,6 @@ def _distinct(shards: Numbers, window: int) -> Numbers:
     rows = numpy.sort(shards[: windows * window].reshape(windows, window), axis=1)
     counts: Numbers = 1 + (rows[:, 1:] != rows[:, :-1]).sum(axis=1)
     return counts
-
-
-def _mean_run(classes: Numbers) -> float:
-    runs = 1 + int((classes[1:] != classes[:-1]).sum())
-    return round(len(classes) / runs, 3)
 
 
 def _random(shards: Numbers, classes: Numbers | None, window: int) -> Mixing:

@@ -26,26 +26,7 @@ from wdscli.samples.keyset import KeySet
 from wdscli.selection.named import Named, Sightings, listed
 
 TEXT_FIELDS = frozenset(
-    {
-        "caption",
-        "class",
-        "cls",
-        "cls2",
-        "count",
-        "csv",
-        "html",
-        "id",
-        "index",
-        "inx",
-        "md",
-        "text",
-        "transcript",
-        "tsv",
-        "txt",
-        "xml",
-        "yaml",
-        "yml",
-    }
+    b"""caption class cls cls2 count csv html id index inx md text transcript tsv txt xml yaml yml""".split()
 )
 """Last extensions of fields that hold text."""
 
@@ -61,7 +42,7 @@ class Part(NamedTuple):
     def kind(self) -> str:
         """``json`` or ``text`` for what JSON Lines have as it stands, else nothing."""
         last = extension(to_text(self.field))
-        return "json" if last == "json" else "text" if last in TEXT_FIELDS else ""
+        return "json" if last == "json" else "text" if to_bytes(last) in TEXT_FIELDS else ""
 
     def whole(self) -> bytes:
         """The payload in one piece."""
@@ -76,6 +57,11 @@ class Picked(NamedTuple):
     key: bytes
     start: int
     parts: list[Part]
+
+    def error(self, message: str, code: str, *, hint: str, member: bytes | None = None) -> DataError:
+        """What is wrong with it."""
+        name = None if member is None else to_text(member)
+        return DataError(message, code=code, shard=self.shard, offset=self.start, member=name, hint=hint)
 
 
 def picked(picker: Picker) -> Iterator[Picked]:
@@ -108,13 +94,8 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
         if not parts:
             if raw_key is not None:
                 there = ", ".join(to_text(part.field) for part in sample.parts)
-                raise DataError(
-                    f'sample "{to_text(sample.key)}" has no field "{field}"',
-                    code="missing-field",
-                    shard=sample.shard,
-                    offset=sample.start,
-                    hint=f"it has {there}",
-                )
+                message = f'sample "{to_text(sample.key)}" has no field "{field}"'
+                raise sample.error(message, "missing-field", hint=f"it has {there}")
             picker.drop("no-such-field")
             sightings.fields.update(part.field for part in sample.parts)
         for part in parts:
@@ -170,14 +151,9 @@ def _too_large(sample: Picked, base64: bool, max_decoded: int) -> DataError | No
         if base64 or part.kind:
             total += part.size
             if total > max_decoded:
-                return DataError(
-                    f"a line of JSON with {total} bytes of payloads, more than {max_decoded}",
-                    code="undecodable",
-                    shard=sample.shard,
-                    offset=sample.start,
-                    member=to_text(sample.key + b"." + part.field),
-                    hint="--max-decoded SIZE allows more; --drop FIELD leaves the field out",
-                )
+                message = f"a line of JSON with {total} bytes of payloads, more than {max_decoded}"
+                hint = "--max-decoded SIZE allows more; --drop FIELD leaves the field out"
+                return sample.error(message, "undecodable", hint=hint, member=sample.key + b"." + part.field)
     return None
 
 
@@ -223,13 +199,8 @@ def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
     for sample in picked(picker):
         # Two keys can name one file: a//b and a/./b are a/b.
         if seen.add([os.path.normpath(sample.key)]):
-            raise DataError(
-                f'key "{to_text(sample.key)}" a second time: its files would replace each other',
-                code="duplicate-key",
-                shard=sample.shard,
-                offset=sample.start,
-                hint="unpack the shards into folders of their own",
-            )
+            message = f'key "{to_text(sample.key)}" a second time: its files would replace each other'
+            raise sample.error(message, "duplicate-key", hint="unpack the shards into folders of their own")
         samples += 1
         for part in sample.parts:
             writer.write(sample.key + b"." + part.field, part)

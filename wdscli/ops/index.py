@@ -47,12 +47,12 @@ SHARED_CLAIM = "index"
 
 class Side(NamedTuple):
     """One file that the command is about: ``state`` is ``kept`` or ``made``, ``reason`` why it was (or, with
-    ``dry_run``, would be) made. ``of`` is the shard's address, None for a file of the set."""
+    ``dry_run``, would be) made. ``shard`` is the shard's address, None for a file of the set."""
 
-    address: str
+    file: str
     state: str
     reason: str = ""
-    of: str | None = None
+    shard: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def index(
                 elif with_index:
                     sides.append(one.side)
                 reason = f" ({one.side.reason})" if one.side.reason else ""
-                progress.note(f"{one.side.address}: {one.side.state}{reason}")
+                progress.note(f"{one.side.file}: {one.side.state}{reason}")
                 progress.advance(1)
         sides += [_put(file, force, dry_run) for maker in makers for file in maker.finish()]
         result = None
@@ -189,7 +189,7 @@ def index_shard(task: IndexTask) -> Indexed:
         reasons: list[str] = []
         old = None if task.force else find_index(task.address, source, reasons.append, whole=True)
         if old is not None:
-            return Indexed(Side(place, "kept", of=task.address), _facts(task, old, source), None)
+            return Indexed(Side(place, "kept", shard=task.address), _facts(task, old, source), None)
         builder, ignored = scan_index(source)
         source.confirm()
         name, etag = base_name(task.address), etag_of(task.address, source)
@@ -259,7 +259,7 @@ def _put(file: SideFile, force: bool, dry_run: bool, of: str | None = None) -> S
     if exists(file.address):
         reason = "forced" if force else "it says something else"
         if not force and _says(file.address, file.pieces):
-            return Side(file.address, "kept", of=of)
+            return Side(file.address, "kept", shard=of)
         if not force and not dry_run:
             raise OutputExistsError(
                 f"{file.address} is there and says something else", hint="replace it with --force"

@@ -61,13 +61,8 @@ class MergeOrder(Order):
         if self.shares is None:
             return Arranged()
         # Input order has the samples of a set side by side.
-        counts = surveyed.counts_of_sets()
-        order, left = interleaved(counts, self.shares, self.stop)
-        return Arranged(order, dropped=_ended(left))
-
-
-def _ended(left: int) -> dict[str, int]:
-    return {SET_ENDED: left} if left else {}
+        order, left = interleaved(surveyed.counts_of_sets(), self.shares, self.stop)
+        return Arranged(order, dropped={SET_ENDED: left} if left else {})
 
 
 def merge_order(

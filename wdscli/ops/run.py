@@ -138,9 +138,7 @@ def states(plan: ReorderPlan) -> list[TaskState]:
     found = []
     for one in look(plan, every):
         ours = one.receipt is not None and one.receipt.mark == mark and one.receipt.posted
-        done = one.there and (ours or one.shard.part in complete)
         shard = one.shard
-        found.append(
-            TaskState(one.task, shard.address, shard.samples, shard.size, "done" if done else "missing")
-        )
+        state = "done" if one.there and (ours or shard.part in complete) else "missing"
+        found.append(TaskState(one.task, shard.address, shard.samples, shard.size, state))
     return found

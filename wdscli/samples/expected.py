@@ -1,9 +1,8 @@
-"""Whether a member is still what somebody says of it: its name and size, by the header in front of its payload.
+"""Whether a member is still what somebody says of it: its name and size, by the headers in front of its payload.
 
 What it is: the check that stands between an index, or a plan, and every payload that is handed out by it. How: nearly
-always one block in front of the payload says it all, and a few slices of that block are compared, not parsed
-(:func:`says`, :func:`are_harmless`); whatever else there is, pax and GNU headers, long names, members of no sample, is
-read by the exact scanner (:func:`is_there`). It must not know where expectations come from.
+always the headers in front of the payload say it all (:func:`says`); whatever else there is, members of no sample too,
+is read by the exact scanner (:func:`is_there`), which has the last word. It must not know where expectations come from.
 """
 
 from __future__ import annotations
@@ -13,64 +12,31 @@ from typing import NamedTuple
 from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.samples.keys import split_name
-from wdscli.tar import KIND_MASK, ByteSource, Columns, Scanner
-from wdscli.tar.extensions import is_harmless
-from wdscli.tar.header import BLOCK, padded, parse_number
+from wdscli.tar import KIND_MASK, ByteSource, Columns, Scanner, core
+from wdscli.tar.header import BLOCK
 
 FRONT_BYTES = 1 << 16
 """What may lie between two members of a sample and is read together with the header behind it."""
 _LOOK_BYTES = 1 << 12
-_CACHED_SIZES = 1 << 15
 
 
-class _SizeFields(dict[int, bytes]):
-    """Sizes to header fields; few of them are met often."""
+def says(headers: bytes, name: bytes, size: int) -> bool:
+    """Whether these blocks, all of them, are the headers of a regular member of this name and size. False also where it
+    takes more than a look to know.
 
-    __slots__ = ()
-
-    def __missing__(self, size: int) -> bytes:
-        if len(self) >= _CACHED_SIZES:
-            self.clear()
-        field = self[size] = b"%011o\0" % size
-        return field
-
-
-_SIZE_FIELDS = _SizeFields()
-
-
-def says(data: bytes, at: int, name: bytes, size: int) -> bool:
-    """Whether the block at byte ``at`` of ``data`` is the header of a regular member of this size and name, which is
-    given with a zero behind it. False where it takes more than a look at this block to know."""
+    >>> from wdscli.tar import build_header
+    >>> says(build_header(b"a.txt", 5), b"a.txt", 5), says(build_header(b"a.txt", 5), b"a.txt", 6)
+    (True, False)
+    """
+    if core.CORE is not None:
+        return bool(core.CORE.says(headers, name, size))
     return (
-        data.startswith(name, at)
-        and (data[at + 124 : at + 136] == _SIZE_FIELDS[size] or _is_size(data[at + 124 : at + 136], size))
-        and data[at + 156] in b"0\0"
+        len(headers) == BLOCK
+        and headers.startswith(name + b"\0")
+        and headers[124:136] == b"%011o\0" % size
+        and headers[156] in b"0\0"
         # No prefix, which would come before the name.
-        and not data[at + 345]
-    )
-
-
-def _is_size(field: bytes, size: int) -> bool:
-    """Whether a size field that is not written as we write it has this value."""
-    try:
-        return parse_number(field, "size") == size
-    except DataError:
-        return False
-
-
-def are_harmless(front: bytes) -> bool:
-    """Whether what stands in front of a header's block, if anything, is one pax header that changes neither name nor
-    size. False where it takes more than a look to know."""
-    if not front:
-        return True
-    try:
-        size = parse_number(front[124:136], "size")
-    except DataError:
-        return False
-    return (
-        front[156:157] == b"x"
-        and len(front) == BLOCK + padded(size)
-        and is_harmless(front[BLOCK : BLOCK + size])
+        and not headers[345]
     )
 
 
@@ -103,28 +69,30 @@ class Expected(NamedTuple):
     name: bytes
     size: int
 
+    @property
+    def first(self) -> int:
+        """The byte from which on the payload is read together with what leads to it."""
+        return max(self.head, self.offset - FRONT_BYTES)
+
     def payload(self, source: ByteSource) -> bytes:
         """The payload, read with the headers in front of it. Raises DataError ``stale-index`` unless they say this name
         and size, InputError."""
-        first = max(self.head, self.offset - FRONT_BYTES)
-        data = source.read_at(first, self.offset + self.size - first)
-        self._check(source, data, first)
-        return data[self.offset - first :]
+        data = source.read_at(self.first, self.offset + self.size - self.first)
+        self._want(source, data)
+        return data[self.offset - self.first :]
 
     def check(self, source: ByteSource) -> None:
         """Raise DataError ``stale-index`` as :meth:`payload` does, where the payload is read by itself."""
-        first = max(self.head, self.offset - FRONT_BYTES)
-        self._check(source, source.read_at(first, self.offset - first), first)
+        self._want(source, source.read_at(self.first, self.offset - self.first))
 
-    def _check(self, source: ByteSource, data: bytes, first: int) -> None:
-        block = self.offset - BLOCK - first
-        is_told = (
-            len(data) >= block + BLOCK
-            and says(data, block, self.name + b"\0", self.size)
-            and first == self.head
-            and are_harmless(data[:block])
-        )
-        if not is_told and not is_there(source, *self):
+    def is_said(self, source: ByteSource, data: bytes) -> bool:
+        """Whether the headers say so. ``data`` was read from ``first`` on. Raises InputError."""
+        headers = data[: self.offset - self.first]
+        is_all = self.first == self.head and len(headers) == self.offset - self.first
+        return (is_all and says(headers, self.name, self.size)) or is_there(source, *self)
+
+    def _want(self, source: ByteSource, data: bytes) -> None:
+        if not self.is_said(source, data):
             raise DataError(
                 "its index is stale: another header is in front of the payload",
                 code="stale-index",

@@ -1,17 +1,20 @@
 """Samples with their payloads, as records, for those who want one at a time.
 
-How: one pass over windows that hold the payloads; a name whose field is known needs no further look at the key rule.
-It must not know where bytes come from, nor what a shard set is.
+How: one pass over windows that hold the payloads. Where there is a compiled core (``core.py``), that cuts the samples
+of a window out of its buffer, many at a time, and leaves to :meth:`_Reading._add` what it does not know: members of no
+sample, fields that were not met before or come twice, payloads of streams that go on behind the buffer. Samples and
+errors are the same. It must not know where bytes come from, nor what a shard set is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wdscli.model import Sample, to_text
+from wdscli.model import Sample, to_bytes, to_text
 from wdscli.samples.grouping import Grouper, duplicate_field
 from wdscli.samples.keys import split_name
-from wdscli.tar import KIND_MASK, ByteSource, Window, scan
+from wdscli.samples.memory import keep_heap
+from wdscli.tar import KIND_MASK, ByteSource, Window, core, scan
 
 _KNOWN_FIELDS = 1 << 12
 
@@ -22,82 +25,96 @@ def iter_samples(source: ByteSource, *, fields: frozenset[str] | None = None) ->
 
     Raises DataError for a damaged archive, for links, devices and sparse members and for a field that comes twice.
     """
+    keep_heap()
     reading = _Reading(source.name, fields)
     for window in scan(source, payloads=True):
-        yield from reading.window(window)
-    if reading.payloads:
-        yield Sample(to_text(reading.key), reading.payloads, source.name, reading.index)
+        yield from reading.add(window)
+    yield from reading.rest()
 
 
 class _Reading:
-    """The sample that is being read, between windows.
-
-    ``texts`` holds the names of fields that are known to be good (no slash, not empty), decoded, or None for those that
-    are not wanted. A name whose part after the first dot is among them needs no further look at the key rule.
-    """
+    """The samples that were read and not given out yet; the last of them may go on in the next window."""
 
     def __init__(self, shard: str, fields: frozenset[str] | None) -> None:
-        self.shard = shard
-        self.fields = fields
-        self.index = -1
-        self.key = b""
-        self.payloads: dict[str, bytes] = {}
-        self.texts: dict[bytes, str | None] = {}
-        self._prefix = b"\0"
+        self._shard = shard
+        self._fields = fields
+        self._samples: list[Sample] = []
+        self._prefix = b""
+        """The key of the last sample, and a dot."""
+        self._texts: dict[bytes, str | None] = {}
+        """Fields that were met: their names, None for those that are not wanted."""
         self._grouper = Grouper(shard)
 
-    def window(self, window: Window) -> Iterator[Sample]:
-        """The samples that end in this window."""
-        buffer, base = window.buffer, window.base
-        names, starts, offsets, sizes, flags = window.columns
-        end, shard, texts = base + len(buffer), self.shard, self.texts
-        prefix, payloads = self._prefix, self.payloads
-        length = len(prefix)
-        regular = not any(flags) or not any(flag & KIND_MASK for flag in flags)
-        row = -1
-        for name, offset, size in zip(names, offsets, sizes, strict=True):
-            row += 1
-            try:
-                if name.startswith(prefix) and regular:
-                    field = texts[name[length:]]
-                else:
-                    key, _, raw = name.partition(b".")
-                    field = texts[raw]
-                    if not regular or key[-1] == 47 or key[0] == 95:
-                        raise KeyError
-                    if payloads:
-                        yield Sample(self.key.decode("utf-8", "surrogateescape"), payloads, shard, self.index)
-                        payloads = {}
-                    self.index += 1
-                    self.key = key
-                    prefix = key + b"."
-                    length = len(prefix)
-            except (KeyError, IndexError):
-                parts = split_name(name) if not flags[row] & KIND_MASK else None
-                if parts is None:
-                    self._grouper.ignore(name, flags[row] & KIND_MASK, starts[row], size)
-                    continue
-                field = self._learn(parts[1])
-                if parts[0] != self.key or self.index < 0:
-                    if payloads:
-                        yield Sample(to_text(self.key), payloads, shard, self.index)
-                        payloads = {}
-                    self.index += 1
-                    self.key = parts[0]
-                    prefix = self.key + b"."
-                    length = len(prefix)
-            if field is None:
-                continue
-            if field in payloads:
-                raise duplicate_field(shard, starts[row], name)
-            stop = offset + size
-            payloads[field] = buffer[offset - base : stop - base] if stop <= end else window.payload(row)
-        self._prefix, self.payloads = prefix, payloads
+    def add(self, window: Window) -> Iterator[Sample]:
+        """Take the members of one window, and give out the samples that are whole then. Raises DataError."""
+        row, count = 0, len(window.columns.names)
+        while row < count:
+            end = self._cut(window, row)
+            if end == row:
+                self._add(window, row)
+                end += 1
+            row = end
+            if len(self._samples) > 1:
+                yield from self._wanted(self._samples[:-1])
+                del self._samples[:-1]
 
-    def _learn(self, raw: bytes) -> str | None:
-        """Decode a field's name once; None when it is not wanted."""
-        text = to_text(raw)
-        wanted = text if self.fields is None or text in self.fields else None
-        if len(self.texts) < _KNOWN_FIELDS:
-            self.texts[raw] = wanted
+    def rest(self) -> list[Sample]:
+        """Give out the last sample."""
+        return self._wanted(self._samples)
+
+    def _cut(self, window: Window, row: int) -> int:
+        """Take usual members from ``row`` on. Returns the row of the next."""
+        if core.CORE is None:
+            return row
+        source = window.source
+        descriptor: int | None = getattr(source, "fd", None)
+        end: int = core.CORE.cut(
+            window.buffer,
+            window.base,
+            window.columns,
+            row,
+            -1 if descriptor is None else descriptor,
+            source.size or 0,
+            self._prefix,
+            self._texts,
+            Sample,
+            self._shard,
+            self._samples,
+        )
+        if end > row:
+            self._prefix = to_bytes(self._samples[-1].key) + b"."
+        return end
+
+    def _add(self, window: Window, row: int) -> None:
+        """One member, whatever it is: the exact path."""
+        names, starts, _, sizes, flags = window.columns
+        name, kind = names[row], flags[row] & KIND_MASK
+        parts = None if kind else split_name(name)
+        if parts is None:
+            self._grouper.ignore(name, kind, starts[row], sizes[row])
+            return
+        key, field = parts
+        if self._prefix != key + b".":
+            index = self._samples[-1].index + 1 if self._samples else 0
+            self._samples.append(Sample(to_text(key), {}, self._shard, index))
+            self._prefix = key + b"."
+        text = self._text(field)
+        if text is None:
+            return
+        payloads = self._samples[-1].fields
+        if text in payloads:
+            raise duplicate_field(self._shard, starts[row], name)
+        payloads[text] = window.payload(row)
+
+    def _text(self, field: bytes) -> str | None:
+        """The name of a field, None when it is not wanted."""
+        if field in self._texts:
+            return self._texts[field]
+        text = to_text(field)
+        wanted = text if self._fields is None or text in self._fields else None
+        if len(self._texts) < _KNOWN_FIELDS:
+            self._texts[field] = wanted
         return wanted
+
+    def _wanted(self, samples: list[Sample]) -> list[Sample]:
+        return samples if self._fields is None else [sample for sample in samples if sample.fields]

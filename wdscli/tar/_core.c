@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #if Py_LIMITED_API + 0 < 0x030B0000
@@ -230,7 +231,8 @@ usual_records(const byte *data, Py_ssize_t length, Member *m, i64 *size)
     return 1;
 }
 
-/* One regular member whose first header block is at p; left bytes are at hand. */
+/* One regular member whose first header block is at p; left bytes are at hand. Without a form nobody asks whether it is
+   canonical. */
 static int
 next_member(const byte *p, Py_ssize_t left, const Form *form, Member *m)
 {
@@ -255,7 +257,7 @@ next_member(const byte *p, Py_ssize_t left, const Form *form, Member *m)
         } else if (!usual_records(p + BLOCK, (Py_ssize_t)size, &extended, &stated))
             return OTHER;
         /* It may be what we would write, which takes the exact path to know. */
-        if ((p[156] == 'L') == form->gnu_names && !memcmp(p + 100, form->model + 100, 24) &&
+        if (form && (p[156] == 'L') == form->gnu_names && !memcmp(p + 100, form->model + 100, 24) &&
             !memcmp(p + 136, form->model + 136, 12))
             return OTHER;
         b = p + head;
@@ -280,7 +282,7 @@ next_member(const byte *p, Py_ssize_t left, const Form *form, Member *m)
     /* Before POSIX a trailing slash made a folder. */
     if (!b[156] && m->name[m->name_len - 1] == '/')
         return OTHER;
-    if (b == p)
+    if (form && b == p)
         m->canonical = is_canonical(b, m, form);
     return USUAL;
 }
@@ -510,7 +512,12 @@ core_group(PyObject *self, PyObject *args)
             failed = 1;
             break;
         }
-        if (PyLong_AsLong(flag) & KIND_MASK)
+        long kind = PyLong_AsLong(flag);
+        if (kind == -1 && PyErr_Occurred()) {
+            failed = 1;
+            break;
+        }
+        if (kind & KIND_MASK)
             break;
         if (!(prefix_len && length > prefix_len && !memcmp(name, prefix, (size_t)prefix_len) &&
               !memchr(name + prefix_len, '/', (size_t)(length - prefix_len)))) {
@@ -527,6 +534,618 @@ core_group(PyObject *self, PyObject *args)
     }
     forget(&remembered);
     return failed ? NULL : PyLong_FromSsize_t(row);
+}
+
+/* --- samples: members to dictionaries -------------------------------------------------------------------------- */
+
+/* Names of fields as text, found by their bytes, which lie in names that live longer than this. */
+typedef struct {
+    const char *raw;
+    Py_ssize_t length;
+    PyObject *text;
+} KnownText;
+
+/* What `texts` has for a field, borrowed: its name, None where it is not wanted; NULL without an error where nothing. */
+static PyObject *
+text_of(KnownText *known, PyObject *texts, const char *raw, Py_ssize_t length)
+{
+    KnownText *slot = known + (unsigned)(raw[0] * 7 + raw[length - 1] * 3 + length) % REMEMBERED;
+    if (slot->text && slot->length == length && !memcmp(slot->raw, raw, (size_t)length))
+        return slot->text;
+    PyObject *field = PyBytes_FromStringAndSize(raw, length);
+    if (!field)
+        return NULL;
+    PyObject *text = PyDict_GetItemWithError(texts, field);
+    Py_DecRef(field);
+    if (text)
+        *slot = (KnownText){raw, length, text};
+    return text;
+}
+
+enum { KEY, FIELDS, SHARD, INDEX, ATTRIBUTES };
+
+/* A record of the library's face, which is frozen for everybody else. */
+static PyObject *
+new_record(PyTypeObject *type, PyObject **attributes, PyObject *key, PyObject *fields, PyObject *shard, Py_ssize_t place)
+{
+    PyObject *index = PyLong_FromSsize_t(place), *record = index ? PyType_GenericAlloc(type, 0) : NULL;
+    PyObject *values[ATTRIBUTES] = {key, fields, shard, index};
+    for (int i = 0; record && i < ATTRIBUTES; i++)
+        if (PyObject_GenericSetAttr(record, attributes[i], values[i]) < 0) {
+            Py_DecRef(record);
+            record = NULL;
+        }
+    if (index)
+        Py_DecRef(index);
+    return record;
+}
+
+typedef struct {
+    PyTypeObject *type;
+    PyObject *attributes[ATTRIBUTES], *samples, *shard;
+    PyObject *fields; /* of the last sample, owned */
+    Py_ssize_t index; /* of the next sample */
+} Cutting;
+
+/* What the last record is made of; -1 on error. */
+static int
+resume_cutting(Cutting *cutting)
+{
+    const char *names[ATTRIBUTES] = {"key", "fields", "shard", "index"};
+    for (int i = 0; i < ATTRIBUTES; i++)
+        if (!(cutting->attributes[i] = PyUnicode_InternFromString(names[i])))
+            return -1;
+    Py_ssize_t count = PyList_Size(cutting->samples);
+    if (count < 1)
+        return (int)count;
+    PyObject *last = PyList_GetItem(cutting->samples, count - 1), *index;
+    if (!last || !(cutting->fields = PyObject_GetAttr(last, cutting->attributes[FIELDS])) ||
+        !(index = PyObject_GetAttr(last, cutting->attributes[INDEX])))
+        return -1;
+    cutting->index = PyLong_AsSsize_t(index) + 1;
+    Py_DecRef(index);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int
+begin_sample(Cutting *cutting, const char *key, Py_ssize_t length)
+{
+    PyObject *text = PyUnicode_DecodeUTF8(key, length, "surrogateescape"), *fields = text ? PyDict_New() : NULL;
+    int failed = !fields || append(cutting->samples, new_record(cutting->type, cutting->attributes, text, fields,
+                                                                 cutting->shard, cutting->index++)) < 0;
+    if (text)
+        Py_DecRef(text);
+    if (cutting->fields)
+        Py_DecRef(cutting->fields);
+    cutting->fields = fields;
+    return failed ? -1 : 0;
+}
+
+static void
+end_cutting(Cutting *cutting)
+{
+    for (int i = 0; i < ATTRIBUTES; i++)
+        if (cutting->attributes[i])
+            Py_DecRef(cutting->attributes[i]);
+    if (cutting->fields)
+        Py_DecRef(cutting->fields);
+}
+
+/* All of some bytes of a file, read without the lock of the interpreter. */
+static int
+read_whole(int descriptor, char *to, Py_ssize_t length, i64 offset)
+{
+    ssize_t got;
+    Py_BEGIN_ALLOW_THREADS
+    got = pread(descriptor, to, (size_t)length, (off_t)offset);
+    Py_END_ALLOW_THREADS
+    return got == length;
+}
+
+enum {
+    MOST_AT_ONCE = 1 << 30, /* bytes of a payload: the kernel gives no more than 2 GiB */
+    ENOUGH_READ = 1 << 17   /* bytes of payloads, after which samples are given out before there are more */
+};
+
+PyDoc_STRVAR(cut_doc, "cut(buffer, base, columns, row, descriptor, limit, prefix, texts, kind, shard, samples)\n--\n\n"
+"Append to `samples` those of the members of columns from `row` on, records of `kind`; the last one that is there\n"
+"goes on where a member belongs to it. `prefix` is its key and a dot, empty for none; `texts` has the names of fields\n"
+"by their bytes, None for one that is not wanted. Payloads are cut from buffer, whose first byte is byte `base` of\n"
+"the archive, or read by the descriptor of a file of `limit` bytes, -1 for none. Returns the row of the first member\n"
+"that was not taken: because much was read, or it belongs to no sample, its payload cannot be had, its field is not\n"
+"in texts or comes twice, or it takes more to know.");
+
+static PyObject *
+core_cut(PyObject *self, PyObject *args)
+{
+    PyObject *source, *columns, *texts, *kind;
+    const char *prefix;
+    Py_ssize_t prefix_len, row, read = 0;
+    long long base, limit;
+    int descriptor;
+    Py_buffer view;
+    Cutting cutting = {0};
+    KnownText known[REMEMBERED] = {{0}};
+    if (!PyArg_ParseTuple(args, "OLOniLy#OOOO", &source, &base, &columns, &row, &descriptor, &limit, &prefix,
+                          &prefix_len, &texts, &kind, &cutting.shard, &cutting.samples))
+        return NULL;
+    PyObject *names = PyTuple_GetItem(columns, 0), *offsets = PyTuple_GetItem(columns, 2);
+    PyObject *sizes = PyTuple_GetItem(columns, 3), *flags = PyTuple_GetItem(columns, 4);
+    if (!flags || !names || !offsets || !sizes)
+        return NULL;
+    if (!PyType_Check(kind)) {
+        PyErr_SetString(PyExc_TypeError, "kind is a class");
+        return NULL;
+    }
+    cutting.type = (PyTypeObject *)kind;
+    Py_ssize_t count = PyList_Size(names);
+    if (count < 0 || PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int failed = resume_cutting(&cutting) < 0;
+    for (; !failed && row < count; row++) {
+        char *name;
+        Py_ssize_t length, key = 0;
+        PyObject *item = PyList_GetItem(names, row), *flag = PyList_GetItem(flags, row);
+        PyObject *where = PyList_GetItem(offsets, row), *bytes = PyList_GetItem(sizes, row);
+        failed = !item || !flag || !where || !bytes || PyBytes_AsStringAndSize(item, &name, &length) < 0;
+        if (failed)
+            break;
+        i64 offset = PyLong_AsLongLong(where), size = PyLong_AsLongLong(bytes), at = offset - base;
+        long bits = PyLong_AsLong(flag);
+        failed = PyErr_Occurred() != NULL;
+        if (failed || bits & KIND_MASK || offset < 0 || size < 0 || size > MOST_AT_ONCE)
+            break;
+        int is_near = at >= 0 && at <= view.len && PADDED(size) <= view.len - at;
+        if (!is_near && (descriptor < 0 || offset > limit || size > limit - offset))
+            break;
+        Py_ssize_t skip = prefix_len;
+        if (!(prefix_len && cutting.fields && length > prefix_len && !memcmp(name, prefix, (size_t)prefix_len) &&
+              !memchr(name + prefix_len, '/', (size_t)(length - prefix_len)))) {
+            key = key_end(name, length);
+            if (!key || read > ENOUGH_READ)
+                break;
+            skip = key + 1;
+        }
+        PyObject *text = text_of(known, texts, name + skip, length - skip);
+        if (!text) {
+            failed = PyErr_Occurred() != NULL;
+            break;
+        }
+        if (key) {
+            prefix = name; /* which lives as long as the list does */
+            prefix_len = skip;
+            failed = begin_sample(&cutting, name, key) < 0;
+        }
+        if (failed || text == Py_None)
+            continue;
+        int twice = key ? 0 : PyDict_Contains(cutting.fields, text);
+        if (twice) {
+            failed = twice < 0;
+            break;
+        }
+        char *near = is_near ? (char *)view.buf + at : NULL;
+        PyObject *payload = PyBytes_FromStringAndSize(near, (Py_ssize_t)size);
+        int is_whole = 1;
+        if (payload && !near) {
+            is_whole = read_whole(descriptor, PyBytes_AsString(payload), (Py_ssize_t)size, offset);
+            read += (Py_ssize_t)size;
+        }
+        failed = !payload || (is_whole && PyDict_SetItem(cutting.fields, text, payload) < 0);
+        if (payload)
+            Py_DecRef(payload);
+        if (!is_whole)
+            break;
+    }
+    end_cutting(&cutting);
+    PyBuffer_Release(&view);
+    return failed ? NULL : PyLong_FromSsize_t(row);
+}
+
+/* --- samples by place: what an index says, compared and read ---------------------------------------------------- */
+
+enum {
+    FRONT = 1 << 16,     /* bytes of headers that may lie in front of a payload */
+    GAP = 1 << 14,       /* bytes read for nothing rather than by another call */
+    OWN = 1 << 12,       /* bytes of a payload, from which on it is read straight into its own object */
+    SCRATCH = 1 << 17,   /* what is read otherwise: it stays in the processor's cache */
+    LONGEST_NAME = 1 << 12,
+    PIECES = 128,
+    RUN_BYTES = 1 << 24  /* that are read by one call */
+};
+
+/* Columns of an index: seven of numbers, of which only those are looked at that lie in them. */
+enum { KEY_ENDS, STARTS, MEMBER_ENDS, OFFSETS, SIZES, FIELD_IDS, COLUMNS };
+typedef struct {
+    Py_buffer views[COLUMNS];
+    int held;
+    Py_ssize_t samples, members, fields;
+    const char *keys;
+    Py_ssize_t keys_len;
+    PyObject *url, *raw_fields, *names;
+    PyObject *key_name, *url_name;
+} Table;
+
+static i64
+number(const Table *table, int column, Py_ssize_t row)
+{
+    i64 value;
+    memcpy(&value, (const char *)table->views[column].buf + row * 8, 8);
+    return value;
+}
+
+static uint32_t
+field_number(const Table *table, Py_ssize_t row)
+{
+    uint32_t value;
+    memcpy(&value, (const char *)table->views[FIELD_IDS].buf + row * 4, 4);
+    return value;
+}
+
+static void
+close_table(Table *table)
+{
+    while (table->held)
+        PyBuffer_Release(&table->views[--table->held]);
+    if (table->key_name)
+        Py_DecRef(table->key_name);
+    if (table->url_name)
+        Py_DecRef(table->url_name);
+}
+
+/* (url, keys, fields, six columns) of an index; -1 on error. */
+static int
+open_table(Table *table, PyObject *parts, PyObject *names)
+{
+    char *keys;
+    table->names = names;
+    table->url = PyTuple_GetItem(parts, 0);
+    PyObject *all_keys = PyTuple_GetItem(parts, 1);
+    table->raw_fields = PyTuple_GetItem(parts, 2);
+    if (!table->url || !all_keys || !table->raw_fields || PyBytes_AsStringAndSize(all_keys, &keys, &table->keys_len) < 0)
+        return -1;
+    table->keys = keys;
+    for (; table->held < COLUMNS; table->held++) {
+        PyObject *column = PyTuple_GetItem(parts, 3 + table->held);
+        if (!column || PyObject_GetBuffer(column, &table->views[table->held], PyBUF_SIMPLE) < 0)
+            return -1;
+    }
+    table->samples = table->views[KEY_ENDS].len / 8;
+    table->members = table->views[OFFSETS].len / 8;
+    table->fields = PyList_Size(table->raw_fields);
+    Py_ssize_t named = PyList_Size(names);
+    if (table->fields < 0 || named < 0)
+        return -1;
+    if (table->views[STARTS].len / 8 != table->samples || table->views[MEMBER_ENDS].len / 8 != table->samples ||
+        table->views[SIZES].len / 8 != table->members || table->views[FIELD_IDS].len / 4 != table->members ||
+        named != table->fields) {
+        PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+        return -1;
+    }
+    table->key_name = PyUnicode_InternFromString("__key__");
+    table->url_name = PyUnicode_InternFromString("__url__");
+    return table->key_name && table->url_name ? 0 : -1;
+}
+
+/* A member that is wanted: byte `head`, where what leads to it begins, lies at scratch[at]. */
+typedef struct {
+    Py_ssize_t row;             /* of its sample in the result */
+    const char *key;
+    Py_ssize_t key_len, nth;    /* nth member of its sample that is wanted, from 1 */
+    uint32_t field;
+    i64 head, offset, size;
+    Py_ssize_t at;
+    PyObject *own;              /* what a large payload is read into */
+} Piece;
+
+/* Pieces that one call reads, from byte `base` up to `end`. */
+typedef struct {
+    Table table;
+    int descriptor;
+    i64 limit;
+    PyObject *result;
+    Py_ssize_t read; /* bytes of payloads */
+    byte *scratch;
+    Piece pieces[PIECES];
+    struct iovec parts[2 * PIECES];
+    int count, filled;
+    i64 base, end;
+    Py_ssize_t used;
+} Reading;
+
+/* Leave a sample to the exact path; -1 on error. */
+static int
+leave(Reading *reading, Py_ssize_t row)
+{
+    Py_IncRef(Py_None);
+    return PyList_SetItem(reading->result, row, Py_None);
+}
+
+/* Whether a member has this name. */
+static int
+is_named(const Member *m, const char *name, Py_ssize_t length)
+{
+    Py_ssize_t before = m->prefix_len;
+    if (before) {
+        if (length <= before || memcmp(m->prefix, name, (size_t)before) || name[before] != '/')
+            return 0;
+        name += before + 1;
+        length -= before + 1;
+    }
+    return m->name_len == length && !memcmp(m->name, name, (size_t)length);
+}
+
+/* Whether its name is a key, a dot and a field. */
+static int
+is_part_of(const Member *m, const Piece *piece, const char *field, Py_ssize_t field_len)
+{
+    byte name[LONGEST_NAME];
+    Py_ssize_t length = piece->key_len + 1 + field_len;
+    if (length > LONGEST_NAME)
+        return 0;
+    memcpy(name, piece->key, (size_t)piece->key_len);
+    name[piece->key_len] = '.';
+    memcpy(name + piece->key_len + 1, field, (size_t)field_len);
+    return is_named(m, (const char *)name, length);
+}
+
+/* Put a payload into its sample if the headers at `head` lead to it, else leave the sample; -1 on error. */
+static int
+take_piece(Reading *reading, Piece *piece, const byte *head)
+{
+    Table *table = &reading->table;
+    PyObject *sample = PyList_GetItem(reading->result, piece->row), *name = PyList_GetItem(table->names, piece->field);
+    PyObject *raw = PyList_GetItem(table->raw_fields, piece->field), *payload = piece->own;
+    Py_ssize_t front = (Py_ssize_t)(piece->offset - piece->head), field_len;
+    char *field;
+    Member m;
+    if (!sample || !name || !raw || PyBytes_AsStringAndSize(raw, &field, &field_len) < 0)
+        return -1;
+    if (sample == Py_None)
+        return 0;
+    if (next_member(head, front, NULL, &m) != USUAL || m.head != front || m.size != piece->size ||
+        !is_part_of(&m, piece, field, field_len))
+        return leave(reading, piece->row);
+    if (payload)
+        Py_IncRef(payload);
+    else
+        payload = PyBytes_FromStringAndSize((const char *)head + front, (Py_ssize_t)piece->size);
+    int failed = !payload || PyDict_SetItem(sample, name, payload) < 0;
+    if (payload)
+        Py_DecRef(payload);
+    if (failed)
+        return -1;
+    reading->read += (Py_ssize_t)piece->size;
+    /* Two fields of one name: __key__ too. */
+    return PyDict_Size(sample) == 2 + piece->nth ? 0 : leave(reading, piece->row);
+}
+
+/* Read all pieces and take them; -1 on error. */
+static int
+flush(Reading *reading)
+{
+    ssize_t got;
+    int failed = 0;
+    if (!reading->count)
+        return 0;
+    Py_BEGIN_ALLOW_THREADS
+    got = preadv(reading->descriptor, reading->parts, reading->filled, (off_t)reading->base);
+    Py_END_ALLOW_THREADS
+    for (int i = 0; i < reading->count; i++) {
+        Piece *piece = &reading->pieces[i];
+        if (!failed) {
+            int is_there = got >= 0 && piece->offset + piece->size <= reading->base + got;
+            failed = (is_there ? take_piece(reading, piece, reading->scratch + piece->at) : leave(reading, piece->row)) < 0;
+        }
+        if (piece->own)
+            Py_DecRef(piece->own);
+    }
+    reading->count = reading->filled = 0;
+    reading->used = 0;
+    return failed ? -1 : 0;
+}
+
+/* Read `length` bytes behind what is to be read into the scratch. */
+static void
+add_scratch(Reading *reading, Py_ssize_t length)
+{
+    struct iovec *last = reading->filled ? &reading->parts[reading->filled - 1] : NULL;
+    byte *to = reading->scratch + reading->used;
+    if (last && (byte *)last->iov_base + last->iov_len == to)
+        last->iov_len += (size_t)length;
+    else
+        reading->parts[reading->filled++] = (struct iovec){to, (size_t)length};
+    reading->used += length;
+    reading->end += length;
+}
+
+/* One more piece; reads those before it where it lies elsewhere or no more have room. -1 on error. */
+static int
+add_piece(Reading *reading, const Piece *piece)
+{
+    int is_large = piece->size >= OWN;
+    Py_ssize_t front = (Py_ssize_t)(piece->offset - piece->head), need = front + (is_large ? 0 : (Py_ssize_t)piece->size);
+    i64 gap = piece->head - reading->end;
+    if (reading->count && (gap < 0 || gap > GAP || reading->used + gap + need > SCRATCH || reading->count == PIECES ||
+                           reading->end - reading->base > RUN_BYTES) &&
+        flush(reading) < 0)
+        return -1;
+    if (!reading->count) {
+        reading->base = reading->end = piece->head;
+        gap = 0;
+    }
+    Piece *new = &reading->pieces[reading->count];
+    *new = *piece;
+    new->at = reading->used + (Py_ssize_t)gap;
+    new->own = is_large ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)piece->size) : NULL;
+    if (is_large && !new->own)
+        return -1;
+    reading->count++;
+    add_scratch(reading, (Py_ssize_t)gap + need);
+    if (is_large) {
+        reading->parts[reading->filled++] = (struct iovec){PyBytes_AsString(new->own), (size_t)piece->size};
+        reading->end += piece->size;
+    }
+    return 0;
+}
+
+/* What was read elsewhere: buffers, and the bytes of the archive that they begin with, rising. */
+typedef struct {
+    PyObject *buffers, *bases;
+    Py_ssize_t count;
+} Buffers;
+
+/* Take a piece from the buffer that holds it; leave its sample where none does. -1 on error. */
+static int
+take_from(Reading *reading, const Buffers *held, Piece *piece)
+{
+    Py_ssize_t low = 0, high = held->count; /* the last that does not begin behind it lies from low on, before high */
+    while (high - low > 1) {
+        Py_ssize_t middle = low + (high - low) / 2;
+        i64 base = PyLong_AsLongLong(PyList_GetItem(held->bases, middle));
+        if (base == -1 && PyErr_Occurred())
+            return -1;
+        if (base <= piece->head)
+            low = middle;
+        else
+            high = middle;
+    }
+    char *data;
+    Py_ssize_t length;
+    if (!held->count)
+        return leave(reading, piece->row);
+    i64 base = PyLong_AsLongLong(PyList_GetItem(held->bases, low));
+    if ((base == -1 && PyErr_Occurred()) ||
+        PyBytes_AsStringAndSize(PyList_GetItem(held->buffers, low), &data, &length) < 0)
+        return -1;
+    if (base < 0 || base > piece->head || piece->offset + piece->size - base > length)
+        return leave(reading, piece->row);
+    return take_piece(reading, piece, (const byte *)data + (piece->head - base));
+}
+
+/* The members of one sample. 1 where the exact path must look, -1 on error. */
+static int
+read_sample(Reading *reading, const Buffers *held, Py_ssize_t row, Py_ssize_t place)
+{
+    Table *table = &reading->table;
+    if (place < 0 || place >= table->samples)
+        return 1;
+    i64 first = place ? number(table, MEMBER_ENDS, place - 1) : 0, end = number(table, MEMBER_ENDS, place);
+    i64 key = place ? number(table, KEY_ENDS, place - 1) : 0, key_end = number(table, KEY_ENDS, place);
+    i64 head = number(table, STARTS, place);
+    if (first < 0 || first > end || end > table->members || key < 0 || key > key_end || key_end > table->keys_len ||
+        head < 0 || head > reading->limit)
+        return 1;
+    Piece piece = {.row = row, .key = table->keys + key, .key_len = (Py_ssize_t)(key_end - key)};
+    PyObject *sample = PyDict_New(), *text = PyUnicode_DecodeUTF8(piece.key, piece.key_len, "surrogateescape");
+    int failed = !sample || !text || PyDict_SetItem(sample, table->key_name, text) < 0 ||
+                 PyDict_SetItem(sample, table->url_name, table->url) < 0;
+    if (text)
+        Py_DecRef(text);
+    if (failed) {
+        if (sample)
+            Py_DecRef(sample);
+        return -1;
+    }
+    if (PyList_SetItem(reading->result, row, sample) < 0)
+        return -1;
+    for (Py_ssize_t member = (Py_ssize_t)first; member < end; member++) {
+        piece.head = head;
+        piece.offset = number(table, OFFSETS, member);
+        piece.size = number(table, SIZES, member);
+        piece.field = field_number(table, member);
+        if (piece.offset < head + BLOCK || piece.offset > head + FRONT || piece.offset > reading->limit || piece.size < 0 ||
+            piece.size > MOST_AT_ONCE || piece.size > reading->limit - piece.offset || piece.field >= table->fields)
+            return 1;
+        head = piece.offset + PADDED(piece.size);
+        PyObject *name = PyList_GetItem(table->names, piece.field);
+        if (!name)
+            return -1;
+        if (name == Py_None)
+            continue;
+        piece.nth++;
+        if ((held ? take_from(reading, held, &piece) : add_piece(reading, &piece)) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(says_doc, "says(headers, name, size)\n--\n\n"
+"Whether these header blocks, all of them, are those of one regular member of this name and size. False also where it\n"
+"takes more to know.");
+
+static PyObject *
+core_says(PyObject *self, PyObject *args)
+{
+    const char *headers;
+    Py_ssize_t length;
+    Piece piece = {0};
+    long long size;
+    Member m;
+    if (!PyArg_ParseTuple(args, "y#y#L", &headers, &length, &piece.key, &piece.key_len, &size))
+        return NULL;
+    return PyBool_FromLong(next_member((const byte *)headers, length, NULL, &m) == USUAL && m.head == length &&
+                           m.size == size && is_named(&m, piece.key, piece.key_len));
+}
+
+PyDoc_STRVAR(read_doc, "read(table, names, places, descriptor, limit, buffers, bases)\n--\n\n"
+"(samples, bytes of their payloads): the samples at some places of an archive of `limit` bytes as dictionaries, each\n"
+"payload only if the headers in front of it say its name and its size. `table` is (url, keys, fields, key_ends, starts,\n"
+"member_ends, offsets, sizes, field_ids) of an index, `names` what fields are called, None for what is not wanted. What\n"
+"is read comes from a descriptor or, where that is -1, lies in buffers, whose first bytes are those at `bases`, rising.\n"
+"None in the place of a sample that the exact path must look at.");
+
+static PyObject *
+core_read(PyObject *self, PyObject *args)
+{
+    PyObject *parts, *names, *places, *answer = NULL;
+    Buffers held = {0};
+    Reading *reading = PyMem_Malloc(sizeof(Reading));
+    if (!reading)
+        return PyErr_NoMemory();
+    memset(&reading->table, 0, sizeof reading->table);
+    reading->count = reading->filled = 0;
+    reading->used = reading->read = 0;
+    reading->result = NULL;
+    reading->scratch = NULL;
+    if (!PyArg_ParseTuple(args, "OOOiLOO", &parts, &names, &places, &reading->descriptor, &reading->limit, &held.buffers,
+                          &held.bases))
+        goto done;
+    Py_ssize_t count = PyList_Size(places);
+    held.count = PyList_Size(held.buffers);
+    if (count < 0 || held.count < 0 || open_table(&reading->table, parts, names) < 0)
+        goto done;
+    if (PyList_Size(held.bases) != held.count) {
+        PyErr_SetString(PyExc_ValueError, "as many bases as buffers");
+        goto done;
+    }
+    if (reading->limit > MAX_SIZE)
+        reading->limit = MAX_SIZE;
+    if (reading->descriptor >= 0 && !(reading->scratch = PyMem_Malloc(SCRATCH))) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    reading->result = PyList_New(count);
+    int failed = !reading->result;
+    for (Py_ssize_t row = 0; !failed && row < count; row++) {
+        PyObject *item = PyList_GetItem(places, row);
+        Py_ssize_t place = item ? PyLong_AsSsize_t(item) : -1;
+        failed = place == -1 && PyErr_Occurred();
+        int left = failed ? 0 : read_sample(reading, reading->scratch ? NULL : &held, row, place);
+        failed = failed || left < 0 || (left && leave(reading, row) < 0);
+    }
+    failed = failed || flush(reading) < 0;
+    if (!failed)
+        answer = Py_BuildValue("On", reading->result, reading->read);
+done:
+    for (int i = 0; i < reading->count; i++)
+        if (reading->pieces[i].own)
+            Py_DecRef(reading->pieces[i].own);
+    close_table(&reading->table);
+    if (reading->result)
+        Py_DecRef(reading->result);
+    PyMem_Free(reading->scratch);
+    PyMem_Free(reading);
+    return answer;
 }
 
 /* --- headers --------------------------------------------------------------------------------------------------- */
@@ -628,7 +1247,9 @@ typedef struct {
     int is_foreign;
 } Packed;
 
-/* The number of a field among those that were met, -1 on error. */
+enum { MOST_FIELDS = 256 }; /* a set has few; more would make the search below slow */
+
+/* The number of a field among those that were met, MOST_FIELDS for one too many, -1 on error. */
 static i64
 code_of(PyObject *fields, Py_ssize_t expected, const char *text, Py_ssize_t length)
 {
@@ -641,6 +1262,8 @@ code_of(PyObject *fields, Py_ssize_t expected, const char *text, Py_ssize_t leng
         if (its_length == length && !memcmp(its, text, (size_t)length))
             return which;
     }
+    if (count == MOST_FIELDS)
+        return count;
     return append(fields, PyBytes_FromStringAndSize(text, length)) < 0 ? -1 : count;
 }
 
@@ -672,6 +1295,8 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
             memchr(name + key_len + 1, '/', (size_t)field_len))
             return 0;
         i64 code = code_of(packed->fields, members, name + key_len + 1, field_len);
+        if (code == MOST_FIELDS)
+            return 0;
         if (code < 0 || push(&packed->heads, at) < 0 || push(&packed->codes, code) < 0 ||
             push(&packed->offsets, *out + BLOCK) < 0 || push(&packed->sizes, m.size) < 0)
             return -1;
@@ -802,6 +1427,9 @@ static PyMethodDef methods[] = {
     {"scan", core_scan, METH_VARARGS, scan_doc},
     {"hop", core_hop, METH_VARARGS, hop_doc},
     {"group", core_group, METH_VARARGS, group_doc},
+    {"cut", core_cut, METH_VARARGS, cut_doc},
+    {"says", core_says, METH_VARARGS, says_doc},
+    {"read", core_read, METH_VARARGS, read_doc},
     {"header", core_header, METH_VARARGS, header_doc},
     {"pack", core_pack, METH_VARARGS, pack_doc},
     {"settle", core_settle, METH_VARARGS, settle_doc},

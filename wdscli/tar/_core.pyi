@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from wdscli.model import Sample
 from wdscli.tar.columns import Columns
 
 Buffer = bytes | bytearray | memoryview
@@ -40,6 +41,31 @@ def group(
     fields: list[bytes],
     /,
 ) -> int: ...
+def cut(
+    buffer: Buffer,
+    base: int,
+    columns: Columns,
+    row: int,
+    descriptor: int,
+    limit: int,
+    prefix: bytes,
+    texts: dict[bytes, str | None],
+    kind: type[Sample],
+    shard: str,
+    samples: list[Sample],
+    /,
+) -> int: ...
+def says(headers: bytes, name: bytes, size: int, /) -> bool: ...
+def read(
+    table: tuple[Any, ...],
+    names: list[str | None],
+    places: list[int],
+    descriptor: int,
+    limit: int,
+    buffers: list[bytes],
+    bases: list[int],
+    /,
+) -> tuple[list[dict[str, Any] | None], int]: ...
 def header(name: bytes, size: int, mtime_field: bytes, /) -> bytes | None: ...
 def pack(
     buffer: Buffer, begins: Any, mtime_field: bytes, gnu_names: bool, /

@@ -26,7 +26,7 @@ from wdscli.shards.inputs import open_set
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import Source, open_source
 from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
-from wdscli.verify.keys import digester, repeats_across
+from wdscli.verify.keys import digest, repeats_across
 from wdscli.verify.profiles import Fields
 from wdscli.verify.salvage import Plan
 from wdscli.verify.set import choose_jobs
@@ -206,7 +206,7 @@ def _save(
 ) -> ShardInfo | None:
     """Write the samples but those that are left out because an earlier shard has their key; without an output, name
     these."""
-    dropped, digest = set(memoryview(task.dropped).cast("Q")), digester()
+    dropped = set(memoryview(task.dropped).cast("Q"))
     with nullcontext() if task.output is None else task.settings.open(task.output) as shard:
         for sample in plan.samples():
             if dropped and digest(sample.key) in dropped:

@@ -101,20 +101,14 @@ def verify(
             "--checksums has nothing to compare with: no manifest with checksums was given or lies beside the shards",
             hint="`wds index SHARDS` writes one for shards that you trust",
         )
-    task = ShardTask(
-        profiles=parse_profiles(profiles),
-        max_decoded=max_decoded if decode else None,
-        checksums=checksums,
-        limit=max_findings,
-    )
+    readers, decoded = parse_profiles(profiles), max_decoded if decode else None
     tasks = []
     for number, address in enumerate(shards.addresses):
         listing = listings.of.get(address)
-        required = dict.fromkeys((*map(to_bytes, require), *(listing.required if listing else ())))
-        one = task._replace(
-            address=address, required=tuple(required), listing=listing, first_shard=not number
+        fields = dict.fromkeys((*map(to_bytes, require), *(listing.required if listing else ())))
+        tasks.append(
+            ShardTask(address, tuple(fields), readers, decoded, checksums, listing, not number, max_findings)
         )
-        tasks.append(one)
     gathered = _Gathered(shards.addresses, Ledger(limit=max_findings))
     for ledger in listings.ledgers:
         gathered.ledger.add_all(ledger)

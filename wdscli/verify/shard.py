@@ -23,9 +23,9 @@ from wdscli.tar import CANONICAL, ByteSource, Form, scan
 from wdscli.tar.header import BLOCK
 from wdscli.tar.recover import scan_salvaging
 from wdscli.verify.beside import Listing, check_checksum, check_index, check_listed, check_size, load_index
-from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Ledger
+from wdscli.verify.findings import STRUCTURAL, Ledger
 from wdscli.verify.headers import HeaderPass, Shape
-from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, KeyColumns, Repeats, digester
+from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, KeyColumns, Repeats, digest
 from wdscli.verify.profiles import Fields, Judge
 
 _KEY_CHUNK_BYTES = 1 << 12
@@ -40,14 +40,14 @@ class ShardTask(NamedTuple):
     """What to check. ``required`` are fields that every sample must have, ``listing`` is what a manifest says of the
     shard, ``max_decoded`` what payloads may become when they are decoded, None where none is."""
 
-    address: str = ""
-    required: Fields = ()
-    profiles: tuple[str, ...] = ()
-    max_decoded: int | None = None
-    checksums: bool = False
-    listing: Listing | None = None
-    first_shard: bool = False
-    limit: int = MAX_FINDINGS
+    address: str
+    required: Fields
+    profiles: tuple[str, ...]
+    max_decoded: int | None
+    checksums: bool
+    listing: Listing | None
+    first_shard: bool
+    limit: int
 
 
 @dataclass(slots=True)
@@ -112,7 +112,10 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         if repeats is not None:
             _report_repeats(repeats, headers.keys, source, ledger)
     if judge is not None:
-        is_compressed = not source.seekable and _is_compressed(task.address)
+        is_compressed = False
+        if not source.seekable and not is_stream(task.address):
+            with open_source(task.address, decompress=False) as file:
+                is_compressed = identify(file.read_at(0, BLOCK)) is not None
         judge.finish(samples=headers.samples, is_compressed=is_compressed)
     is_whole = not ledger.has(STRUCTURAL)
     if index is not None and builder is not None and is_whole:
@@ -163,14 +166,6 @@ def _key(keys: KeyColumns, source: ByteSource, row: int) -> bytes:
     return b""
 
 
-def _is_compressed(address: str) -> bool:
-    """Whether a file is compressed, by its first bytes."""
-    if is_stream(address):
-        return False
-    with open_source(address, decompress=False) as source:
-        return identify(source.read_at(0, BLOCK)) is not None
-
-
 class LocateTask(NamedTuple):
     """Find the samples of a shard whose keys have these digests; ``kept`` are the keys of a stream."""
 
@@ -188,7 +183,7 @@ class Located(NamedTuple):
 
 def locate(task: LocateTask) -> dict[int, Located]:
     """The samples asked for by digest, each key where it is first; those that cannot be found any more are left out."""
-    missing, digest = set(task.digests), digester()
+    missing = set(task.digests)
     found: dict[int, Located] = {}
     for one in _located(task):
         number = digest(one.key)

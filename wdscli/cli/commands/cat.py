@@ -4,14 +4,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.cli.options import (
+    DecodeOptions,
     InputOptions,
-    Number,
     OutputOptions,
     Shards,
     Text,
     changed_options,
-    decoded_limit,
-    decodes,
     grouped,
     panel,
 )
@@ -38,7 +36,6 @@ _MEANT = {"keys", "where", "slice"}
     --to-jsonl  A line of JSON per sample: text fields as text, the bytes of the others.
     --base64  With --to-jsonl: the payloads of the others in base 64.
     """)
-@decodes
 @panel("Output")("""
     --preserve  Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.
     """)
@@ -51,7 +48,7 @@ class FormOptions(NamedTuple):
     to_dir: Text = None
     to_jsonl: bool = False
     base64: bool = False
-    max_decoded: Number = None
+    decoding: DecodeOptions = DecodeOptions()
 
 
 @grouped
@@ -75,7 +72,7 @@ def cat(
         wds cat --to-jsonl shards/ | jq .fields.json.caption
         wds cat --to-dir unpacked shards/
     """
-    preserve, field, key, to_dir, to_jsonl, base64, max_decoded = form
+    preserve, field, key, to_dir, to_jsonl, base64, decoding = form
     instead = {"--field": field, "--to-dir": to_dir, "--to-jsonl": to_jsonl}
     others = [name for name, given in instead.items() if given not in (None, False)]
     if len(others) > 1:
@@ -88,7 +85,7 @@ def cat(
         raise UsageError("--to-dir and -o exclude each other", hint="choose one of them")
     if others:
         _check_tar_options(others[0], output, inputs, preserve)
-    limit = decoded_limit(max_decoded, None if to_jsonl else "--to-jsonl")
+    limit = decoding.limit(None if to_jsonl else "--to-jsonl")
     out = Out(inputs.common)
     progress = out.progress()
     request = read_request(shards, output, inputs, jobs=1)

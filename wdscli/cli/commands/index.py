@@ -87,17 +87,12 @@ def index(
         progress=out.progress(),
     )
     for side in report.files:
+        shard = side.shard and shown(side.shard)
+        side = side._replace(file=shown(side.file), reason=shown(side.reason), shard=shard)
         if out.json:
-            out.object(
-                {
-                    "file": shown(side.address),
-                    "state": side.state,
-                    "reason": shown(side.reason),
-                    "shard": side.of and shown(side.of),
-                }
-            )
+            out.object(side._asdict())
         elif dry and side.state == "made":
-            out.line(f"{shown(side.address)}: {_WOULD.get(side.reason, side.reason)}")
+            out.line(f"{side.file}: {_WOULD.get(side.reason, side.reason)}")
     out.summary(_summary(report, dry))
     return 1 if options.check and report.made else 0
 

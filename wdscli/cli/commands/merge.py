@@ -4,7 +4,7 @@ The annotations of its groups are real objects (see ``cli/options.py``), so this
 annotations``.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -15,7 +15,7 @@ from wdscli.errors import UsageError
 from wdscli.shown import shown
 
 if TYPE_CHECKING:
-    from wdscli.plan.duplicates import Duplicate, Duplicates
+    from wdscli.plan.duplicates import Duplicates
     from wdscli.plan.join.join import Join
     from wdscli.plan.plan import ReorderPlan
 
@@ -168,7 +168,14 @@ def _print_duplicates(out: Out, found: "Duplicates", report: str | None, *, forc
         return
     with nullcontext() if report is None else open_sink(report, force=force) as sink:
         for number, one in enumerate(found.listed()):
-            facts = _as_object(one, found.by)
+            facts = {
+                "duplicate": one.key,
+                "shard": shown(one.shard),
+                "index": one.place,
+                "bytes": one.size_bytes,
+                "by": list(found.by),
+                "of": {"key": one.first_key, "shard": shown(one.first_shard), "index": one.first_place},
+            }
             if out.json:
                 out.object(facts)
             if number < DUPLICATES_SHOWN:
@@ -181,15 +188,3 @@ def _print_duplicates(out: Out, found: "Duplicates", report: str | None, *, forc
                 out.note(f"... and {found.total - number} more{more}")
             if sink is not None:
                 sink.write(json_line(facts))
-
-
-def _as_object(one: "Duplicate", by: tuple[str, ...]) -> dict[str, Any]:
-    """One duplicate as JSON has it."""
-    return {
-        "duplicate": one.key,
-        "shard": shown(one.shard),
-        "index": one.place,
-        "bytes": one.size_bytes,
-        "by": list(by),
-        "of": {"key": one.first_key, "shard": shown(one.first_shard), "index": one.first_place},
-    }

@@ -48,7 +48,9 @@ def run(
         wds run mixed.plan --task 1-3
         wds run mixed.plan --finish
     """
+    from wdscli.cli.reordering import print_report
     from wdscli.errors import UsageError
+    from wdscli.ops import run as ops
     from wdscli.plan.planfile import Settings, load_plan
 
     if (tasks.task is not None) + tasks.finish + tasks.dry_run > 1:
@@ -57,39 +59,26 @@ def run(
     progress = out.progress()
     loaded = load_plan(plan, Settings(*work, general.trust.trust_addresses))
     if tasks.dry_run:
-        _list(out, loaded)
+        rows = [one._replace(address=shown(one.address)) for one in ops.states(loaded)]
+        out.listing(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))
+        done = sum(one.state == "done" for one in rows)
+        out.summary(f"{done} of {len(rows)} tasks are done")
     elif tasks.task is not None:
         _run_tasks(out, loaded, tasks.task, progress)
+    elif tasks.finish:
+        print_report(out, ops.finish(loaded, plan, progress=progress), loaded.oversized)
     else:
-        _run_all(out, loaded, plan, tasks.finish, progress)
-
-
-def _list(out: Out, plan: "ReorderPlan") -> None:
-    from wdscli.ops.run import states
-
-    names = ("task", "shard", "samples", "bytes", "state")
-    rows = [one._replace(address=shown(one.address)) for one in states(plan)]
-    out.listing(names, rows, right=(0, 2, 3))
-    done = sum(one.state == "done" for one in rows)
-    out.summary(f"{done} of {len(rows)} tasks are done")
+        print_report(out, ops.run_all(loaded, progress=progress), loaded.oversized)
 
 
 def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -> None:
-    from wdscli.ops.run import parse_tasks, run_tasks_of
+    from wdscli.ops import run as ops
     from wdscli.units import human_size
 
-    tasks = parse_tasks(text, len(plan.planned))
-    report = run_tasks_of(plan, tasks, progress=progress)
+    tasks = ops.parse_tasks(text, len(plan.planned))
+    report = ops.run_tasks_of(plan, tasks, progress=progress)
     if out.json:
         out.object({"tasks": tasks, **facts(report, "made kept samples bytes=size_bytes")})
     kept = f", {report.kept} there already" if report.kept else ""
     total = f"{plural(report.samples, 'sample')}, {human_size(report.size_bytes)}"
     out.summary(f"made {plural(report.made, 'shard')}{kept}: {total}")
-
-
-def _run_all(out: Out, plan: "ReorderPlan", address: str, finish: bool, progress: "Progress") -> None:
-    from wdscli.cli.reordering import print_report
-    from wdscli.ops import run as ops
-
-    report = ops.finish(plan, address, progress=progress) if finish else ops.run_all(plan, progress=progress)
-    print_report(out, report, plan.oversized)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from wdscli.cli.options import (
+    DecodeOptions,
     GeneralOptions,
     LongNames,
     Number,
@@ -12,8 +13,6 @@ from wdscli.cli.options import (
     Text,
     Texts,
     changed_options,
-    decoded_limit,
-    decodes,
     grouped,
     panel,
     written,
@@ -74,12 +73,11 @@ class RepairOptions(NamedTuple):
     --max-findings N  Tell N of each kind; count the rest.
     -j, --jobs N  Processes to work in. Default: as many as the work is worth.
     """)
-@decodes
 class CheckOptions(NamedTuple):
     """What is looked for, and what is told of it."""
 
     decode: bool = False
-    max_decoded: Number = None
+    decoding: DecodeOptions = DecodeOptions()
     checksums: bool = False
     require: Texts = None
     profile: Texts = None
@@ -92,7 +90,7 @@ class CheckOptions(NamedTuple):
         return {
             "require": [field for text in self.require or () for field in text.split(",") if field],
             "decode": self.decode,
-            "max_decoded": decoded_limit(self.max_decoded, None if self.decode else "--decode"),
+            "max_decoded": self.decoding.limit(None if self.decode else "--decode"),
             "max_findings": self.max_findings,
             "jobs": self.jobs,
         }

@@ -19,12 +19,14 @@ from zlib import compress, decompress
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
 from wdscli.samples import Ignored
+from wdscli.samples.expected import Expected
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_beside, missing_shards, open_set
 from wdscli.shards.manifest import Manifest, fingerprint
 from wdscli.shards.reading import find_index, scan_index
 from wdscli.storage import base_name, folder_of, is_local, is_stream, local_path, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
+from wdscli.tar import padded
 
 if TYPE_CHECKING:
     import numpy
@@ -73,24 +75,15 @@ class Recent(OrderedDict[int, Value]):
             self._held -= self._size(self.pop(shard))
 
 
-def same_fields(ids: I64, counts: I64) -> int:
-    """The members of each of some samples, by the numbers of their fields and how many members each sample has, where
-    all have the same fields in the same order; else 0."""
-    count = int(counts[0])
-    if not count or len(ids) != count * len(counts):
-        return 0
-    table = ids.reshape(-1, count)
-    return count if (counts == count).all() and (table == table[0]).all() else 0
+class Packed(NamedTuple):
+    """A table as the compiled core takes it, columns as memory views."""
 
-
-class Views(NamedTuple):
-    """Columns of a table as memory views, for looks at single numbers."""
-
-    starts: memoryview
-    ends: memoryview
-    member_ends: memoryview
+    address: str
+    keys: bytes
+    fields: list[bytes]
     key_ends: memoryview
-    heads: memoryview
+    starts: memoryview
+    member_ends: memoryview
     offsets: memoryview
     sizes: memoryview
     field_ids: memoryview
@@ -98,7 +91,7 @@ class Views(NamedTuple):
 
 class ShardTable:
     """Where the samples of one shard lie: numpy columns of its index, and names of fields as text, in lower case unless
-    ``spelled``. ``has_twins`` when some are several names of the shard in lower case."""
+    ``spelled``."""
 
     def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
         import numpy
@@ -110,50 +103,57 @@ class ShardTable:
         self.size = index.size
         self.samples = index.samples
         self.starts: I64 = index.starts.view(numpy.int64)
-        self.ends: I64 = self.starts + index.lengths.view(numpy.int64)
         self.member_ends: I64 = index.member_ends.view(numpy.int64)
         self.offsets: I64 = index.member_offsets.view(numpy.int64)
         self.sizes: I64 = index.member_sizes.view(numpy.int64)
         self.field_ids = index.member_fields
-        self.suffixes = [b"." + field + b"\0" for field in index.fields]
-        """What a key is followed by in the name of a member, by the number of its field."""
+        self._raw_fields = index.fields
         self._spellings = [to_text(field) for field in index.fields]
         self.fields = self._spellings if spelled else [name.lower() for name in self._spellings]
-        self.has_twins = len(set(self.fields)) < len(self.fields)
+        self._wanted: dict[frozenset[str] | None, list[str | None]] = {}
         self.keys = index.keys
         self.key_ends: I64 = index.key_ends.view(numpy.int64)
 
     @cached_property
-    def views(self) -> Views:
-        """The columns once more."""
-        return Views(*(memoryview(getattr(self, column)) for column in Views._fields))
+    def packed(self) -> Packed:
+        """The same for the compiled core, and for looks at single numbers, which cost a third of an array's."""
+        return Packed(
+            self.address,
+            self.keys,
+            self._raw_fields,
+            memoryview(self.key_ends),
+            memoryview(self.starts),
+            memoryview(self.member_ends),
+            memoryview(self.offsets),
+            memoryview(self.sizes),
+            memoryview(self.field_ids),
+        )
 
-    @cached_property
-    def in_each(self) -> int:
-        """Members of each sample where all have the same fields in the same order, else 0."""
-        import numpy
+    def wanted(self, fields: frozenset[str] | None) -> list[str | None]:
+        """What each field is called, None for those that are not among ``fields``, which are lower case; None for
+        all."""
+        if fields not in self._wanted:
+            self._wanted[fields] = [
+                name if fields is None or name in fields else None for name in self.fields
+            ]
+        return self._wanted[fields]
 
-        return same_fields(self.field_ids, numpy.diff(self.member_ends, prepend=0)) if self.samples else 0
-
-    @cached_property
-    def heads(self) -> I64:
-        """For each member, where what stands in front of its payload begins: behind the member before it, or where its
-        sample does."""
-        heads: I64 = self.offsets.copy()
-        heads[1:] = self.offsets[:-1] + (self.sizes[:-1] + 511 & -512)
-        heads[0] = self.starts[0]
-        heads[self.member_ends[:-1]] = self.starts[1:]
-        return heads
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether one block stands in front of every payload."""
-        return bool((self.offsets - self.heads == 512).all())
+    def members(self, place: int) -> list[tuple[int, Expected]]:
+        """The members of one sample, each with the number of its field. What leads to one begins behind the one before
+        it, or where the sample does."""
+        _, keys, fields, key_ends, starts, ends, offsets, sizes, ids = self.packed
+        first, begin = (ends[place - 1], key_ends[place - 1]) if place else (0, 0)
+        prefix, head = keys[begin : key_ends[place]] + b".", starts[place]
+        found = []
+        for at in range(first, ends[place]):
+            found.append((ids[at], Expected(head, offsets[at], prefix + fields[ids[at]], sizes[at])))
+            head = offsets[at] + padded(sizes[at])
+        return found
 
     @property
     def bytes(self) -> int:
         """About what it takes in memory."""
-        return 40 * self.samples + 32 * len(self.offsets) + len(self.keys)
+        return 24 * self.samples + 20 * len(self.offsets) + len(self.keys)
 
     def key(self, place: int) -> str:
         """The key of one sample."""

@@ -1,11 +1,9 @@
 """Samples by place: which shard and which sample in it, in any order, into dictionaries of payloads.
 
 What it is: :class:`Fetcher`, for one thread, and :class:`Pool`, for any number of them and after a fork, which hands
-each call a fetcher of its own. How: the requests of one call are sorted by shard and place, ranges that lie close
-together are read at once, large payloads one by one straight into their own bytes (:mod:`wdscli.loader.read.rows` says
-which). A few samples of a local shard are read one by one (:func:`read_one`), with nothing spent on being some of many.
-The header in front of every payload is read with it and compared with what the index says, so that a stale index is
-never believed. It must not know orders, ranks or stages, nor why samples are wanted.
+each call a fetcher of its own. How: the requests of one call are sorted by shard and place, and those of one shard are
+read together (:mod:`wdscli.loader.read.rows`, where a stale index is never believed). It must not know orders, ranks
+or stages, nor why samples are wanted.
 """
 
 from __future__ import annotations
@@ -15,17 +13,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, cached_property, partial
-from itertools import chain, pairwise, repeat
+from itertools import chain, pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-from wdscli.errors import DataError, InputError
 from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
-from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog, ShardTable
-from wdscli.loader.read.rows import HEADER_BYTES, Rows, changed
-from wdscli.samples.expected import FRONT_BYTES, are_harmless, is_there, says
+from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog
+from wdscli.loader.read.rows import Raw as Raw
+from wdscli.loader.read.rows import changed, read_samples
+from wdscli.samples.memory import keep_heap
 from wdscli.storage import Source, is_local, open_source
 
 if TYPE_CHECKING:
@@ -33,27 +31,19 @@ if TYPE_CHECKING:
 
     from wdscli.loader.order.order import I64
 
-Raw = dict[str, Any]
-"""A sample as it is read: ``__key__``, ``__url__`` and a payload for each field."""
 Result = TypeVar("Result")
 
-GAP_BYTES = 1 << 14
-"""Between two ranges, what is read for nothing rather than by another call."""
-REMOTE_GAP_BYTES = 1 << 17
-LARGE_BYTES = 1 << 15
-"""A payload of a local shard from which on a call of its own costs less than to copy it out of a larger read."""
-FEW_SAMPLES = 12
-"""Of a local shard, below which they are read one by one, because an array costs more than it saves."""
 COPY_THREADS = 4
 """The most threads that copy large samples of local shards at a time."""
+LARGE_BYTES = 1 << 15
+"""Of a sample, from which on they do."""
 THREADED_BYTES = 1 << 20
 """From which on it is worth while to wake them."""
 OPEN_SOURCES = 128
 SAMPLES_PER_THREAD = 4
 """For which it is worth while that one more thread opens a shard."""
-FEW_EVERYWHERE = 8
-"""Samples of each local shard, on the average, below which a call for them is not sorted at all."""
-HEAP_BLOCK_BYTES = 31 << 20
+FEW_SAMPLES = 12
+"""Of a call, below which it is sorted without arrays."""
 
 
 class Meter:
@@ -88,8 +78,8 @@ class Fetcher:
         """The samples in the order asked for. Raises InputError, DataError."""
         import numpy
 
-        if not len(shards):
-            return []
+        if len(shards) < FEW_SAMPLES:
+            return self._few(shards.tolist(), places.tolist())
         order = numpy.lexsort((places, shards))
         wanted = numpy.stack((shards[order], places[order]))
         threads = self._useful_threads(wanted[0])
@@ -98,16 +88,26 @@ class Fetcher:
         )
         return found if (order[1:] > order[:-1]).all() else in_order(order, found)
 
+    def _few(self, shards: list[int], places: list[int]) -> list[Raw]:
+        found: list[Any] = [None] * len(shards)
+        rows_of: dict[int, list[int]] = {}
+        for row in sorted(range(len(shards)), key=places.__getitem__):
+            rows_of.setdefault(shards[row], []).append(row)
+        for shard in sorted(rows_of):
+            rows = rows_of[shard]
+            for row, raw in zip(rows, self.of_shard(shard, [places[row] for row in rows])):
+                found[row] = raw
+        return found
+
     def _useful_threads(self, shards: I64) -> int:
         """How many copy some samples, by shard: several for large ones, for which the kernel works at the same time."""
         table = self._catalog.table(int(shards[0]))
         mean = table.size // max(1, table.samples)
         if self._fields is not None or mean < LARGE_BYTES or mean * len(shards) < THREADED_BYTES:
             return 1
-        different = set(shards.tolist())
-        # Few samples of each shard are read one by one, between which threads only wait for each other.
-        if self._threads == 1 or len(shards) < self._threads * FEW_SAMPLES * len(different):
+        if self._threads == 1:
             return 1
+        different = set(shards.tolist())
         # All must be open, as plain files, so that no thread closes one to open another.
         are_local = all(self.source(shard).fd is not None for shard in different)
         return self._threads if are_local and self._sources.keys() >= different else 1
@@ -128,35 +128,15 @@ class Fetcher:
         bounds = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist(), len(shards)]
         found: list[Raw] = []
         for first, end in pairwise(bounds):
-            found += self._of_shard(int(shards[first]), places[first:end])
+            found += self.of_shard(int(shards[first]), places[first:end].tolist())
         return found
 
-    def _of_shard(self, shard: int, places: I64) -> list[Raw]:
-        """Samples of one shard, by places that rise."""
-        source, table = self.source(shard), self._catalog.table(shard)
-        if len(places) < FEW_SAMPLES and source.fd is not None:
-            found = [read_one(table, source, self._fields, place) for place in places.tolist()]
-            METER.add(sum(len(data) for raw in found for data in raw.values() if type(data) is bytes))
-            return found
-        rows = Rows(table, places, self._fields)
-        METER.add(int(rows.sizes.sum()))
-        return rows.samples(self._payloads(source, rows) if len(rows.sizes) else [])
-
-    def _payloads(self, source: Source, rows: Rows) -> list[bytes]:
-        """The payloads of some samples, whose headers are compared."""
-        is_plain = source.fd is not None
-        gap_bytes = GAP_BYTES if is_plain or self._fields is not None else REMOTE_GAP_BYTES
-        reads = rows.reads(gap_bytes, LARGE_BYTES if is_plain else 1 << 62)
-        found = _read_all(source, reads.bases, reads.lengths)
-        rows.check(source, found, reads)
-        payloads = [
-            data[begin:end] for data, begin, end in zip(reads.of_each(found), reads.begins, reads.ends)
-        ]
-        if reads.large:
-            offsets, sizes = rows.offsets[reads.large].tolist(), rows.sizes[reads.large].tolist()
-            for member, data in zip(reads.large, _read_all(source, offsets, sizes)):
-                payloads[member] = data
-        return payloads
+    def of_shard(self, shard: int, places: list[int]) -> list[Raw]:
+        """Samples of one shard. Raises InputError, DataError."""
+        source = self.source(shard)
+        found = read_samples(self._catalog.table(shard), source, self._fields, places)
+        METER.add(found.size_bytes)
+        return found.samples
 
     @cached_property
     def _threads(self) -> int:
@@ -172,10 +152,6 @@ class Fetcher:
         from concurrent.futures import ThreadPoolExecutor
 
         return ThreadPoolExecutor(self._threads - 1, thread_name_prefix="wdscli-copy")
-
-    def reader(self, shard: int) -> Callable[[int], Raw]:
-        """:func:`read_one` of a shard, by place. Raises InputError, DataError."""
-        return partial(read_one, self._catalog.table(shard), self.source(shard), self._fields)
 
     def source(self, shard: int) -> Source:
         """The shard, open. Raises InputError, DataError."""
@@ -245,83 +221,6 @@ def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
     return placed
 
 
-def _read_all(source: Source, offsets: list[int], sizes: list[int]) -> list[bytes]:
-    if source.fd is None:
-        return list(map(_read, repeat(source), offsets, sizes))
-    try:
-        found = list(map(os.pread, repeat(source.fd), sizes, offsets))
-    except OSError as error:
-        raise InputError(f"cannot read {source.name}: {error.strerror}") from error
-    return found if list(map(len, found)) == sizes else list(map(_read, repeat(source), offsets, sizes))
-
-
-def _read(source: Source, offset: int, size: int) -> bytes:
-    data = b""
-    if source.fd is not None:
-        try:
-            data = os.pread(source.fd, size, offset)
-        except OSError as error:
-            raise InputError(f"cannot read {source.name}: {error.strerror}") from error
-    if len(data) != size:
-        data = source.read_at(offset, size)
-        if len(data) != size:
-            raise DataError(
-                "archive ends inside a sample", code="truncated", shard=source.name, offset=offset
-            )
-    return data
-
-
-def read_one(table: ShardTable, source: Source, fields: frozenset[str] | None, place: int) -> Raw:
-    """The sample at ``place`` of a shard that is open as ``source``, a plain local file: a small one by one call, the
-    large members of others each into its own bytes. Raises DataError when it is not what the index says, InputError."""
-    # Views of columns, whose single numbers cost a third of an array's.
-    starts, ends, member_ends, key_ends, heads, offsets, sizes, ids = table.views
-    first, begin = (member_ends[place - 1], key_ends[place - 1]) if place else (0, 0)
-    key, members = table.keys[begin : key_ends[place]], range(first, member_ends[place])
-    start, stop = starts[place], ends[place]
-    raw: Raw = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": table.address}
-    names: Any = table.fields
-    suffixes = table.suffixes
-    if stop - start > (LARGE_BYTES if fields is None else GAP_BYTES):
-        stop = _small_end(table, start, members)
-    data = _read(source, start, stop - start)
-    if table.has_twins:
-        numbers = list(ids[first : members.stop])
-        names = dict(zip(numbers, table.names_of(numbers)))
-    for at in members:
-        number = ids[at]
-        if fields is None or table.fields[number] in fields:
-            head, offset, size = heads[at], offsets[at], sizes[at]
-            near, begin = data, offset - start
-            if offset > stop:
-                # What is large is read into its own bytes, and what leads to it by itself.
-                begin = min(offset - head, FRONT_BYTES)
-                near = _read(source, offset - begin, begin + (size if size < LARGE_BYTES else 0))
-            if begin + size <= len(near):
-                raw[names[number]] = near[begin : begin + size]
-            else:
-                raw[names[number]] = _read(source, offset, size)
-            whole, lead = key + suffixes[number], offset - head - HEADER_BYTES
-            is_said = says(near, begin - HEADER_BYTES, whole, size)
-            if lead and is_said:
-                is_said = are_harmless(near[max(0, begin - HEADER_BYTES - lead) : begin - HEADER_BYTES])
-            if not is_said and not is_there(source, head, offset, whole[:-1], size):
-                raise changed(table, place)
-    return raw
-
-
-def _small_end(table: ShardTable, start: int, members: range) -> int:
-    """How far a large sample is read at once: small members that come first, and the header of the one behind them."""
-    end = start + HEADER_BYTES
-    offsets, sizes = table.views.offsets, table.views.sizes
-    for at in members:
-        end = min(offsets[at], start + GAP_BYTES)
-        if offsets[at] + sizes[at] - start > GAP_BYTES:
-            break
-        end = offsets[at] + sizes[at]
-    return end
-
-
 class Pool:
     """Reads samples of ``catalog`` for any thread. Local shards are read by the thread that asks; a call for samples of
     remote ones is divided among ``threads``, by default 16. Picklable; close it when done.
@@ -347,17 +246,13 @@ class Pool:
         self._check_process()
         if self._threads > 1 and len(shards) > 1:
             return self._divided(shards, places)
-        if self._is_local and len(shards) < FEW_EVERYWHERE * len(self._catalog.addresses):
-            numbers = shards.tolist()
-            if len(numbers) < FEW_EVERYWHERE * len(set(numbers)):
-                return self._lent(0, lambda fetcher: _one_by_one(fetcher, numbers, places.tolist()))
         return self._lent(0, lambda fetcher: fetcher.fetch(shards, places))
 
     def one(self, shard: int, place: int) -> Raw:
         """One sample. Raises InputError, DataError."""
         self._check_process()
         if self._is_local:
-            return self._lent(0, lambda fetcher: fetcher.reader(shard)(place))
+            return self._lent(0, lambda fetcher: fetcher.of_shard(shard, [place]))[0]
         import numpy
 
         return self.fetch(numpy.array([shard]), numpy.array([place]))[0]
@@ -428,19 +323,6 @@ _parents: list[Any] = []
 """What belongs to the process that this one was forked from."""
 
 
-def _one_by_one(fetcher: Fetcher, shards: list[int], places: list[int]) -> list[Raw]:
-    """Samples of local shards, few of each."""
-    rows_of: dict[int, list[int]] = {}
-    for row, shard in enumerate(shards):
-        rows_of.setdefault(shard, []).append(row)
-    found: list[Any] = [None] * len(shards)
-    for shard, rows in rows_of.items():
-        reader = fetcher.reader(shard)
-        for row in rows:
-            found[row] = reader(places[row])
-    return found
-
-
 def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
     """(lane, rows) for each thread: whole shards, by their number, so that each thread keeps to the shards it has open,
     or stretches of neighbours when there are fewer shards than threads."""
@@ -452,20 +334,3 @@ def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
         return [(lane, order[rows]) for lane, rows in groups(shards[order] % threads)]
     lanes = max(different, min(threads, len(order) // SAMPLES_PER_THREAD))
     return [(lane, rows) for lane, rows in enumerate(numpy.array_split(order, lanes)) if len(rows)]
-
-
-_heap_is_kept = False
-
-
-def keep_heap() -> None:
-    """Let freed payloads' memory stay with this process, for the next ones. Once is enough; a fork inherits it.
-
-    glibc gives the free end of its heap back to the kernel whenever that exceeds 128 KiB, so that a batch of pictures
-    is paid for by page faults again and again, which costs more than the reading itself (measured: 100 KB payloads, 64
-    at a time, 25 thousand a second and 80 thousand after). It raises that limit by itself when a large block that it
-    mapped is freed; one block of nearly 32 MiB, the most that counts, is therefore allocated and freed, and never
-    touched. Up to 64 MiB of free memory then stay with the process. Other C libraries take no notice."""
-    global _heap_is_kept
-    if not _heap_is_kept:
-        _heap_is_kept = True
-        bytes(HEAP_BLOCK_BYTES)
