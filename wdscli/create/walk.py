@@ -220,24 +220,19 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
     above = folder.above | {(status.st_dev, status.st_ino)}
     for name in sorted(names, reverse=True):
         path, relative = folder.path + b"/" + name, folder.prefix + name
-        why = _why_not_entered(path, relative, above, wanted)
+        why = ""
+        if name.startswith(b"."):
+            why = "hidden-folder"
+        elif wanted.exclude.match(relative):
+            why = "excluded-folder"
+        elif os.path.islink(path):
+            status = os.stat(path)
+            why = "folder-loop" if (status.st_dev, status.st_ino) in above else ""
         if why:
             skipped.add(why, path)
         else:
             entered.append(folder._replace(path=path, prefix=relative + b"/", above=above))
     return entered
-
-
-def _why_not_entered(path: bytes, relative: bytes, above: frozenset[_Inode], wanted: Wanted) -> str:
-    if relative.startswith(b".", relative.rfind(b"/") + 1):
-        return "hidden-folder"
-    if wanted.exclude.match(relative):
-        return "excluded-folder"
-    if os.path.islink(path):
-        status = os.stat(path)
-        if (status.st_dev, status.st_ino) in above:
-            return "folder-loop"
-    return ""
 
 
 def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
