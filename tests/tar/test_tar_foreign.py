@@ -12,8 +12,8 @@ from tar_cases import FileSource, Outcome, Row, archive, outcome, patched, scann
 
 from wdscli.errors import DataError
 from wdscli.tar import FOREIGN, GLOBAL, KIND_MASK, REGULAR, Form, Scanner, build_header, padded
-from wdscli.tar.extensions import Extensions, is_harmless
-from wdscli.tar.header import FIELDS, checksum_is_right, extended, parse_pax, pax_record
+from wdscli.tar.extensions import Extensions
+from wdscli.tar.header import checksum_is_right, extended, pax_record
 
 FORMS = [Form(), Form(mtime=1_700_000_000), Form(long_names="gnu")]
 NAMES = [
@@ -260,56 +260,3 @@ def test_what_others_write_is_foreign_unless_it_is_ours(form: int) -> None:
     rows = check(out.getvalue(), Form()).rows
     assert len(rows) == 40
     assert all(row.flag & FOREIGN for row in rows[1::2])
-
-
-@given(st.lists(st.sampled_from(EXTRAS[1:8]) | st.binary(max_size=40).map(lambda data: extended(b"x", data))))
-@settings(max_examples=200, deadline=None)
-def test_a_harmless_header_is_one_that_parses_and_says_nothing(blocks: list[bytes]) -> None:
-    for block in blocks:
-        size = FIELDS.unpack_from(block)[2]
-        data = block[512 : 512 + int(size[:11], 8)]
-        if is_harmless(data):
-            records = parse_pax(data)
-            assert not any(key in (b"path", b"size") or key.startswith(b"GNU.sparse.") for key in records)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(
-                [b"mtime", b"atime", b"path", b"size", b"GNU.sparse.major", b"comment", b"a b", b""]
-            ),
-            st.sampled_from([b"1.5", b"", b"x\n", b"=", b"17", b"\n9 mtime=1\n"]),
-        ),
-        max_size=3,
-    ),
-    st.integers(-1, 1),
-)
-def test_harmless_by_records(records: list[tuple[bytes, bytes]], wrong: int) -> None:
-    data = b"".join(pax_record(*record) for record in records)
-    length, space, rest = data.partition(b" ")
-    data = b"%d" % (int(length) + wrong) + space + rest if length else data
-    if not is_harmless(data):
-        return
-    found = parse_pax(data)
-    assert not any(key in (b"path", b"size") or key.startswith(b"GNU.sparse.") for key in found)
-
-
-@pytest.mark.parametrize(
-    ("data", "harmless"),
-    [
-        (b"12 mtime=15\n", True),
-        (b"12 mtime=1.5", False),
-        (b"12 mtime=1\n5", False),
-        (b"13 mtime=15\n", False),
-        (b"12 mtime=15\n12 atime=15\n", True),
-        (b"12 mtime=15\n11 atime=15\n", False),
-        (b"12 mtime=15\n\0", False),
-        (b"11 path=ab\n", False),
-        (b"9 size=1\n", False),
-        (b"12 sizes=15\n", True),
-        (b"", False),
-    ],
-)
-def test_harmless(data: bytes, harmless: bool) -> None:
-    assert is_harmless(data) is harmless
