@@ -830,7 +830,7 @@ open_table(Table *table, PyObject *parts, PyObject *names)
 typedef struct {
     Py_ssize_t row;             /* of its sample in the result */
     const char *key;
-    Py_ssize_t key_len, nth;    /* nth member of its sample that is wanted, from 1 */
+    Py_ssize_t key_len;
     uint32_t field;
     i64 head, offset, size;
     Py_ssize_t at;
@@ -852,10 +852,15 @@ typedef struct {
     Py_ssize_t used;
 } Reading;
 
-/* Leave a sample to the exact path; -1 on error. */
+/* Leave a sample to the exact path, which counts its bytes too; -1 on error. */
 static int
 leave(Reading *reading, Py_ssize_t row)
 {
+    PyObject *sample = PyList_GetItem(reading->result, row), *name, *value;
+    Py_ssize_t at = 0;
+    while (sample && PyDict_Check(sample) && PyDict_Next(sample, &at, &name, &value))
+        if (PyBytes_Check(value))
+            reading->read -= PyBytes_Size(value);
     Py_IncRef(Py_None);
     return PyList_SetItem(reading->result, row, Py_None);
 }
@@ -905,6 +910,10 @@ take_piece(Reading *reading, Piece *piece, const byte *head)
     if (next_member(head, front, NULL, &m) != USUAL || m.head != front || m.size != piece->size ||
         !is_part_of(&m, piece, field, field_len))
         return leave(reading, piece->row);
+    /* Two fields of one name: __key__ too. */
+    int twice = PyDict_Contains(sample, name);
+    if (twice)
+        return twice < 0 ? -1 : leave(reading, piece->row);
     if (payload)
         Py_IncRef(payload);
     else
@@ -915,8 +924,7 @@ take_piece(Reading *reading, Piece *piece, const byte *head)
     if (failed)
         return -1;
     reading->read += (Py_ssize_t)piece->size;
-    /* Two fields of one name: __key__ too. */
-    return PyDict_Size(sample) == 2 + piece->nth ? 0 : leave(reading, piece->row);
+    return 0;
 }
 
 /* Read all pieces and take them; -1 on error. */
@@ -1062,7 +1070,6 @@ read_sample(Reading *reading, const Buffers *held, Py_ssize_t row, Py_ssize_t pl
             return -1;
         if (name == Py_None)
             continue;
-        piece.nth++;
         if ((held ? take_from(reading, held, &piece) : add_piece(reading, &piece)) < 0)
             return -1;
     }
