@@ -18,6 +18,7 @@ from wdscli.errors import DataError, InputError, UsageError
 from wdscli.ops.create import CreateOptions, create, plan_create, run_create
 from wdscli.plan.cut import Cuts
 from wdscli.progress import NullProgress
+from wdscli.shards.writing import ShardSettings
 from wdscli.tar import Form, build_header
 from wdscli.tar.template import header_maker
 
@@ -138,7 +139,9 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_text("x")
     for jobs in (1, 2):
         seen = Counting()
-        options = CreateOptions(cuts=Cuts(max_count=2), jobs=jobs, include=("*.txt",), force=True)
+        options = CreateOptions(
+            cuts=Cuts(max_count=2), jobs=jobs, include=("*.txt",), settings=ShardSettings(force=True)
+        )
         report = create([str(tmp_path)], str(tmp_path / "o-%06d.tar"), options, progress=seen)
         assert seen.total == report.size_bytes
         assert seen.total - 1024 * len(report.shards) <= seen.done <= seen.total
@@ -270,7 +273,12 @@ def test_payloads_at_addresses_and_a_set_at_one(tmp_path: Path) -> None:
         assert len(data) == report.size_bytes
         assert memory.exists("/wds-create/out-manifest.json")
         with Payloads() as payloads:
-            plan = plan_create([], out, CreateOptions(from_list=str(recipe), jobs=1, force=True), payloads)
+            plan = plan_create(
+                [],
+                out,
+                CreateOptions(from_list=str(recipe), jobs=1, settings=ShardSettings(force=True)),
+                payloads,
+            )
             memory.pipe("/wds-create/small", b"s" * 601)
             with pytest.raises(DataError, match="memory://wds-create/small grew"):
                 run_create(plan)

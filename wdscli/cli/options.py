@@ -24,6 +24,7 @@ from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
     from wdscli.selection import Selection
+    from wdscli.shards.writing import ShardSettings
 
 
 def panel(title: str | None) -> Callable[..., Any]:
@@ -181,28 +182,23 @@ def decoded_limit(size: int | None, needed: str | None) -> int:
     return size
 
 
-MaxCount = Annotated[Number, _cuts("--max-count N", "At most N samples in a shard.", min=1)]
-MaxSize = Annotated[
-    Number,
-    _cuts("--max-size SIZE", "At most SIZE bytes of tar in a shard: 500MB, 1GiB, 2e9.", parser=parse_size),
-]
-ShardCount = Annotated[Number, _cuts("--shards N", "N shards of about equal size.", min=1)]
-
-
 class CutOptions(NamedTuple):
     """Where one output shard ends and the next begins."""
 
-    max_count: MaxCount = None
-    max_size: MaxSize = None
-    shard_count: ShardCount = None
+    max_count: Annotated[Number, _cuts("--max-count N", "At most N samples in a shard.", min=1)] = None
+    max_size: Annotated[
+        Number,
+        _cuts(
+            "--max-size SIZE", "At most SIZE bytes of tar in a shard: 500MB, 1GiB, 2e9.", parser=parse_size
+        ),
+    ] = None
+    shard_count: Annotated[Number, _cuts("--shards N", "N shards of about equal size.", min=1)] = None
 
 
 class PlannedCutOptions(NamedTuple):
     """The same, and more, where all samples are known before any is written."""
 
-    max_count: MaxCount = None
-    max_size: MaxSize = None
-    shard_count: ShardCount = None
+    plain: CutOptions
     divisible_by: Annotated[
         Number,
         _cuts(
@@ -213,18 +209,10 @@ class PlannedCutOptions(NamedTuple):
     ] = None
 
 
-Output = Annotated[
-    str,
-    _output(
-        "-o, --output OUT",
-        "Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL of these.",
-    ),
-]
 Force = Annotated[bool, _output("--force", "Replace what is there.")]
 Fsync = Annotated[bool, _output("--fsync", "Force each shard to the device before it gets its name.")]
 NoIndex = Annotated[bool, _output("--no-index", "Write no index beside the shards.")]
 Algorithm = Literal["xxh3_128", "sha256", "none"]
-Checksum = Annotated[Algorithm, _output("--checksum", "The checksum that the manifest holds.")]
 Mtime = Annotated[
     Number,
     _output(
@@ -251,32 +239,39 @@ Jobs = Annotated[
 class OutputOptions(NamedTuple):
     """Where shards are written, and how."""
 
-    output: Output
+    output: Annotated[
+        str,
+        _output(
+            "-o, --output OUT",
+            "Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL of these.",
+        ),
+    ]
     force: Force = False
     fsync: Fsync = False
     no_index: NoIndex = False
-    checksum: Checksum = "xxh3_128"
+    checksum: Annotated[Algorithm, _output("--checksum", "The checksum that the manifest holds.")] = (
+        "xxh3_128"
+    )
     mtime: Mtime = None
     long_names: LongNames = "pax"
     dry_run: DryRun = False
+
+    def settings(self) -> "ShardSettings":
+        """How each shard is written."""
+        from wdscli.shards.writing import ShardSettings, make_form
+
+        form = make_form(self.mtime, self.long_names)
+        return ShardSettings(form, self.checksum, not self.no_index, self.force, self.fsync)
+
+
+class TaskOptions(NamedTuple):
+    """How many shards are made at a time, and what becomes of each."""
+
     jobs: Jobs = None
     post: Annotated[
         Text,
         _output("--post CMD", "A shell command to run for each shard that is done; {} in it is the shard."),
     ] = None
-
-
-class StreamOptions(NamedTuple):
-    """Where one archive is written, and how; standard output unless said otherwise."""
-
-    output: Output = "-"
-    force: Force = False
-    fsync: Fsync = False
-    no_index: NoIndex = False
-    checksum: Checksum = "xxh3_128"
-    mtime: Mtime = None
-    long_names: LongNames = "pax"
-    dry_run: DryRun = False
 
 
 Engine = Annotated[
@@ -372,9 +367,17 @@ class InputOptions(NamedTuple):
 class ReorderOptions(NamedTuple):
     """What all commands that reorder take behind their own options."""
 
+    tasks: TaskOptions
     engine: EngineOptions
     json: JsonOptions
     inputs: InputOptions
+
+
+def changed_options(group: Any) -> list[str]:
+    """The options of a group that are not at their default, as they are typed; of those that have one."""
+    given = group._asdict()
+    defaults = group._field_defaults
+    return ["--" + name.replace("_", "-") for name in defaults if given[name] != defaults[name]]
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -403,16 +406,16 @@ def _is_group(kind: Any) -> bool:
 
 
 def _spread(argument: inspect.Parameter) -> list[inspect.Parameter]:
-    """The options of one argument of a command, or of one field of a group."""
-    kind: Any = argument.annotation
+    """The options of one argument of a command, or of one field of a group. The default of a group is that of its
+    options."""
+    kind, given = argument.annotation, argument.default
     if not _is_group(kind):
         return [argument.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-    fields = inspect.signature(kind).parameters.values()
-    return [
-        option
-        for field in fields
-        for option in _spread(field.replace(annotation=kind.__annotations__[field.name]))
-    ]
+    options = []
+    for field in inspect.signature(kind).parameters.values():
+        default = field.default if given is argument.empty else getattr(given, field.name)
+        options += _spread(field.replace(annotation=kind.__annotations__[field.name], default=default))
+    return options
 
 
 def _gather(name: str, kind: Any, values: dict[str, Any]) -> Any:

@@ -94,6 +94,16 @@ class Out:
                 lines[0] = _bold(lines[0])
             self.write(_to_bytes("".join(line.rstrip() + "\n" for line in lines)))
 
+    def listing(
+        self, names: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
+    ) -> None:
+        """The same, but with ``--json`` an object for each row."""
+        if not self.json:
+            self.rows(names, rows, right=right)
+            return
+        for row in rows:
+            self.object(dict(zip(names, row, strict=True)))
+
     def pages(
         self,
         header: Sequence[str],
@@ -273,6 +283,16 @@ def by_reason(counts: dict[str, int]) -> str:
     'keys 2, where 3'
     """
     return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+
+
+def facts(record: Any, names: str) -> dict[str, Any]:
+    """What a record says, for JSON: its attributes by name, or by another one.
+
+    >>> facts(range(3), "start end=stop")
+    {'start': 0, 'end': 3}
+    """
+    pairs = [name.partition("=") for name in names.split()]
+    return {name: getattr(record, attribute or name) for name, _, attribute in pairs}
 
 
 def json_line(value: Any) -> bytes:

@@ -29,14 +29,8 @@ from wdscli.progress import QUIET, Progress
 from wdscli.storage import Source, addresses_of, base_name, is_local, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX
 
-_FORMATS = {
-    "csv": "csv",
-    "tsv": "tsv",
-    "tab": "tsv",
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
-    "parquet": "parquet",
-}
+_FORMATS = ("csv", "tsv", "jsonl", "parquet")
+_OTHER_SUFFIXES = {"tab": "tsv", "ndjson": "jsonl"}
 _BUFFER_BYTES = 1 << 16
 _PARQUET_BATCH_ROWS = 256
 _PROGRESS_ROWS = 256
@@ -68,13 +62,14 @@ def read_rows(address: str) -> Iterator[dict[str, Any]]:
     """The rows in order. Raises InputError, DataError ``bad-table``, and UsageError when the extra is
     missing."""
     suffix = re.sub(COMPRESSED_SUFFIX, "", base_name(address)).rpartition(".")[2].lower()
-    kind = _FORMATS.get(suffix)
+    kind = _OTHER_SUFFIXES.get(suffix, suffix)
     if kind == "parquet":
         yield from _parquet(address)
         return
     with open_source(address) as source:
         stream = stream_of(source)
-        kind = kind or _sniff(stream.peek(4096))
+        if kind not in _FORMATS:
+            kind = _sniff(stream.peek(4096))
         newline = "\n" if kind == "jsonl" else ""
         text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline=newline)
         yield from _json_lines(text, address) if kind == "jsonl" else _delimited(text, address, kind)

@@ -73,17 +73,8 @@ def cat(
     """
     if preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
-    picker = Picker(
-        request.inputs,
-        request.selection,
-        on_error=request.on_error,
-        form=request.settings.form,
-        copies_streams=preserve,
-        allow_empty=request.allow_empty,
-        counts_later=request.on_duplicate == "skip",
-        trust_addresses=request.trust_addresses,
-        progress=progress,
-    )
+    later = request.on_duplicate == "skip"
+    picker = Picker(request, copies_streams=preserve, counts_later=later, progress=progress)
     output = OutputSet(request.output, request.settings)
     if not output.pattern.single:
         raise UsageError(f"{request.output} names more than one shard, and cat writes one", hint="-o all.tar")

@@ -27,7 +27,7 @@ from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 from wdscli.verify.beside import find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
-from wdscli.verify.keys import Across, KeyColumns, repeats_across
+from wdscli.verify.keys import Across, repeats_across
 from wdscli.verify.profiles import parse_profiles
 from wdscli.verify.shard import Located, LocateTask, ShardResult, ShardTask, check_shard, locate
 
@@ -210,31 +210,18 @@ def _locate_all(
         for digest, first in zip(repeats.digests, repeats.first_shards):
             wanted.setdefault(number, set()).add(digest)
             wanted.setdefault(first, set()).add(digest)
-    again = [number for number in wanted if gathered.results[number].kept is None]
-    tasks = [LocateTask(gathered.addresses[number], tuple(wanted[number])) for number in again]
-    found = dict(zip(again, run_tasks(executor, locate, tasks)))
-    for number, digests in wanted.items():
-        kept = gathered.results[number].kept
-        if kept is not None:
-            found[number] = _located_in(kept, digests)
-    return {number: {place.digest: place for place in places} for number, places in found.items()}
-
-
-def _located_in(kept: KeyColumns, digests: set[int]) -> list[Located]:
-    """Keys of a stream, which were kept because it cannot be read again."""
-    wanted, found = set(digests), []
-    for row, digest in enumerate(kept.digests):
-        if digest in wanted:
-            wanted.discard(digest)
-            found.append(Located(digest, kept.name(row) or b"", kept.starts[row]))
-    return found
+    tasks = [
+        LocateTask(gathered.addresses[number], tuple(digests), gathered.results[number].kept)
+        for number, digests in wanted.items()
+    ]
+    return dict(zip(wanted, run_tasks(executor, locate, tasks)))
 
 
 def _add_mixed(gathered: _Gathered) -> None:
     """Samples that have other fields than most of the set: one finding for each list of fields in each shard."""
     totals: Counter[frozenset[bytes]] = Counter()
     for result in gathered.results:
-        totals.update({fields: seen.samples for fields, seen in result.shapes.items()})
+        totals.update({fields: seen.count for fields, seen in result.shapes.items()})
     if len(totals) < 2:
         return
     usual = max(totals, key=lambda fields: (totals[fields], len(fields)))
@@ -242,7 +229,7 @@ def _add_mixed(gathered: _Gathered) -> None:
         ledger = Ledger(address, gathered.ledger.limit)
         for fields, seen in sorted(result.shapes.items(), key=lambda item: item[1].offset):
             if fields != usual:
-                count = "a sample" if seen.samples == 1 else f"the first of {seen.samples} samples"
+                count = "a sample" if seen.count == 1 else f"the first of {seen.count} samples"
                 message = f"{count} with {_fields(fields)}; most have {_fields(usual)}"
                 ledger.add("mixed-fields", message, offset=seen.offset, member=seen.key)
         gathered.ledger.add_all(ledger)

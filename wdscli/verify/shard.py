@@ -9,7 +9,8 @@ It must not know of other shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from wdscli.tar.header import BLOCK
 from wdscli.tar.recover import scan_salvaging
 from wdscli.verify.beside import Listing, check_checksum, check_index, check_listed, check_size, load_index
 from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Ledger
-from wdscli.verify.headers import HeaderPass, ShapeCount
+from wdscli.verify.headers import HeaderPass, Shape
 from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, KeyColumns, Repeats, digester
 from wdscli.verify.profiles import Fields, Judge
 
@@ -59,7 +60,7 @@ class ShardResult:
     members: int = 0
     size_bytes: int = 0
     digests: bytes = b""
-    shapes: dict[frozenset[bytes], ShapeCount] = field(default_factory=dict)
+    shapes: dict[frozenset[bytes], Shape] = field(default_factory=dict)
     ignored: dict[str, int] = field(default_factory=dict)
     kept: KeyColumns | None = None
 
@@ -103,7 +104,7 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     finally:
         headers.finish()
         result.samples, result.members, result.size_bytes = headers.samples, headers.members, source.size or 0
-        result.shapes, result.ignored = headers.shape_counts(), headers.ignored
+        result.shapes, result.ignored = headers.shapes(), headers.ignored
         if is_stream(task.address):
             result.kept = headers.keys
         repeats = headers.keys.repeats()
@@ -171,40 +172,45 @@ def _is_compressed(address: str) -> bool:
 
 
 class LocateTask(NamedTuple):
-    """Find the samples of a shard whose keys have these digests."""
+    """Find the samples of a shard whose keys have these digests; ``kept`` are the keys of a stream."""
 
     address: str
     digests: tuple[int, ...]
+    kept: KeyColumns | None
 
 
 class Located(NamedTuple):
     """Where a key is."""
 
-    digest: int
     key: bytes
     offset: int
 
 
-def locate(task: LocateTask) -> list[Located]:
-    """The samples asked for, each key where it is first; those that cannot be found any more are left out."""
-    missing, found = set(task.digests), list[Located]()
-    digest, grouper = digester(), Grouper(task.address, lenient=True)
-    try:
-        with open_source(task.address) as source:
-            for window in scan_salvaging(source, Ledger(task.address, 0).add_error):
-                _locate_in(grouper.add(window), missing, digest, found)
-                if not missing:
-                    return found
-            _locate_in(grouper.finish(), missing, digest, found)
-    except (DataError, StorageError):
-        pass
+def locate(task: LocateTask) -> dict[int, Located]:
+    """The samples asked for by digest, each key where it is first; those that cannot be found any more are left out."""
+    missing, digest = set(task.digests), digester()
+    found: dict[int, Located] = {}
+    for one in _located(task):
+        number = digest(one.key)
+        if number in missing:
+            missing.discard(number)
+            found[number] = one
+            if not missing:
+                break
     return found
 
 
-def _locate_in(
-    batch: SampleBatch, missing: set[int], digest: Callable[[bytes], int], found: list[Located]
-) -> None:
-    for row, number in enumerate(map(digest, batch.keys)):
-        if number in missing:
-            missing.discard(number)
-            found.append(Located(number, batch.keys[row], batch.start(row)))
+def _located(task: LocateTask) -> Iterator[Located]:
+    """All keys of a shard, as far as it can be read."""
+    if task.kept is not None:
+        yield from (Located(task.kept.name(row) or b"", start) for row, start in enumerate(task.kept.starts))
+        return
+    grouper = Grouper(task.address, lenient=True)
+    with suppress(DataError, StorageError), open_source(task.address) as source:
+        for window in scan_salvaging(source, Ledger(task.address, 0).add_error):
+            yield from _places(grouper.add(window))
+        yield from _places(grouper.finish())
+
+
+def _places(batch: SampleBatch) -> Iterator[Located]:
+    return (Located(key, batch.start(row)) for row, key in enumerate(batch.keys))

@@ -10,7 +10,7 @@ import typer
 
 from wdscli.cli.options import OutputOptions, PlannedCutOptions, ReorderOptions, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, json_line
-from wdscli.cli.reordering import read_request, reorder
+from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 from wdscli.shown import shown
 
@@ -126,14 +126,20 @@ class DedupOptions(NamedTuple):
     ] = None
 
 
+class SetOptions(NamedTuple):
+    """How several sets become one."""
+
+    turns: TurnOptions
+    join: JoinOptions
+    dedup: DedupOptions
+
+
 @grouped
 def merge(
     *,
     shards: Sets,
     output: OutputOptions,
-    turns: TurnOptions,
-    join: JoinOptions,
-    dedup: DedupOptions,
+    sets: SetOptions,
     cuts: PlannedCutOptions,
     more: ReorderOptions,
 ) -> None:
@@ -150,12 +156,12 @@ def merge(
     """
     from wdscli.ops.merge import merge_order
 
-    out = Out(more.inputs.common, json=more.json.json)
+    turns, join, dedup = sets
     if dedup.report is not None and not dedup.dedup:
         raise UsageError("--report lists duplicates", hint="--dedup key, or --dedup FIELD, finds them")
     if dedup.report == "-":
         raise UsageError("--report names a file", hint="--json lists the duplicates on standard output")
-    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
+    out, request = read_options(shards, output, cuts, more)
     how = join.parse()
     if how is not None:
         for name, value in {"dedup": dedup.dedup, **turns._asdict()}.items():

@@ -12,8 +12,7 @@ from wdscli.cli.options import (
     grouped,
     panel,
 )
-from wdscli.cli.output import Out
-from wdscli.cli.reordering import read_request, reorder
+from wdscli.cli.reordering import read_options, reorder
 
 _parts = panel("Parts")
 
@@ -82,7 +81,6 @@ def split(
     """
     from wdscli.ops.split import SplitOptions, split_order
 
-    out = Out(more.inputs.common, json=more.json.json)
-    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
+    out, request = read_options(shards, output, cuts, more)
     order = split_order(request, SplitOptions(**{**parts._asdict(), "by_map": tuple(parts.by_map or ())}))
     reorder(out, request, order, dry_run=output.dry_run)
