@@ -1605,6 +1605,8 @@ core_settle(PyObject *self, PyObject *args)
         return NULL;
     }
     return PyLong_FromSsize_t(out);
+}
+
 /* --- files: a folder's names and sizes, and files to members ---------------------------------------------------- */
 
 enum { FILES_TOGETHER = 256, LONGEST_ROW = PREFIX + 1 + NAME };
