@@ -177,7 +177,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             output.close()
         output.flush()
     except BaseException as error:
-        return _explain(error, debug=_wants_debug(args))
+        # Asked of the words, because parsing them may be what failed.
+        words = args[: args.index("--")] if "--" in args else args
+        debug = "--debug" in words or os.environ.get("WDSCLI_DEBUG", "") not in ("", "0")
+        return _explain(error, debug=debug)
     return code
 
 
@@ -193,12 +196,6 @@ def _run(args: list[str]) -> int:
     with group.make_context(name, args) as ctx:
         result = group.invoke(ctx)
     return result if isinstance(result, int) else 0
-
-
-def _wants_debug(args: Sequence[str]) -> bool:
-    """Whether a traceback is wanted. Asked of the words, because parsing them may be what failed."""
-    words = args[: args.index("--")] if "--" in args else args
-    return "--debug" in words or os.environ.get("WDSCLI_DEBUG", "") not in ("", "0")
 
 
 def _explain(error: BaseException, *, debug: bool) -> int:

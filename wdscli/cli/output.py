@@ -309,8 +309,11 @@ _bars: list[Bar] = []
 
 def say(message: str, *, label: str = "") -> None:
     """One line on standard error, with a label such as ``error``. Nothing happens when it cannot be written."""
+    colour = {"error": "1;31", "warning": "1;33", "hint": "1;36"}.get(label)
+    if colour and takes_colour(sys.stderr):
+        label = f"\x1b[{colour}m{label}\x1b[0m"
     text = printable(shown(message))
-    show(f"{_coloured(label)}: {text}" if label else text)
+    show(f"{label}: {text}" if label else text)
 
 
 def show(text: str) -> None:
@@ -449,11 +452,6 @@ def _align(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> s
         fill = " " * (width - _width(cell))
         cells.append(fill + cell if place in right else cell + fill)
     return "  ".join(cells)
-
-
-def _coloured(label: str) -> str:
-    colour = {"error": "1;31", "warning": "1;33", "hint": "1;36"}.get(label)
-    return f"\x1b[{colour}m{label}\x1b[0m" if colour and takes_colour(sys.stderr) else label
 
 
 def takes_colour(stream: Any) -> bool:

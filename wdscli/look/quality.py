@@ -127,7 +127,13 @@ def measure(
         classes=None if classes is None else int(classes.max()) + 1,
         input=_mixing(shards, numpy.arange(total), classes, window),
         output=_mixing(shards, places, classes, window),
-        random=_random(shards, classes, window),
+        random=Mixing(
+            shards_per_window=_random_distinct(shards, window),
+            fewest_shards=None,
+            displacement=round((total * total - 1) / (3 * total), 3) if total else 0.0,
+            correlation=0.0 if total > 1 else None,
+            class_run=None if classes is None else _random_run(classes),
+        ),
     )
 
 
@@ -158,18 +164,6 @@ def _distinct(shards: Numbers, window: int) -> Numbers:
     rows = numpy.sort(shards[: windows * window].reshape(windows, window), axis=1)
     counts: Numbers = 1 + (rows[:, 1:] != rows[:, :-1]).sum(axis=1)
     return counts
-
-
-def _random(shards: Numbers, classes: Numbers | None, window: int) -> Mixing:
-    """What a random order gives on average."""
-    total = len(shards)
-    return Mixing(
-        shards_per_window=_random_distinct(shards, window),
-        fewest_shards=None,
-        displacement=round((total * total - 1) / (3 * total), 3) if total else 0.0,
-        correlation=0.0 if total > 1 else None,
-        class_run=None if classes is None else _random_run(classes),
-    )
 
 
 def _random_distinct(shards: Numbers, window: int) -> float:

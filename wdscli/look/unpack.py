@@ -14,7 +14,7 @@ import os
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
@@ -31,18 +31,19 @@ TEXT_FIELDS = frozenset(
 """Last extensions of fields that hold text."""
 
 
+@lru_cache(1 << 12)
+def kind_of(field: bytes) -> str:
+    """``json`` or ``text`` for what JSON Lines have as it stands, else nothing."""
+    last = extension(to_text(field))
+    return "json" if last == "json" else "text" if to_bytes(last) in TEXT_FIELDS else ""
+
+
 class Part(NamedTuple):
     """One member of a picked sample: its (new) field, bytes, and the way to its payload."""
 
     field: bytes
     size: int
     pieces: Callable[[], Iterator[bytes]]
-
-    @property
-    def kind(self) -> str:
-        """``json`` or ``text`` for what JSON Lines have as it stands, else nothing."""
-        last = extension(to_text(self.field))
-        return "json" if last == "json" else "text" if to_bytes(last) in TEXT_FIELDS else ""
 
     def whole(self) -> bytes:
         """The payload in one piece."""
@@ -148,7 +149,7 @@ def _too_large(sample: Picked, base64: bool, max_decoded: int) -> DataError | No
     """The error of a sample of which more would be held at a time, before any of it is read."""
     total = 0
     for part in sample.parts:
-        if base64 or part.kind:
+        if base64 or kind_of(part.field):
             total += part.size
             if total > max_decoded:
                 message = f"a line of JSON with {total} bytes of payloads, more than {max_decoded}"
@@ -160,11 +161,11 @@ def _too_large(sample: Picked, base64: bool, max_decoded: int) -> DataError | No
 def _json_value(part: Part, base64: bool) -> str:
     from json import dumps, loads
 
-    if part.kind:
+    if kind_of(part.field):
         payload = part.whole()
         with suppress(ValueError, RecursionError):
             text = payload.decode("utf-8")
-            if part.kind == "text":
+            if kind_of(part.field) == "text":
                 return dumps(text, ensure_ascii=False)
             loads(text, parse_constant=_refuse)
             # As it stands, so that no number changes; line breaks lie outside strings in valid JSON.

@@ -235,9 +235,10 @@ class _Copier:
         while first < len(chosen):
             row, end = chosen[first][0], first + 1
             if stands[first]:
-                while (
-                    end < len(chosen) and stands[end] and _adjoins(batch, chosen[end - 1][0], chosen[end][0])
-                ):
+                while end < len(chosen) and stands[end]:
+                    before, after = chosen[end - 1][0], chosen[end][0]
+                    if after != before + 1 or batch.end(before) != batch.start(after):
+                        break
                     end += 1
                 self._copy_run(page, row, row + end - first)
             else:
@@ -339,10 +340,6 @@ def _is_one_run(batch: SampleBatch, samples: int) -> bool:
         return False
     length = sum(batch.offsets) - sum(batch.starts) + sum([size + 511 & -512 for size in batch.sizes])
     return batch.end(samples - 1) - batch.start(0) == length
-
-
-def _adjoins(batch: SampleBatch, before: int, row: int) -> bool:
-    return row == before + 1 and batch.end(before) == batch.start(row)
 
 
 def _pieces(source: Source, start: int, stop: int, buffer: memoryview) -> Iterator[memoryview]:

@@ -82,22 +82,19 @@ def merge_order(
             f"--stop {stop} is about sets that are taken in turn", hint="add --interleave or --weights"
         )
     if shares is not None:
-        _check_sets(request.inputs, shares, "--interleave" if weights is None else f"--weights {weights}")
+        option, sets = "--interleave" if weights is None else f"--weights {weights}", len(request.inputs)
+        hint = "each argument is one set, of any number of shards: wds merge A.tar 'B-*.tar' ..."
+        if sets < 2:
+            raise UsageError(f"{option} takes sets in turn, and there is only one", hint=hint)
+        if sets != len(shares.numbers):
+            weighed = "1 weight" if len(shares.numbers) == 1 else f"{len(shares.numbers)} weights"
+            raise UsageError(f"{option} has {weighed} for {sets} sets", hint=hint)
     if shares is None and not dedup:
         return InputOrder("merge")
     rekeyed = request.rekey is not None and request.on_duplicate != "rekey"
     by = Dedup.parse(dedup, rekeyed=rekeyed) if dedup else None
     extract = None if by is None else by.extract
     return MergeOrder(shares, stop or "all", by, extract, PLAIN_BYTES if extract is None else VALUED_BYTES)
-
-
-def _check_sets(inputs: Sequence[str], shares: Shares, option: str) -> None:
-    hint = "each argument is one set, of any number of shards: wds merge A.tar 'B-*.tar' ..."
-    if len(inputs) < 2:
-        raise UsageError(f"{option} takes sets in turn, and there is only one", hint=hint)
-    if len(inputs) != len(shares.numbers):
-        weights = "1 weight" if len(shares.numbers) == 1 else f"{len(shares.numbers)} weights"
-        raise UsageError(f"{option} has {weights} for {len(inputs)} sets", hint=hint)
 
 
 def merge(

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import DataError, StorageError, UsageError
@@ -30,9 +30,6 @@ from wdscli.verify.keys import digest, repeats_across
 from wdscli.verify.profiles import Fields
 from wdscli.verify.salvage import Plan
 from wdscli.verify.set import choose_jobs
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 LARGE_SAMPLE_BYTES = 1 << 24
 """A sample of more bytes is copied in pieces."""
@@ -101,7 +98,22 @@ def repair(
     ]
     with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
         left_out = Ledger(limit=max_findings)
-        counts = _plan_all(executor, tasks, left_out, progress)
+        digests = []
+        progress.start("plan repair", len(tasks), "shards")
+        for result in run_tasks(executor, salvage, tasks):
+            left_out.add_all(result.ledger)
+            digests.append(result.digests)
+            progress.advance(1)
+        counts = [len(packed) // 8 for packed in digests]
+        repeating = []
+        # Tasks are told of the keys that earlier inputs have.
+        for number, across in repeats_across(digests, _EVERY):
+            tasks[number] = tasks[number]._replace(dropped=array("Q", across.digests).tobytes())
+            repeating.append(tasks[number])
+            counts[number] -= across.total
+        for result in run_tasks(executor, salvage, repeating):
+            left_out.add_all(result.ledger)
+        progress.finish()
         writes = [task for task, count in zip(tasks, counts) if count]
         if target.pattern.count is not None and target.pattern.count != len(writes):
             raise UsageError(
@@ -151,28 +163,6 @@ def check_repair(
         )
     target.check(addresses)
     return addresses, target
-
-
-def _plan_all(
-    executor: Executor, tasks: list[SalvageTask], left_out: Ledger, progress: Progress
-) -> list[int]:
-    """How many samples each input has left. The tasks are told of the keys that earlier inputs have."""
-    digests = []
-    progress.start("plan repair", len(tasks), "shards")
-    for result in run_tasks(executor, salvage, tasks):
-        left_out.add_all(result.ledger)
-        digests.append(result.digests)
-        progress.advance(1)
-    counts = [len(packed) // 8 for packed in digests]
-    repeating = []
-    for number, across in repeats_across(digests, _EVERY):
-        tasks[number] = tasks[number]._replace(dropped=array("Q", across.digests).tobytes())
-        repeating.append(tasks[number])
-        counts[number] -= across.total
-    for result in run_tasks(executor, salvage, repeating):
-        left_out.add_all(result.ledger)
-    progress.finish()
-    return counts
 
 
 def salvage(task: SalvageTask) -> SalvageResult:

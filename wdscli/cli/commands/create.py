@@ -151,7 +151,19 @@ def _print(out: Out, report: "CreateReport") -> None:
         rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
         out.listing(("shard", "samples", "members", "bytes"), rows, right=(1, 2, 3))
     if out.json:
-        out.object(_plain(report))
+        manifest = report.manifest
+        address = None if manifest is None else report.manifest_address
+        out.object(
+            {
+                "operation": "create",
+                "dry_run": manifest is None,
+                **facts(report, "samples members"),
+                "shards": len(report.shards),
+                **facts(report, "bytes=size_bytes skipped incomplete renamed renamed_keys classes oversized"),
+                "manifest": shown(address) if address else None,
+                "fingerprint": None if manifest is None else manifest.fingerprint,
+            }
+        )
     done = "would write" if report.manifest is None else "wrote"
     total = f"{plural(report.samples, 'sample')} ({plural(report.members, 'file')})"
     out.summary(f"{done} {total} into {plural(len(report.shards), 'shard')}, {human_size(report.size_bytes)}")
@@ -166,17 +178,3 @@ def _print(out: Out, report: "CreateReport") -> None:
         pairs = [f"{old} -> {new}" for new, old in list(report.renamed.items())[:RENAMES_SHOWN]]
         more = ", ..." if report.renamed_keys > len(pairs) else ""
         out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(pairs)}{more}")
-
-
-def _plain(report: "CreateReport") -> dict[str, object]:
-    manifest = report.manifest
-    address = report.manifest_address if manifest is not None else None
-    return {
-        "operation": "create",
-        "dry_run": manifest is None,
-        **facts(report, "samples members"),
-        "shards": len(report.shards),
-        **facts(report, "bytes=size_bytes skipped incomplete renamed renamed_keys classes oversized"),
-        "manifest": shown(address) if address else None,
-        "fingerprint": manifest.fingerprint if manifest is not None else None,
-    }

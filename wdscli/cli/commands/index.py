@@ -5,7 +5,6 @@ from typing import NamedTuple
 from wdscli.cli.options import Algorithm, GeneralOptions, Positive, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, plural
 from wdscli.errors import UsageError
-from wdscli.ops.index import IndexReport
 from wdscli.ops.index import index as run
 from wdscli.shown import shown
 from wdscli.units import human_size
@@ -93,15 +92,9 @@ def index(
             out.object(side._asdict())
         elif dry and side.state == "made":
             out.line(f"{side.file}: {_WOULD.get(side.reason, side.reason)}")
-    out.summary(_summary(report, dry))
-    return 1 if options.check and report.made else 0
-
-
-def _summary(report: IndexReport, dry: bool) -> str:
     samples = sum(shard.samples for shard in report.shards)
     size = human_size(sum(shard.size_bytes for shard in report.shards))
+    total = f"{plural(len(report.shards), 'shard')}, {plural(samples, 'sample')}, {size}"
     made = "to be made" if dry else "made"
-    return (
-        f"{plural(len(report.shards), 'shard')}, {plural(samples, 'sample')}, {size}: "
-        f"{plural(report.made, 'file')} {made}, {report.kept} kept"
-    )
+    out.summary(f"{total}: {plural(report.made, 'file')} {made}, {report.kept} kept")
+    return 1 if options.check and report.made else 0

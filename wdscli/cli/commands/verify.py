@@ -126,7 +126,10 @@ def verify(shards: Shards, general: GeneralOptions, repairing: RepairOptions, ch
         _print_json(out, report)
     else:
         _print_text(out, report)
-    out.summary(_summary(report))
+    words = ((report.errors, "error"), (report.warnings, "warning"))
+    found = ", ".join(plural(count, word) for count, word in words if count) or "nothing wrong"
+    total = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}"
+    out.summary(f"{total}, {human_size(report.size_bytes)}: {found}")
     if settings is not None:
         dry_run, progress = repairing.dry_run, out.progress()
         saved = repair(shards, output, **how, settings=settings, dry_run=dry_run, progress=progress)
@@ -191,10 +194,3 @@ def _print_lines(out: Out, findings: Sequence[Finding], count: int) -> None:
         out.line(f"  {finding.shard}{offset}{member}: {finding.message}")
     if count > len(findings):
         out.line(f"  ... and {count - len(findings)} more")
-
-
-def _summary(report: VerifyReport) -> str:
-    words = ((report.errors, "error"), (report.warnings, "warning"))
-    found = ", ".join(plural(count, word) for count, word in words if count) or "nothing wrong"
-    samples = plural(report.samples, "sample")
-    return f"{plural(report.shards, 'shard')}, {samples}, {human_size(report.size_bytes)}: {found}"
