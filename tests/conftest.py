@@ -67,7 +67,7 @@ def shards(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def shared_workers() -> Iterator[None]:
+def shared_workers(running_core: str) -> Iterator[None]:
     """The commands of this module share worker processes."""
     with lasting_workers():
         yield
