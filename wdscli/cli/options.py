@@ -85,13 +85,8 @@ _engine = panel("Engine")
 _errors = panel("Trouble")
 _common = panel("Common")
 
-Shards = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SHARDS...",
-        help="Shards to read: paths, folders, globs, braces, a::b, a manifest, @LIST, -, pipe:CMD, URLs.",
-    ),
-]
+_shards = "Shards to read: paths, folders, globs, braces, a::b, a manifest, @LIST, -, pipe:CMD, URLs."
+Shards = Annotated[list[str], typer.Argument(metavar="SHARDS...", help=_shards)]
 
 
 @_common("""

@@ -129,7 +129,11 @@ def _total(plan: ReorderPlan) -> str:
 def print_plan(out: Out, plan: ReorderPlan) -> None:
     """A line per shard that would be written (name, samples, bytes), and the totals."""
     rows = [(shown(shard.address), shard.samples, shard.size) for shard in plan.planned]
-    parts = _planned_parts(plan)
+    # None for an output that has no parts.
+    parts = [PartTotals(part.name, 0, 0, 0) for part in plan.parts if part.name or len(plan.parts) > 1]
+    for shard in plan.planned if parts else ():
+        name, samples, shards, size = parts[shard.part]
+        parts[shard.part] = PartTotals(name, samples + shard.samples, shards + 1, size + shard.size)
     joined = None if plan.joined is None else plan.joined.counts
     if out.json:
         for shard, (name, samples, size) in zip(plan.planned, rows, strict=True):
@@ -149,18 +153,6 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
 
         done = sum(one.state == "done" for one in states(plan))
         out.summary(f"{done} of {plural(len(rows), 'shard')} are there already")
-
-
-def _planned_parts(plan: ReorderPlan) -> list[PartTotals]:
-    """What each part would hold; none for an output that has no parts."""
-    names = [part.name for part in plan.parts]
-    if names == [""]:
-        return []
-    totals = [PartTotals(name, 0, 0, 0) for name in names]
-    for shard in plan.planned:
-        name, samples, shards, size = totals[shard.part]
-        totals[shard.part] = PartTotals(name, samples + shard.samples, shards + 1, size + shard.size)
-    return totals
 
 
 def print_report(out: Out, report: ReorderReport, oversized: int, done: str | None = None) -> None:

@@ -190,10 +190,14 @@ class Files:
         places = self._blocks[at >> _SHIFT].places
         return places if isinstance(places, int) else places[at & _MASK]
 
+    def folder(self, place: int) -> bytes:
+        """The folder that :meth:`root` gave this place, with a slash at its end."""
+        return self._roots[-1 - place]
+
     def place(self, at: int) -> Place:
         number = self.place_number(at)
         if number < 0:
-            return self._roots[-1 - number] + self.row(at).replace(SEPARATOR, b".")
+            return self.folder(number) + self.row(at).replace(SEPARATOR, b".")
         return self._kept(number)
 
     def _kept(self, number: int) -> Place:

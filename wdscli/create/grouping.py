@@ -178,33 +178,27 @@ def add_labels(samples: Samples, field: bytes = b"cls") -> None:
     files = samples.files
     kept: dict[bytes, int] = {}
     for sample in range(samples.total):
+        key = samples.key(sample)
         if field in samples.fields(sample):
             raise DataError(
-                f'sample "{to_text(samples.key(sample))}" has a {to_text(field)} of its own',
+                f'sample "{to_text(key)}" has a {to_text(field)} of its own',
                 code="duplicate-field",
                 hint="leave out --label-from, or the files with --exclude '*.cls'",
             )
-        label = _parent(samples, sample)
+        # The last folder of the key, or where the key has none, of the file that the first field comes from.
+        label = key.rpartition(b"/")[0].rpartition(b"/")[2]
+        place = b"" if label else files.place(samples.order[samples.firsts[sample]])
+        if isinstance(place, bytes) and place:
+            label = os.path.basename(os.path.dirname(os.path.abspath(place)))
+        if not label:
+            raise DataError(
+                f'sample "{to_text(key)}" lies in no folder that could label it',
+                code="missing-field",
+                hint="--label-from parent takes names such as cats/img7.jpg",
+            )
         if label not in kept:
             kept[label] = files.keep(Inline(label))
-        files.add_row(samples.key(sample) + SEPARATOR + field, 0, kept[label])
-
-
-def _parent(samples: Samples, sample: int) -> bytes:
-    """The last folder of the key, or where the key has none, of the file that the sample's first field comes
-    from."""
-    key = samples.key(sample)
-    label = key.rpartition(b"/")[0].rpartition(b"/")[2]
-    if not label:
-        place = samples.files.place(samples.order[samples.firsts[sample]])
-        label = os.path.basename(os.path.dirname(os.path.abspath(place))) if isinstance(place, bytes) else b""
-    if not label:
-        raise DataError(
-            f'sample "{to_text(key)}" lies in no folder that could label it',
-            code="missing-field",
-            hint="--label-from parent takes names such as cats/img7.jpg",
-        )
-    return label
+        files.add_row(key + SEPARATOR + field, 0, kept[label])
 
 
 def number_labels(samples: Samples, field: bytes = b"cls") -> list[str]:

@@ -22,7 +22,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from wdscli.create.files import SEPARATOR, Files, Skipped
 from wdscli.create.keys import KeyRule, check_written
@@ -34,6 +34,7 @@ from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import folder_of, is_local, local_path
 from wdscli.storage.local import reason
+from wdscli.tar import core
 
 MANIFEST = os.fsencode(MANIFEST_SUFFIX)
 """How the names of manifests end."""
@@ -220,7 +221,14 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
     above = folder.above | {(status.st_dev, status.st_ino)}
     for name in sorted(names, reverse=True):
         path, relative = folder.path + b"/" + name, folder.prefix + name
-        why = _why_not_entered(path, relative, above, wanted)
+        why = ""
+        if name.startswith(b"."):
+            why = "hidden-folder"
+        elif wanted.exclude.match(relative):
+            why = "excluded-folder"
+        elif os.path.islink(path):
+            status = os.stat(path)
+            why = "folder-loop" if (status.st_dev, status.st_ino) in above else ""
         if why:
             skipped.add(why, path)
         else:
@@ -228,27 +236,13 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
     return entered
 
 
-def _why_not_entered(path: bytes, relative: bytes, above: frozenset[_Inode], wanted: Wanted) -> str:
-    if relative.startswith(b".", relative.rfind(b"/") + 1):
-        return "hidden-folder"
-    if wanted.exclude.match(relative):
-        return "excluded-folder"
-    if os.path.islink(path):
-        status = os.stat(path)
-        if (status.st_dev, status.st_ino) in above:
-            return "folder-loop"
-    return ""
-
-
 def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
     """Add the files of one folder. The names of its subfolders."""
-    with os.scandir(folder.path) as entries:
-        manifests = [entry.name for entry in entries if entry.name.endswith(MANIFEST)]
-    folder.sets.update(_set_members(folder.path, manifests))
+    folder.sets.update(_set_members(folder.path, _manifests(folder.path)))
     is_own = wanted.outputs.in_folder(folder.path)
     subfolders: list[bytes] = []
 
-    def take(entries: list[os.DirEntry[bytes]]) -> None:
+    def take(entries: Iterable[_Entry]) -> None:
         for entry in sorted(entries, key=lambda one: one.name):
             if entry.is_dir():
                 subfolders.append(entry.name)
@@ -263,32 +257,63 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
     # There is nothing to choose: the usual rule, and no globs.
     is_plain = wanted.rule.is_first_dot and not (wanted.include or wanted.exclude or is_own or folder.sets)
     is_plain = is_plain and not prefix.startswith(b"__")
+    if is_plain and core.CORE is not None:
+        core.CORE.folder(
+            folder.path,
+            prefix,
+            b"",
+            lambda found: files.add_rows(found, folder.root),
+            lambda names: take(_Named(folder.path + b"/" + name, name) for name in names),
+        )
+        return subfolders
     with os.scandir(folder.path) as entries:
         # Not all at once: an entry takes a few hundred bytes.
         while some := list(islice(entries, _ENTRIES_TOGETHER)):
-            if is_plain:
-                some = _take_plain(some, folder, files)
             take(some)
     return subfolders
 
 
-def _take_plain(entries: list[os.DirEntry[bytes]], folder: _Folder, files: Files) -> list[os.DirEntry[bytes]]:
-    """Add the files whose names need no second look, where there is nothing to choose: the fast path. The others."""
-    prefix = folder.prefix
-    found: list[tuple[bytes, int]] = []
-    others = []
-    for entry in entries:
-        name = entry.name
-        dot = name.find(b".")
-        if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__") or not entry.is_file():
-            others.append(entry)
-        else:
-            found.append((prefix + name.replace(b".", b"\0", 1), entry.stat().st_size))
-    files.add_rows(found, folder.root)
-    return others
+def _manifests(folder: bytes) -> list[bytes]:
+    """The names in a folder that end as a manifest's does."""
+    found: list[bytes] = []
+    if core.CORE is not None:
+        core.CORE.folder(folder, b"", MANIFEST, found.extend, found.extend)
+        return found
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.name.endswith(MANIFEST)]
 
 
-def _take(entry: os.DirEntry[bytes], folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> None:
+class _Entry(Protocol):
+    """What is used of an entry of a folder."""
+
+    @property
+    def name(self) -> bytes: ...
+
+    @property
+    def path(self) -> bytes: ...
+
+    def is_dir(self) -> bool: ...
+
+    def stat(self) -> os.stat_result: ...
+
+
+class _Named(NamedTuple):
+    """An entry of which there is no more than its name."""
+
+    path: bytes
+    name: bytes
+
+    def is_dir(self) -> bool:
+        try:
+            return stat.S_ISDIR(self.stat().st_mode)
+        except FileNotFoundError:
+            return False
+
+    def stat(self) -> os.stat_result:
+        return os.stat(self.path)
+
+
+def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> None:
     """Add one file if it is wanted."""
     path = folder.prefix + entry.name
     found = _JUNK.get(entry.name) or _why_not(path, wanted) or wanted.rule.split(path)

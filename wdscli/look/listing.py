@@ -13,6 +13,7 @@ It must not know how rows are laid out or printed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, UsageError
@@ -246,10 +247,9 @@ def _project(shard: str, batch: SampleBatch, rows: list[int], selection: Selecti
 
 def _as_members(batch: SampleBatch) -> Columns:
     """The members of samples as columns of an archive."""
-    ends = batch.firsts
     names = [
         key + b"." + field
-        for row, key in enumerate(batch.keys)
-        for field in batch.fields[ends[row] : ends[row + 1]]
+        for key, (first, end) in zip(batch.keys, pairwise(batch.firsts), strict=True)
+        for field in batch.fields[first:end]
     ]
     return Columns(names, batch.starts, batch.offsets, batch.sizes, batch.flags)

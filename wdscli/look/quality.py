@@ -178,15 +178,11 @@ def _random_distinct(shards: Numbers, window: int) -> float:
 
     total = len(shards)
     found = 0.0
-    for size, of_this_size in zip(*numpy.unique(_sizes(shards), return_counts=True)):
+    for size, of_this_size in zip(
+        *numpy.unique(numpy.unique(shards, return_counts=True)[1], return_counts=True)
+    ):
         found += int(of_this_size) * (1 - _none_of(total, int(size), window))
     return round(found, 3)
-
-
-def _sizes(groups: Numbers) -> Numbers:
-    import numpy
-
-    return numpy.unique(groups, return_counts=True)[1]
 
 
 def _none_of(total: int, size: int, window: int) -> float:
@@ -200,8 +196,11 @@ def _none_of(total: int, size: int, window: int) -> float:
 
 def _random_run(classes: Numbers) -> float:
     """Samples by the runs that are to be expected: neighbours are of one class with the chance of any two."""
+    import numpy
+
     total = len(classes)
     if total < 2:
         return 1.0
-    alike = sum(int(size) * (int(size) - 1) for size in _sizes(classes)) / (total * (total - 1))
+    sizes: list[int] = numpy.unique(classes, return_counts=True)[1].tolist()
+    alike = sum(size * (size - 1) for size in sizes) / (total * (total - 1))
     return round(total / (1 + (total - 1) * (1 - alike)), 3)

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from wdscli.create import grouping
@@ -25,7 +26,7 @@ from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
 from wdscli.errors import InputError, UsageError
 from wdscli.executors import make_executor, run_tasks
-from wdscli.model import ShardInfo, to_text
+from wdscli.model import to_text
 from wdscli.plan.cut import END_BYTES, Cuts
 from wdscli.plan.strategy import check_post, useful_jobs
 from wdscli.progress import QUIET, Progress
@@ -284,8 +285,8 @@ def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
         tasks = plan.tasks() if jobs == 1 else (task.portable() for task in plan.tasks())
         with make_executor(jobs) as executor:
             # A task has its files' names, so that few are made before they are needed.
-            window, advance = jobs + 1, progress.advance
-            infos = list(run_tasks(executor, pack, tasks, window=window, advance=advance, amount=_size_of))
+            window, advance, amount = jobs + 1, progress.advance, attrgetter("size_bytes")
+            infos = list(run_tasks(executor, pack, tasks, window=window, advance=advance, amount=amount))
         progress.finish()
         manifest = plan.output.finish(
             infos,
@@ -295,10 +296,6 @@ def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
             classes=report.classes,
         )
     return replace(report, manifest=manifest)
-
-
-def _size_of(info: ShardInfo) -> int:
-    return info.size_bytes
 
 
 def _shaping(options: CreateOptions) -> dict[str, Any]:

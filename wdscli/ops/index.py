@@ -197,21 +197,15 @@ def index_shard(task: IndexTask) -> Indexed:
         index = parse_index(data, place)
         _refuse_repeats(index, task.address)
         if task.write:
-            _write_index(place, data)
+            try:
+                with open_sink(place, force=True) as sink:
+                    sink.write(data)
+            except OutputError as error:
+                hint = "--no-index writes a manifest alone, which -o may put elsewhere; or index a copy of the shards"
+                raise OutputError(error.message, hint=hint) from error
         reason = "forced" if task.force else "it was stale" if reasons else "there was none"
         info = replace(_facts(task, index, source), index=False)
         return Indexed(Side(place, "made", reason, task.address), info, data if task.want_index else None)
-
-
-def _write_index(place: str, data: bytes) -> None:
-    try:
-        with open_sink(place, force=True) as sink:
-            sink.write(data)
-    except OutputError as error:
-        raise OutputError(
-            error.message,
-            hint="--no-index writes a manifest alone, which -o may put elsewhere; or index a copy of the shards",
-        ) from error
 
 
 def _facts(task: IndexTask, index: Index, source: Source) -> ShardInfo:

@@ -2,7 +2,7 @@
 
 What it is: :class:`Comparison`, which says of samples whose hashes are the same which of them repeat an earlier one;
 :func:`repeated_keys` and :class:`Dedup`, which find such candidates by the hashes of keys, and by those of what
-``--dedup`` names; :func:`renamed`, which gives repeats new keys; and :class:`Duplicates`, what was left out, by name.
+``--dedup`` names; :func:`rename`, which gives repeats new keys; and :class:`Duplicates`, what was left out, by name.
 How: every row has the XXH3-64 of its key, and for payloads a survey takes an XXH3-128; one sort finds those that come
 more than once. Only these are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so that a
 collision of hashes is never taken for a repeat. It must not know of orders or cuts, nor what becomes of the samples

@@ -307,9 +307,11 @@ def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowB
 
 def _plain_block(task: SurveyTask, index: Index) -> RowBlock | None:
     """Rows and values where the index alone tells all that is wanted."""
-    values = Packed.of([]) if task.extract is None else task.extract.values_of_index(index)
-    rows = None if values is None else plain_rows(task, index)
-    return None if values is None or rows is None else RowBlock(rows, values)
+    extract = task.extract
+    if (extract is not None and extract.payload_fields) or (rows := plain_rows(task, index)) is None:
+        return None
+    values = Packed.of([]) if extract is None else extract.values_of_index(index)
+    return None if values is None else RowBlock(rows, values)
 
 
 def _at_any_place(task: SurveyTask, warnings: list[str]) -> tuple[SurveyTask, Source]:

@@ -13,7 +13,7 @@ from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.samples.keys import split_name
 from wdscli.tar import KIND_MASK, ByteSource, Columns, Scanner, core
-from wdscli.tar.header import BLOCK
+from wdscli.tar.header import BLOCK, checksum_is_right
 
 FRONT_BYTES = 1 << 16
 """What may lie between two members of a sample and is read together with the header behind it."""
@@ -32,6 +32,7 @@ def says(headers: bytes, name: bytes, size: int) -> bool:
         return bool(core.CORE.says(headers, name, size))
     return (
         len(headers) == BLOCK
+        and checksum_is_right(headers)
         and headers.startswith(name + b"\0")
         and headers[124:136] == b"%011o\0" % size
         and headers[156] in b"0\0"

@@ -1,8 +1,8 @@
 """One sample of a batch, for who looks into it: an expression, a sort key, what a split goes by.
 
-What it is: :class:`SampleAt`, which finds members and payloads by field, and makes the errors that name the sample. How
-it goes about it: it is a batch and a row of it, made only where a sample is looked at by itself. It must not know what
-is looked for.
+What it is: :class:`SampleAt`, a batch and a row of it, which finds members and payloads by field and makes the errors
+that name the sample. How: commands work on batches, so that one is made only where a sample is looked at by itself. It
+must not know what is looked for.
 """
 
 from __future__ import annotations

@@ -45,7 +45,6 @@ from wdscli.storage import (
 from wdscli.storage.addresses import local_path
 from wdscli.storage.opening import GONE, is_device, versions_at
 from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
-from wdscli.tar.template import header_maker
 
 _END_SECONDS = 1 << 33
 
@@ -69,8 +68,6 @@ Kept = tuple[bytes, bytes | None, int, Iterable[Payload]]
 Witness = Callable[[str, ShardInfo, str], None]
 """Called with a shard's address, its facts and its index's XXH3-64 ("" without one) when it is whole and has not got
 its name yet."""
-_JOINED_BYTES = 1 << 15
-"""A sample of fewer bytes goes on as one piece."""
 
 
 class ShardSettings(NamedTuple):
@@ -137,7 +134,6 @@ class ShardFile:
         self._sink = sink or open_sink(address, force=settings.force, fsync=settings.fsync)
         self._through = _Through(self._sink, digest)
         self._tar = TarWriter(self._through, settings.form)
-        self._header = header_maker(settings.form)
         self.index = IndexBuilder()
         self.ignored: dict[str, int] = {}
 
@@ -152,26 +148,9 @@ class ShardFile:
 
     def write(self, key: bytes, fields: Sequence[tuple[bytes, Payload]]) -> None:
         """One sample. ``key`` and field names have been checked by the caller (:func:`~wdscli.samples.check_name`)."""
-        tar, make = self._tar, self._header
-        prefix = key + b"."
-        start = position = tar.position
-        names, offsets, sizes = [], [], []
-        parts: list[Payload] = []
-        for field, payload in fields:
-            size = len(payload)
-            header = make(prefix + field, size)
-            position += len(header)
-            names.append(field)
-            offsets.append(position)
-            sizes.append(size)
-            position += size + 511 & -512
-            parts += header, payload, padding(size)
-        if position - start < _JOINED_BYTES:
-            tar.raw(b"".join(parts))
-        else:
-            for part in parts:
-                tar.raw(part)
-        self.index.add_sample(key, start, names, offsets, sizes)
+        start = self._tar.position
+        self._tar.add_all(key + b".", fields, self.index.places)
+        self.index.end_sample(key, start)
 
     def write_arrays(self, data: Payload, samples: SampleArrays) -> None:
         """Whole canonical samples as they stand, whose places count from the first byte of ``data``."""

@@ -13,8 +13,6 @@ Format", types L and K.
 
 from __future__ import annotations
 
-import re
-
 from wdscli.errors import DataError
 from wdscli.tar.header import (
     MAX_EXTENDED_CHAIN,
@@ -31,30 +29,6 @@ from wdscli.tar.header import (
 TYPEFLAGS = frozenset((b"x", b"g", b"X", b"L", b"K"))
 _SPARSE = b"GNU.sparse."
 _LEADING = (b"path", b"size")
-
-# One record that changes neither name, size nor kind. A value with a newline in it is left to the exact path.
-_HARMLESS = re.compile(rb"([1-9][0-9]{0,2}) (?!path=|size=|GNU\.sparse\.)[^=\n]+=[^\n]*\n")
-_ONE_MTIME = [b"%d mtime=" % size for size in range(100)]
-
-
-def is_harmless(data: bytes) -> bool:
-    """Whether a pax header's records are well-formed and say nothing of its member's name, size and kind. False also
-    where it takes :func:`~wdscli.tar.header.parse_pax` to know.
-
-    >>> is_harmless(b"28 mtime=1700000000.1234567\\n"), is_harmless(b"10 path=a\\n")
-    (True, False)
-    """
-    size = len(data)
-    # What Python's tarfile, and so webdataset's writer, puts before every member.
-    if size < 100 and data.startswith(_ONE_MTIME[size]) and data.find(b"\n") == size - 1:
-        return True
-    at = 0
-    while at < size:
-        match = _HARMLESS.match(data, at)
-        if match is None or match.end() - at != int(match[1]):
-            return False
-        at = match.end()
-    return size > 0
 
 
 class Extensions:

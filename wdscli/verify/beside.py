@@ -85,7 +85,10 @@ def _manifests_of(
         try:
             manifest = read_manifest(folder + name)
         except DataError as error:
-            if _is_meant_for(folder + name, names):
+            # Whether it was one for these shards: many a tool has a manifest.json.
+            prefix = name.removesuffix(MANIFEST_SUFFIX)
+            is_listed = any(one.startswith(prefix) for one in names)
+            if is_listed if prefix else b'"shardlist"' in read_all(folder + name):
                 ledger.add("manifest-mismatch", error.message)
         except WdsError as error:
             ledger.add("unreadable", error.message)
@@ -96,14 +99,6 @@ def _manifests_of(
                     if "/" not in shard.name and shard.name not in there:
                         ledger.add("manifest-mismatch", f"it lists {shard.name}, which is not there")
     return found
-
-
-def _is_meant_for(manifest: str, names: set[str]) -> bool:
-    """Whether a file that cannot be read as a manifest was one for these shards; many a tool has a manifest.json."""
-    prefix = base_name(manifest).removesuffix(MANIFEST_SUFFIX)
-    if prefix:
-        return any(name.startswith(prefix) for name in names)
-    return b'"shardlist"' in read_all(manifest)
 
 
 def _add_strays(addresses: Sequence[str], listings: Listings, limit: int) -> None:

@@ -19,7 +19,7 @@ from wdscli.samples import Grouper, SampleBatch, split_name
 from wdscli.shards.index import IndexBuilder
 from wdscli.storage import Source, exists, is_stream, open_source
 from wdscli.storage.compressed import identify
-from wdscli.tar import CANONICAL, ByteSource, Form, scan
+from wdscli.tar import CANONICAL, ByteSource, scan
 from wdscli.tar.header import BLOCK
 from wdscli.tar.recover import scan_salvaging
 from wdscli.verify.beside import Listing, check_checksum, check_index, check_listed, check_size, load_index
@@ -99,8 +99,17 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     headers = HeaderPass(
         ledger, required=task.required, judge=judge, builder=builder, keep_names=not source.seekable
     )
+    decoder = None
+    if task.max_decoded is not None:
+        from wdscli.verify.decode import Decoder
+
+        decoder = Decoder(ledger, task.max_decoded)
+    form, payloads = CANONICAL if index is None else index.form, decoder is not None or "hf" in task.profiles
     try:
-        _scan(task, source, headers, CANONICAL if index is None else index.form)
+        for window in scan_salvaging(source, ledger.add_error, form=form, payloads=payloads):
+            headers.add(window)
+            if decoder is not None:
+                decoder.check(window)
     finally:
         headers.finish()
         result.samples, result.members, result.size_bytes = headers.samples, headers.members, source.size or 0
@@ -124,19 +133,6 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         check_size(task.address, listing, result.size_bytes, ledger)
         if is_whole:
             check_listed(listing, headers.samples, builder, ledger)
-
-
-def _scan(task: ShardTask, source: ByteSource, headers: HeaderPass, form: Form) -> None:
-    ledger, decoder = headers.ledger, None
-    if task.max_decoded is not None:
-        from wdscli.verify.decode import Decoder
-
-        decoder = Decoder(ledger, task.max_decoded)
-    payloads = decoder is not None or "hf" in task.profiles
-    for window in scan_salvaging(source, ledger.add_error, form=form, payloads=payloads):
-        headers.add(window)
-        if decoder is not None:
-            decoder.check(window)
 
 
 def _report_repeats(repeats: Repeats, keys: KeyColumns, source: ByteSource, ledger: Ledger) -> None:

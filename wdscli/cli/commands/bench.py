@@ -59,19 +59,14 @@ def bench(shards: Shards, loop: LoopOptions, general: GeneralOptions) -> None:
         fields = [name for names in loop.fields or () for name in names.split(",")] or None
         report = run(shards, **loop._replace(fields=fields)._asdict(), **general.trust._asdict())
     if out.json:
-        out.object(_object(report))
+        shares = {name: round(share, 4) for name, share in report.shares._asdict().items()}
+        rates = {
+            "samples_per_second": round(report.samples_per_second, 1),
+            "bytes_per_second": round(report.bytes_per_second),
+        }
+        out.object({**report._asdict(), "shares": shares, **rates})
     else:
         _print(out, report)
-
-
-def _object(report: BenchReport) -> dict[str, object]:
-    shares = {name: round(share, 4) for name, share in report.shares._asdict().items()}
-    return {
-        **report._asdict(),
-        "shares": shares,
-        "samples_per_second": round(report.samples_per_second, 1),
-        "bytes_per_second": round(report.bytes_per_second),
-    }
 
 
 def _print(out: Out, report: BenchReport) -> None:

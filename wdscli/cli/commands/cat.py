@@ -21,7 +21,6 @@ from wdscli.units import human_size
 if TYPE_CHECKING:
     from wdscli.look.picking import Picker
     from wdscli.plan.request import Request
-    from wdscli.progress import Progress
 
 _instead = panel("Instead of a tar")
 _TO_STDOUT = OutputOptions("-")
@@ -90,7 +89,13 @@ def cat(
     progress = out.progress()
     request = read_request(shards, output, inputs, jobs=1)
     if not others:
-        _write_tar(out, request, progress, preserve, output.dry_run)
+        from wdscli.ops.cat import cat as write
+
+        report = write(request, preserve=preserve, dry_run=output.dry_run, progress=progress)
+        if request.output != "-" or output.dry_run:
+            verb = "would write" if output.dry_run else "wrote"
+            out.summary(f"{verb} {plural(report.samples, 'sample')}, {human_size(report.bytes_out)}")
+        _print_losses(out, report.dropped, report.ignored)
         return
     from wdscli.look import unpack
     from wdscli.look.picking import Picker
@@ -141,16 +146,6 @@ def _put(out: Out, request: "Request", picker: "Picker", pieces: Iterable[bytes]
     with open_sink(request.output, force=request.settings.force, fsync=request.settings.fsync) as sink:
         for piece in pieces:
             sink.write(piece)
-
-
-def _write_tar(out: Out, request: "Request", progress: "Progress", preserve: bool, dry_run: bool) -> None:
-    from wdscli.ops.cat import cat as write
-
-    report = write(request, preserve=preserve, dry_run=dry_run, progress=progress)
-    if request.output != "-" or dry_run:
-        done = "would write" if dry_run else "wrote"
-        out.summary(f"{done} {plural(report.samples, 'sample')}, {human_size(report.bytes_out)}")
-    _print_losses(out, report.dropped, report.ignored)
 
 
 def _print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int]) -> None:

@@ -315,7 +315,9 @@ def _human_facts(summary: "Summary") -> Iterator[tuple[str, str]]:
     if samples:
         mean = human_size(summary.payload_bytes / samples)
         yield "mean sample", f"{mean}, {members / samples:.3g} members"
-    yield "keys", _keys_text(summary.repeated_keys)
+    twice = "1 key comes" if summary.repeated_keys == 1 else f"{summary.repeated_keys:,} keys come"
+    more = f"{twice} more than once: see which with `wds verify`"
+    yield "keys", more if summary.repeated_keys else "each comes once"
     if report.ignored:
         yield "ignored", f"members of no sample: {_counts(report.ignored)}"
     if report.dropped:
@@ -327,13 +329,6 @@ def _human_facts(summary: "Summary") -> Iterator[tuple[str, str]]:
 def _broken_shards(summary: "Summary") -> int:
     """A shard may be broken in several places."""
     return len({error.shard for error in summary.report.broken})
-
-
-def _keys_text(repeated: int) -> str:
-    if not repeated:
-        return "each comes once"
-    what = "1 key comes" if repeated == 1 else f"{repeated:,} keys come"
-    return f"{what} more than once: see which with `wds verify`"
 
 
 def _balance_text(summary: "Summary") -> str:
