@@ -15,6 +15,7 @@ import pytest
 import typer.main
 from both_cores import pytest_generate_tests as pytest_generate_tests
 from both_cores import running_core as running_core
+from hypothesis import HealthCheck, settings
 from lasting_workers import lasting_workers
 from shard_cases import Ran, numbered, write_shards
 
@@ -22,6 +23,9 @@ from wdscli.cli import main as cli
 from wdscli.cli.main import main
 
 Command = Callable[..., Ran]
+
+# For scripts/sanitize, which makes everything slow.
+settings.register_profile("slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # A shell ignores Ctrl-C on behalf of what it runs in the background, and programs started from there inherit that. The
 # tests that interrupt a program must not depend on how they were started themselves.
@@ -102,7 +106,7 @@ def shards(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def shared_workers() -> Iterator[None]:
+def shared_workers(running_core: str) -> Iterator[None]:
     """The commands of this module share worker processes."""
     with lasting_workers():
         yield

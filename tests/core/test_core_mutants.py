@@ -15,6 +15,7 @@ import gc
 import os
 import random
 import resource
+import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -34,7 +35,6 @@ from wdscli.samples import iter_batches, iter_samples
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.storage import open_source
 from wdscli.tar import Form, TarWriter, build_header, core
-from wdscli.tar.columns import Columns
 
 CORE = core.CORE
 pytestmark = pytest.mark.skipif(
@@ -132,6 +132,38 @@ def headers(case: Case) -> object:
     return build_header(name, size, form), out.read_bytes()
 
 
+def created(case: Case) -> object:
+    """A folder of small files made into shards."""
+    rng, tree, out = case.random, case.folder / "tree", case.folder / "created"
+    for folder in (tree, out):
+        shutil.rmtree(folder, ignore_errors=True)
+    names = [
+        "s.cls",
+        "s.jpg",
+        "t.cls",
+        "t.seg.png",
+        "noext",
+        "._a.b",
+        ".b",
+        "__x__",
+        "u" * 120 + ".txt",
+        "d/e.f",
+        "d/e.g/h",
+    ]
+    for name in rng.sample(names, 6):
+        path = tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        at = rng.randrange(len(case.data) + 1)
+        path.write_bytes(case.data[at : at + rng.choice((0, 3, 512, 513, 3000))])
+    out.mkdir()
+    ran = wds_here("create", tree, "-o", out / "o-%06d.tar", "--max-count", "2", "-j1")
+    return ran.code, ran.out, ran.err, written(out)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
 def loader(case: Case) -> object:
     return each(WebDataset(case.file(), shuffle=False)), table(IndexedDataset, case.file())
 
@@ -164,8 +196,7 @@ def command(*words: object) -> Callable[[Case], object]:
                 for word in words
             ]
         )
-        written = {path.name: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
-        return ran.code, ran.out, ran.err, written
+        return ran.code, ran.out, ran.err, written(out)
 
     return run
 
@@ -182,6 +213,7 @@ FAST: dict[str, Callable[[Case], object]] = {
     "headers": headers,
 }
 SLOW: dict[str, Callable[[Case], object]] = {
+    "created": created,
     "loader": loader,
     "changed": changed_behind_its_index,
     "cat": command("cat", "IN", "-o", "OUT/o.tar", "-q"),
@@ -277,19 +309,18 @@ class Recorder:
 
 def fresh(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments of their own: what a call appends to or writes into is as it was."""
-    made: list[Any] = []
-    for arg in args:
-        if isinstance(arg, memoryview):
-            made.append(bytes(arg) if arg.readonly else bytearray(arg))
-        elif isinstance(arg, Columns):
-            made.append(Columns(*map(list, arg)))
-        elif isinstance(arg, (list, dict, bytearray)) or type(arg).__module__ == "numpy":
-            made.append(copy.copy(arg))
-        elif callable(arg) and not isinstance(arg, type):
-            made.append(_nothing)
-        else:
-            made.append(arg)
-    return tuple(made)
+    return tuple(map(_fresh, args))
+
+
+def _fresh(arg: Any) -> Any:
+    if isinstance(arg, memoryview):
+        return bytes(arg) if arg.readonly else bytearray(arg)
+    if isinstance(arg, tuple):
+        made = map(_fresh, arg)
+        return type(arg)(*made) if hasattr(arg, "_fields") else tuple(made)
+    if isinstance(arg, (list, dict, bytearray)) or type(arg).__module__ == "numpy":
+        return copy.copy(arg)
+    return _nothing if callable(arg) and not isinstance(arg, type) else arg
 
 
 def _nothing(*_: object) -> None:
