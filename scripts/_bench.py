@@ -1,10 +1,13 @@
-"""The bench behind ``scripts/bench``: rows of (ours, peer) on three seeded sets, and the table of their ratios.
+"""The bench behind ``scripts/bench``: rows of (ours, peer) on three seeded sets, each written in three ways, and the
+tables of their ratios.
 
-The sets: ``tiny`` has two members of a few bytes a sample, ``text`` one of 2 KB, ``images`` a picture of 100 KB (random
-bytes: nothing here decodes), a JSON caption and a class. Whole-process rows start a program; the others call
-functions in a process of their own, without its start. Outputs are removed before every run, because a full page
-cache slows the next. Memory is that of whole commands in one process; plans are made of synthetic indexes, whose shards
-have nothing but the headers that are looked at.
+What it is: one table of ratios for sets as we write them, and one each for the same samples as GNU tar and webdataset
+write them, with the share of the first that is left. How: rows with the same peer are measured in the same round, in
+which the peer runs once, on the same set; what counts is the median of the rounds. Whole-process rows start a program,
+the others call functions (``_bench_sides.py``). Sets are made one after the other and removed when they were measured,
+and outputs after every run, because a full page cache slows the next. A mark tells where a set was too small: where
+starting takes more than a tenth of our time. It must not know how sets are written (``_bench_sets.py``) nor how plans
+are measured (``_bench_plan.py``).
 """
 
 from __future__ import annotations
@@ -13,78 +16,122 @@ import argparse
 import io
 import mmap
 import os
-import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from _bench_plan import ENVIRONMENT, PLANNED, measured, print_planning
+from _bench_sets import (
+    BYTES_PER_PICTURE,
+    COUNTS,
+    KINDS,
+    QUICK,
+    WAYS,
+    Data,
+    make_set,
+    make_tree,
+    make_whole,
+    wanted_dir,
+)
+from _bench_sides import BATCH, NEED, WORKERS, called
+
 BIN = Path(sys.executable).parent
-# A program that is installed has its modules compiled; a checkout must be allowed to keep what it compiles.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-COUNTS = {"tiny": 200_000, "text": 200_000, "images": 20_000}
-QUICK = {"tiny": 20_000, "text": 20_000, "images": 2_000}
-SHARDS = 4
-ROW_BYTES = 49
-"""A row of a plan."""
+FEW = 64
+"""Samples of the set that tells how long starting takes."""
+MOST_START = 0.1
+"""The part of a row's time that starting may take before the row is marked."""
 
 
 class Row(NamedTuple):
-    """One line of the table: each side is a shell command or the name of a function of this file."""
+    """One line of the table: each side is a shell command or the name of a function of ``_bench_sides.py``.
+
+    ``foreign`` is the least share of the canonical ratio that is to be left on sets of others; rows without it are
+    measured on our own sets alone.
+    """
 
     work: str
     peer: str
     ours: str
     theirs: str
-    targets: dict[str, float]
+    aims: dict[str, float]
+    foreign: float = 0
 
 
 def _row(
-    work: str, peer: str, ours: str, theirs: str, tiny: float = 0, text: float = 0, images: float = 0
+    work: str,
+    peer: str,
+    ours: str,
+    theirs: str,
+    *aims: float,
+    foreign: float = 0,
 ) -> Row:
-    targets = {kind: aim for kind, aim in (("tiny", tiny), ("text", text), ("images", images)) if aim}
-    return Row(work, peer, ours, theirs, targets)
+    """``aims`` for tiny, text and images; 0 is none."""
+    return Row(work, peer, ours, theirs, {kind: aim for kind, aim in zip(KINDS, aims) if aim}, foreign)
 
 
 CAT = "$ cat $SET/*.tar > $OUT/all.tar"
+SPLIT = "$ wds split $SET -o $OUT/s-%06d.tar -q --shards 8"
+MERGE = "$ wds merge $SET -o $OUT/m-%06d.tar -q --shards 2"
 SHUFFLE = "$ wds shuffle $SET -o $OUT/s-%06d.tar -q --shards 4"
+SORT = "$ wds sort --by key $SET -o $OUT/o-%06d.tar -q --shards 4"
+CREATE = "$ wds create $TREE -o $OUT/c-%06d.tar -q"
 GATHER, SPILL = f"{SHUFFLE} --strategy gather", f"{SHUFFLE} --strategy spill --memory 256MiB --tmp $OUT"
+IN_WORKERS = f"DataLoader, {WORKERS} workers, batched({BATCH})"
 ROWS = [
-    _row("list members (library)", "tarfile", "list_ours", "list_tarfile", 10, 10, 8),
-    _row("iterate samples (library)", "webdataset", "iterate_ours", "iterate_webdataset", 12, 10, 7),
-    _row("write to /dev/null (library)", "TarWriter", "write_ours", "write_webdataset", 15, 12, 8),
-    _row("wds ls --members", "tar tf", "$ wds ls --members $WHOLE", "$ tar tf $WHOLE", 0.5, 0.6, 0.6),
+    _row("list members (library)", "tarfile", "list_ours", "list_tarfile", 50, 35, 12, foreign=0.7),
     _row(
-        "wds create",
-        "tar cf",
-        "$ wds create $TREE -o $OUT/c-%06d.tar -q",
-        "$ tar cf $OUT/c.tar -C $TREE .",
-        tiny=0.7,
-        images=0.8,
+        "iterate samples (library)",
+        "webdataset",
+        "iterate_ours",
+        "iterate_webdataset",
+        50,
+        25,
+        6,
+        foreign=0.6,
     ),
-    _row("wds cat -o", "cat", "$ wds cat $SET -o $OUT/all.tar -q", CAT, images=0.7),
-    _row("wds split", "cat", "$ wds split $SET -o $OUT/s-%06d.tar -q --shards 8", CAT, 0.15, 0.27, 0.75),
-    _row("wds merge", "cat", "$ wds merge $SET -o $OUT/m-%06d.tar -q --shards 2", CAT, 0.15, 0.27, 0.75),
-    _row("wds shuffle", "cat", "$ wds shuffle $SET -o $OUT/s-%06d.tar -q", CAT, images=0.5),
+    _row(
+        "iterate samples (loader)",
+        "webdataset",
+        "iterate_loader",
+        "iterate_webdataset",
+        50,
+        25,
+        6,
+        foreign=0.6,
+    ),
+    _row(IN_WORKERS, "webdataset", "workers_ours", "workers_webdataset", 9, 5, 3, foreign=0.8),
+    _row("write samples to /dev/null", "TarWriter", "write_ours", "write_webdataset", 40, 30, 25),
+    _row(
+        "wds ls --members",
+        "tar tf",
+        "$ wds ls --members $WHOLE",
+        "$ tar tf $WHOLE",
+        1.2,
+        1.2,
+        0.9,
+        foreign=0.7,
+    ),
+    _row("wds verify", "tar tf", "$ wds verify $WHOLE -q", "$ tar tf $WHOLE", 0.8, 0.8, 0.8, foreign=0.7),
+    _row("wds create", "tar cf", CREATE, "$ tar cf $OUT/c.tar -C $TREE .", 0.8, 0, 1.2),
+    _row("wds cat -o", "cat", "$ wds cat $SET -o $OUT/all.tar -q", CAT, 0.3, 0.45, 0.8, foreign=0.6),
+    _row("wds split -j1", "cat", f"{SPLIT} -j1", CAT, 0.3, 0.45, 0.8, foreign=0.5),
+    _row("wds merge -j1", "cat", f"{MERGE} -j1", CAT, 0.3, 0.45, 0.8, foreign=0.5),
+    _row("wds shuffle -j1", "cat", f"{SHUFFLE} -j1", CAT, 0.17, 0.25, 0.6, foreign=0.5),
+    _row("wds split", "cat", SPLIT, CAT, 0.15, 0.27, 0.75),
+    _row("wds merge", "cat", MERGE, CAT, 0.15, 0.27, 0.75),
+    _row("wds shuffle", "cat", "$ wds shuffle $SET -o $OUT/s-%06d.tar -q", CAT, 0, 0, 0.5),
     _row("wds shuffle, gather, -j1", "cat", f"{GATHER} -j1", CAT, 0.09, 0.14, 0.55),
     _row("wds shuffle, gather, -j2", "cat", f"{GATHER} -j2", CAT, 0.10, 0.17, 0.7),
     _row("wds shuffle, spill, -j1", "cat", f"{SPILL} -j1", CAT, 0.07, 0.10, 0.28),
     _row("wds shuffle, spill, -j2", "cat", f"{SPILL} -j2", CAT, 0.11, 0.15, 0.4),
-    _row(
-        "wds sort --by key",
-        "cat",
-        "$ wds sort --by key $SET -o $OUT/o-%06d.tar -q --shards 4",
-        CAT,
-        0.10,
-        0.17,
-        0.55,
-    ),
-    _row("wds verify", "tar tf", "$ wds verify $WHOLE -q", "$ tar tf $WHOLE"),
+    _row("wds sort --by key", "cat", SORT, CAT, 0.10, 0.17, 0.55),
     _row("wds verify --checksums", "sha256sum", "$ wds verify --checksums $SET -q", "$ sha256sum $SET/*.tar"),
 ]
 START = [
@@ -92,159 +139,114 @@ START = [
     ("wds ls (small shard)", "wds ls $SMALL", 8.0),
     ("wds --help", "wds --help", 15.0),
 ]
+JOBS = (1, 2, 4, 8, 16)
+FEWEST_PROCESSORS = 4
+"""Where there are fewer, efficiency says nothing."""
+SHARED = [
+    ("wds shuffle", f"{SHUFFLE.removesuffix('4')}16"),
+    ("wds verify", "$ wds verify $SET -q"),
+    ("wds create", f"{CREATE} --shards 16"),
+]
 
 
-def samples(kind: str, count: int) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """The samples of one set, the same every time."""
-    seeded = random.Random(kind)
-    blob = seeded.randbytes(1 << 20)
-    for number in range(count):
-        key = f"n{number % 100:02d}/img{number:07d}"
-        label = b"%d" % (number % 100)
-        at = seeded.randrange(len(blob) - 120_000)
-        if kind == "tiny":
-            yield key, {"cls": label, "id": b"%08d" % number}
-        elif kind == "text":
-            yield key, {"txt": blob[at : at + seeded.randrange(1500, 2500)]}
-        else:
-            caption = b'{"width": 640, "height": 480, "caption": "picture %d"}' % number
-            yield (
-                key,
-                {"cls": label, "jpg": blob[at : at + seeded.randrange(80_000, 120_000)], "json": caption},
-            )
-
-
-def make_set(folder: Path, kind: str, count: int) -> None:
-    """A set of some shards, and the same samples in one."""
-    from wdscli.shards import ShardWriter
-
-    for name, in_shard in (("set", -(-count // SHARDS)), ("whole", count)):
-        (folder / name).mkdir(parents=True)
-        with ShardWriter(f"{folder}/{name}/{kind}-%06d.tar", max_count=in_shard) as writer:
-            for key, fields in samples(kind, count):
-                writer.write(key, fields)
-
-
-def make_tree(folder: Path, kind: str, count: int) -> None:
-    """The same samples as files."""
-    for key, fields in samples(kind, count):
-        for field, data in fields.items():
-            path = folder / f"{key}.{field}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-
-
-def list_ours(folder: Path) -> int:
-    from wdscli.storage import open_source
-    from wdscli.tar import scan
-
-    with open_source(str(one(folder))) as source:
-        return sum(len(window.columns.names) for window in scan(source))
-
-
-def list_tarfile(folder: Path) -> int:
-    import tarfile
-
-    with tarfile.open(one(folder)) as archive:
-        return sum(1 for _ in archive)
-
-
-def iterate_ours(folder: Path) -> int:
-    from wdscli.shards import ShardReader
-
-    total = 0
-    for path in sorted((folder / "set").glob("*.tar")):
-        with ShardReader(str(path)) as shard:
-            total += sum(1 for _ in shard)
-    return total
-
-
-def iterate_webdataset(folder: Path) -> int:
-    import webdataset
-
-    paths = [str(path) for path in sorted((folder / "set").glob("*.tar"))]
-    return sum(1 for _ in webdataset.WebDataset(paths, shardshuffle=False))
-
-
-def write_ours(folder: Path) -> int:
-    from wdscli.tar import TarWriter
-
-    with open("/dev/null", "wb", buffering=0) as sink, TarWriter(sink) as tar:
-        for key, fields in HELD:
-            prefix = key.encode() + b"."
-            for field, data in fields.items():
-                tar.add(prefix + field.encode(), data)
-    return len(HELD)
-
-
-def write_webdataset(folder: Path) -> int:
-    import webdataset
-
-    with open("/dev/null", "wb") as stream:
-        writer = webdataset.TarWriter(stream, encoder=False)
-        for key, fields in HELD:
-            writer.write({"__key__": key, **fields})
-        writer.close()
-    return len(HELD)
-
-
-HELD: list[tuple[str, dict[str, bytes]]] = []
-"""Samples in memory, for the rows that write."""
-
-
-def one(folder: Path) -> Path:
-    return min((folder / "whole").glob("*.tar"))
-
-
-def touch_memory(size: int) -> None:
+def touch_memory(size_bytes: int) -> None:
     """Have the machine under a virtual one give this much memory now: where it takes idle memory back, whoever writes
     first pays for it again, up to four times the time of the writing."""
-    mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
+    mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
 
 
-def timed_command(given: str, folder: Path) -> float:
+def timed_command(given: str, data: Data) -> float:
     """Seconds of a whole process. The shell that splits the words is not counted where there is no redirection."""
     command = given
-    out = folder / "out"
+    out = data.folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    names = {"$WHOLE": str(one(folder)), "$SET": f"{folder}/set", "$TREE": f"{folder}/tree", "$OUT": str(out)}
+    names = {"$SET": f"{data.folder}/set", "$TREE": f"{data.folder}/tree", "$OUT": str(out)}
+    if "$WHOLE" in given:
+        names["$WHOLE"] = str(data.whole)
     for name, value in names.items():
         command = command.replace(name, value)
     command = command.removeprefix("$ ")
     shell = any(mark in command for mark in ">*")
     if "$OUT" in given:
-        touch_memory(2 * sum(path.stat().st_size for path in (folder / "set").glob("*.tar")))
+        touch_memory(2 * data.total_bytes)
     words = [f"{BIN}/wds" if word == "wds" else word for word in command.split()]
     begin = time.perf_counter()
     subprocess.run(
         command if shell else words, shell=shell, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT
     )
-    return time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    shutil.rmtree(out)
+    return seconds
 
 
-def timed(side: str, folder: Path) -> float:
+def timed(side: str, data: Data, few: Data) -> float:
+    """Seconds of a command, or of a sample where a function is called: what comes first is not counted for some."""
     if side.startswith("$ "):
-        return timed_command(side, folder)
-    function: Callable[[Path], int] = globals()[side]
-    begin = time.perf_counter()
-    function(folder)
-    return time.perf_counter() - begin
+        return timed_command(side, data)
+    found = called(side, data, few)
+    return found.seconds / found.samples
 
 
-def measure(row: Row, folder: Path, rounds: int) -> tuple[float, float, float]:
-    """Median of peer's time over ours, and the least and the greatest.
+class Found(NamedTuple):
+    """Peer's time over ours: median, least and greatest; and the part of our time that starting takes."""
 
-    One round to warm up is not counted. Who goes first changes with every round, because memory that was just let go
-    is had back sooner than other memory.
+    ratio: float
+    least: float
+    greatest: float
+    start: float
+
+
+def measure(rows: list[Row], data: Data, few: Data, rounds: int) -> Iterator[tuple[Row, Found]]:
+    """Rows with the same peer, which runs once a round.
+
+    Where commands are measured, one round to warm up is not counted; functions warm up by themselves. Who goes first
+    changes with every round, because memory that was just let go is had back sooner than other memory.
     """
-    ratios = []
-    for number in range(rounds + 1):
-        sides = [row.ours, row.theirs] if number % 2 else [row.theirs, row.ours]
-        seconds = {side: timed(side, folder) for side in sides}
-        if number:
-            ratios.append(seconds[row.theirs] / seconds[row.ours])
-    return statistics.median(ratios), min(ratios), max(ratios)
+    sides = [rows[0].theirs, *(row.ours for row in rows)]
+    warming = int(rows[0].theirs.startswith("$ "))
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for number in range(warming + rounds):
+        for side in sides if number % 2 else sides[::-1]:
+            seconds[side].append(timed(side, data, few))
+    for row in rows:
+        mine, its = seconds[row.ours][warming:], seconds[row.theirs][warming:]
+        ratios = [theirs / ours for ours, theirs in zip(mine, its)]
+        start = 0.0
+        if row.ours.startswith("$ "):
+            start = min(timed_command(row.ours, few) for _ in range(2)) / statistics.median(mine)
+        yield row, Found(statistics.median(ratios), min(ratios), max(ratios), start)
+
+
+def stage(row: Row) -> str:
+    """What the row reads besides the set itself."""
+    return next((name for name in ("whole", "tree") if f"${name.upper()}" in row.ours), "set")
+
+
+def measured_set(folder: Path, data: Data, rows: list[Row], rounds: int) -> Iterator[tuple[Row, Found]]:
+    """All these rows on one set. What only some of them read lies there only as long."""
+    few = data._replace(folder=folder / "few", count=FEW)
+    make_set(data)
+    make_set(few)
+    for name, make in (("set", None), ("whole", make_whole), ("tree", make_tree)):
+        those = [row for row in rows if stage(row) == name]
+        if those and make:
+            make(data)
+            make(few)
+        for theirs in dict.fromkeys(row.theirs for row in those):
+            yield from measure([row for row in those if row.theirs == theirs], data, few, rounds)
+        if those and make:
+            shutil.rmtree(data.folder / name)
+    shutil.rmtree(few.folder)
+
+
+def rows_of(rows: Iterable[Row], kind: str, way: str) -> list[Row]:
+    """What is measured on this set: of files only what has an aim, and on sets of others what has one for these."""
+    return [
+        row
+        for row in rows
+        if ("$TREE" not in row.ours or kind in row.aims) and (way == "canonical" or row.foreign)
+    ]
 
 
 def measure_start(small: Path, rounds: int) -> list[tuple[str, float, float]]:
@@ -286,230 +288,86 @@ def peak_of_gather(folder: Path, count: int) -> tuple[float, float]:
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     words = f"shuffle {folder}/set -o {out}/s-%06d.tar -q -j1 --strategy gather".split()
-    return measured(words)[1], 100 + 64 * count / 1e6
+    found = measured(words)
+    shutil.rmtree(out)
+    return found.anonymous_bytes / 1e6, 100 + 64 * count / 1e6
 
 
-WATCHED = """
-import os, sys, threading, time
-from wdscli.cli.main import main
-
-most, ended = [0, 0], threading.Event()
-
-def watch():
-    while not ended.wait(0.005):
-        with open("/proc/self/status") as file:
-            anonymous = 1024 * next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
-        files = {}
-        for number in os.listdir("/proc/self/fd"):
-            try:
-                if os.readlink(f"/proc/self/fd/{number}").endswith("(deleted)"):
-                    facts = os.stat(f"/proc/self/fd/{number}")
-                    files[facts.st_ino] = facts.st_size
-            except OSError:
-                pass
-        most[:] = max(most[0], anonymous), max(most[1], sum(files.values()))
-
-thread = threading.Thread(target=watch)
-thread.start()
-begin = time.perf_counter()
-code = main(sys.argv[1:])
-seconds = time.perf_counter() - begin
-ended.set()
-thread.join()
-print(code, seconds, *most, file=sys.stderr)
-"""
+Table = dict[tuple[str, str, str], Found]
+"""What was found, by way, work and kind."""
 
 
-class Planned(NamedTuple):
-    """What planning took: seconds, the most anonymous memory, and the most bytes in scratch files without a name."""
-
-    seconds: float
-    anonymous_bytes: int
-    scratch_bytes: int
-
-
-def measured(words: list[str]) -> Planned:
-    """One command in a process of its own that starts no other."""
-    environment = {**ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED, *words], capture_output=True, check=True, text=True, env=environment
-    )
-    code, seconds, anonymous, scratch = done.stderr.split()[-4:]
-    assert code == "0", done.stderr
-    return Planned(float(seconds), int(anonymous), int(scratch))
-
-
-PLANNED = (100_000, 1_000_000, 10_000_000)
-IN_SHARD = 100_000
-LENGTH = 1536
-
-
-class PlanRow(NamedTuple):
-    """One kind of plan: the command, and what 10^7 samples may take of time and of anonymous memory."""
-
-    work: str
-    words: str
-    seconds: float
-    megabytes: float
-
-
-PLAN_ROWS = [
-    PlanRow("shuffle", "shuffle $IN", 7, 320),
-    PlanRow("sort by key", "sort $IN --by key", 15, 480),
-    PlanRow("join of two halves", "merge --join inner $HALVES", 12, 480),
-]
-
-
-def make_indexes(folder: Path, count: int, field: bytes = b"txt") -> None:
-    """Shards that are holes but for the headers that are looked at, and indexes of samples with one member each."""
-    from numpy import arange, full, int64, zeros
-
-    from wdscli.shards.index import IndexBuilder, SampleArrays
-    from wdscli.tar import build_header
-
-    (folder / ".wds").mkdir(parents=True)
-    for number in range(count // IN_SHARD):
-        first, size = number * IN_SHARD, IN_SHARD * LENGTH + 1024
-        name = f"p-{number:06d}.tar"
-        with open(folder / name, "wb") as file:
-            for row in (0, IN_SHARD // 2, IN_SHARD - 1):
-                file.seek(row * LENGTH)
-                file.write(build_header(b"n%09d.%s" % (first + row, field), 1000))
-            file.truncate(size)
-        starts = arange(IN_SHARD, dtype=int64) * LENGTH
-        ones = full(IN_SHARD, 1, dtype=int64)
-        keys = b"".join([b"n%09d" % (first + row) for row in range(IN_SHARD)])
-        builder = IndexBuilder()
-        builder.add_arrays(
-            SampleArrays(
-                keys,
-                10 * ones,
-                starts,
-                LENGTH * ones,
-                ones,
-                [field],
-                zeros(IN_SHARD, int64),
-                starts + 512,
-                1000 * ones,
-            ),
-            0,
-        )
-        (folder / ".wds" / f"{name}.wdx").write_bytes(builder.to_bytes(shard=name, size=size))
-
-
-def print_planning(folder: Path, counts: tuple[int, ...], largest: int = 0) -> None:
-    """How time, memory and scratch space of plans grow; of a shuffle up to ``largest`` samples."""
-    print("\nplanning from indexes alone (--dry-run -j1); in brackets what 10^7 samples may take:")
-    print(
-        f"| {'plan':<18} | {'samples':>11} | {'seconds':<10} | {'anonymous MB':<13} | {'scratch / rows':<14} |"
-    )
-    print(f"|{'-' * 20}|{'-' * 13}|{'-' * 12}|{'-' * 15}|{'-' * 16}|")
-    for count in (*counts, *([largest] if largest else [])):
-        make_indexes(folder / "plan", count)
-        # Two sets with the same keys, the second of which is read from its end.
-        half = count // IN_SHARD // 2
-        make_indexes(folder / "other", half * IN_SHARD, b"cls")
-        shards = [sorted(map(str, (folder / name).glob("*.tar"))) for name in ("plan", "other")]
-        for number, some in enumerate([shards[0][:half], shards[1][::-1]]):
-            (folder / f"half-{number}").write_text("".join(f"{name}\n" for name in some))
-        halves = " ".join(f"@{folder}/half-{number}" for number in range(2))
-        for row in PLAN_ROWS if count in counts else PLAN_ROWS[:1]:
-            if half or "$IN" in row.words:
-                words = row.words.replace("$IN", f"{folder}/plan").replace("$HALVES", halves)
-                found = measured(f"{words} -o {folder}/out/s-%06d.tar -q --dry-run -j1".split())
-                aims = ("", "") if count != PLANNED[-1] else (f" ({row.seconds:g})", f" ({row.megabytes:g})")
-                print(
-                    f"| {row.work:<18} | {count:>11,} | {f'{found.seconds:.1f}{aims[0]}':<10} "
-                    f"| {f'{found.anonymous_bytes / 1e6:.0f}{aims[1]}':<13} "
-                    f"| {found.scratch_bytes / (ROW_BYTES * count):<14.2f} |",
-                    flush=True,
-                )
-        shutil.rmtree(folder / "plan")
-        shutil.rmtree(folder / "other")
-
-
-def cell(value: float | None, target: float | None) -> str:
+def cell(value: float | None, aim: float | None, mark: str = "") -> str:
     if value is None:
         return ""
-    text = f"{value:.1f}x" if value >= 10 else f"{value:.2f}x"
-    return text if target is None else f"{text} ({target:g}x)"
+    text = f"{value:.1f}x{mark}" if value >= 10 else f"{value:.2f}x{mark}"
+    return text if aim is None else f"{text} ({aim:g}x)"
 
 
-def print_table(table: dict[tuple[str, str], dict[str, tuple[float, float | None]]]) -> None:
-    print(f"\n| {'work':<29} | {'against':<10} | {'tiny':<14} | {'text':<14} | {'images':<14} |")
-    print(f"|{'-' * 31}|{'-' * 12}|{'-' * 16}|{'-' * 16}|{'-' * 16}|")
-    for (work, peer), found in table.items():
-        cells = [cell(*found.get(kind, (None, None))) for kind in COUNTS]
-        print(f"| {work:<29} | {peer:<10} | " + " | ".join(f"{text:<14}" for text in cells) + " |")
+def foreign_cell(found: Found | None, canonical: Found | None, aim: float) -> str:
+    """The ratio, its share of the one on our own set, and the least that this share is to be."""
+    if found is None:
+        return ""
+    text = cell(found.ratio, None, mark_of(found))
+    return f"{text} {found.ratio / canonical.ratio:.2f} ({aim:g})" if canonical else text
 
 
-def wanted_dir(given: str | None, needed: int) -> Path:
-    """A folder in memory where there is room, so that the disc's moods do not count; else the temporary one."""
-    base = given
-    if base is None and os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > needed:
-        base = "/dev/shm"
-    return Path(tempfile.mkdtemp(prefix="wds-bench-", dir=base))
+def mark_of(found: Found) -> str:
+    return "*" if found.start > MOST_START else ""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of the data, for a first look")
-    parser.add_argument("--dir", help="where to put data; default /dev/shm if it has room")
-    parser.add_argument("--rounds", type=int, default=4, help="counted rounds of each row")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument(
-        "--plan", action="store_true", help="the planning alone, and one plan of 10^8 samples"
-    )
-    options = parser.parse_args()
-    counts = QUICK if options.quick else COUNTS
-    folder = wanted_dir(options.dir, counts["images"] * 700_000)
-    try:
-        if options.plan:
-            print_planning(folder, PLANNED[:2] if options.quick else PLANNED, 0 if options.quick else 10**8)
-        else:
-            run(folder, counts, options.rounds, options.only)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def table_lines(table: Table, rows: list[Row], way: str, kinds: list[str]) -> Iterator[str]:
+    """One table, of sets written in one way."""
+    width = 15 if way == "canonical" else 19
+    yield f"| {'work':<34} | {'against':<10} | " + " | ".join(f"{kind:<{width}}" for kind in kinds) + " |"
+    yield f"|{'-' * 36}|{'-' * 12}|" + "|".join("-" * (width + 2) for _ in kinds) + "|"
+    for row in rows:
+        founds = [table.get((way, row.work, kind)) for kind in kinds]
+        if not any(founds):
+            continue
+        cells = []
+        for kind, found in zip(kinds, founds):
+            if way != "canonical":
+                cells.append(foreign_cell(found, table.get(("canonical", row.work, kind)), row.foreign))
+            else:
+                cells.append(cell(found.ratio, row.aims.get(kind), mark_of(found)) if found else "")
+        texts = " | ".join(f"{text:<{width}}" for text in cells)
+        yield f"| {row.work:<34} | {row.peer:<10} | {texts} |"
 
 
-def run(folder: Path, counts: dict[str, int], rounds: int, only: str) -> None:
-    rows = [row for row in ROWS if only in row.work]
-    counts_of_rows = counts if rows else {}
-    table: dict[tuple[str, str], dict[str, tuple[float, float | None]]] = {
-        (row.work, row.peer): {} for row in rows
-    }
-    peaks: dict[str, tuple[float, float]] = {}
+def print_tables(table: Table, rows: list[Row], kinds: list[str]) -> None:
+    for way, name in WAYS.items():
+        if any(key[0] == way for key in table):
+            brackets = "in brackets the aim"
+            if way != "canonical":
+                brackets = "then its share of the canonical ratio, in brackets the least"
+            print(f"\n{name} sets: peer's time over ours, {brackets}")
+            print("\n".join(table_lines(table, rows, way, kinds)))
+    if any(mark_of(found) for found in table.values()):
+        print(f"* the set is too small: starting takes more than {MOST_START:.0%} of our time")
+
+
+def print_efficiency(folder: Path, counts: dict[str, int], jobs: Iterable[int], rounds: int) -> None:
+    """How much of each further process is used: time in one process over N times the time in N."""
+    here = [number for number in jobs if number <= (os.cpu_count() or 1)]
     print(
-        f"{os.cpu_count()} processors, data in {folder.parent}, median of {rounds} rounds (the aim)",
-        flush=True,
+        "\nefficiency in N processes: time in one over N times the time in N, on canonical sets of 16 shards"
     )
-    for kind, count in counts_of_rows.items():
-        print(f"{kind}: {count} samples ...", file=sys.stderr, flush=True)
-        home = folder / kind
-        make_set(home, kind, count)
-        if any("$TREE" in row.ours and kind in row.targets for row in rows):
-            make_tree(home / "tree", kind, count)
-        HELD[:] = list(samples(kind, min(count, 100_000 if kind != "images" else 2_000)))
-        for row in rows:
-            if "$TREE" in row.ours and kind not in row.targets:
-                continue
-            middle, least, greatest = measure(row, home, rounds)
-            table[row.work, row.peer][kind] = middle, row.targets.get(kind)
-            print(f"  {row.work}: {middle:.2f}x ({least:.2f} to {greatest:.2f})", file=sys.stderr, flush=True)
-        HELD.clear()
-        if not only:
-            peaks[kind] = peak_of_gather(home, count)
-        if kind == "text":
-            memory = peak_memory(one(home))
-        shutil.rmtree(home)
-    print_table(table)
-    if not only:
-        print_rest(folder, rounds, memory)
-        print("\nresident memory of a shuffle, gather, -j1:")
-        for kind, (peak, bound) in peaks.items():
-            print(f"  {kind}: {peak:.0f} MB (at most {bound:.0f})")
-    if not only:
-        print_planning(folder, PLANNED[:2] if counts is QUICK else PLANNED)
+    print(f"| {'work':<12} | {'set':<6} | " + " | ".join(f"{f'-j{number}':>5}" for number in here) + " |")
+    print(f"|{'-' * 14}|{'-' * 8}|" + "|".join("-" * 7 for _ in here) + "|")
+    for kind, count in counts.items():
+        data = Data(folder / "shared", kind, count)
+        make_set(data, 16)
+        for work, command in SHARED:
+            if "$TREE" in command:
+                make_tree(data)
+            seconds = [
+                statistics.median(timed_command(f"{command} -j{number}", data) for _ in range(rounds))
+                for number in here
+            ]
+            cells = [f"{seconds[0] / (number * took):>5.2f}" for number, took in zip(here, seconds)]
+            print(f"| {work:<12} | {kind:<6} | {' | '.join(cells)} |", flush=True)
+        shutil.rmtree(data.folder)
 
 
 def print_rest(folder: Path, rounds: int, memory: float) -> None:
@@ -525,6 +383,109 @@ def print_rest(folder: Path, rounds: int, memory: float) -> None:
     for name, value, target in measure_start(small, rounds):
         print(f"  {name:<22} {value:.1f}x ({target:g}x)")
     print(f"\nresident memory while a shard is read as a stream: {memory:.0f} MB (at most 40)")
+
+
+def chosen(only: str) -> list[Row]:
+    """Rows with this in their names whose peers are here; what is left out is said."""
+    rows = [row for row in ROWS if only in row.work]
+    missing = {name for name in NEED.values() if find_spec(name) is None}
+    for row in list(rows):
+        gone = {NEED[side] for side in (row.ours, row.theirs) if NEED.get(side) in missing}
+        if gone:
+            print(f"skipped: {row.work}: {', '.join(sorted(gone))} is not installed here", flush=True)
+            rows.remove(row)
+    return rows
+
+
+class Peaks(NamedTuple):
+    """MB of memory: of a gather by kind, with what it may take, and of a shard that is read as a stream."""
+
+    gather: dict[str, tuple[float, float]]
+    stream: list[float]
+
+
+def run(folder: Path, counts: dict[str, int], ways: list[str], options: argparse.Namespace) -> None:
+    rows = chosen(options.only)
+    all_of_it = not options.only and len(counts) == len(KINDS) and len(ways) == len(WAYS)
+    table: Table = {}
+    peaks = Peaks({}, [])
+    for kind, count in counts.items():
+        for way in ways:
+            those = rows_of(rows, kind, way)
+            if not those:
+                continue
+            print(f"{kind}, {WAYS[way]}: {count} samples ...", file=sys.stderr, flush=True)
+            data = Data(folder / kind, kind, count, way)
+            for row, found in measured_set(folder, data, those, options.rounds):
+                table[way, row.work, kind] = found
+                span = f"{found.least:.2f} to {found.greatest:.2f}"
+                if found.start:
+                    span += f"; starting {found.start:.0%}"
+                print(f"  {row.work}: {found.ratio:.2f}x ({span})", file=sys.stderr, flush=True)
+            if all_of_it and way == "canonical":
+                peaks.gather[kind] = peak_of_gather(data.folder, count)
+                if kind == "text":
+                    peaks.stream.append(peak_memory(data.shards[0]))
+            shutil.rmtree(data.folder)
+    print_tables(table, rows, list(counts))
+    if not all_of_it:
+        return
+    print_rest(folder, options.rounds, max(peaks.stream))
+    print("\nresident memory of a shuffle, gather, -j1:")
+    for kind, (peak, bound) in peaks.gather.items():
+        print(f"  {kind}: {peak:.0f} MB (at most {bound:.0f})")
+    if (os.cpu_count() or 1) >= FEWEST_PROCESSORS:
+        print_efficiency(folder, counts, JOBS, 1)
+    print_planning(folder, PLANNED[:2] if options.quick else PLANNED)
+
+
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="How fast it is, beside its peers.")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth or less of the data and two rounds, for a first look"
+    )
+    parser.add_argument("--dir", help="where to put data; default /dev/shm if it has room")
+    parser.add_argument("--rounds", type=int, help="counted rounds of each row; default 4, with --quick 2")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name contains this")
+    parser.add_argument("--set", action="append", choices=KINDS, help="this set alone; may be repeated")
+    parser.add_argument(
+        "--way", action="append", choices=WAYS, help="sets written in this way alone; may be repeated"
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="the planning alone, and one plan of 10^8 samples"
+    )
+    parser.add_argument("--jobs", action="store_true", help="efficiency in many processes alone")
+    options = parser.parse_args(words)
+    options.rounds = options.rounds or (2 if options.quick else 4)
+    return options
+
+
+def main() -> None:
+    options = parsed()
+    counts = QUICK if options.quick else COUNTS
+    counts = {kind: count for kind, count in counts.items() if not options.set or kind in options.set}
+    ways = [way for way in WAYS if not options.way or way in options.way]
+    # The set, what is made of it, and the memory that is touched before.
+    folder = wanted_dir(options.dir, 4 * counts.get("images", 10_000) * BYTES_PER_PICTURE)
+    version = subprocess.run([BIN / "wds", "--version"], capture_output=True, text=True, check=True).stdout
+    print(
+        f"{version.splitlines()[0]}, {os.cpu_count()} processors, data in {folder.parent}, "
+        f"median of {options.rounds} rounds",
+        flush=True,
+    )
+    # A bench that is stopped leaves nothing behind either.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        if options.plan:
+            print_planning(folder, PLANNED[:2] if options.quick else PLANNED, 0 if options.quick else 10**8)
+        elif options.jobs and (os.cpu_count() or 1) < FEWEST_PROCESSORS:
+            print(f"skipped: efficiency needs {FEWEST_PROCESSORS} processors, and here are {os.cpu_count()}")
+        elif options.jobs:
+            print_efficiency(folder, counts, JOBS, options.rounds)
+        else:
+            run(folder, counts, ways, options)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The bench behind ``scripts/bench --loader``: the loader beside webdataset, and beside others in their own formats.
 
 The sets are those of ``_bench.py``: ``tiny``, ``text`` and ``images``; and ``pictures``, real JPEGs of a few KB with a
-JSON caption, for the row that decodes. Every side takes the same samples with the same settings: one process, or two
+JSON caption, for the row that decodes. What webdataset needs for raw samples, alone and in workers, is measured by
+``_bench.py``. Every side takes the same samples with the same settings: one process, or two
 workers of torch's DataLoader that make batches of 64. A DataLoader is timed from its first batch on, because starting
 workers costs both sides the same. Peers with formats of their own get the same samples in these, written before.
 """
@@ -16,18 +17,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _bench import COUNTS, QUICK, SHARDS, cell, make_set, samples, wanted_dir
+import _bench_sides as sides
+from _bench import IN_WORKERS, cell
+from _bench_sets import BYTES_PER_PICTURE, COUNTS, QUICK, SHARDS, Data, make_set, samples, wanted_dir
+from _bench_sides import BATCH, WORKERS, Timed, behind_first, in_workers, whole
 from _quality import MOSAIC, skip_beginning
 
 PICTURES = {False: 4_000, True: 800}
-BATCH, WORKERS, AT_ONCE = 64, 2, 256
+AT_ONCE = 256
 KINDS = ("tiny", "text", "images", "pictures")
 
 
@@ -44,44 +47,16 @@ class Row(NamedTuple):
     needs: str = "webdataset"
 
 
-class Timed(NamedTuple):
-    """``samples`` came in ``seconds``."""
-
-    samples: int
-    seconds: float
+def ours(folder: Path, **how: Any) -> Any:
+    return sides.ours([folder / "set"], **how)
 
 
-def whole(items: Iterable[Any], size: Callable[[Any], int] = lambda item: 1) -> Timed:
-    """Everything, with opening."""
-    begin = time.perf_counter()
-    count = sum(map(size, items))
-    return Timed(count, time.perf_counter() - begin)
-
-
-def behind_first(batches: Iterable[Any], size: Callable[[Any], int]) -> Timed:
-    """From the first batch on."""
-    count, begin = 0, 0.0
-    for batch in batches:
-        if begin:
-            count += size(batch)
-        begin = begin or time.perf_counter()
-    return Timed(count, time.perf_counter() - begin)
+def peers(folder: Path) -> Any:
+    return sides.peers(paths(folder))
 
 
 def paths(folder: Path) -> list[str]:
     return sorted(map(str, (folder / "set").glob("*.tar")))
-
-
-def ours(folder: Path, **how: Any) -> Any:
-    import wdscli.loader as wds
-
-    return wds.WebDataset(str(folder / "set"), **how)
-
-
-def peers(folder: Path) -> Any:
-    import webdataset
-
-    return webdataset.WebDataset(paths(folder), shardshuffle=False)
 
 
 def raw_ours(folder: Path) -> Timed:
@@ -127,22 +102,8 @@ def _count(path: str) -> int:
     return len(wds.IndexedDataset(path))
 
 
-def in_workers(dataset: Any, size: Callable[[Any], int]) -> Timed:
-    from torch.utils.data import DataLoader
-
-    return behind_first(DataLoader(dataset, batch_size=None, num_workers=WORKERS), size)
-
-
-def by_key(batch: Any) -> int:
-    return len(batch["__key__"])
-
-
 def workers_ours(folder: Path) -> Timed:
-    return in_workers(ours(folder).batched(BATCH), by_key)
-
-
-def workers_webdataset(folder: Path) -> Timed:
-    return in_workers(peers(folder).batched(BATCH), by_key)
+    return in_workers(ours(folder).batched(BATCH))
 
 
 def cut(sample: dict[str, Any]) -> dict[str, Any]:
@@ -229,10 +190,8 @@ def write_litdata(folder: Path, kind: str, count: int) -> None:
 
 
 FORMATS = {"streaming": write_mosaic, "litdata": write_litdata}
-IN_WORKERS = f"DataLoader, {WORKERS} workers, batched({BATCH})"
 ROWS = [
-    Row("iterate raw samples", "webdataset", raw_ours, raw_webdataset, {"tiny": 14, "text": 12, "images": 8}),
-    Row('the same, shuffle="window"', "webdataset", raw_shuffled, raw_webdataset, {}),
+    Row('iterate raw, shuffle="window"', "webdataset", raw_shuffled, raw_webdataset, {}),
     Row(
         "IndexedDataset, random order",
         "wids" if find_spec("wids") else "webdataset",
@@ -240,9 +199,8 @@ ROWS = [
         random_wids,
         {"tiny": 10, "text": 8, "images": 6},
     ),
-    Row(IN_WORKERS, "webdataset", workers_ours, workers_webdataset, {"tiny": 5, "text": 4, "images": 2}),
     Row(
-        "the same, json + Pillow",
+        "the same workers, json + Pillow",
         "webdataset",
         decoded_ours,
         decoded_webdataset,
@@ -381,8 +339,7 @@ def prepare(home: Path, kind: str, count: int, rows: list[Row]) -> None:
     if kind == "pictures":
         make_pictures(home, count)
         return
-    make_set(home, kind, count)
-    shutil.rmtree(home / "whole")
+    make_set(Data(home, kind, count))
     for name in FORMATS.keys() & {row.needs for row in rows}:
         try:
             FORMATS[name](home, kind, count)
@@ -399,7 +356,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name or peer contains this")
     options = parser.parse_args()
     counts = {**(QUICK if options.quick else COUNTS), "pictures": PICTURES[options.quick]}
-    folder = wanted_dir(options.dir, COUNTS["images"] * 350_000)
+    folder = wanted_dir(options.dir, 4 * COUNTS["images"] * BYTES_PER_PICTURE)
     print(
         f"{os.cpu_count()} processors, data in {folder.parent}, median of {options.rounds} rounds (the aim)"
     )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
+from both_cores import pytest_generate_tests as pytest_generate_tests
+from both_cores import running_core as running_core
 from lasting_workers import lasting_workers
 from shard_cases import Ran, numbered, write_shards
 
+from wdscli.cli import main as cli
 from wdscli.cli.main import main
 
 Command = Callable[..., Ran]
@@ -21,9 +27,47 @@ Command = Callable[..., Ran]
 # tests that interrupt a program must not depend on how they were started themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Thousands of commands are run in this process. What Typer makes of our functions is the same each time.
+cli.load = functools.cache(cli.load)
+typer.main.get_command = functools.cache(typer.main.get_command)
+
 # Hundreds of processes are started here. Where none may keep what it has compiled, each would compile everything again.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(tempfile.gettempdir(), f"wdscli-bytecode-{os.getuid()}")
+
+SECONDS = {
+    "test_create_memory.py": 28,
+    "test_demo.py": 11,
+    "test_engine_dask.py": 45,
+    "test_example_train.py": 8,
+    "test_join_ways.py": 20,
+    "test_kill.py": 45,
+    "test_loader_epochs.py": 20,
+    "test_loader_torch.py": 35,
+    "test_matrix.py": 55,
+    "test_memory.py": 15,
+    "test_memory_limit.py": 25,
+    "test_post.py": 15,
+    "test_progress.py": 15,
+    "test_shards_inputs.py": 25,
+    "test_spill.py": 35,
+    "test_stale_index.py": 30,
+    "test_two_runs.py": 35,
+}
+"""Of files that take longer than the number of their tests tells, about."""
+USUAL_SECONDS_A_TEST = 0.05
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several processes that take file by file, none is to begin a long one when the others are at their last."""
+    if hasattr(config, "workerinput"):
+        tests = Counter(item.path for item in items)
+        items.sort(key=lambda item: -SECONDS.get(item.path.name, USUAL_SECONDS_A_TEST * tests[item.path]))
 
 
 @pytest.fixture

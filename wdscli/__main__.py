@@ -19,10 +19,10 @@ _WANT_TIDYING = {"multiprocessing", "concurrent.futures.process", "concurrent.fu
 def main() -> None:
     """Run the command line and leave with its exit code."""
     if sys.argv[1:] == ["--version"]:
-        from wdscli import __version__
+        from wdscli.version import version_line
 
         try:
-            sys.stdout.write(f"wdscli {__version__}\n")
+            sys.stdout.write(f"{version_line()}\n")
             sys.stdout.flush()
             return
         except (AttributeError, OSError):

@@ -34,38 +34,18 @@ def mix(x: int) -> int:
     return x ^ x >> 31
 
 
-def shard_state(seed: int, shard: int) -> int:
-    """What the ranks of one shard's samples have in common: ``rank`` is ``mix(shard_state ^ sample)``."""
-    return mix(mix(seed) ^ shard)
-
-
 def rank(seed: int, shard: int, sample: int) -> int:
     """The rank of sample number ``sample`` of shard number ``shard``, both from 0: 0 ≤ rank < 2^64.
 
     Samples are ordered by (rank, shard, sample).
     """
-    return mix(shard_state(seed, shard) ^ sample)
-
-
-def ranks(seed: int, shard: int, count: int, first: int = 0) -> list[int]:
-    """The ranks of ``count`` samples of one shard from number ``first`` on, without numpy."""
-    state = shard_state(seed, shard)
-    return [mix(state ^ sample) for sample in range(first, first + count)]
-
-
-def rank_array(seed: int, shard: int, count: int, first: int = 0) -> NDArray[numpy.uint64]:
-    """:func:`ranks` as an array of uint64."""
-    import numpy
-
-    x: NDArray[numpy.uint64] = numpy.arange(first, first + count, dtype=numpy.uint64)
-    x ^= numpy.uint64(shard_state(seed, shard))
-    return mix_array(x)
+    return mix(mix(mix(seed) ^ shard) ^ sample)
 
 
 def rank_places(
     seed: int, shards: NDArray[numpy.uint32], places: NDArray[numpy.uint32]
 ) -> NDArray[numpy.uint64]:
-    """The ranks of samples, each by its shard's number and its own."""
+    """:func:`rank` of samples, each by its shard's number and its own."""
     import numpy
 
     x: NDArray[numpy.uint64] = shards.astype(numpy.uint64)

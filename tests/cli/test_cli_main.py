@@ -21,6 +21,7 @@ from shard_cases import Ran, numbered, wds, write_shards
 
 from wdscli import __version__
 from wdscli.cli import main as cli
+from wdscli.tar.core import CORE
 
 # A stand-in for a command: its argument decides what happens in it.
 ACT = '''
@@ -58,6 +59,7 @@ STAND_IN = """
 import sys, types
 from wdscli.__main__ import main
 from wdscli.cli import main as cli
+from wdscli.tar.core import CORE
 
 module = sys.modules["wdscli.cli.commands.act"] = types.ModuleType("wdscli.cli.commands.act")
 exec(ACT, module.__dict__)
@@ -96,8 +98,15 @@ WDS = [sys.executable, "-m", "wdscli"]
 
 
 def test_version_is_told_at_once_and_by_the_group() -> None:
-    assert run(WDS, "--version").stdout == f"wdscli {__version__}\n"
-    assert run(WDS, "--debug", "--version").stdout == f"wdscli {__version__}\n"
+    """And which core runs, which must be the one that does."""
+    told = f"wdscli {__version__} ({'plain Python' if CORE is None else 'compiled'} core)\n"
+    assert run(WDS, "--version").stdout == told
+    assert run(WDS, "--debug", "--version").stdout == told
+
+
+def test_version_knows_that_the_plain_core_was_chosen() -> None:
+    for words in (["--version"], ["--debug", "--version"]):
+        assert run(WDS, *words, WDSCLI_PURE="1").stdout == f"wdscli {__version__} (plain Python core)\n"
 
 
 def test_help_names_every_command() -> None:

@@ -17,6 +17,7 @@ from wdscli.cli.options import (
     OutputOptions,
     SelectionOptions,
     Shards,
+    TaskOptions,
     grouped,
 )
 
@@ -31,6 +32,7 @@ def call(*args: str) -> dict[str, Any]:
         selection: SelectionOptions,
         cuts: CutOptions,
         output: OutputOptions,
+        tasks: TaskOptions,
         errors: ErrorOptions,
         duplicates: DuplicateOptions,
         json: JsonOptions,
@@ -39,7 +41,7 @@ def call(*args: str) -> dict[str, Any]:
     ) -> None:
         """Do it."""
         got.update(shards=shards, extra=extra)
-        for group in (selection, cuts, output, errors, duplicates, json, common):
+        for group in (selection, cuts, output, tasks, errors, duplicates, json, common):
             got.update(group._asdict())
 
     app = typer.Typer(add_completion=False)
@@ -111,7 +113,16 @@ def test_two_options_of_one_name_are_told_at_once() -> None:
 
 @pytest.mark.parametrize(
     "group",
-    [CommonOptions, JsonOptions, SelectionOptions, CutOptions, OutputOptions, ErrorOptions, DuplicateOptions],
+    [
+        CommonOptions,
+        JsonOptions,
+        SelectionOptions,
+        CutOptions,
+        OutputOptions,
+        TaskOptions,
+        ErrorOptions,
+        DuplicateOptions,
+    ],
 )
 def test_every_option_of_a_group_names_its_panel_and_has_help(group: Any) -> None:
     for annotation in group.__annotations__.values():

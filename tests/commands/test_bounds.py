@@ -20,6 +20,7 @@ from wdscli.loader import WebDataset
 from wdscli.plan.names import Rekey
 from wdscli.selection import expressions
 from wdscli.selection.expressions import Expression
+from wdscli.selection.sample import SampleAt
 from wdscli.selection.where import Where
 from wdscli.tar import END_OF_ARCHIVE, BytesSource, build_header, recover
 from wdscli.tar.recover import scan_salvaging
@@ -130,7 +131,7 @@ def test_where_makes_no_giants(text: str, shard: str) -> None:
     with open_source(shard) as source:
         batch = next(iter(iter_batches(source)))
         with pytest.raises((UsageError, DataError)):
-            Where(text).holds(batch, 0, shard)
+            Where(text).holds(SampleAt(batch, 0, shard))
 
 
 class TestNames:

@@ -16,6 +16,7 @@ from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.run.execute import run_plan
+from wdscli.tar import core
 
 
 def let_go_of(path: str) -> bool:
@@ -65,15 +66,15 @@ def test_a_sample_in_chunks_and_in_large_buffers_gives_the_same_bytes(
     """However many samples are looked at together."""
     names = write_shards(tmp_path / "in", [numbered(150, f"p{n}-", [n, 600]) for n in range(3)])
     made = []
-    for name, chunk, buffer, worth in (
-        ("usual", 1 << 14, 1 << 20, 48),
-        ("one", 1, 1 << 12, 1),
-        ("few", 7, 1 << 14, 2),
-        ("exact", 64, 1 << 15, 1 << 30),
+    for name, chunk, buffer, compiled in (
+        ("usual", 1 << 14, 1 << 20, core.CORE),
+        ("one", 1, 1 << 12, core.CORE),
+        ("few", 7, 1 << 14, core.CORE),
+        ("exact", 64, 1 << 15, None),
     ):
         monkeypatch.setattr(gathering, "ROWS_PER_CHUNK", chunk)
         monkeypatch.setattr(gathering, "COPY_BUFFER_BYTES", buffer)
-        monkeypatch.setattr(gathering, "WORTH_SAMPLES", worth)
+        monkeypatch.setattr(core, "CORE", compiled)
         shuffle(Request(names, f"{tmp_path}/{name}/out-%06d.tar", cuts=Cuts(shards=2), jobs=1))
         made.append([path.read_bytes() for path in sorted((tmp_path / name).rglob("*")) if path.is_file()])
     assert len(made[0]) == 5

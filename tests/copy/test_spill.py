@@ -396,8 +396,8 @@ class TestObjectStores:
         assert found["out-000000.tar"] == plain["out-000000.tar"]
         assert s3.names(place) == []
 
-    def test_inputs_and_outputs_on_one(self, s3: S3, tmp_path: Path, sized: Fix) -> None:
-        place = s3.bucket("inputs")
+    def test_inputs_and_outputs_on_one(self, s3: S3, tmp_path: Path, sized: Fix, running_core: str) -> None:
+        place = s3.bucket(f"inputs-{running_core}")
         for number, members in enumerate([numbered(9, "a"), numbered(5, "b")]):
             s3.client.put_object(
                 Bucket=place, Key=f"in-{number}.tar", Body=tar_of([m for one in members for m in one])

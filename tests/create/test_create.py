@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ from wdscli.errors import DataError, InputError, UsageError
 from wdscli.ops.create import CreateOptions, create, plan_create, run_create
 from wdscli.plan.cut import Cuts
 from wdscli.progress import NullProgress
-from wdscli.tar import Form, build_header
-from wdscli.tar.template import header_maker
+from wdscli.shards.writing import ShardSettings
+from wdscli.tar import core
 
 SMALL, MIDDLING, LARGE = 100, 100_000, 3_000_000
 
@@ -29,7 +28,8 @@ def change(path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [1, SMALL, packing.SMALL_BYTES, packing.SMALL_BYTES + 1, MIDDLING, packing.PIECE_BYTES, LARGE]
+    "size",
+    [1, SMALL, MIDDLING, packing.PIECE_BYTES - 513, packing.PIECE_BYTES - 512, packing.PIECE_BYTES, LARGE],
 )
 @pytest.mark.parametrize("by", [-1, 1, 2_000_000])
 def test_a_file_that_changes_is_an_error_and_leaves_nothing(tmp_path: Path, size: int, by: int) -> None:
@@ -106,7 +106,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def interrupt(*_: object) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "read", interrupt)
+    monkeypatch.setattr(os, "preadv", interrupt)
     with pytest.raises(KeyboardInterrupt):
         create([str(tmp_path / "a.txt")], str(tmp_path / "out" / "o.tar"))
     assert not list((tmp_path / "out").iterdir())
@@ -138,7 +138,9 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_text("x")
     for jobs in (1, 2):
         seen = Counting()
-        options = CreateOptions(cuts=Cuts(max_count=2), jobs=jobs, include=("*.txt",), force=True)
+        options = CreateOptions(
+            cuts=Cuts(max_count=2), jobs=jobs, include=("*.txt",), settings=ShardSettings(force=True)
+        )
         report = create([str(tmp_path)], str(tmp_path / "o-%06d.tar"), options, progress=seen)
         assert seen.total == report.size_bytes
         assert seen.total - 1024 * len(report.shards) <= seen.done <= seen.total
@@ -227,12 +229,59 @@ def test_two_keys_that_become_one() -> None:
         rule.split(b"a_b.txt")
 
 
-def test_headers_in_bulk_are_the_canonical_ones() -> None:
-    for form in (Form(), Form(1234567890, "gnu")):
-        make: Callable[[bytes, int], bytes] = header_maker(form)
-        for name in (b"a.txt", b"\xff" * 100, b"x" * 101, b"d" * 90 + b"/" + b"e" * 90, b"y" * 300):
-            for size in (0, 1, 511, 8**11 - 1, 8**11, 2**40):
-                assert make(name, size) == make(name, size) == build_header(name, size, form)
+@pytest.mark.parametrize(
+    "options", [CreateOptions(), CreateOptions(label_from="parent"), CreateOptions(exclude=("q*",))]
+)
+def test_the_core_and_plain_python_find_and_write_the_same(
+    options: CreateOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "in"
+    for folder in ("n1", "n2/deep", "__x__", ".hidden", "d" * 120):
+        (tree / folder).mkdir(parents=True)
+        for name, size in (
+            ("a.txt", 0),
+            ("a.b.c", 511),
+            ("b.bin", MIDDLING),
+            (".DS_Store", 1),
+            ("__y__.t", 3),
+        ):
+            (tree / folder / name).write_bytes(b"z" * size)
+    (tree / "n1" / "large.bin").write_bytes(bytes(LARGE))
+    (tree / "n1" / ("l" * 140 + ".txt")).write_text("long")
+    (tree / "n1" / "no-field").write_text("x")
+    (tree / "n1" / "linked.txt").symlink_to(tree / "n2" / "deep" / "b.bin")
+    (tree / "n1" / "loop").symlink_to(tree / "n1")
+    (tree / "n1" / "there").symlink_to(tree / "n2" / "deep")
+    (tree / "n2" / "shard-manifest.json").write_text("{}")
+    one = create([str(tree)], str(tmp_path / "one.tar"), options)
+    monkeypatch.setattr(core, "CORE", None)
+    two = create([str(tree)], str(tmp_path / "two.tar"), options)
+    assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
+    assert (one.skipped, one.samples, one.members) == (two.skipped, two.samples, two.members)
+    assert one.manifest is not None
+    assert two.manifest is not None
+    assert one.manifest.shards[0].headers == two.manifest.shards[0].headers
+
+
+@pytest.mark.parametrize("name", ["broken.txt", "pipe.txt"])
+def test_the_core_and_plain_python_refuse_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "in"
+    tree.mkdir()
+    (tree / "a.txt").write_text("x")
+    if name == "pipe.txt":
+        os.mkfifo(tree / name)
+    else:
+        (tree / name).symlink_to("nowhere")
+    messages = []
+    for _ in range(2):
+        with pytest.raises(InputError) as error:
+            create([str(tree)], str(tmp_path / "one.tar"))
+        messages.append(str(error.value))
+        monkeypatch.setattr(core, "CORE", None)
+    assert messages[0] == messages[1]
+    assert name in messages[0]
 
 
 def test_lines_of_a_list() -> None:
@@ -270,7 +319,12 @@ def test_payloads_at_addresses_and_a_set_at_one(tmp_path: Path) -> None:
         assert len(data) == report.size_bytes
         assert memory.exists("/wds-create/out-manifest.json")
         with Payloads() as payloads:
-            plan = plan_create([], out, CreateOptions(from_list=str(recipe), jobs=1, force=True), payloads)
+            plan = plan_create(
+                [],
+                out,
+                CreateOptions(from_list=str(recipe), jobs=1, settings=ShardSettings(force=True)),
+                payloads,
+            )
             memory.pipe("/wds-create/small", b"s" * 601)
             with pytest.raises(DataError, match="memory://wds-create/small grew"):
                 run_create(plan)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from torch_processes import Program
 
 from wdscli.cli.main import main
 
@@ -33,10 +34,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "set"
 
 
-def train(pictures: Path, folder: Path, workers: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "ignore", SCRIPT, pictures, "--checkpoint", folder / "run.pt",
-               "--workers", str(workers), "--batch", "4", "--every", "3"]  # fmt: skip
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+def train(pictures: Path, folder: Path, workers: int) -> Program:
+    return Program(
+        SCRIPT, pictures, "--checkpoint", folder / "run.pt", "--workers", workers, "--batch", 4, "--every", 3
+    )
 
 
 def weights(said: str) -> str:
@@ -45,16 +46,15 @@ def weights(said: str) -> str:
 
 def test_killed_and_gone_on_with(pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
-    undisturbed, _ = train(pictures, tmp_path, 0).communicate(timeout=240)
+    undisturbed, _ = train(pictures, tmp_path, 0).communicate()
     killed = train(pictures, tmp_path / "killed", 2)
-    assert killed.stdout is not None
     for line in killed.stdout:
         if "batch 30" in line:
             break
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     time.sleep(0.1)
-    resumed, _ = train(pictures, tmp_path / "killed", 3).communicate(timeout=240)
+    resumed, _ = train(pictures, tmp_path / "killed", 3).communicate()
     assert resumed.startswith("going on after batch 3")
     assert weights(resumed) == weights(undisturbed)
     assert "76 batches" in weights(resumed)

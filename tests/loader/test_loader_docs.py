@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy
 import pytest
+from torch_processes import Program
 
 from wdscli.loader.order import order
 from wdscli.loader.order.order import EpochOrder
@@ -75,13 +75,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, folder: Path, *arguments: str) -> str:
+    """What a program prints; it must have run without an error."""
     # As a file: what a DataLoader's workers are sent must be importable.
     path = folder / "example.py"
     path.write_text(program)
-    return subprocess.run(
-        [sys.executable, str(path), *arguments], cwd=folder, capture_output=True, text=True, timeout=120
-    )
+    ran = Program(path, *arguments, cwd=folder)
+    printed, errors = ran.communicate()
+    assert ran.wait() == 0, errors
+    return printed
 
 
 def said(name: str, folder: Path) -> str:
@@ -93,9 +95,7 @@ def said(name: str, folder: Path) -> str:
         link = folder / name / one
         if not link.exists():
             link.symlink_to(folder / one)
-    done = run(EXAMPLES[name], folder / name)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run(EXAMPLES[name], folder / name)
 
 
 def test_the_page_has_examples() -> None:
@@ -129,11 +129,10 @@ def test_what_examples_print(folder: Path) -> None:
 def test_the_program_of_the_page_gives_our_order(
     tmp_path: Path, counts: tuple[int, ...], window: int
 ) -> None:
-    done = run(EXAMPLES[ORDER], tmp_path, "7", "3", str(window), *map(str, counts))
-    assert done.returncode == 0, done.stderr
+    printed = run(EXAMPLES[ORDER], tmp_path, "7", "3", str(window), *map(str, counts))
     one = EpochOrder(numpy.array(counts, dtype=numpy.int64), seed=7, epoch=3, window=window)
     ours = zip(*(part.tolist() for part in one.locate(numpy.arange(one.total, dtype=numpy.int64))))
-    assert [tuple(map(int, line.split())) for line in done.stdout.splitlines()] == list(ours)
+    assert [tuple(map(int, line.split())) for line in printed.splitlines()] == list(ours)
 
 
 def test_the_program_of_the_page_gives_our_large_permutations(monkeypatch: pytest.MonkeyPatch) -> None:

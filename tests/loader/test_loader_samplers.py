@@ -230,7 +230,7 @@ class TestTorch:
             table,
             batch_size=16,
             shuffle=True,
-            num_workers=2,
+            num_workers=1 if start == "spawn" else 2,
             collate_fn=keys_and_classes,
             multiprocessing_context=start,
         )

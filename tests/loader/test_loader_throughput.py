@@ -380,7 +380,7 @@ class TestWorkers:
         assert first["__key__"] == [("n0000", "n0002"), ("n0001", "n0003")]
         assert first["cls"] == [(b"0", b"2"), (b"1", b"3")]
 
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    @pytest.mark.parametrize("method", ["fork", "forkserver"])
     @pytest.mark.parametrize("loader", ["DataLoader", "WebLoader"])
     def test_their_pipe_holds_a_batch(self, tmp_path: Path, method: str, loader: str) -> None:
         data = pytest.importorskip("torch.utils.data")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import pytest
 from loader_cases import Cls, Even, make_set
+from torch_processes import Program
 
 import wdscli.loader as wds
 from wdscli.errors import InputError, UsageError
@@ -217,10 +218,11 @@ def test_workers_of_a_plain_dataloader_warn_of_what_errors_took(tmp_path: Path) 
             list(loader)
         list(wds.WebLoader(data, num_workers=2))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    told = [line for line in done.stderr.splitlines() if "Warning: worker" in line]
+    (tmp_path / "script.py").write_text(script)
+    ran = Program(tmp_path / "script.py", tmp_path)
+    _, errors = ran.communicate()
+    assert ran.wait() == 0, errors
+    told = [line for line in errors.splitlines() if "Warning: worker" in line]
     numbers = [int(line.partition("left out ")[2].split()[0]) for line in told]
     assert len(told) == 4
     assert sum(numbers) == 20

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from itertools import chain, islice
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import numpy
 import pytest
+from torch_processes import Program
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
@@ -213,12 +212,15 @@ def test_a_picture_set_through_a_pipe(folder: Path) -> None:
     assert numbers(data["n"] for _, data in dataset) == list(range(COUNT))
 
 
-def test_spawned_workers_take_functions_that_pickle(url: str) -> None:
+def test_workers_that_are_not_forked_from_here_take_functions_that_pickle(url: str) -> None:
     dataset = (
         wds.WebDataset(url).decode("torchrgb8").rename(image="jpg;png").map_dict(image=torch.Tensor.float)
     )
     loader = torch.utils.data.DataLoader(
-        dataset.to_tuple("image").batched(10), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+        dataset.to_tuple("image").batched(10),
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context="forkserver",
     )
     assert [image.shape[0] for (image,) in loader] == [10, 10, 10, 10]
 
@@ -371,9 +373,11 @@ def test_a_program_written_for_webdataset_runs_after_its_import_is_changed(
         if module == "webdataset":
             pytest.importorskip(module)
         text = program.replace("{module}", module).replace("{folder}", str(folder))
-        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        said.append(done.stdout)
+        (tmp_path / f"{module}_program.py").write_text(text)
+        ran = Program(tmp_path / f"{module}_program.py", cwd=tmp_path)
+        printed, errors = ran.communicate()
+        assert ran.wait() == 0, errors
+        said.append(printed)
     assert said[0] == said[1]
     assert said[0].count("\n") == 7
 

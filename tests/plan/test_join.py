@@ -20,7 +20,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.ops.merge import join
 from wdscli.plan import survey
 from wdscli.plan.cut import Cuts
-from wdscli.plan.join import match as matching
+from wdscli.plan.join import join as matching
 from wdscli.plan.join.join import Join
 from wdscli.plan.join.joined import lay_out
 from wdscli.plan.plan import make_plan

@@ -9,7 +9,7 @@ import pytest
 from memory_of import peak_of_all
 from shard_cases import content, keys_of, outputs, wds
 
-from wdscli.loader import ShardWriter
+from wdscli.cli.main import main
 from wdscli.plan import strategy as memory
 from wdscli.plan.strategy import (
     LEAST_PLAN_BYTES,
@@ -28,13 +28,13 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """60 thousand small samples in three shards."""
+    """30 thousand small samples in three shards."""
     folder = tmp_path_factory.mktemp("many")
     names = []
     for shard in range(3):
         path = folder / f"in-{shard}.tar"
         with path.open("wb") as file:
-            for number in range(20_000):
+            for number in range(10_000):
                 payload = b"%d" % (number % 7) * (number % 900)
                 header = build_header(b"s%d/n%06d.cls" % (shard, number), len(payload))
                 file.write(header + payload + padding(len(payload)))
@@ -44,7 +44,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def peak(many: list[Path], folder: Path, *more: object) -> int:
-    words = ["shuffle", *many, "-o", f"{folder}/out-%03d.tar", "--max-count", 5000, "-q", *more]
+    words = ["shuffle", *many, "-o", f"{folder}/out-%03d.tar", "--max-count", 2500, "-q", *more]
     return peak_of_all(*words, what="RssAnon")
 
 
@@ -64,12 +64,16 @@ class TestResidentMemory:
     def test_of_shards_with_very_many_samples(self, tmp_path: Path) -> None:
         """Nothing grows with the samples of one shard: neither its index when it is read, nor that which is written,
         nor the rows of a task."""
-        with ShardWriter(f"{tmp_path}/in-%d.tar", maxcount=250_000, maxsize=1 << 40) as writer:
-            for number in range(500_000):
-                writer.write({"__key__": f"{number:080d}", "cls": b"%d" % number})
-        names = sorted(tmp_path.glob("in-*.tar"))
-        for limit, jobs, strategy in [(112, 1, "spill"), (176, 2, "gather")]:
-            words = [*names, "-o", f"{tmp_path}/out-%03d.tar", "--max-count", 250_000, "-q", "--force"]
+        names = [tmp_path / f"in-{shard}.tar" for shard in range(2)]
+        for shard, path in enumerate(names):
+            with path.open("wb") as file:
+                for number in range(150_000):
+                    header = build_header(b"%d%093d.cls" % (shard, number), 6)
+                    file.write(header + b"%06d" % number + padding(6))
+                file.write(END_OF_ARCHIVE)
+        assert main(["index", "-q", *map(str, names)]) == 0
+        for limit, jobs, strategy in [(96, 1, "spill"), (144, 2, "gather")]:
+            words = [*names, "-o", f"{tmp_path}/out-%03d.tar", "--max-count", 150_000, "-q", "--force"]
             options = ["-j", jobs, "--memory", f"{limit}MiB", "--strategy", strategy]
             assert peak_of_all("shuffle", *words, *options, what="RssAnon") < limit * MIB
 
@@ -77,11 +81,11 @@ class TestResidentMemory:
         self, many: list[Path], tmp_path: Path
     ) -> None:
         for strategy in ("gather", "spill"):
-            words = [*many, "-o", f"{tmp_path}/{strategy}/out-%03d.tar", "--max-count", 5000, "-j", 2]
+            words = [*many, "-o", f"{tmp_path}/{strategy}/out-%03d.tar", "--max-count", 2500, "-j", 2]
             ran = wds("shuffle", *words, "--memory", "1MiB", "--strategy", strategy)
             assert ran.code == 0, ran.err
             assert "warning: --memory 1.05 MB is less than the least there can be" in ran.err
-            assert len(keys_of(*outputs(tmp_path / strategy))) == 60_000
+            assert len(keys_of(*outputs(tmp_path / strategy))) == 30_000
         assert content(tmp_path / "gather") == content(tmp_path / "spill")
         assert peak(many, tmp_path / "again", "-j", 2, "--memory", "1MiB") < least(1)
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdscli.samples import keyset
@@ -35,6 +35,7 @@ few = st.integers(0, 40).map(lambda number: b"k%d" % number)
 
 
 @given(st.lists(st.lists(few, max_size=12), max_size=12), st.integers(0, 20))
+@settings(deadline=None)
 def test_it_says_what_a_set_says(batches: list[list[bytes]], small: int) -> None:
     assert by_keyset(batches, small) == by_hand(batches)
 

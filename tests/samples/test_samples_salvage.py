@@ -12,9 +12,9 @@ from shard_cases import numbered, sample, samples_of, tar_of
 from wdscli.errors import DataError
 from wdscli.look.picking import Picker
 from wdscli.look.unpack import picked
+from wdscli.plan.request import Request
 from wdscli.samples import Ignored
 from wdscli.samples.salvage import salvaged_batches
-from wdscli.selection import Selection
 from wdscli.storage import open_source
 from wdscli.tar import END_OF_ARCHIVE
 
@@ -23,7 +23,7 @@ Saved = tuple[list[Any], dict[str, int], list[str]]
 
 def saved(address: str) -> Saved:
     """Samples as (key, fields with payloads), counts of what was left out, codes of the trouble."""
-    picker = Picker([address], Selection(), on_error="skip")
+    picker = Picker(Request([address], "", on_error="skip"))
     found = [
         (one.key.decode(), tuple((part.field.decode(), part.whole()) for part in one.parts))
         for one in picked(picker)

@@ -21,7 +21,7 @@ from wdscli.errors import DataError, OutputError
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.shards import ShardFile, ShardSettings, find_index
 from wdscli.shards.index import COLUMNS, Index, IndexBuilder, digest_of, index_address, parse_index
-from wdscli.shards.reading import batches, scan_index
+from wdscli.shards.reading import index_batches, index_for, scan_index
 from wdscli.storage import open_source
 from wdscli.tar import CANONICAL, Form, TarWriter
 
@@ -200,21 +200,22 @@ class TestStaleness:
         write(tmp_path / "a.tar", RAGGED, with_index=False, force=True)
         assert not os.path.exists(index_address(address))
 
-    def test_batches_come_from_a_scan_when_the_index_is_stale(self, tmp_path: Path) -> None:
+    def test_one_that_is_stale_is_not_used(self, tmp_path: Path) -> None:
         address = write(tmp_path / "a.tar", UNIFORM)
         other = write(tmp_path / "b.tar", RAGGED, with_index=False)
         os.replace(other, address)
         warnings: list[str] = []
         with open_source(address) as source:
-            keys = [key for batch in batches(address, source, warn=warnings.append) for key in batch.keys]
-        assert keys == [key for key, _ in RAGGED]
+            assert index_for(address, source, CANONICAL, warnings.append) is None
         assert len(warnings) == 1
 
     def test_an_index_of_another_form_is_not_used_for_its_marks(self, tmp_path: Path) -> None:
         address = write(tmp_path / "a.tar", UNIFORM, form=Form(7))
         with open_source(address) as source:
-            assert all(mark for batch in batches(address, source) for mark in batch.marks)
-            assert not any(mark for batch in batches(address, source, form=Form(7)) for mark in batch.marks)
+            assert index_for(address, source, CANONICAL) is None
+            index = index_for(address, source, Form(7))
+            assert index is not None
+            assert not any(mark for batch in index_batches(index) for mark in batch.marks)
 
     def test_a_compressed_shard_has_none(self, tmp_path: Path) -> None:
         import gzip

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tar_cases import FileSource, Outcome, Row, archive, outcome, patched, scanned, with_checksum
 
 from wdscli.errors import DataError
-from wdscli.tar import FOREIGN, GLOBAL, KIND_MASK, REGULAR, Form, Scanner, build_header, padded
+from wdscli.tar import FOREIGN, GLOBAL, KIND_MASK, REGULAR, Form, Scanner, build_header, core, padded
 from wdscli.tar.extensions import Extensions
 from wdscli.tar.header import checksum_is_right, extended, pax_record
 
@@ -260,3 +260,52 @@ def test_what_others_write_is_foreign_unless_it_is_ours(form: int) -> None:
     rows = check(out.getvalue(), Form()).rows
     assert len(rows) == 40
     assert all(row.flag & FOREIGN for row in rows[1::2])
+
+
+def by_records(data: bytes) -> Outcome:
+    """A member behind a pax header with these records, read by whichever core runs; plain Python says the same."""
+    whole = archive(extended(b"x", data) + build_header(b"a.txt", 5), b"12345")
+    found = scanned(whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "CORE", None)
+        assert scanned(whole) == found
+    return found
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                [b"mtime", b"atime", b"path", b"size", b"GNU.sparse.major", b"comment", b"a b", b""]
+            ),
+            st.sampled_from([b"1.5", b"", b"x\n", b"=", b"17", b"\n9 mtime=1\n"]),
+        ),
+        max_size=3,
+    ),
+    st.integers(-1, 1),
+)
+def test_records_of_any_form(records: list[tuple[bytes, bytes]], wrong: int) -> None:
+    data = b"".join(pax_record(*record) for record in records)
+    length, space, rest = data.partition(b" ")
+    by_records(b"%d" % (int(length) + wrong) + space + rest if length else data)
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "size"),
+    [
+        (b"12 mtime=15\n", b"a.txt", 5),
+        (b"12 mtime=1.5", None, 0),
+        (b"12 mtime=1\n5", None, 0),
+        (b"13 mtime=15\n", None, 0),
+        (b"12 mtime=15\n12 atime=15\n", b"a.txt", 5),
+        (b"12 mtime=15\n11 atime=15\n", None, 0),
+        (b"12 mtime=15\n\0", b"a.txt", 5),
+        (b"11 path=ab\n", b"ab", 5),
+        (b"9 size=1\n", b"a.txt", 1),
+        (b"12 sizes=15\n", b"a.txt", 5),
+        (b"", b"a.txt", 5),
+    ],
+)
+def test_records(data: bytes, name: bytes | None, size: int) -> None:
+    rows = by_records(data).rows
+    assert [(row.name, row.size) for row in rows] == ([] if name is None else [(name, size)])

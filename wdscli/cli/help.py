@@ -80,17 +80,11 @@ def _describe(parameter: Any, ctx: Any) -> Entry:
     terms = sorted(parameter.opts, key=lambda name: name.startswith("--")) + list(parameter.secondary_opts)
     flag = parameter.is_flag or parameter.count
     value = "" if flag else parameter.make_metavar(ctx=ctx)
-    return Entry(terms, value, parameter.help or "", _notes(parameter))
-
-
-def _notes(parameter: Any) -> str:
-    notes = []
-    if parameter.required:
-        notes.append("required")
+    notes = ["required"] if parameter.required else []
     default = parameter.default
     if parameter.show_default and not parameter.is_flag and default is not None and not callable(default):
         notes.append(f"default: {default}")
-    return f"[{'; '.join(notes)}]" if notes else ""
+    return Entry(terms, value, parameter.help or "", f"[{'; '.join(notes)}]" if notes else "")
 
 
 def _terms(entry: Entry) -> str:

@@ -18,7 +18,6 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
 
-from wdscli import __version__
 from wdscli.cli import output
 from wdscli.cli.help import Entry, WdsCommand, render
 from wdscli.errors import WdsError, printable
@@ -144,7 +143,9 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        output.stdout().write(f"wdscli {__version__}\n".encode())
+        from wdscli.version import version_line
+
+        output.stdout().write(f"{version_line()}\n".encode())
         raise typer.Exit
 
 

@@ -15,8 +15,9 @@ Its annotations are real objects, not text (no ``from __future__ import annotati
 """
 
 import inspect
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
@@ -24,24 +25,57 @@ from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
     from wdscli.selection import Selection
+    from wdscli.shards.writing import ShardSettings
 
 
-def panel(title: str | None) -> Callable[..., Any]:
-    """What makes the options under one heading of ``--help``: of the names and the value's name as they stand there,
-    and the text beside them. More arguments go to Typer.
+Text = str | None
+Texts = list[str] | None
+Number = int | None
+Natural = Annotated[Number, 0]
+Positive = Annotated[Number, 1]
+"""Numbers of at least so much."""
+_PARSERS: dict[str | None, Any] = {"SIZE": parse_size, "TIME": parse_time}
+"""What reads a number that is not written as one, by the name of the value."""
+_Decorator = Callable[[Any], Any]
+_ENTRY = re.compile(r"\n {4}(?! )")
 
-    >>> option = panel("Output")("-o, --output OUT", "Shards to write.", hidden=True)
-    >>> option.default, option.param_decls, option.metavar, option.rich_help_panel
-    ('-o', ('--output',), 'OUT', 'Output')
+
+def panel(title: str | None) -> Callable[[str], _Decorator]:
+    """What makes the options under one heading of ``--help``: of a table of their names, the value's name and, behind
+    two blanks, what they are, which may go on in lines that stand deeper. The options become fields of the group that
+    the result decorates; one whose field has another name says so in front.
+
+    >>> class Group(NamedTuple):
+    ...     output: str
+    >>> group = panel("Output")("-o, --output OUT  Shards to write.")(Group)
+    >>> option = group.__annotations__["output"].__metadata__[0]
+    >>> option.default, option.param_decls, option.metavar, option.help, option.rich_help_panel
+    ('-o', ('--output',), 'OUT', 'Shards to write.', 'Output')
     """
 
-    def option(spelling: str, text: str, **more: Any) -> Any:
-        words = spelling.split()
-        names = [word.rstrip(",") for word in words if word.startswith("-")]
-        metavar = None if words[-1].startswith("-") else words[-1]
-        return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=title, **more)
+    def describe(table: str) -> _Decorator:
+        def decorate(group: Any) -> Any:
+            for entry in _ENTRY.split(table.strip()):
+                spelling, _, text = entry.partition("  ")
+                field, _, spelling = spelling.rpartition(": ")
+                words = spelling.split()
+                names = [word.rstrip(",") for word in words if word.startswith("-")]
+                long = next(name for name in names if name.startswith("--"))
+                field = field or long[2:].partition("/")[0].replace("-", "_")
+                metavar = None if words[-1].startswith("-") else words[-1]
+                kind, more = group.__annotations__[field], {}
+                if get_origin(kind) is Annotated:
+                    kind, more["min"] = get_args(kind)
+                elif kind == Number:
+                    more["parser"] = _PARSERS.get(metavar)
+                text = " ".join(text.split())
+                option = typer.Option(*names, metavar=metavar, help=text, rich_help_panel=title, **more)
+                group.__annotations__[field] = Annotated[kind, option]
+            return group
 
-    return option
+        return decorate
+
+    return describe
 
 
 _select = panel("Selection")
@@ -51,48 +85,42 @@ _engine = panel("Engine")
 _errors = panel("Trouble")
 _common = panel("Common")
 
-Text = str | None
-Texts = list[str] | None
-Number = int | None
-
-Shards = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SHARDS...",
-        help="Shards to read: paths, folders, globs, braces, a::b, a manifest, @LIST, -, pipe:CMD, URLs.",
-    ),
-]
+_shards = "Shards to read: paths, folders, globs, braces, a::b, a manifest, @LIST, -, pipe:CMD, URLs."
+Shards = Annotated[list[str], typer.Argument(metavar="SHARDS...", help=_shards)]
 
 
+@_common("""
+    -q, --quiet  Say nothing but warnings and errors.
+    -v, --verbose  Say more about what is done, and why.
+    --progress/--no-progress  Show progress. Default: when standard error is a terminal.
+    --debug  Show a traceback with an error.
+    """)
 class CommonOptions(NamedTuple):
     """What every command takes."""
 
-    quiet: Annotated[bool, _common("-q, --quiet", "Say nothing but warnings and errors.")] = False
-    verbose: Annotated[bool, _common("-v, --verbose", "Say more about what is done, and why.")] = False
-    progress: Annotated[
-        bool | None,
-        _common("--progress/--no-progress", "Show progress. Default: when standard error is a terminal."),
-    ] = None
-    debug: Annotated[bool, _common("--debug", "Show a traceback with an error.")] = False
+    quiet: bool = False
+    verbose: bool = False
+    progress: bool | None = None
+    debug: bool = False
 
 
+@_common("""
+    --trust-addresses  Let manifests, and lists and tables that are fetched, name any address, not only
+        what is beside and below them or on their own host. Never commands.
+    """)
 class TrustOptions(NamedTuple):
     """What documents that others made may name."""
 
-    trust_addresses: Annotated[
-        bool,
-        _common(
-            "--trust-addresses",
-            "Let manifests, and lists and tables that are fetched, name any address, not only what is beside and "
-            "below them or on their own host. Never commands.",
-        ),
-    ] = False
+    trust_addresses: bool = False
 
 
+@_output("""
+    --json  Print JSON Lines.
+    """)
 class JsonOptions(NamedTuple):
     """Whether a program reads the result."""
 
-    json: Annotated[bool, _output("--json", "Print JSON Lines.")] = False
+    json: bool = False
 
 
 class GeneralOptions(NamedTuple):
@@ -103,45 +131,29 @@ class GeneralOptions(NamedTuple):
     common: CommonOptions
 
 
+@_select("""
+    --fields EXT,...  Keep these fields only. Globs allowed; may be given more than once.
+    --drop EXT,...  Leave these fields out. Globs allowed; may be given more than once.
+    --rename NEW=OLD  Rename a field; OLD may be alternatives, such as 'jpg;png'. May be given more than
+        once.
+    --keys GLOB  Samples whose key matches. May be given more than once.
+    --keys-from FILE  Samples whose key is a line of FILE. May be given more than once.
+    --where EXPR  Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt. Given
+        more than once, all must hold.
+    --slice A:B:STEP  Of the samples that remain, those from A up to B, every STEP.
+    --limit N  At most N samples come out: the first of the output's order.
+    """)
 class SelectionOptions(NamedTuple):
     """Which samples, and which of their fields, as typed; :meth:`parse` says what they mean."""
 
-    fields: Annotated[
-        Texts,
-        _select("--fields EXT,...", "Keep these fields only. Globs allowed; may be given more than once."),
-    ] = None
-    drop: Annotated[
-        Texts,
-        _select("--drop EXT,...", "Leave these fields out. Globs allowed; may be given more than once."),
-    ] = None
-    rename: Annotated[
-        Texts,
-        _select(
-            "--rename NEW=OLD",
-            "Rename a field; OLD may be alternatives, such as 'jpg;png'. May be given more than once.",
-        ),
-    ] = None
-    keys: Annotated[
-        Texts, _select("--keys GLOB", "Samples whose key matches. May be given more than once.")
-    ] = None
-    keys_from: Annotated[
-        Texts,
-        _select("--keys-from FILE", "Samples whose key is a line of FILE. May be given more than once."),
-    ] = None
-    where: Annotated[
-        Texts,
-        _select(
-            "--where EXPR",
-            "Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt. Given more than once, "
-            "all must hold.",
-        ),
-    ] = None
-    slice: Annotated[
-        Text, _select("--slice A:B:STEP", "Of the samples that remain, those from A up to B, every STEP.")
-    ] = None
-    limit: Annotated[
-        Number, _select("--limit N", "At most N samples come out: the first of the output's order.", min=0)
-    ] = None
+    fields: Texts = None
+    drop: Texts = None
+    rename: Texts = None
+    keys: Texts = None
+    keys_from: Texts = None
+    where: Texts = None
+    slice: Text = None
+    limit: Natural = None
 
     def parse(self) -> "Selection":
         """The selection that the library takes. Raises UsageError for what cannot mean anything."""
@@ -150,219 +162,177 @@ class SelectionOptions(NamedTuple):
         return Selection.parse(**self._asdict())
 
 
-AllowEmpty = Annotated[
-    bool,
-    _select(
-        "--allow-empty",
-        "Write also when a name (a field, a key, a place in JSON) is found nowhere, or no sample is left.",
-    ),
-]
-MaxDecoded = Annotated[
-    Number,
-    panel(None)(
-        "--max-decoded SIZE",
-        "The most that a payload may have and become when it is decoded. Default: 256MiB.",
-        parser=parse_size,
-    ),
-]
+@panel(None)("""
+    --max-decoded SIZE  The most that a payload may have and become when it is decoded. Default: 256MiB.
+    """)
+class DecodeOptions(NamedTuple):
+    """How much is decoded."""
+
+    max_decoded: Number = None
+
+    def limit(self, needed: str | None) -> int:
+        """In bytes; ``needed`` names the option without which this one has no meaning, if that is missing."""
+        from wdscli.codecs.limits import MAX_DECODED_BYTES
+        from wdscli.errors import UsageError
+
+        size = self.max_decoded
+        if size is None:
+            return MAX_DECODED_BYTES
+        if needed is not None:
+            raise UsageError(f"--max-decoded needs {needed}")
+        if size < 1:
+            raise UsageError("--max-decoded must be at least 1 byte")
+        return size
 
 
-def decoded_limit(size: int | None, needed: str | None) -> int:
-    """What ``--max-decoded`` says; ``needed`` names the option without which it has no meaning, if that is missing."""
-    from wdscli.codecs.limits import MAX_DECODED_BYTES
-    from wdscli.errors import UsageError
-
-    if size is None:
-        return MAX_DECODED_BYTES
-    if needed is not None:
-        raise UsageError(f"--max-decoded needs {needed}")
-    if size < 1:
-        raise UsageError("--max-decoded must be at least 1 byte")
-    return size
-
-
-MaxCount = Annotated[Number, _cuts("--max-count N", "At most N samples in a shard.", min=1)]
-MaxSize = Annotated[
-    Number,
-    _cuts("--max-size SIZE", "At most SIZE bytes of tar in a shard: 500MB, 1GiB, 2e9.", parser=parse_size),
-]
-ShardCount = Annotated[Number, _cuts("--shards N", "N shards of about equal size.", min=1)]
-
-
+@_cuts("""
+    --max-count N  At most N samples in a shard.
+    --max-size SIZE  At most SIZE bytes of tar in a shard: 500MB, 1GiB, 2e9.
+    shard_count: --shards N  N shards of about equal size.
+    """)
 class CutOptions(NamedTuple):
     """Where one output shard ends and the next begins."""
 
-    max_count: MaxCount = None
-    max_size: MaxSize = None
-    shard_count: ShardCount = None
+    max_count: Positive = None
+    max_size: Number = None
+    shard_count: Positive = None
 
 
+@_cuts("""
+    --divisible-by WORLD  As many more shards as make their number a multiple of WORLD; none of them is
+        empty.
+    """)
 class PlannedCutOptions(NamedTuple):
     """The same, and more, where all samples are known before any is written."""
 
-    max_count: MaxCount = None
-    max_size: MaxSize = None
-    shard_count: ShardCount = None
-    divisible_by: Annotated[
-        Number,
-        _cuts(
-            "--divisible-by WORLD",
-            "As many more shards as make their number a multiple of WORLD; none of them is empty.",
-            min=1,
-        ),
-    ] = None
+    plain: CutOptions
+    divisible_by: Positive = None
 
 
-Output = Annotated[
-    str,
-    _output(
-        "-o, --output OUT",
-        "Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL of these.",
-    ),
-]
-Force = Annotated[bool, _output("--force", "Replace what is there.")]
-Fsync = Annotated[bool, _output("--fsync", "Force each shard to the device before it gets its name.")]
-NoIndex = Annotated[bool, _output("--no-index", "Write no index beside the shards.")]
 Algorithm = Literal["xxh3_128", "sha256", "none"]
-Checksum = Annotated[Algorithm, _output("--checksum", "The checksum that the manifest holds.")]
-Mtime = Annotated[
-    Number,
-    _output(
-        "--mtime TIME",
-        "Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH, or 0.",
-        parser=parse_time,
-    ),
-]
-LongNames = Annotated[
-    Literal["pax", "gnu"],
-    _output("--long-names", "How names are written that ustar has no room for. DALI reads gnu only."),
-]
-DryRun = Annotated[bool, _output("-n, --dry-run", "Say what would be written, and write nothing.")]
-Jobs = Annotated[
-    Number,
-    _output(
-        "-j, --jobs N",
-        "Processes to work in. Default: the processors there are. The bytes written are the same.",
-        min=1,
-    ),
-]
 
 
+LongNames = Literal["pax", "gnu"]
+written = _output("""
+    --force  Replace what is there.
+    --fsync  Force each shard to the device before it gets its name.
+    --no-index  Write no index beside the shards.
+    --mtime TIME  Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH,
+        or 0.
+    --long-names  How names are written that ustar has no room for. DALI reads gnu only.
+    -n, --dry-run  Say what would be written, and write nothing.
+    """)
+"""How shards are written, whoever does it."""
+
+
+@written
+@_output("""
+    -o, --output OUT  Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL
+        of these.
+    --checksum  The checksum that the manifest holds.
+    """)
 class OutputOptions(NamedTuple):
     """Where shards are written, and how."""
 
-    output: Output
-    force: Force = False
-    fsync: Fsync = False
-    no_index: NoIndex = False
-    checksum: Checksum = "xxh3_128"
-    mtime: Mtime = None
+    output: str
+    force: bool = False
+    fsync: bool = False
+    no_index: bool = False
+    checksum: Algorithm = "xxh3_128"
+    mtime: Number = None
     long_names: LongNames = "pax"
-    dry_run: DryRun = False
-    jobs: Jobs = None
-    post: Annotated[
-        Text,
-        _output("--post CMD", "A shell command to run for each shard that is done; {} in it is the shard."),
-    ] = None
+    dry_run: bool = False
+
+    def settings(self) -> "ShardSettings":
+        """How each shard is written."""
+        from wdscli.shards.writing import ShardSettings, make_form
+
+        form = make_form(self.mtime, self.long_names)
+        return ShardSettings(form, self.checksum, not self.no_index, self.force, self.fsync)
 
 
-class StreamOptions(NamedTuple):
-    """Where one archive is written, and how; standard output unless said otherwise."""
-
-    output: Output = "-"
-    force: Force = False
-    fsync: Fsync = False
-    no_index: NoIndex = False
-    checksum: Checksum = "xxh3_128"
-    mtime: Mtime = None
-    long_names: LongNames = "pax"
-    dry_run: DryRun = False
+_jobs = _output("""
+    -j, --jobs N  Processes to work in. Default: the processors there are. The bytes written are the same.
+    """)
+_machines = _engine("""
+    --engine URL  Work on other machines: dask://HOST:PORT, or another engine that is installed. Default:
+        this machine, with -j.
+    --memory SIZE  At most SIZE bytes of memory, all processes together: 500MB, 1GiB.
+    """)
 
 
-Engine = Annotated[
-    Text,
-    _engine(
-        "--engine URL",
-        "Work on other machines: dask://HOST:PORT, or another engine that is installed. "
-        "Default: this machine, with -j.",
-    ),
-]
-Memory = Annotated[
-    Number,
-    _engine(
-        "--memory SIZE",
-        "At most SIZE bytes of memory, all processes together: 500MB, 1GiB.",
-        parser=parse_size,
-    ),
-]
+@_jobs
+@_output("""
+    --post CMD  A shell command to run for each shard that is done; {} in it is the shard.
+    """)
+class TaskOptions(NamedTuple):
+    """How many shards are made at a time, and what becomes of each."""
+
+    jobs: Positive = None
+    post: Text = None
 
 
+@_jobs
+@_machines
+class WorkOptions(NamedTuple):
+    """Where a plan that is there is carried out."""
+
+    jobs: Positive = None
+    engine: Text = None
+    memory: Number = None
+
+
+@_machines
+@_engine("""
+    --strategy  Copy samples straight from the inputs, or by way of a scratch folder; auto takes what is
+        quicker, and -v says why. The bytes are the same.
+    --tmp DIR  Where scratch space is made: a folder, or a URL. Default: TMPDIR.
+    --resume  Go on with the same command that was ended early: keep its whole shards, make the rest.
+    plan_file: --plan FILE  Write no shard but a plan, whose tasks `wds run` does, here or on other
+        machines.
+    """)
 class EngineOptions(NamedTuple):
     """How samples are brought into another order, and where."""
 
-    engine: Engine = None
-    strategy: Annotated[
-        Literal["auto", "gather", "spill"],
-        _engine(
-            "--strategy",
-            "Copy samples straight from the inputs, or by way of a scratch folder; auto takes what is quicker, "
-            "and -v says why. The bytes are the same.",
-        ),
-    ] = "auto"
-    memory: Memory = None
-    tmp: Annotated[
-        Text, _engine("--tmp DIR", "Where scratch space is made: a folder, or a URL. Default: TMPDIR.")
-    ] = None
-    resume: Annotated[
-        bool,
-        _engine(
-            "--resume",
-            "Go on with the same command that was ended early: keep its whole shards, make the rest.",
-        ),
-    ] = False
-    plan_file: Annotated[
-        Text,
-        _engine(
-            "--plan FILE", "Write no shard but a plan, whose tasks `wds run` does, here or on other machines."
-        ),
-    ] = None
+    engine: Text = None
+    strategy: Literal["auto", "gather", "spill"] = "auto"
+    memory: Number = None
+    tmp: Text = None
+    resume: bool = False
+    plan_file: Text = None
 
 
+@_errors("""
+    --on-error  Stop at the first broken shard, or save its whole samples, count the rest, and go on.
+    """)
 class ErrorOptions(NamedTuple):
     """What is done about a shard that is broken."""
 
-    on_error: Annotated[
-        Literal["stop", "skip"],
-        _errors(
-            "--on-error",
-            "Stop at the first broken shard, or save its whole samples, count the rest, and go on.",
-        ),
-    ] = "stop"
+    on_error: Literal["stop", "skip"] = "stop"
 
 
+@_errors("""
+    --on-duplicate  A key seen before: stop, leave the sample out, or give it a new key.
+    --rekey FORMAT  New keys, such as '{shard}-{index:09d}': for all samples, or with --on-duplicate rekey
+        for repeated ones.
+    """)
 class DuplicateOptions(NamedTuple):
     """What is done about a key that comes twice."""
 
-    on_duplicate: Annotated[
-        Literal["error", "skip", "rekey"],
-        _errors("--on-duplicate", "A key seen before: stop, leave the sample out, or give it a new key."),
-    ] = "error"
-    rekey: Annotated[
-        Text,
-        _errors(
-            "--rekey FORMAT",
-            "New keys, such as '{shard}-{index:09d}': for all samples, or with --on-duplicate rekey "
-            "for repeated ones.",
-        ),
-    ] = None
+    on_duplicate: Literal["error", "skip", "rekey"] = "error"
+    rekey: Text = None
 
 
+@_select("""
+    --allow-empty  Write also when a name (a field, a key, a place in JSON) is found nowhere, or no sample
+        is left.
+    """)
 class InputOptions(NamedTuple):
     """Which samples of the inputs, and what is done about those that are no good: for commands that write shards of
     shards."""
 
     selection: SelectionOptions = SelectionOptions()
-    allow_empty: AllowEmpty = False
+    allow_empty: bool = False
     duplicates: DuplicateOptions = DuplicateOptions()
     errors: ErrorOptions = ErrorOptions()
     trust: TrustOptions = TrustOptions()
@@ -372,9 +342,17 @@ class InputOptions(NamedTuple):
 class ReorderOptions(NamedTuple):
     """What all commands that reorder take behind their own options."""
 
+    tasks: TaskOptions
     engine: EngineOptions
     json: JsonOptions
     inputs: InputOptions
+
+
+def changed_options(group: Any) -> list[str]:
+    """The options of a group that are not at their default, as they are typed; of those that have one."""
+    given = group._asdict()
+    defaults = group._field_defaults
+    return ["--" + name.replace("_", "-") for name in defaults if given[name] != defaults[name]]
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -403,16 +381,16 @@ def _is_group(kind: Any) -> bool:
 
 
 def _spread(argument: inspect.Parameter) -> list[inspect.Parameter]:
-    """The options of one argument of a command, or of one field of a group."""
-    kind: Any = argument.annotation
+    """The options of one argument of a command, or of one field of a group. The default of a group is that of its
+    options."""
+    kind, given = argument.annotation, argument.default
     if not _is_group(kind):
         return [argument.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-    fields = inspect.signature(kind).parameters.values()
-    return [
-        option
-        for field in fields
-        for option in _spread(field.replace(annotation=kind.__annotations__[field.name]))
-    ]
+    options = []
+    for field in inspect.signature(kind).parameters.values():
+        default = field.default if given is argument.empty else getattr(given, field.name)
+        options += _spread(field.replace(annotation=kind.__annotations__[field.name], default=default))
+    return options
 
 
 def _gather(name: str, kind: Any, values: dict[str, Any]) -> Any:

@@ -90,9 +90,19 @@ class Out:
             for row in cells:
                 widths = [max(width, _width(cell)) for width, cell in zip(widths, row, strict=True)]
             lines = [_align(row, widths, right) for row in cells]
-            if number == 0:
-                lines[0] = _bold(lines[0])
+            if number == 0 and takes_colour(sys.stdout):
+                lines[0] = f"\x1b[1m{lines[0]}\x1b[0m"
             self.write(_to_bytes("".join(line.rstrip() + "\n" for line in lines)))
+
+    def listing(
+        self, names: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
+    ) -> None:
+        """The same, but with ``--json`` an object for each row."""
+        if not self.json:
+            self.rows(names, rows, right=right)
+            return
+        for row in rows:
+            self.object(dict(zip(names, row, strict=True)))
 
     def pages(
         self,
@@ -197,11 +207,9 @@ class Bar:
     def finish(self) -> None:
         if self._live is not None:
             self._live.update(0, completed=self._done, facts=self._facts())
-            self._live.stop()
-            self._live = None
         elif self._open and not _is_terminal(sys.stderr):
             self._print_line()
-        self._open = False
+        self.close()
 
     def close(self) -> None:
         """Take the bar away, whatever it had reached: an error is about to be told."""
@@ -273,6 +281,16 @@ def by_reason(counts: dict[str, int]) -> str:
     'keys 2, where 3'
     """
     return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+
+
+def facts(record: Any, names: str) -> dict[str, Any]:
+    """What a record says, for JSON: its attributes by name, or by another one.
+
+    >>> facts(range(3), "start end=stop")
+    {'start': 0, 'end': 3}
+    """
+    pairs = [name.partition("=") for name in names.split()]
+    return {name: getattr(record, attribute or name) for name, _, attribute in pairs}
 
 
 def json_line(value: Any) -> bytes:
@@ -431,10 +449,6 @@ def _align(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> s
         fill = " " * (width - _width(cell))
         cells.append(fill + cell if place in right else cell + fill)
     return "  ".join(cells)
-
-
-def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m" if takes_colour(sys.stdout) else text
 
 
 def _coloured(label: str) -> str:

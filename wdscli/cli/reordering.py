@@ -1,6 +1,6 @@
 """What the commands that reorder have in common once their options are read: plan, show the plan, run, report.
 
-What it is: :func:`read_request`, from options to what the engine takes; :func:`reorder`, the body of split, merge,
+What it is: :func:`read_options`, from options to what the engine takes; :func:`reorder`, the body of split, merge,
 shuffle and sort; :func:`print_plan` and :func:`print_report`, which `wds run` needs too. How: everything goes to
 :class:`~wdscli.cli.output.Out`, as JSON or as lines for people. It must not know one order from another.
 """
@@ -10,19 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.cli.output import Out, by_reason, plural
+from wdscli.cli.output import Out, by_reason, facts, plural
+from wdscli.errors import OutputExistsError
 from wdscli.shown import shown
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from wdscli.cli.options import (
-        CutOptions,
-        InputOptions,
-        OutputOptions,
-        PlannedCutOptions,
-        SelectionOptions,
-        StreamOptions,
-    )
+    from wdscli.cli.options import InputOptions, OutputOptions, PlannedCutOptions, ReorderOptions
     from wdscli.plan.join.joined import JoinCounts
     from wdscli.plan.orders import Order
     from wdscli.plan.plan import ReorderPlan
@@ -43,44 +37,36 @@ class PartTotals(NamedTuple):
     bytes: int
 
 
-def read_request(
-    shards: Sequence[str],
-    output: OutputOptions | StreamOptions,
-    cuts: CutOptions | PlannedCutOptions,
-    inputs: InputOptions,
-    **more: Any,
-) -> Request:
-    """What the engine is asked for; ``more`` are fields of the request. Raises UsageError."""
+def read_options(
+    shards: Sequence[str], output: OutputOptions, cuts: PlannedCutOptions, more: ReorderOptions
+) -> tuple[Out, Request]:
+    """Where the command prints, and what the engine is asked for. Raises UsageError."""
     from wdscli.plan.cut import Cuts
-    from wdscli.plan.request import Request
-    from wdscli.shards.writing import ShardSettings, make_form
 
-    form = make_form(output.mtime, output.long_names)
+    out = Out(more.inputs.common, json=more.json.json)
+    limits = Cuts(*cuts.plain, cuts.divisible_by)
+    settings = {**more.tasks._asdict(), **more.engine._asdict()}
+    return out, read_request(shards, output, more.inputs, cuts=limits, **settings)
+
+
+def read_request(shards: Sequence[str], output: OutputOptions, inputs: InputOptions, **more: Any) -> Request:
+    """What the engine is asked for; ``more`` are fields of the request. Raises UsageError."""
+    from wdscli.plan.request import Request
+
+    # As it was typed, without defaults. What may be given more than once and usually is not stands as its one value.
+    typed = {name: value for name, value in inputs.selection._asdict().items() if value not in (None, [], ())}
+    for name in ("keys_from", "where"):
+        if len(typed.get(name, ())) == 1:
+            typed[name] = typed[name][0]
     return Request(
         inputs=shards,
         output=output.output,
-        settings=ShardSettings(form, output.checksum, not output.no_index, output.force, output.fsync),
-        cuts=Cuts(*cuts),
+        settings=output.settings(),
         selection=inputs.selection.parse(),
-        selection_text=_as_typed(inputs.selection),
+        selection_text=typed,
         allow_empty=inputs.allow_empty,
-        on_error=inputs.errors.on_error,
-        trust_addresses=inputs.trust.trust_addresses,
-        jobs=getattr(output, "jobs", 1),
-        post=getattr(output, "post", None),
-        **inputs.duplicates._asdict(),
-        **more,
+        **{**inputs.errors._asdict(), **inputs.trust._asdict(), **inputs.duplicates._asdict(), **more},
     )
-
-
-def _as_typed(selection: SelectionOptions) -> dict[str, Any]:
-    """The selection as it was typed, without what was left at its default. An option that may be given more than once
-    and usually is not stands as its one value."""
-    given = {name: value for name, value in selection._asdict().items() if value not in (None, [], ())}
-    for name in ("keys_from", "where"):
-        if len(given.get(name, ())) == 1:
-            given[name] = given[name][0]
-    return given
 
 
 def reorder(
@@ -97,9 +83,13 @@ def reorder(
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
     from wdscli.run.execute import run_plan
+    from wdscli.storage import exists
 
-    if request.plan_file is not None and not dry_run:
-        _check_free(request.plan_file, request.settings.force)
+    address = None if dry_run else request.plan_file
+    if address is not None and not request.settings.force and exists(address):
+        raise OutputExistsError(
+            f"{address} exists", hint="choose another name for the plan, or replace it with --force"
+        )
     progress = out.progress()
     with Scratch(request.tmp) as scratch:
         plan = make_plan(request, order, scratch, progress=progress)
@@ -113,17 +103,6 @@ def reorder(
             print_report(out, run_plan(plan, progress=progress), plan.oversized, done)
 
 
-def _check_free(address: str, force: bool) -> None:
-    """Raise OutputExistsError early when something is in the plan's place."""
-    from wdscli.errors import OutputExistsError
-    from wdscli.storage import exists
-
-    if not force and exists(address):
-        raise OutputExistsError(
-            f"{address} exists", hint="choose another name for the plan, or replace it with --force"
-        )
-
-
 def _store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
     """Write the plan, and say how it is run."""
     from wdscli.plan.planfile import write_plan
@@ -131,9 +110,7 @@ def _store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
     write_plan(plan, address, force=plan.request.settings.force)
     tasks = len(plan.planned)
     if out.json:
-        out.object(
-            {"plan": shown(address), "tasks": tasks, "samples": plan.samples, "bytes": plan.size_bytes}
-        )
+        out.object({"plan": shown(address), "tasks": tasks, **facts(plan, "samples bytes=size_bytes")})
     out.summary(f"planned {_total(plan)}: {address}")
     if tasks > 1:
         out.summary(f"wds run {address} --task K, for K from 0 to {tasks - 1}, makes one shard each")
@@ -152,7 +129,11 @@ def _total(plan: ReorderPlan) -> str:
 def print_plan(out: Out, plan: ReorderPlan) -> None:
     """A line per shard that would be written (name, samples, bytes), and the totals."""
     rows = [(shown(shard.address), shard.samples, shard.size) for shard in plan.planned]
-    parts = _planned_parts(plan)
+    # None for an output that has no parts.
+    parts = [PartTotals(part.name, 0, 0, 0) for part in plan.parts if part.name or len(plan.parts) > 1]
+    for shard in plan.planned if parts else ():
+        name, samples, shards, size = parts[shard.part]
+        parts[shard.part] = PartTotals(name, samples + shard.samples, shards + 1, size + shard.size)
     joined = None if plan.joined is None else plan.joined.counts
     if out.json:
         for shard, (name, samples, size) in zip(plan.planned, rows, strict=True):
@@ -172,18 +153,6 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
 
         done = sum(one.state == "done" for one in states(plan))
         out.summary(f"{done} of {plural(len(rows), 'shard')} are there already")
-
-
-def _planned_parts(plan: ReorderPlan) -> list[PartTotals]:
-    """What each part would hold; none for an output that has no parts."""
-    names = [part.name for part in plan.parts]
-    if names == [""]:
-        return []
-    totals = [PartTotals(name, 0, 0, 0) for name in names]
-    for shard in plan.planned:
-        name, samples, shards, size = totals[shard.part]
-        totals[shard.part] = PartTotals(name, samples + shard.samples, shards + 1, size + shard.size)
-    return totals
 
 
 def print_report(out: Out, report: ReorderReport, oversized: int, done: str | None = None) -> None:
@@ -209,22 +178,11 @@ def print_report(out: Out, report: ReorderReport, oversized: int, done: str | No
 
 
 def _report_object(report: ReorderReport, has_parts: bool) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "operation": report.operation,
-        "samples_in": report.samples_in,
-        "samples": report.samples,
-        "members_in": report.members_in,
-        "members": report.members,
-        "shards": report.shards,
-        "kept": report.kept,
-        "bytes_in": report.bytes_in,
-        "bytes": report.bytes_out,
-        "payload_bytes_in": report.payload_bytes_in,
-        "payload_bytes": report.payload_bytes,
-        "dropped": report.dropped,
-        "ignored": report.ignored,
-        "strategy": report.strategy,
-    }
+    plain = facts(
+        report,
+        "operation samples_in samples members_in members shards kept bytes_in bytes=bytes_out "
+        "payload_bytes_in payload_bytes dropped ignored strategy",
+    )
     if report.joined is not None:
         plain |= _joined_object(report.joined)
     if not has_parts:
@@ -233,8 +191,7 @@ def _report_object(report: ReorderReport, has_parts: bool) -> dict[str, Any]:
         name: {
             "samples": manifest.samples,
             "shards": len(manifest.shards),
-            "bytes": manifest.size_bytes,
-            "fingerprint": manifest.fingerprint,
+            **facts(manifest, "bytes=size_bytes fingerprint"),
         }
         for name, manifest in zip(report.parts, report.manifests, strict=True)
     }
@@ -243,15 +200,10 @@ def _report_object(report: ReorderReport, has_parts: bool) -> dict[str, Any]:
 
 def _joined_object(found: JoinCounts) -> dict[str, Any]:
     """What a join found."""
-    facts = {
-        "matched": found.matched,
-        "unmatched": list(found.unmatched),
-        "partners": found.partners,
-        "fields_replaced": found.replaced,
-        "fields_left_out": found.left_out,
-        "fields_renamed": found.renamed,
-    }
-    return {"joined": facts}
+    names = (
+        "matched unmatched partners fields_replaced=replaced fields_left_out=left_out fields_renamed=renamed"
+    )
+    return {"joined": facts(found, names)}
 
 
 def _print_contents(

@@ -1,18 +1,25 @@
 """Bytes in a buffer, on their way from a shard to another.
 
-What it is: :func:`fill`, which reads them, and :func:`clear_padding`. Some old tars fill a member's last block with
-whatever lay in their own buffer. A run of members whose headers are canonical is copied as it stands, so these bytes
-are set to zero on the way, which costs no more than looking at them. It must not know samples.
+What it is: :func:`fill`, which reads them, :func:`packed`, which says what the samples in a buffer are, and
+:func:`clear_padding`. Some old tars fill a member's last block with whatever lay in their own buffer. A run of members
+whose headers are canonical is copied as it stands, so these bytes are set to zero on the way, which costs no more than
+looking at them. It must not know where bytes go, nor which samples are wanted.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import InputError
+from wdscli.shards.index import SampleArrays
 from wdscli.storage import Source
 from wdscli.storage.local import reason
+from wdscli.tar import Form, core
+
+if TYPE_CHECKING:
+    from wdscli.plan.table import I64
 
 REMOTE_READ_BYTES = 8 << 20
 _ZEROS = [bytes(size) for size in range(512)]
@@ -63,3 +70,38 @@ def clear_padding(
                 return at
             view[begin:stop] = _ZEROS[stop - begin]
     return len(offsets)
+
+
+class Packed(NamedTuple):
+    """Usual samples in a buffer: what they are once :meth:`settle` has run, and where the headers of their members
+    begin (``heads``) until then. ``names`` are the keys, one by one."""
+
+    names: list[bytes]
+    arrays: SampleArrays
+    heads: I64
+    form: Form
+
+    def settle(self, view: memoryview) -> memoryview:
+        """Make all members canonical where they are, padding included; returns what they fill now."""
+        assert core.CORE is not None
+        form = self.form
+        return view[: core.CORE.settle(view, form.mtime_field, form.long_names == "gnu")]
+
+
+def packed(view: memoryview, begins: I64, form: Form) -> Packed | None:
+    """The samples that begin at the bytes ``begins`` of ``view``, the first at 0, and fill it. None when they are not
+    the usual ones, or where there is no compiled core: then it takes the exact path to know them."""
+    import numpy
+
+    found = None
+    if core.CORE is not None:
+        found = core.CORE.pack(view, begins, form.mtime_field, form.long_names == "gnu")
+    if found is None:
+        return None
+    keys, fields, *columns = found[:9]
+    counts, starts, lengths, heads, codes, offsets, sizes = [
+        numpy.frombuffer(column, dtype=numpy.int64) for column in columns
+    ]
+    widths = numpy.fromiter(map(len, keys), dtype=numpy.int64, count=len(keys))
+    arrays = SampleArrays(b"".join(keys), widths, starts, lengths, counts, fields, codes, offsets, sizes)
+    return Packed(keys, arrays, heads, form)

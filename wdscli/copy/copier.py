@@ -2,12 +2,11 @@
 
 What it is: a task, :func:`gather`, that fills one shard with the samples a plan lists. How: a sample is one run of one
 input or, in a join, several runs, each a row of the plan. Runs are read into one buffer of a few MiB, adjacent ones by
-one call; the headers in the buffer are walked again, many at once where samples are small
-(:mod:`wdscli.copy.header_walk`), which proves that every run is what the plan took it for: fields, sizes, and a key
-that all runs of a sample share byte for byte, so that two keys of one hash are never joined. Then the buffer goes out
-as it stands, or member by member with new headers where a sample is not canonical yet, loses fields, changes names or
-has a field twice. Checksum and write find the bytes in the processor's cache. A sample larger than the buffer is copied
-in pieces.
+one call; the headers in the buffer are walked again (by the compiled core where it knows them all, else by the exact
+scanner), which proves that every run is what the plan took it for: fields, sizes, and a key that all runs of a sample
+share byte for byte, so that two keys of one hash are never joined. Then the buffer goes out, made canonical where it
+is, or member by member where a sample loses fields, changes names or has a field twice. Checksum and write find the
+bytes in the processor's cache. A sample larger than the buffer is copied in pieces.
 
 It must not know orders, cuts or selections beyond the names that members get, nor how partners were found.
 """
@@ -15,13 +14,13 @@ It must not know orders, cuts or selections beyond the names that members get, n
 from __future__ import annotations
 
 import os
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.copy.buffers import clear_padding
-from wdscli.copy.header_walk import WORTH_SAMPLES, Walker
+from wdscli.copy.buffers import clear_padding, packed
 from wdscli.copy.spill_reading import Reading, Spilled
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
@@ -36,15 +35,14 @@ from wdscli.plan.inputs import (
     pieces_of,
     totals_of,
 )
-from wdscli.plan.join.joined import CHANGED, Beside, Shape, collision, in_turn, lay_out
+from wdscli.plan.join.joined import CHANGED, Joined, Shape, collision, in_turn, lay_out
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.survey import RENAMED, hash_key
 from wdscli.plan.table import Ordered, PlanTable, are_those, hashes_of, headers_of, headers_of_batch
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.shards.writing import ShardFile, ShardSettings
-from wdscli.tar import GLOBAL, Scanner
-from wdscli.tar.header import BLOCK
+from wdscli.tar import FOREIGN, GLOBAL, Scanner
 
 if TYPE_CHECKING:
     from wdscli.plan.table import I64, U64
@@ -72,7 +70,7 @@ class GatherTask(NamedTuple):
     selection: Selection
     rekey: Rekey | None = None
     spilled: Spilled | None = None
-    beside: Beside | None = None
+    beside: Joined | None = None
     """The further runs of the samples, where these are joined."""
 
 
@@ -127,7 +125,6 @@ class Copier:
         self.rows = in_turn(lists)
         self.slots: dict[tuple[tuple[int, Shape], ...], list[tuple[bytes, int, int]]] = {}
         self.scanner = Scanner(task.address, form=task.settings.form)
-        self.walker = Walker(task.settings.form, hash_key)
         self.buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
         # Where the bytes are read: in the inputs, which messages speak of in any case, or in what was spilled.
         self.reading = Reading(task.spilled, self.rows, inputs.__getitem__)
@@ -172,9 +169,11 @@ class Copier:
         self._ask_ahead(samples.start)
         self._read_rows(first, end)
         view, before = self.buffer[: chunk.row_ends[end] - chunk.row_ends[first]], self.shard.position
-        is_plain = not (self.task.selection.changes_members or any(chunk.marks[samples.start : samples.stop]))
-        if not (is_plain and len(samples) >= WORTH_SAMPLES and self._write_packed(view)):
-            self._write_exactly(view, is_plain)
+        marks = (
+            set() if self.task.selection.changes_members else set(chunk.marks[samples.start : samples.stop])
+        )
+        if self.task.selection.changes_members or marks - {0, FOREIGN} or not self._write_packed(view):
+            self._write_exactly(view, marks == {0})
         self.shard.flush()
         self.tick(self.shard.position - before)
 
@@ -268,26 +267,28 @@ class Copier:
             view[:], data = data[: len(view)], data[len(view) :]
 
     def _write_packed(self, view: memoryview) -> bool:
-        """Many plain samples at once; False when one is not what it should be, as far as a quick look tells."""
-        chunk, rows = (
-            self.chunk,
-            slice(self.samples.start * self.width, self.samples.stop * self.width, self.width),
-        )
-        begins = chunk.totals[rows] - chunk.totals[rows.start]
-        packed = self.walker.walk(view, begins, chunk.rows.keys[rows])
-        if packed is None:
+        """Usual samples that need no more than canonical headers, at once; False when one is not what it should be, as
+        far as a quick look tells."""
+        import numpy
+
+        chunk, width = self.chunk, self.width
+        rows = slice(self.samples.start * width, self.samples.stop * width, width)
+        found = packed(view, chunk.totals[rows] - chunk.totals[rows.start], self.task.settings.form)
+        if found is None:
             return False
-        planned = chunk.rows.headers[self.runs]
+        keys = numpy.frombuffer(array("Q", map(hash_key, found.names)), dtype=numpy.uint64)
+        # Neighbours that share a key are two samples only because the plan says so.
+        if not (keys == chunk.rows.keys[rows]).all() or (keys[1:] == keys[:-1]).any():
+            return False
+        planned, arrays = chunk.rows.headers[self.runs], found.arrays
         # Where nobody knows the fields of a run, one may come twice in a joined sample.
-        counts = packed.counts if self.width == 1 else self._counts(packed.offsets - BLOCK)
-        if counts is None or (self.width > 1 and not planned.all()):
+        counts = arrays.counts if width == 1 else self._counts(found.heads)
+        if counts is None or (width > 1 and not planned.all()):
             return False
-        found = headers_of(hashes_of(packed.fields)[packed.codes], packed.sizes.astype("u8"), counts)
-        if not are_those(found, planned).all():
+        names, sizes = hashes_of(arrays.fields)[arrays.codes], arrays.sizes.view(numpy.uint64)
+        if not are_those(headers_of(names, sizes, counts), planned).all():
             return False
-        if self.walker.has_dirty_padding(view, packed):
-            clear_padding(view, 0, packed.offsets.tolist(), packed.sizes.tolist())
-        self.shard.write_arrays(view, packed)
+        self.shard.write_arrays(found.settle(view), arrays)
         return True
 
     def _counts(self, starts: I64) -> I64 | None:

@@ -9,8 +9,7 @@ know where files come from, nor shards.
 
 from __future__ import annotations
 
-import os
-import struct
+import marshal
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, islice
@@ -46,9 +45,7 @@ class Remote(NamedTuple):
 
 Place = bytes | Inline | Stored | Remote
 """Where a payload is; bytes are a local path."""
-_LENGTH = struct.Struct("<I")
-_OFFSET = struct.Struct("<Q")
-_PATH, _INLINE, _STORED, _REMOTE = b"PISR"
+_KINDS: tuple[type[Inline | Stored | Remote], ...] = (Inline, Stored, Remote)
 _SHIFT = 15
 _MASK = (1 << _SHIFT) - 1
 """A block has so many files, and one."""
@@ -144,18 +141,10 @@ class Files:
 
     def keep(self, place: Place) -> int:
         """The number of a place."""
-        if isinstance(place, bytes):
-            kind, data = _PATH, place
-        elif isinstance(place, Inline):
-            kind, data = _INLINE, place.payload
-        elif isinstance(place, Stored):
-            kind, data = _STORED, _OFFSET.pack(place.offset) + os.fsencode(place.path)
-        else:
-            kind, data = _REMOTE, os.fsencode(place.address)
         number = len(self._others)
-        self._others += _LENGTH.pack(len(data) + 1)
-        self._others.append(kind)
-        self._others += data
+        self._others += marshal.dumps(
+            place if isinstance(place, bytes) else (_KINDS.index(type(place)), *place)
+        )
         return number
 
     def put(self, at: int, size: int, place: int) -> None:
@@ -201,23 +190,20 @@ class Files:
         places = self._blocks[at >> _SHIFT].places
         return places if isinstance(places, int) else places[at & _MASK]
 
+    def folder(self, place: int) -> bytes:
+        """The folder that :meth:`root` gave this place, with a slash at its end."""
+        return self._roots[-1 - place]
+
     def place(self, at: int) -> Place:
         number = self.place_number(at)
         if number < 0:
-            return self._roots[-1 - number] + self.row(at).replace(SEPARATOR, b".")
+            return self.folder(number) + self.row(at).replace(SEPARATOR, b".")
         return self._kept(number)
 
     def _kept(self, number: int) -> Place:
-        begin = number + _LENGTH.size
-        (length,) = _LENGTH.unpack_from(self._others, number)
-        kind, data = self._others[begin], bytes(self._others[begin + 1 : begin + length])
-        if kind == _PATH:
-            return data
-        if kind == _INLINE:
-            return Inline(data)
-        if kind == _STORED:
-            return Stored(os.fsdecode(data[_OFFSET.size :]), _OFFSET.unpack_from(data)[0])
-        return Remote(os.fsdecode(data))
+        found = marshal.loads(memoryview(self._others)[number:])
+        place: Place = found if isinstance(found, bytes) else _KINDS[found[0]](*found[1:])
+        return place
 
     def part(self, numbers: Iterable[int]) -> Files:
         """Some files, in this order, as files of their own."""

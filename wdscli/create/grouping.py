@@ -19,7 +19,7 @@ from typing import NamedTuple
 from wdscli.create.files import SEPARATOR, Files, Inline, Skipped, describe_place, numbers_of
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
-from wdscli.ordering import rank_array
+from wdscli.ordering import rank_places
 from wdscli.plan.cut import END_BYTES, Cuts
 from wdscli.selection.named import Named, Sightings
 from wdscli.tar import Form, build_header
@@ -95,22 +95,18 @@ def group(files: Files) -> Samples:
                 firsts.append(at)
                 prefix = row[: row.find(SEPARATOR) + 1]
             elif row == before:
-                raise _twice(files, order[at - 1], order[at])
+                name = to_text(row.replace(SEPARATOR, b"."))
+                first, second = (describe_place(files.place(one)) for one in order[at - 1 : at + 1])
+                raise DataError(
+                    f'"{name}" comes twice: from {first} and from {second}',
+                    code="duplicate-field",
+                    hint="give the sources one folder above them, or leave one out with --exclude",
+                )
             before = row
             at += 1
     places = numbers_of(range(len(firsts)), len(firsts))
     firsts.append(len(order))
     return Samples(files, order, firsts, places)
-
-
-def _twice(files: Files, one: int, other: int) -> DataError:
-    name = to_text(files.row(other).replace(SEPARATOR, b"."))
-    first, second = describe_place(files.place(one)), describe_place(files.place(other))
-    return DataError(
-        f'"{name}" comes twice: from {first} and from {second}',
-        code="duplicate-field",
-        hint="give the sources one folder above them, or leave one out with --exclude",
-    )
 
 
 def as_given(samples: Samples, walked: array[int]) -> Samples:
@@ -155,18 +151,13 @@ def require(
             code="missing-field",
             hint="--incomplete skip leaves such samples out, --incomplete keep writes them as they are",
         )
-    if lacking:
-        _check_named(samples, fields)
-    return (take(samples, whole) if lacking and incomplete == "skip" else samples), lacking
-
-
-def _check_named(samples: Samples, fields: Sequence[str]) -> None:
-    """Raise DataError for a required field that no sample has."""
     sightings = Sightings()
-    for sample in range(samples.total):
+    for sample in range(samples.total if lacking else 0):
         sightings.fields.update(samples.fields(sample))
-    for absence in sightings.absent(Named(text, " for --require", tuple(text.split(";"))) for text in fields):
+    names = [Named(text, " for --require", tuple(text.split(";"))) for text in fields]
+    for absence in sightings.absent(names) if lacking else ():
         raise DataError(absence.message, code="missing-field", hint=absence.hint)
+    return (take(samples, whole) if lacking and incomplete == "skip" else samples), lacking
 
 
 def take(samples: Samples, chosen: Iterable[int]) -> Samples:
@@ -187,33 +178,27 @@ def add_labels(samples: Samples, field: bytes = b"cls") -> None:
     files = samples.files
     kept: dict[bytes, int] = {}
     for sample in range(samples.total):
+        key = samples.key(sample)
         if field in samples.fields(sample):
             raise DataError(
-                f'sample "{to_text(samples.key(sample))}" has a {to_text(field)} of its own',
+                f'sample "{to_text(key)}" has a {to_text(field)} of its own',
                 code="duplicate-field",
                 hint="leave out --label-from, or the files with --exclude '*.cls'",
             )
-        label = _parent(samples, sample)
+        # The last folder of the key, or where the key has none, of the file that the first field comes from.
+        label = key.rpartition(b"/")[0].rpartition(b"/")[2]
+        place = b"" if label else files.place(samples.order[samples.firsts[sample]])
+        if isinstance(place, bytes) and place:
+            label = os.path.basename(os.path.dirname(os.path.abspath(place)))
+        if not label:
+            raise DataError(
+                f'sample "{to_text(key)}" lies in no folder that could label it',
+                code="missing-field",
+                hint="--label-from parent takes names such as cats/img7.jpg",
+            )
         if label not in kept:
             kept[label] = files.keep(Inline(label))
-        files.add_row(samples.key(sample) + SEPARATOR + field, 0, kept[label])
-
-
-def _parent(samples: Samples, sample: int) -> bytes:
-    """The last folder of the key, or where the key has none, of the file that the sample's first field comes
-    from."""
-    key = samples.key(sample)
-    label = key.rpartition(b"/")[0].rpartition(b"/")[2]
-    if not label:
-        place = samples.files.place(samples.order[samples.firsts[sample]])
-        label = os.path.basename(os.path.dirname(os.path.abspath(place))) if isinstance(place, bytes) else b""
-    if not label:
-        raise DataError(
-            f'sample "{to_text(key)}" lies in no folder that could label it',
-            code="missing-field",
-            hint="--label-from parent takes names such as cats/img7.jpg",
-        )
-    return label
+        files.add_row(key + SEPARATOR + field, 0, kept[label])
 
 
 def number_labels(samples: Samples, field: bytes = b"cls") -> list[str]:
@@ -242,8 +227,8 @@ def shuffled(samples: Samples, seed: int) -> Samples:
     if not samples.places:
         return samples
     places = numpy.frombuffer(samples.places, numpy.dtype(f"u{samples.places.itemsize}"))
-    by_place = rank_array(seed, 0, int(places.max()) + 1)
-    return take(samples, numpy.argsort(by_place[places], kind="stable"))
+    ranks = rank_places(seed, numpy.zeros_like(places), places)
+    return take(samples, numpy.argsort(ranks, kind="stable"))
 
 
 def sample_ends(samples: Samples, form: Form) -> array[int]:

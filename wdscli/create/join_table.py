@@ -18,12 +18,13 @@ from wdscli.create.table import Row, TableOptions, TableReader
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
 from wdscli.model import to_text
 from wdscli.plan.inputs import Stamp, pieces_of
+from wdscli.plan.join.join import JoinedTable
 from wdscli.plan.join.joined import TableShard
 from wdscli.plan.scratch import HINT
 from wdscli.progress import Progress
 from wdscli.samples.keyset import KeySet
 from wdscli.shards.writing import ShardFile, ShardSettings
-from wdscli.storage import addresses_of, is_local, is_stream, open_source
+from wdscli.storage import is_local, is_stream, open_source
 from wdscli.storage.addresses import listed_address, local_path
 
 _ROWS_TOGETHER = 512
@@ -37,23 +38,9 @@ class _Sample(NamedTuple):
     values: list[tuple[bytes, bytes | str]]
 
 
-class Table(NamedTuple):
+class Table(JoinedTable):
     """A table, its column of keys, and its fields: ``EXT=COLUMN``, or ``EXT=@COLUMN`` for a column that names files.
     Several files are one table, row after row; each has all columns."""
-
-    files: str | tuple[str, ...]
-    key: str
-    fields: tuple[str, ...]
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The files. Raises UsageError for standard input named twice."""
-        return addresses_of(self.files, "--table")
-
-    @property
-    def address(self) -> str:
-        """The files as one text."""
-        return "::".join(self.addresses)
 
     def write_shard(
         self,
@@ -63,8 +50,6 @@ class Table(NamedTuple):
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        """Write the rows as a shard at ``address``. Raises UsageError for a column that is not there, InputError,
-        OutputError, and DataError with the row's number."""
         reader = TableReader(TableOptions(self.files, self.key, fields=self.fields))
         dropped: Counter[str] = Counter()
         if is_local(address):

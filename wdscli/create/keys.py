@@ -37,8 +37,8 @@ class KeyRule:
         self.text = text
         self.is_first_dot = text == FIRST_DOT
         self._found: dict[bytes, bytes] = {}
-        self._unchanged = array("Q")
-        self._changed = array("Q")
+        self._hashed = array("Q")
+        """Of each further key the hashes as it is written and as it was found."""
         self._pattern = None if text in (FIRST_DOT, LAST_DOT) else _compile(text)
 
     def split(self, path: bytes) -> tuple[bytes, bytes] | str:
@@ -57,7 +57,12 @@ class KeyRule:
 
     def _match(self, path: bytes, base: int) -> tuple[bytes, bytes] | str:
         if self._pattern is not None:
-            return _by_pattern(self._pattern, path)
+            match = self._pattern.fullmatch(to_text(path))
+            named = {"key", "field"} <= set(self._pattern.groupindex)
+            key, field = (
+                ("", "") if match is None else match.group("key", "field") if named else match.groups()
+            )
+            return (to_bytes(key), to_bytes(field)) if key and field else "no-match"
         dot = path.find(b".", base) if self.is_first_dot else path.rfind(b".", base)
         if dot <= base or dot + 1 == len(path):
             return "no-field"
@@ -70,20 +75,13 @@ class KeyRule:
         old = self._found.get(new)
         if old is not None and old != key:
             raise _one_key(f'the keys "{to_text(old)}" and "{to_text(key)}"', new)
-        if old is None:
-            if len(self._found) < REMEMBERED_KEYS:
-                self._found[new] = key
-            else:
-                self._remember_hash(new, key)
+        if len(self._found) < REMEMBERED_KEYS:
+            self._found[new] = key
+        elif old is None:
+            from xxhash import xxh3_64_intdigest
+
+            self._hashed.extend((xxh3_64_intdigest(new), xxh3_64_intdigest(key)))
         return new
-
-    def _remember_hash(self, new: bytes, key: bytes) -> None:
-        from xxhash import xxh3_64_intdigest
-
-        if new == key:
-            self._unchanged.append(xxh3_64_intdigest(new))
-        else:
-            self._changed.extend((xxh3_64_intdigest(new), xxh3_64_intdigest(key)))
 
     @property
     def renamed(self) -> dict[bytes, bytes]:
@@ -93,19 +91,18 @@ class KeyRule:
     def count_renamed(self, keys: Callable[[], Iterable[bytes]]) -> int:
         """How many keys were renamed; call it once, when all were. ``keys`` has those written, for the message of the
         DataError that is raised when two became one unnoticed."""
-        known, changed, unchanged = len(self.renamed), self._changed, self._unchanged
-        self._changed = self._unchanged = array("Q")
-        if not changed:
+        known, hashed = len(self.renamed), self._hashed
+        self._hashed = array("Q")
+        if not hashed:
             return known
         import numpy
         from xxhash import xxh3_64_intdigest
 
-        pairs = numpy.unique(numpy.frombuffer(changed, numpy.uint64).reshape(-1, 2), axis=0)
-        others = numpy.unique(numpy.frombuffer(unchanged, numpy.uint64))
-        written, counts = numpy.unique(numpy.concatenate((pairs[:, 0], others)), return_counts=True)
-        for hashed in written[counts > 1].tolist():
-            raise _one_key("two keys", next(key for key in keys() if xxh3_64_intdigest(key) == hashed))
-        return known + len(pairs)
+        pairs = numpy.unique(numpy.frombuffer(hashed, numpy.uint64).reshape(-1, 2), axis=0)
+        written, counts = numpy.unique(pairs[:, 0], return_counts=True)
+        for twice in written[counts > 1].tolist():
+            raise _one_key("two keys", next(key for key in keys() if xxh3_64_intdigest(key) == twice))
+        return known + int((pairs[:, 0] != pairs[:, 1]).sum())
 
 
 def _one_key(which: str, new: bytes) -> DataError:
@@ -128,17 +125,6 @@ def _compile(text: str) -> Expression[str]:
             hint=r"for example '(?P<key>.*)-(?P<field>[^-]*\.png)', or just two groups",
         )
     return pattern
-
-
-def _by_pattern(pattern: Expression[str], path: bytes) -> tuple[bytes, bytes] | str:
-    match = pattern.fullmatch(to_text(path))
-    if match is None:
-        return "no-match"
-    named = {"key", "field"} <= set(pattern.groupindex)
-    key, field = (match["key"], match["field"]) if named else match.groups()
-    if not key or not field:
-        return "no-match"
-    return to_bytes(key), to_bytes(field)
 
 
 def check_written(key: bytes, field: bytes, where: str) -> None:

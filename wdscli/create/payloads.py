@@ -9,7 +9,6 @@ mean.
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import IO
 
 from wdscli.create.files import Inline, Place, Remote, Stored
@@ -85,9 +84,7 @@ class Payloads:
     def __enter__(self) -> Payloads:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._scratch is not None:
             self._scratch.close()
             self._scratch = None

@@ -67,7 +67,9 @@ def read_recipe(
     with open_source(address) as source:
         for number, text in enumerate(stream_of(source), 1):
             try:
-                _add(parse_line(number, text), rule, files, payloads, address)
+                if (line := parse_line(number, text)) is not None:
+                    key, field = _split(line.name, rule)
+                    files.add(key, field, *locate(line.source, payloads, address))
             except WdsError as error:
                 error.message = f"{address}, line {number}: {error.message}"
                 raise
@@ -75,20 +77,16 @@ def read_recipe(
                 progress.advance(_PROGRESS_LINES)
 
 
-def _add(line: Line | None, rule: KeyRule, files: Files, payloads: Payloads, where: str) -> None:
-    if line is None:
-        return
-    found = rule.split(line.name)
+def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:
+    found = rule.split(name)
     if isinstance(found, str):
         raise DataError(
-            f'"{to_text(line.name)}" is part of no sample ({found})',
+            f'"{to_text(name)}" is part of no sample ({found})',
             code="bad-list",
             hint="a name is a key, a dot and a field: n01/img7.jpg",
         )
-    key, name = found
-    check_written(key, name, "unsafe name")
-    size, place = locate(line.source, payloads, where)
-    files.add(key, name, size, place)
+    check_written(*found, "unsafe name")
+    return found
 
 
 def locate(source: bytes, payloads: Payloads, where: str) -> tuple[int, Place]:

@@ -29,14 +29,8 @@ from wdscli.progress import QUIET, Progress
 from wdscli.storage import Source, addresses_of, base_name, is_local, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX
 
-_FORMATS = {
-    "csv": "csv",
-    "tsv": "tsv",
-    "tab": "tsv",
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
-    "parquet": "parquet",
-}
+_FORMATS = ("csv", "tsv", "jsonl", "parquet")
+_OTHER_SUFFIXES = {"tab": "tsv", "ndjson": "jsonl"}
 _BUFFER_BYTES = 1 << 16
 _PARQUET_BATCH_ROWS = 256
 _PROGRESS_ROWS = 256
@@ -68,24 +62,19 @@ def read_rows(address: str) -> Iterator[dict[str, Any]]:
     """The rows in order. Raises InputError, DataError ``bad-table``, and UsageError when the extra is
     missing."""
     suffix = re.sub(COMPRESSED_SUFFIX, "", base_name(address)).rpartition(".")[2].lower()
-    kind = _FORMATS.get(suffix)
+    kind = _OTHER_SUFFIXES.get(suffix, suffix)
     if kind == "parquet":
         yield from _parquet(address)
         return
     with open_source(address) as source:
         stream = stream_of(source)
-        kind = kind or _sniff(stream.peek(4096))
+        if kind not in _FORMATS:
+            # An object begins JSON Lines, a TAB in the header TSV.
+            line = stream.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
+            kind = "jsonl" if line.startswith(b"{") else "tsv" if b"\t" in line else "csv"
         newline = "\n" if kind == "jsonl" else ""
         text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline=newline)
         yield from _json_lines(text, address) if kind == "jsonl" else _delimited(text, address, kind)
-
-
-def _sniff(head: bytes) -> str:
-    """The format by its first bytes: an object begins JSON Lines, a TAB in the header TSV."""
-    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
-    if line.startswith(b"{"):
-        return "jsonl"
-    return "tsv" if b"\t" in line else "csv"
 
 
 def _delimited(text: io.TextIOWrapper, address: str, kind: str) -> Iterator[dict[str, Any]]:
@@ -275,8 +264,7 @@ class TableReader:
             )
         if self._options.json_rest:
             rest = {name: value for name, value in row.cells.items() if name not in self._used}
-            payload = json_bytes(rest)
-            yield Value(self._written(key, b"json"), b"json", payload)
+            yield Value(self._written(key, b"json"), b"json", json_bytes(rest))
 
     def _written(self, key: bytes, field: bytes) -> bytes:
         """The key as it is written; only a rule other than first-dot may take dots out of it."""

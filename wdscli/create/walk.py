@@ -22,7 +22,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from wdscli.create.files import SEPARATOR, Files, Skipped
 from wdscli.create.keys import KeyRule, check_written
@@ -33,6 +33,8 @@ from wdscli.selection.expressions import Expression
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import folder_of, is_local, local_path
+from wdscli.storage.local import reason
+from wdscli.tar import core
 
 MANIFEST = os.fsencode(MANIFEST_SUFFIX)
 """How the names of manifests end."""
@@ -50,47 +52,32 @@ def translate(pattern: str) -> str:
     (True, True)
     """
     text = to_bytes(pattern).decode("latin-1").removesuffix("/")
-    anchored = "/" in text
-    body = "/".join(_part(part) for part in text.lstrip("/").split("/"))
-    # "**/" is any number of whole folders, none included; a "**" at the end is everything below.
-    body = body.replace("\0/", "(?:[^/]+/)*").replace("/\0", "/.+").replace("\0", ".*")
-    return body if anchored else f"(?:.*/)?{body}"
+    body = _TOKEN.sub(_token, text.lstrip("/"))
+    return body if "/" in text else f"(?:.*/)?{body}"
 
 
-def _part(part: str) -> str:
-    """One part between slashes; ``**`` alone is marked with a NUL."""
-    if part == "**":
-        return "\0"
-    out, at = [], 0
-    while at < len(part):
-        char = part[at]
-        at += 1
-        close = part.find("]", at + 1) if char == "[" else -1
-        if char == "*":
-            out.append("[^/]*")
-        elif char == "?":
-            out.append("[^/]")
-        elif close > 0:
-            inside = part[at:close]
-            at = close + 1
-            negated = inside[0] in "!^"
-            # A set never matches the slash.
-            out.append("(?!/)[" + "^" * negated + re.escape(inside[negated:]).replace(r"\-", "-") + "]")
-        else:
-            out.append(re.escape(char))
-    return "".join(out)
+# "**/" is any number of whole folders, none included; a "**" at the end is everything below.
+_MEANINGS = {"**/": "(?:[^/]+/)*", "/**": "/.+", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+_TOKEN = re.compile(r"(?:^|(?<=/))\*\*(?:/|\Z)|/\*\*\Z|\[(?P<set>[^/][^/\]]*)\]|.", re.DOTALL)
+
+
+def _token(match: re.Match[str]) -> str:
+    inside = match["set"]
+    if inside is None:
+        return _MEANINGS.get(match[0]) or re.escape(match[0])
+    negated = inside[0] in "!^"
+    # A set never matches the slash.
+    return "(?!/)[" + "^" * negated + re.escape(inside[negated:]).replace(r"\-", "-") + "]"
 
 
 class Globs:
     """Several globs; false when there are none."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        whole = "|".join(f"(?:{translate(pattern)})" for pattern in patterns)
-        self._match = (
-            Expression(whole.encode("latin-1"), "--include, --exclude", re.DOTALL).fullmatch
-            if patterns
-            else None
-        )
+        self._match = None
+        if patterns:
+            whole = "|".join(f"(?:{translate(pattern)})" for pattern in patterns)
+            self._match = Expression(whole.encode("latin-1"), "--include, --exclude", re.DOTALL).fullmatch
 
     def __bool__(self) -> bool:
         return self._match is not None
@@ -165,11 +152,6 @@ class Wanted(NamedTuple):
     exclude: Globs
     outputs: Outputs
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is nothing to choose: the usual rule, and no globs."""
-        return self.rule.is_first_dot and not self.include and not self.exclude
-
 
 class _Folder(NamedTuple):
     """One to read: its path, the prefix of its names, the folders it lies in, and the place of files below the
@@ -191,26 +173,21 @@ def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: 
         status = os.stat(path)
     except (OSError, ValueError) as error:
         raise _cannot_read(path, error) from None
-    if stat.S_ISREG(status.st_mode):
-        wanted.outputs.refuse(path)
-        _add_file(path, status.st_size, wanted, files, skipped)
-    elif stat.S_ISDIR(status.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         _walk_folder(path.rstrip(b"/") or b"/", wanted, files, skipped, progress)
-    else:
+        return
+    if not stat.S_ISREG(status.st_mode):
         raise _not_a_file(path)
-
-
-def _add_file(path: bytes, size: int, wanted: Wanted, files: Files, skipped: Skipped) -> None:
+    wanted.outputs.refuse(path)
     name = path[path.rfind(b"/") + 1 :]
     if b"." not in name:
         raise UsageError(f"{to_text(path)} is part of no sample: its name has no field after a dot")
-    reason = _why_not(name, wanted)
-    found = reason or wanted.rule.split(name)
+    found = _why_not(name, wanted) or wanted.rule.split(name)
     if isinstance(found, str):
         skipped.add(found, path)
     else:
         check_written(*found, to_text(path))
-        files.add(*found, size, path)
+        files.add(*found, status.st_size, path)
 
 
 def _why_not(path: bytes, wanted: Wanted) -> str:
@@ -244,35 +221,28 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
     above = folder.above | {(status.st_dev, status.st_ino)}
     for name in sorted(names, reverse=True):
         path, relative = folder.path + b"/" + name, folder.prefix + name
-        reason = _why_not_entered(path, relative, above, wanted)
-        if reason:
-            skipped.add(reason, path)
+        why = ""
+        if name.startswith(b"."):
+            why = "hidden-folder"
+        elif wanted.exclude.match(relative):
+            why = "excluded-folder"
+        elif os.path.islink(path):
+            status = os.stat(path)
+            why = "folder-loop" if (status.st_dev, status.st_ino) in above else ""
+        if why:
+            skipped.add(why, path)
         else:
             entered.append(folder._replace(path=path, prefix=relative + b"/", above=above))
     return entered
 
 
-def _why_not_entered(path: bytes, relative: bytes, above: frozenset[_Inode], wanted: Wanted) -> str:
-    if relative.startswith(b".", relative.rfind(b"/") + 1):
-        return "hidden-folder"
-    if wanted.exclude.match(relative):
-        return "excluded-folder"
-    if os.path.islink(path):
-        status = os.stat(path)
-        if (status.st_dev, status.st_ino) in above:
-            return "folder-loop"
-    return ""
-
-
 def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
     """Add the files of one folder. The names of its subfolders."""
-    with os.scandir(folder.path) as entries:
-        manifests = [entry.name for entry in entries if entry.name.endswith(MANIFEST)]
-    folder.sets.update(_set_members(folder.path, manifests))
+    folder.sets.update(_set_members(folder.path, _manifests(folder.path)))
     is_own = wanted.outputs.in_folder(folder.path)
     subfolders: list[bytes] = []
 
-    def take(entries: list[os.DirEntry[bytes]]) -> None:
+    def take(entries: Iterable[_Entry]) -> None:
         for entry in sorted(entries, key=lambda one: one.name):
             if entry.is_dir():
                 subfolders.append(entry.name)
@@ -284,33 +254,66 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
                 _take(entry, folder, wanted, files, skipped)
 
     prefix = folder.prefix
-    is_plain = wanted.is_plain and is_own is None and not folder.sets and not prefix.startswith(b"__")
+    # There is nothing to choose: the usual rule, and no globs.
+    is_plain = wanted.rule.is_first_dot and not (wanted.include or wanted.exclude or is_own or folder.sets)
+    is_plain = is_plain and not prefix.startswith(b"__")
+    if is_plain and core.CORE is not None:
+        core.CORE.folder(
+            folder.path,
+            prefix,
+            b"",
+            lambda found: files.add_rows(found, folder.root),
+            lambda names: take(_Named(folder.path + b"/" + name, name) for name in names),
+        )
+        return subfolders
     with os.scandir(folder.path) as entries:
         # Not all at once: an entry takes a few hundred bytes.
         while some := list(islice(entries, _ENTRIES_TOGETHER)):
-            if is_plain:
-                some = _take_plain(some, folder, files)
             take(some)
     return subfolders
 
 
-def _take_plain(entries: list[os.DirEntry[bytes]], folder: _Folder, files: Files) -> list[os.DirEntry[bytes]]:
-    """Add the files whose names need no second look, where there is nothing to choose: the fast path. The others."""
-    prefix = folder.prefix
-    found: list[tuple[bytes, int]] = []
-    others = []
-    for entry in entries:
-        name = entry.name
-        dot = name.find(b".")
-        if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__") or not entry.is_file():
-            others.append(entry)
-        else:
-            found.append((prefix + name.replace(b".", b"\0", 1), entry.stat().st_size))
-    files.add_rows(found, folder.root)
-    return others
+def _manifests(folder: bytes) -> list[bytes]:
+    """The names in a folder that end as a manifest's does."""
+    found: list[bytes] = []
+    if core.CORE is not None:
+        core.CORE.folder(folder, b"", MANIFEST, found.extend, found.extend)
+        return found
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.name.endswith(MANIFEST)]
 
 
-def _take(entry: os.DirEntry[bytes], folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> None:
+class _Entry(Protocol):
+    """What is used of an entry of a folder."""
+
+    @property
+    def name(self) -> bytes: ...
+
+    @property
+    def path(self) -> bytes: ...
+
+    def is_dir(self) -> bool: ...
+
+    def stat(self) -> os.stat_result: ...
+
+
+class _Named(NamedTuple):
+    """An entry of which there is no more than its name."""
+
+    path: bytes
+    name: bytes
+
+    def is_dir(self) -> bool:
+        try:
+            return stat.S_ISDIR(self.stat().st_mode)
+        except FileNotFoundError:
+            return False
+
+    def stat(self) -> os.stat_result:
+        return os.stat(self.path)
+
+
+def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> None:
     """Add one file if it is wanted."""
     path = folder.prefix + entry.name
     found = _JUNK.get(entry.name) or _why_not(path, wanted) or wanted.rule.split(path)
@@ -330,8 +333,7 @@ def _take(entry: os.DirEntry[bytes], folder: _Folder, wanted: Wanted, files: Fil
 
 
 def _cannot_read(path: bytes, error: OSError | ValueError) -> InputError:
-    text = getattr(error, "strerror", None) or str(error)
-    return InputError(f"cannot read {to_text(path)}: {text[:1].lower() + text[1:]}", cause=error)
+    return InputError(f"cannot read {to_text(path)}: {reason(error)}", cause=error)
 
 
 def _not_a_file(path: bytes) -> InputError:

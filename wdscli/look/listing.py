@@ -13,21 +13,20 @@ It must not know how rows are laid out or printed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import Ignored, SampleBatch
+from wdscli.samples import Ignored, SampleBatch, new_batch
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError
 from wdscli.selection.reading import Payloads
 from wdscli.storage import Source, is_local, open_source
-from wdscli.tar import Columns, Window, padded, scan
+from wdscli.tar import Columns, padded, scan
 
 if TYPE_CHECKING:
-    from wdscli.shards.inputs import Missing
-
-_Item = TypeVar("_Item")
+    from wdscli.shards.inputs import Missing, ShardSet
 
 
 class Page(NamedTuple):
@@ -92,37 +91,32 @@ def ls(
     >>> [page.batch.keys for page in ls([str(folder)]).samples()]
     [[b'cat1']]
     """
-    from wdscli.shards.inputs import known_samples, missing_shards, open_set, whole_set
+    from wdscli.shards.inputs import open_set, whole_set
 
     trust = {"trust_addresses": trust_addresses}
     shards = whole_set(addresses, on_error, **trust) if on_error == "skip" else open_set(addresses, **trust)
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-    listing = Listing(shards.addresses, selection, on_error, progress)
-    listing.missing = shards.missing or tuple(missing_shards(shards))
-    if on_error == "skip":
-        listing.known = known_samples(shards)
-    return listing
+    return Listing(shards, selection, on_error, progress)
 
 
 class Listing:
     """Shards that are being listed. Take one of :meth:`samples`, :meth:`members`, :meth:`shards`, once, then
     :meth:`report`."""
 
-    def __init__(
-        self, addresses: Sequence[str], selection: Selection, on_error: OnError, progress: Progress
-    ) -> None:
-        self.addresses = addresses
+    def __init__(self, shards: ShardSet, selection: Selection, on_error: OnError, progress: Progress) -> None:
+        from wdscli.shards.inputs import known_samples, missing_samples, missing_shards
+
+        self.addresses = shards.addresses
         self.selection = selection
-        self.missing: tuple[Missing, ...] = ()
-        self.known: dict[str, int] = {}
-        """The samples of shards, as manifests tell them."""
-        self._on_error = on_error
+        self._missing = shards.missing or tuple(missing_shards(shards))
+        self._skips = on_error == "skip"
+        self._known = known_samples(shards) if self._skips else {}
         self._progress = progress
         self._state = selection.new_state(on_error)
         self._ignored = Ignored()
         self._broken: list[DataError] = []
-        self._damaged: dict[str, int] = {}
+        self._damaged = missing_samples(self._missing) if self._skips else {}
         self._read = 0
 
     def samples(self) -> Iterator[Page]:
@@ -135,7 +129,12 @@ class Listing:
         named by key and field."""
         for source in self._sources():
             if self.selection.is_trivial:
-                for window in self._windows(source):
+                windows = scan(source)
+                if self._skips:
+                    from wdscli.tar.recover import scan_salvaging
+
+                    windows = scan_salvaging(source, self._report_damage)
+                for window in windows:
                     yield MemberPage(source.name, window.columns)
             else:
                 for page in self._pages(source):
@@ -160,17 +159,14 @@ class Listing:
     def report(self) -> LsReport:
         """What came of it."""
         state = self._state
-        from wdscli.shards.inputs import missing_samples
-
-        lost = missing_samples(self.missing) if self._on_error == "skip" else {}
         return LsReport(
             self._read,
             state.kept,
-            dict(sorted({**state.dropped, **self._damaged, **lost}.items())),
+            dict(sorted({**state.dropped, **self._damaged}.items())),
             dict(self._ignored.counts),
             self._broken,
             [*self.selection.remarks(state), *(one.text for one in self.selection.absences(state))],
-            self.missing,
+            self._missing,
         )
 
     def _sources(self) -> Iterator[Source]:
@@ -186,8 +182,17 @@ class Listing:
         self._progress.finish()
 
     def _pages(self, source: Source) -> Iterator[Page]:
-        salvages = self._salvages(source)
-        batches = self._sound(source) if salvages else self._indexed(source)
+        # A stream whose payloads decide cannot be looked through twice.
+        salvages = self._skips and (source.seekable or not self.selection.needs_payload)
+        if salvages:
+            from wdscli.samples.salvage import salvaged_batches
+
+            known, damaged, ignored = self._known.get(source.name, -1), self._damaged, self._ignored
+            batches: Iterable[SampleBatch] | None = salvaged_batches(
+                source, self._report_damage, damaged, ignored=ignored, known=known
+            )
+        else:
+            batches = self._indexed(source)
         by_index = batches is not None and not salvages
         found = iter_selected(
             source,
@@ -198,49 +203,22 @@ class Listing:
             batches=batches,
             payloads=Payloads(source, self.selection.payload_fields, by_index=by_index),
         )
-        for batch, rows in self._guarded(found):
-            yield _project(source.name, batch, rows, self.selection)
-
-    def _salvages(self, source: Source) -> bool:
-        """Whether to go on behind damage. A stream whose payloads decide cannot be looked through twice."""
-        return self._on_error == "skip" and (source.seekable or not self.selection.needs_payload)
-
-    def _sound(self, source: Source) -> Iterable[SampleBatch]:
-        from wdscli.samples.salvage import salvaged_batches
-
-        known = self.known.get(source.name, -1)
-        return salvaged_batches(
-            source, self._report_damage, self._damaged, ignored=self._ignored, known=known
-        )
-
-    def _windows(self, source: Source) -> Iterable[Window]:
-        if self._on_error == "stop":
-            return scan(source)
-        from wdscli.tar.recover import scan_salvaging
-
-        return scan_salvaging(source, self._report_damage)
+        try:
+            for batch, rows in found:
+                yield _project(source.name, batch, rows, self.selection)
+        except DataError as error:
+            if not self._skips:
+                raise
+            self._report_damage(error)
 
     def _indexed(self, source: Source) -> Iterable[SampleBatch] | None:
         """The samples from the index, where that saves requests."""
         if is_local(source.name) or not source.seekable:
             return None
-        from wdscli.shards.reading import BATCH_SAMPLES, find_index
+        from wdscli.shards.reading import find_index, index_batches
 
         index = find_index(source.name, source, self._progress.warn)
-        if index is None:
-            return None
-        for reason, count in index.ignored.items():
-            self._ignored.add(reason, count)
-        return (index.batch(first, first + BATCH_SAMPLES) for first in range(0, index.samples, BATCH_SAMPLES))
-
-    def _guarded(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """``items`` of one shard up to its damage, which is raised or reported."""
-        try:
-            yield from items
-        except DataError as error:
-            if self._on_error == "stop":
-                raise
-            self._report_damage(error)
+        return None if index is None else index_batches(index, self._ignored)
 
     def _report_damage(self, error: DataError) -> None:
         self._broken.append(error)
@@ -251,7 +229,7 @@ def _project(shard: str, batch: SampleBatch, rows: list[int], selection: Selecti
     """The selected samples of a batch, alone."""
     if len(rows) == len(batch.keys) and not selection.changes_members:
         return Page(shard, batch, range(batch.index, batch.index + len(rows)))
-    page = SampleBatch(batch.index, [], [0], [], [], [], [], [], [])
+    page = new_batch(batch.index)
     for row in rows:
         first = batch.firsts[row]
         for place, name in selection.plan_of(batch, row, shard):
@@ -269,10 +247,9 @@ def _project(shard: str, batch: SampleBatch, rows: list[int], selection: Selecti
 
 def _as_members(batch: SampleBatch) -> Columns:
     """The members of samples as columns of an archive."""
-    ends = batch.firsts
     names = [
         key + b"." + field
-        for row, key in enumerate(batch.keys)
-        for field in batch.fields[ends[row] : ends[row + 1]]
+        for key, (first, end) in zip(batch.keys, pairwise(batch.firsts), strict=True)
+        for field in batch.fields[first:end]
     ]
     return Columns(names, batch.starts, batch.offsets, batch.sizes, batch.flags)

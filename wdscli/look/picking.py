@@ -9,28 +9,27 @@ It must not know what becomes of the samples.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
-from wdscli.errors import DataError, OutputError, UsageError, WdsError
-from wdscli.model import to_text
+from wdscli.errors import DataError, OutputError, UsageError
 from wdscli.plan.inputs import PIECE_BYTES, Input, pieces_of
 from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
+from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import Grouper, Ignored, SampleBatch
+from wdscli.samples import Ignored, SampleBatch, iter_batches
 from wdscli.samples.salvage import salvaged_batches
-from wdscli.selection import Selection, SelectionState, iter_selected
-from wdscli.selection.choice import OnError
+from wdscli.selection import iter_selected
 from wdscli.selection.named import Absence
-from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES
+from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads
+from wdscli.shards.index import Piece
+from wdscli.shards.index import Scratch as ScratchFile
 from wdscli.shards.inputs import known_samples, missing_samples, say_missing, whole_set
 from wdscli.storage import Source, open_source
-from wdscli.storage.local import write_all
-from wdscli.tar import CANONICAL, Form, Window, padded, scan
+from wdscli.tar import Window, padded
 from wdscli.tar.columns import cut
 
 HELD_BYTES = 1 << 22
@@ -55,7 +54,7 @@ class Page(NamedTuple):
 
 
 class Picker:
-    """Walks inputs. After :meth:`pages` is exhausted its counts are final.
+    """Walks the inputs of a request. After :meth:`pages` is exhausted its counts are final.
 
     ``dropped`` counts samples left out, by reason; ``ignored`` members of no sample; ``troubles`` are the errors that
     ``on_error="skip"`` passed over. With ``writes_names`` an unsafe name is an error. With ``copies_streams`` an input
@@ -66,36 +65,32 @@ class Picker:
 
     def __init__(
         self,
-        inputs: Sequence[str],
-        selection: Selection,
+        request: Request,
         *,
-        on_error: OnError = "stop",
-        form: Form = CANONICAL,
         writes_names: bool = True,
-        trust_addresses: bool = False,
         copies_streams: bool = False,
-        allow_empty: bool = False,
         counts_later: bool = False,
         progress: Progress = QUIET,
     ) -> None:
-        self.set = whole_set(inputs, on_error, trust_addresses=trust_addresses)
+        selection, on_error = request.selection, request.on_error
+        self.set = whole_set(request.inputs, on_error, trust_addresses=request.trust_addresses)
         if self.set.missing:
             progress.warn(say_missing(self.set.missing))
         if selection.reads_stdin and "-" in self.set.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
         self.limit = selection.limit if counts_later else None
         self.selection = selection._replace(limit=None) if counts_later else selection
-        self.state: SelectionState = self.selection.new_state(on_error)
-        self._requested = selection
+        self.state = self.selection.new_state(on_error)
+        self._request = request
         if self.limit == 0:
             self.stop()
         self.troubles: list[DataError] = []
         self.bytes_in = 0
-        self._on_error = on_error
+        self.skips = on_error == "skip"
+        """Whether samples that are no good are left out and counted."""
         self._writes_names = writes_names
         self._copies_streams = copies_streams
-        self.allow_empty = allow_empty
-        self._form = form
+        self._form = request.settings.form
         self._progress = progress
         self._ignored = Ignored()
         self._damaged: dict[str, int] = missing_samples(self.set.missing)
@@ -107,11 +102,6 @@ class Picker:
         total = Counter(self.state.dropped)
         total.update(self._damaged)
         return dict(sorted(total.items()))
-
-    @property
-    def skips(self) -> bool:
-        """Whether samples that are no good are left out and counted."""
-        return self._on_error == "skip"
 
     @property
     def ignored(self) -> dict[str, int]:
@@ -143,38 +133,44 @@ class Picker:
 
     def check_names(self, absences: Sequence[Absence]) -> None:
         """Raise DataError for names that no sample has."""
-        check_named(absences, allow=self.allow_empty, progress=self._progress)
+        check_named(absences, allow=self._request.allow_empty, progress=self._progress)
 
     def check_empty(self, samples: int) -> None:
         """Raise DataError when none of the samples that were read is left."""
-        check_empty(samples, self._requested, self._on_error, self.dropped, allow=self.allow_empty)
+        selection, on_error, allow = (
+            self._request.selection,
+            self._request.on_error,
+            self._request.allow_empty,
+        )
+        check_empty(samples, selection, on_error, self.dropped, allow=allow)
 
     def _pages(self, source: Source) -> Iterator[Page]:
-        if source.seekable:
-            yield from self._seekable(source)
-        elif self._copies_streams:
-            with Scratch() as scratch:
-                copy = Input(source.name, scratch.place(0))
-                spool(source, copy.copy, cut=self._trouble if self.skips else None)
-                with copy.open() as again:
-                    yield from self._seekable(again)
-        else:
-            yield from self._stream(source)
+        if source.seekable or not self._copies_streams:
+            yield from self._picked(source)
+            return
+        with Scratch() as scratch:
+            copy = Input(source.name, scratch.place(0))
+            spool(source, copy.copy, cut=self._trouble if self.skips else None)
+            with copy.open() as again:
+                yield from self._picked(again)
 
-    def _seekable(self, source: Source) -> Iterator[Page]:
-        batches = self._sound(source) if self.skips else None
+    def _picked(self, source: Source) -> Iterator[Page]:
+        form, ignored, batches = self._form, self._ignored, None
+        held = None if source.seekable else _Held(source)
+        see = None if held is None else held.see
+        if self.skips:
+            batches = self._sound(source, see)
+        elif see is not None:
+            batches = iter_batches(source, form=form, ignored=ignored, see=see)
         found = iter_selected(
-            source, self.selection, self.state, form=self._form, ignored=self._ignored, batches=batches
+            source, self.selection, self.state, form=form, ignored=ignored, batches=batches, payloads=held
         )
         for batch, rows in found:
-            self._check(batch, source)
-            yield Page(source, batch, rows, partial(_pieces, source, batch))
+            if self._writes_names:
+                check_names(batch, source.name)
+            yield Page(source, batch, rows, partial(_pieces, source, batch) if held is None else held.member)
 
-    def _check(self, batch: SampleBatch, source: Source) -> None:
-        if self._writes_names:
-            check_names(batch, source.name)
-
-    def _sound(self, source: Source, see: Callable[[Window], None] | None = None) -> Iterator[SampleBatch]:
+    def _sound(self, source: Source, see: Callable[[Window], None] | None) -> Iterator[SampleBatch]:
         """The samples of which it can be told that they are whole, the others counted."""
         batches = salvaged_batches(
             source,
@@ -191,60 +187,28 @@ class Picker:
         self.troubles.append(error)
         self._progress.warn(str(error))
 
-    def _stream(self, source: Source) -> Iterator[Page]:
-        with _Held(source) as held:
-            for batch in self._batches(source, held):
-                self._check(batch, source)
-                held.batch = batch
-                rows = self.selection.apply(batch, source.name, self.state, held.of)
-                if rows:
-                    yield Page(source, batch, rows, held.pieces)
-                if self.state.done:
-                    return
-                held.forget(batch)
-
-    def _batches(self, source: Source, held: _Held) -> Iterator[SampleBatch]:
-        """The batches of a stream, the payloads of their members held."""
-        if self.skips:
-            yield from self._sound(source, held.see)
-            return
-        grouper = Grouper(source.name)
-        grouper.ignored = self._ignored
-        for window in scan(source, form=self._form, payloads=True):
-            held.see(window)
-            batch = grouper.add(window)
-            if batch.keys:
-                yield batch
-        last = grouper.finish()
-        if last.keys:
-            yield last
-
 
 def _pieces(source: Source, batch: SampleBatch, member: int) -> Iterator[bytes]:
     """A payload of a seekable input, read when it is asked for."""
     return pieces_of(source, batch.offsets[member], batch.sizes[member])
 
 
-class _Held:
-    """Payloads of a stream's current samples, by their place in the archive: as many as fit in memory, the others in a
-    scratch file."""
+class _Held(Payloads):
+    """Payloads of a stream's current samples, by their place in the archive: as many as fit in memory, the others in
+    scratch files."""
 
     def __init__(self, source: Source) -> None:
-        self._source = source
-        self._payloads: dict[int, bytes] = {}
-        self._stored: dict[int, tuple[IO[bytes], int, int]] = {}
+        super().__init__(source, frozenset())
+        self._stored: dict[int, tuple[ScratchFile, list[Piece]]] = {}
         self._held_bytes = 0
-        self._file: IO[bytes] | None = None
-        self._full: list[IO[bytes]] = []
-        self._end = 0
-        self.batch: SampleBatch | None = None
+        self._file, self._file_bytes = ScratchFile(), 0
 
     def see(self, window: Window) -> None:
         """Take the payloads of a window's members. Raises DataError when the stream ends first."""
         columns = window.columns
         for row, (offset, size) in enumerate(zip(columns.offsets, columns.sizes, strict=True)):
             if self._held_bytes + size <= HELD_BYTES:
-                self._payloads[offset] = window.payload(row)
+                self._kept[offset] = window.payload(row)
                 self._held_bytes += size
             elif offset - window.base + size <= len(window.buffer):
                 self._store(offset, (window.payload(row),))
@@ -264,83 +228,37 @@ class _Held:
             raise cut(self._source.name, window.columns, row, done)
 
     def _store(self, offset: int, pieces: Iterable[bytes]) -> None:
-        if self._file is None:
-            from tempfile import TemporaryFile
-
-            self._file = TemporaryFile(prefix="wds-", buffering=0)  # noqa: SIM115  (closed in __exit__)
-        begin = self._end
+        """Put a payload into the current file, or another one. A file is gone once nothing in it is needed: the last
+        sample of a window goes on in the next, so that there is always something to keep."""
+        if not self._stored or self._file_bytes >= SCRATCH_BYTES:
+            self._file, self._file_bytes = ScratchFile(), 0
         try:
-            for piece in pieces:
-                write_all(self._file.fileno(), piece)
-                self._end += len(piece)
-        except WdsError:
-            raise
-        except OSError as error:
-            raise OutputError(
-                f"cannot write a scratch file: {error.strerror}", hint="set TMPDIR to a folder with room"
-            ) from error
-        self._stored[offset] = self._file, begin, self._end - begin
+            stored = [self._file.put(piece) for piece in pieces]
+        except OutputError as error:
+            what = error.message.replace("temporary", "scratch")
+            raise OutputError(what, hint="set TMPDIR to a folder with room") from error
+        self._stored[offset] = self._file, stored
+        self._file_bytes += sum(piece.length for piece in stored)
 
-    def pieces(self, member: int) -> Iterator[bytes]:
+    def member(self, member: int) -> Iterator[bytes]:
         """The payload of one member of the current batch, piece by piece."""
-        assert self.batch is not None
         offset = self.batch.offsets[member]
-        if offset not in self._stored:
-            yield self._payloads[offset]
+        if offset in self._kept:
+            yield self._kept[offset]
             return
-        file, at, size = self._stored[offset]
-        end = at + size
-        while at < end:
-            data = os.pread(file.fileno(), min(PIECE_BYTES, end - at), at)
-            if not data:
-                raise OutputError("a scratch file lost its end", hint="set TMPDIR to a folder with room")
-            yield data
-            at += len(data)
+        for piece in self._stored[offset][1]:
+            yield from piece.read()
 
     def of(self, row: int, field: bytes) -> bytes:
         """For a selection that looks into payloads."""
-        assert self.batch is not None
-        batch = self.batch
-        at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
-        if batch.sizes[at] > MAX_LOOKED_INTO_BYTES:
-            raise DataError(
-                f"a payload of more than {MAX_LOOKED_INTO_BYTES} bytes is not decoded, here {batch.sizes[at]}",
-                code="undecodable",
-                shard=self._source.name,
-                offset=batch.starts[at],
-                member=to_text(batch.keys[row] + b"." + field),
-            )
-        return b"".join(self.pieces(at))
+        at = self._at(row, field)
+        is_stored = self.batch.offsets[at] in self._stored and self.batch.sizes[at] <= MAX_LOOKED_INTO_BYTES
+        return b"".join(self.member(at)) if is_stored else super().of(row, field)
 
-    def forget(self, batch: SampleBatch) -> None:
+    def forget(self) -> None:
         """Let go of what belongs to a batch that is done with, and of what lay before it."""
-        if batch.keys:
-            end = batch.end(len(batch.keys) - 1)
-            self._payloads = {offset: data for offset, data in self._payloads.items() if offset >= end}
+        super().forget()
+        if self.batch.keys:
+            end = self.batch.end(len(self.batch.keys) - 1)
             self._stored = {offset: place for offset, place in self._stored.items() if offset >= end}
-            self._held_bytes = sum(map(len, self._payloads.values()))
-        if self._file is not None:
-            self._clear_files(self._file)
-
-    def _clear_files(self, current: IO[bytes]) -> None:
-        """Let go of scratch files that hold nothing any longer, and begin another where one grows: the last sample of a
-        window goes on in the next, so that there is always something to keep."""
-        used = {id(file) for file, _, _ in self._stored.values()}
-        for file in [file for file in self._full if id(file) not in used]:
-            self._full.remove(file)
-            file.close()
-        if id(current) not in used:
-            os.ftruncate(current.fileno(), 0)
-            os.lseek(current.fileno(), 0, os.SEEK_SET)
-            self._end = 0
-        elif self._end >= SCRATCH_BYTES:
-            self._full.append(current)
-            self._file, self._end = None, 0
-
-    def __enter__(self) -> _Held:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for file in [*self._full, self._file]:
-            if file is not None:
-                file.close()
+            self._held_bytes = sum(map(len, self._kept.values()))

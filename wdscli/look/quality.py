@@ -11,15 +11,15 @@ It must not know how samples are written.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp, lgamma
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_128_digest
 
-from wdscli.plan.orders import Arranged, ShuffledOrder, Surveyed
-from wdscli.plan.values import FieldValue, PayloadOf
-from wdscli.samples import SampleBatch
-from wdscli.selection.named import Named
+from wdscli.plan.orders import Arranged, Order, ShuffledOrder, Surveyed
+from wdscli.plan.values import Extract, FieldValue
+from wdscli.selection.sample import SampleAt
 
 if TYPE_CHECKING:
     import numpy
@@ -60,8 +60,9 @@ class Quality(NamedTuple):
     random: Mixing
 
 
-class ClassOf(NamedTuple):
-    """Takes the class of each sample, empty for none (:class:`wdscli.plan.survey.Extract`)."""
+@dataclass(frozen=True)
+class ClassOf(Extract):
+    """Takes the class of each sample, empty for none."""
 
     field: bytes = b"cls"
 
@@ -69,49 +70,30 @@ class ClassOf(NamedTuple):
     def payload_fields(self) -> frozenset[bytes]:
         return frozenset([self.field])
 
-    @property
-    def named(self) -> Sequence[Named]:
-        return ()
-
-    def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
-    ) -> list[bytes]:
-        value = FieldValue("cls", self.field)
-        found = [value.of(batch, row, shard, payload_of) or b"" for row in rows]
-        return [one if len(one) <= _LONG_VALUE else xxh3_128_digest(one) for one in found]
+    def value(self, sample: SampleAt) -> bytes:
+        found = FieldValue("cls", self.field).of(sample) or b""
+        return found if len(found) <= _LONG_VALUE else xxh3_128_digest(found)
 
 
 MEASURED_BYTES = 160
 """What a sample costs while its class and its neighbours are looked at."""
 
 
-class MeasuredShuffle:
+class MeasuredShuffle(Order):
     """The order of :class:`~wdscli.plan.orders.ShuffledOrder`; once it is arranged, ``quality`` says how good it is."""
 
     operation = "shuffle"
     extract = ClassOf()
-    dedup = None
     bytes_per_sample = MEASURED_BYTES
 
     def __init__(self, seed: int = 0, window: int = WINDOW) -> None:
-        self._order = ShuffledOrder(seed)
+        self.seed: int = seed
         self._window = window
         self.quality: Quality | None = None
 
-    @property
-    def seed(self) -> int | None:
-        return self._order.seed
-
-    def options(self) -> dict[str, Any]:
-        return self._order.options()
-
     def arrange(self, surveyed: Surveyed) -> Arranged:
-        arranged = self._order.arrange(surveyed)
-        values = (
-            None
-            if surveyed.values is None
-            else [value for some in surveyed.values.blocks() for value in some]
-        )
+        arranged = ShuffledOrder(self.seed).arrange(surveyed)
+        values = None if surveyed.values is None else list(surveyed.values)
         self.quality = measure(surveyed.samples.shards, arranged.order, values, self._window)
         return arranged
 
@@ -156,6 +138,7 @@ def _mixing(shards: Numbers, places: I64, classes: Numbers | None, window: int) 
     total = len(places)
     counts = _distinct(shards[places], window)
     distances = (places - numpy.arange(total)).astype(numpy.float64)
+    runs = 0 if classes is None else 1 + int((numpy.diff(classes[places]) != 0).sum())
     # Spearman's: 1 - 6 sum(d^2) / (n (n^2 - 1)). Places are ranks already, and none is tied.
     unlike = 6 * float(numpy.square(distances).sum()) / (total * (float(total) ** 2 - 1) or 1)
     return Mixing(
@@ -163,7 +146,7 @@ def _mixing(shards: Numbers, places: I64, classes: Numbers | None, window: int) 
         fewest_shards=int(counts.min()) if total else 0,
         displacement=round(float(numpy.abs(distances).mean()), 3) if total else 0.0,
         correlation=round(1 - unlike, 6) if total > 1 else None,
-        class_run=None if classes is None else _mean_run(classes[places]),
+        class_run=None if classes is None else round(total / runs, 3),
     )
 
 
@@ -175,11 +158,6 @@ def _distinct(shards: Numbers, window: int) -> Numbers:
     rows = numpy.sort(shards[: windows * window].reshape(windows, window), axis=1)
     counts: Numbers = 1 + (rows[:, 1:] != rows[:, :-1]).sum(axis=1)
     return counts
-
-
-def _mean_run(classes: Numbers) -> float:
-    runs = 1 + int((classes[1:] != classes[:-1]).sum())
-    return round(len(classes) / runs, 3)
 
 
 def _random(shards: Numbers, classes: Numbers | None, window: int) -> Mixing:
@@ -200,15 +178,11 @@ def _random_distinct(shards: Numbers, window: int) -> float:
 
     total = len(shards)
     found = 0.0
-    for size, of_this_size in zip(*numpy.unique(_sizes(shards), return_counts=True)):
+    for size, of_this_size in zip(
+        *numpy.unique(numpy.unique(shards, return_counts=True)[1], return_counts=True)
+    ):
         found += int(of_this_size) * (1 - _none_of(total, int(size), window))
     return round(found, 3)
-
-
-def _sizes(groups: Numbers) -> Numbers:
-    import numpy
-
-    return numpy.unique(groups, return_counts=True)[1]
 
 
 def _none_of(total: int, size: int, window: int) -> float:
@@ -222,8 +196,11 @@ def _none_of(total: int, size: int, window: int) -> float:
 
 def _random_run(classes: Numbers) -> float:
     """Samples by the runs that are to be expected: neighbours are of one class with the chance of any two."""
+    import numpy
+
     total = len(classes)
     if total < 2:
         return 1.0
-    alike = sum(int(size) * (int(size) - 1) for size in _sizes(classes)) / (total * (total - 1))
+    sizes: list[int] = numpy.unique(classes, return_counts=True)[1].tolist()
+    alike = sum(size * (size - 1) for size in sizes) / (total * (total - 1))
     return round(total / (1 + (total - 1) * (1 - alike)), 3)

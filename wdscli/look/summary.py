@@ -15,6 +15,8 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from xxhash import xxh3_64_intdigest
+
 from wdscli.look.listing import Listing, LsReport, Page
 from wdscli.model import to_text
 
@@ -182,8 +184,6 @@ class _Keys:
         self._digests = array("Q")
 
     def add(self, keys: list[bytes]) -> None:
-        from xxhash import xxh3_64_intdigest
-
         self._digests.extend(map(xxh3_64_intdigest, keys))
 
     def repeated(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -26,26 +26,7 @@ from wdscli.samples.keyset import KeySet
 from wdscli.selection.named import Named, Sightings, listed
 
 TEXT_FIELDS = frozenset(
-    {
-        "caption",
-        "class",
-        "cls",
-        "cls2",
-        "count",
-        "csv",
-        "html",
-        "id",
-        "index",
-        "inx",
-        "md",
-        "text",
-        "transcript",
-        "tsv",
-        "txt",
-        "xml",
-        "yaml",
-        "yml",
-    }
+    b"""caption class cls cls2 count csv html id index inx md text transcript tsv txt xml yaml yml""".split()
 )
 """Last extensions of fields that hold text."""
 
@@ -56,6 +37,12 @@ class Part(NamedTuple):
     field: bytes
     size: int
     pieces: Callable[[], Iterator[bytes]]
+
+    @property
+    def kind(self) -> str:
+        """``json`` or ``text`` for what JSON Lines have as it stands, else nothing."""
+        last = extension(to_text(self.field))
+        return "json" if last == "json" else "text" if to_bytes(last) in TEXT_FIELDS else ""
 
     def whole(self) -> bytes:
         """The payload in one piece."""
@@ -70,6 +57,11 @@ class Picked(NamedTuple):
     key: bytes
     start: int
     parts: list[Part]
+
+    def error(self, message: str, code: str, *, hint: str, member: bytes | None = None) -> DataError:
+        """What is wrong with it."""
+        name = None if member is None else to_text(member)
+        return DataError(message, code=code, shard=self.shard, offset=self.start, member=name, hint=hint)
 
 
 def picked(picker: Picker) -> Iterator[Picked]:
@@ -101,7 +93,9 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
         parts = [part for part in sample.parts if part.field == name]
         if not parts:
             if raw_key is not None:
-                raise _no_such_field(sample, field)
+                there = ", ".join(to_text(part.field) for part in sample.parts)
+                message = f'sample "{to_text(sample.key)}" has no field "{field}"'
+                raise sample.error(message, "missing-field", hint=f"it has {there}")
             picker.drop("no-such-field")
             sightings.fields.update(part.field for part in sample.parts)
         for part in parts:
@@ -112,27 +106,13 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
         if raw_key is not None:
             return
     if raw_key is not None:
-        raise _no_such_key(key or "", sightings.near_keys(raw_key))
+        close = sightings.near_keys(raw_key)
+        hint = f"did you mean {listed(close, ' or ')}?" if close else "`wds ls` lists the keys"
+        raise DataError(f'no sample has the key "{key}"', code="no-such-key", hint=hint)
     if not given and sightings.fields:
         named = Named(field, " for --field", (field,), needed=not picker.state.done)
         picker.check_names(sightings.absent([named]))
     picker.check_empty(given)
-
-
-def _no_such_key(key: str, close: Sequence[str]) -> DataError:
-    hint = f"did you mean {listed(close, ' or ')}?" if close else "`wds ls` lists the keys"
-    return DataError(f'no sample has the key "{key}"', code="no-such-key", hint=hint)
-
-
-def _no_such_field(sample: Picked, field: str) -> DataError:
-    there = ", ".join(to_text(part.field) for part in sample.parts)
-    return DataError(
-        f'sample "{to_text(sample.key)}" has no field "{field}"',
-        code="missing-field",
-        shard=sample.shard,
-        offset=sample.start,
-        hint=f"it has {there}",
-    )
 
 
 def json_lines(
@@ -168,48 +148,35 @@ def _too_large(sample: Picked, base64: bool, max_decoded: int) -> DataError | No
     """The error of a sample of which more would be held at a time, before any of it is read."""
     total = 0
     for part in sample.parts:
-        last = extension(to_text(part.field))
-        if base64 or last == "json" or last in TEXT_FIELDS:
+        if base64 or part.kind:
             total += part.size
             if total > max_decoded:
-                return DataError(
-                    f"a line of JSON with {total} bytes of payloads, more than {max_decoded}",
-                    code="undecodable",
-                    shard=sample.shard,
-                    offset=sample.start,
-                    member=to_text(sample.key + b"." + part.field),
-                    hint="--max-decoded SIZE allows more; --drop FIELD leaves the field out",
-                )
+                message = f"a line of JSON with {total} bytes of payloads, more than {max_decoded}"
+                hint = "--max-decoded SIZE allows more; --drop FIELD leaves the field out"
+                return sample.error(message, "undecodable", hint=hint, member=sample.key + b"." + part.field)
     return None
 
 
 def _json_value(part: Part, base64: bool) -> str:
     from json import dumps, loads
 
-    last = extension(to_text(part.field))
-    if last != "json" and last not in TEXT_FIELDS:
-        return _opaque(part, base64)
-    payload = part.whole()
-    try:
-        text = payload.decode("utf-8")
-        if last != "json":
-            return dumps(text, ensure_ascii=False)
-        loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return _opaque(part, base64)
-    # As it stands, so that no number changes; line breaks lie outside strings in valid JSON.
-    return text.strip().replace("\r", " ").replace("\n", " ")
+    if part.kind:
+        payload = part.whole()
+        with suppress(ValueError, RecursionError):
+            text = payload.decode("utf-8")
+            if part.kind == "text":
+                return dumps(text, ensure_ascii=False)
+            loads(text, parse_constant=_refuse)
+            # As it stands, so that no number changes; line breaks lie outside strings in valid JSON.
+            return text.strip().replace("\r", " ").replace("\n", " ")
+    if base64:
+        return f'{{"base64": "{b64encode(part.whole()).decode("ascii")}"}}'
+    return f'{{"bytes": {part.size}}}'
 
 
 def _refuse(name: str) -> object:
     """NaN and the infinities are not JSON."""
     raise ValueError(name)
-
-
-def _opaque(part: Part, base64: bool) -> str:
-    if base64:
-        return f'{{"base64": "{b64encode(part.whole()).decode("ascii")}"}}'
-    return f'{{"bytes": {part.size}}}'
 
 
 class Unpacked(NamedTuple):
@@ -232,13 +199,8 @@ def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
     for sample in picked(picker):
         # Two keys can name one file: a//b and a/./b are a/b.
         if seen.add([os.path.normpath(sample.key)]):
-            raise DataError(
-                f'key "{to_text(sample.key)}" a second time: its files would replace each other',
-                code="duplicate-key",
-                shard=sample.shard,
-                offset=sample.start,
-                hint="unpack the shards into folders of their own",
-            )
+            message = f'key "{to_text(sample.key)}" a second time: its files would replace each other'
+            raise sample.error(message, "duplicate-key", hint="unpack the shards into folders of their own")
         samples += 1
         for part in sample.parts:
             writer.write(sample.key + b"." + part.field, part)
@@ -263,27 +225,24 @@ class _Folder:
         parent = os.path.dirname(path)
         try:
             if parent not in self._made:
-                self._prepare(parent)
+                # No link may lead from the root elsewhere.
+                real = os.path.realpath(parent)
+                if real != self._real and not real.startswith(self._real.rstrip(b"/") + b"/"):
+                    raise OutputError(
+                        f"{to_text(parent)} leads out of {to_text(self._root)}",
+                        hint="unpack into a folder without links",
+                    )
+                self._make(parent)
             self._write(path, part)
         except WdsError:
             raise
         except OSError as error:
             raise self._error(path, error) from error
 
-    def _prepare(self, parent: bytes) -> None:
-        """Make a folder, and make sure that no link leads from the root elsewhere."""
-        real = os.path.realpath(parent)
-        if real != self._real and not real.startswith(self._real.rstrip(b"/") + b"/"):
-            raise OutputError(
-                f"{to_text(parent)} leads out of {to_text(self._root)}",
-                hint="unpack into a folder without links",
-            )
-        self._make(parent)
-        self._made.add(parent)
-
     def _make(self, path: bytes) -> None:
         try:
             os.makedirs(path, exist_ok=True)
+            self._made.add(path)
         except OSError as error:
             raise self._error(path, error) from error
 

@@ -1,20 +1,21 @@
 """``cat``: the selected samples of a set as one tar stream, in input order.
 
 What it is: :func:`cat`, one pass over the inputs into one archive (the ``stream`` strategy of section 3 of the design).
-How: of a seekable input, headers are read some hundred samples at a time, and runs of canonical samples are then copied
-as they stand, adjacent ones by large reads; other samples, and all samples of a stream, are written member by member
-with canonical headers, which gives the same bytes. A key that comes back is an error, or left out, or renamed.
+How: of a seekable input, headers are read some hundred samples at a time, and runs of samples that need no more than
+canonical headers are then copied by large reads; other samples, and all samples of a stream, are written member by
+member with canonical headers, which gives the same bytes. A key that comes back is an error, or left out, or renamed.
 
 It must not know about terminals or printing.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from wdscli.copy.buffers import clear_padding, fill
+from wdscli.copy.buffers import clear_padding, fill, packed
 from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.look.picking import Page, Picker
@@ -34,9 +35,9 @@ from wdscli.shards.inputs import fingerprint_of
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, open_source
-from wdscli.tar import GLOBAL
+from wdscli.tar import FOREIGN, GLOBAL, core
 
-COPY_BUFFER_BYTES = 1 << 18
+COPY_BUFFER_BYTES = 1 << 21
 LARGE_SAMPLE_BYTES = 1 << 20
 """A sample of more bytes is written piece by piece."""
 
@@ -73,17 +74,8 @@ def cat(
     """
     if preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
-    picker = Picker(
-        request.inputs,
-        request.selection,
-        on_error=request.on_error,
-        form=request.settings.form,
-        copies_streams=preserve,
-        allow_empty=request.allow_empty,
-        counts_later=request.on_duplicate == "skip",
-        trust_addresses=request.trust_addresses,
-        progress=progress,
-    )
+    later = request.on_duplicate == "skip"
+    picker = Picker(request, copies_streams=preserve, counts_later=later, progress=progress)
     output = OutputSet(request.output, request.settings)
     if not output.pattern.single:
         raise UsageError(f"{request.output} names more than one shard, and cat writes one", hint="-o all.tar")
@@ -233,8 +225,8 @@ class _Copier:
         self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
-        """Write the chosen rows of a page under their keys: those that lie side by side and are canonical as they
-        stand, the others (of a stream all) member by member."""
+        """Write the chosen rows of a page under their keys: those that lie side by side and need no more than canonical
+        headers together, the others (of a stream all) member by member."""
         stands = self._stand(page, chosen)
         if all(stands) and _is_one_run(page.batch, len(chosen)):
             self._copy_run(page, 0, len(chosen))
@@ -253,15 +245,61 @@ class _Copier:
             first = end
 
     def _stand(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> list[bool]:
-        """Which samples can be copied as they stand. Headers that are to be kept do not keep them from it."""
+        """Which samples can be copied with their neighbours. Headers that are to be kept do not keep them from it."""
         if not page.source.seekable or not self._is_plain:
             return [False] * len(chosen)
         marks, keys = page.batch.marks, page.batch.keys
+        may_have = {0}
         if self._preserve:
             marks = list(map(kept_mark, marks))
-        return [not marks[row] and key is keys[row] for row, key in chosen]
+        elif core.CORE is not None:
+            may_have.add(FOREIGN)
+        return [marks[row] in may_have and key is keys[row] for row, key in chosen]
 
     def _copy_run(self, page: Page, first: int, end: int) -> None:
+        """Samples ``first`` to ``end`` of the batch, which lie side by side: as many at a time as the buffer holds."""
+        batch, length = page.batch, len(self._buffer)
+        starts = list(map(batch.starts.__getitem__, batch.firsts[first:end]))
+        while first < end:
+            begin = batch.start(first)
+            stop = end
+            if batch.end(end - 1) - begin > length:
+                stop = max(end - len(starts) + bisect_right(starts, begin + length) - 1, first + 1)
+            if not self._copy_packed(page, first, stop):
+                if any(batch.marks[first:stop]) and not self._preserve:
+                    for row in range(first, stop):
+                        self._write(page, row, batch.keys[row])
+                else:
+                    self._copy_as_it_is(page, first, stop)
+            first = stop
+
+    def _copy_packed(self, page: Page, first: int, end: int) -> bool:
+        """Some samples through the buffer, made canonical there; False when they do not fit in it, or when a quick look
+        does not tell that they are what was found."""
+        import numpy
+
+        batch, begin = page.batch, page.batch.start(first)
+        length = batch.end(end - 1) - begin
+        if self._preserve or length > len(self._buffer):
+            return False
+        view = self._buffer[:length]
+        if fill(view, page.source, begin) < length:
+            raise cut_short(page.source.name, begin)
+        firsts = batch.firsts[first : end + 1]
+        members = slice(firsts[0], firsts[-1])
+        begins = numpy.array(list(map(batch.starts.__getitem__, firsts[:-1])), dtype=numpy.int64) - begin
+        found = packed(view, begins, self._shard.form)
+        if found is None or found.names != batch.keys[first:end]:
+            return False
+        arrays = found.arrays
+        fields = list(map(arrays.fields.__getitem__, arrays.codes.tolist()))
+        if fields != batch.fields[members] or arrays.sizes.tolist() != batch.sizes[members]:
+            return False
+        self._shard.write_arrays(found.settle(view), arrays)
+        self._shard.flush()
+        return True
+
+    def _copy_as_it_is(self, page: Page, first: int, end: int) -> None:
         """Samples ``first`` to ``end`` of the batch, which lie side by side, as they stand."""
         batch = page.batch if (first, end) == (0, len(page.batch.keys)) else page.batch.part(first, end)
         start, stop = batch.start(0), batch.end(len(batch.keys) - 1)

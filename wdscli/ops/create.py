@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from wdscli.create import grouping
@@ -25,7 +26,7 @@ from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
 from wdscli.errors import InputError, UsageError
 from wdscli.executors import make_executor, run_tasks
-from wdscli.model import ShardInfo, to_text
+from wdscli.model import to_text
 from wdscli.plan.cut import END_BYTES, Cuts
 from wdscli.plan.strategy import check_post, useful_jobs
 from wdscli.progress import QUIET, Progress
@@ -45,8 +46,8 @@ class CreateOptions:
     ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post_hook`).
     ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.addresses`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
-    table where one is given, else ``path``. ``mtime`` None is SOURCE_DATE_EPOCH or 0. ``jobs`` None is one a
-    processor; it never shows in the bytes.
+    table where one is given, else ``path``. ``settings`` say how shards are written. ``jobs`` None is one a processor;
+    it never shows in the bytes.
     """
 
     from_list: str | Sequence[str] | None = None
@@ -60,12 +61,7 @@ class CreateOptions:
     order: Literal["path", "shuffle"] | None = None
     seed: int = 0
     cuts: Cuts = field(default_factory=Cuts)
-    mtime: int | None = None
-    long_names: Literal["pax", "gnu"] = "pax"
-    checksum: str = "xxh3_128"
-    index: bool = True
-    force: bool = False
-    fsync: bool = False
+    settings: ShardSettings = field(default_factory=lambda: ShardSettings(make_form()))
     jobs: int | None = None
     post: str | None = None
     trust_addresses: bool = False
@@ -177,49 +173,61 @@ def plan_create(
 ) -> CreatePlan:
     """Find and measure everything, and decide what goes where. Files that had to be made on the way (what a
     command of a list printed) live until ``payloads`` is closed."""
-    form = make_form(options.mtime, options.long_names)
-    settings = ShardSettings(form, options.checksum, options.index, options.force, options.fsync)
-    out = OutputSet(output, settings)
+    out = OutputSet(output, options.settings)
     check_post(options.post, output, is_stream=out.pattern.is_stream)
-    cuts = _cuts(options.cuts, out)
+    # What has one name and no limit is one shard, however large.
+    is_one = out.pattern.single and options.cuts == Cuts()
+    cuts = Cuts(shards=1) if is_one else options.cuts.checked(out.pattern.count)
     out.check()
     rule, skipped = KeyRule(options.key_rule), Skipped(progress)
     payloads.outputs = outputs = Outputs(out)
-    files, walked = _find(sources, options, outputs, rule, payloads, skipped, progress)
+    wanted = Wanted(rule, Globs(options.include), Globs(options.exclude), outputs)
+    files, walked = _find(sources, options, wanted, payloads, skipped, progress)
     renamed_keys = rule.count_renamed(files.keys)
     samples, incomplete, classes = _arrange(files, walked, options, skipped)
+    counts = dict(sorted(skipped.counts.items()))
     if not samples.total:
-        raise _nothing(skipped)
-    ends = grouping.sample_ends(samples, form)
+        found = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+        raise InputError(
+            "no samples found" + (f" ({found})" if found else ""),
+            hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
+        )
+    ends = grouping.sample_ends(samples, options.settings.form)
     bounds = grouping.cut(ends, cuts)
-    shards, oversized = _planned(out, samples, ends, bounds, cuts)
+    shards = tuple(
+        CreatedShard(
+            out.address(number),
+            end - first,
+            samples.firsts[end] - samples.firsts[first],
+            ends[end] - ends[first] + END_BYTES,
+        )
+        for number, (first, end) in enumerate(pairwise(bounds))
+    )
+    limit = cuts.max_size
     report = CreateReport(
         shards=shards,
-        skipped=dict(sorted(skipped.counts.items())),
+        skipped=counts,
         incomplete=incomplete,
         renamed={to_text(new): to_text(old) for new, old in sorted(rule.renamed.items())},
         renamed_keys=renamed_keys,
-        oversized=oversized,
+        oversized=0 if limit is None else sum(shard.size_bytes > limit for shard in shards),
         classes=None if classes is None else tuple(classes),
         manifest_address=out.manifest_address,
     )
-    _tell(report, cuts, progress)
+    for new, old in report.renamed.items():
+        progress.note(f"key {old} is written as {new}")
+    if report.oversized:
+        what = "sample is" if report.oversized == 1 else "samples are"
+        progress.warn(
+            f"{report.oversized} {what} larger than --max-size ({limit} bytes); each has a shard of its own"
+        )
     return CreatePlan(out, options, samples, bounds, report)
-
-
-def _cuts(wanted: Cuts, out: OutputSet) -> Cuts:
-    """The cuts that the output's pattern allows: what has one name and no limit is one shard, however
-    large."""
-    if out.pattern.single and wanted == Cuts():
-        return Cuts(shards=1)
-    return wanted.checked(out.pattern.count)
 
 
 def _find(
     sources: Sequence[str],
     options: CreateOptions,
-    outputs: Outputs,
-    rule: KeyRule,
+    wanted: Wanted,
     payloads: Payloads,
     skipped: Skipped,
     progress: Progress,
@@ -230,19 +238,16 @@ def _find(
         raise UsageError(
             "nothing to make shards of", hint="name folders or files, or use --from-list or --from-table"
         )
-    wanted = Wanted(rule, Globs(options.include), Globs(options.exclude), outputs)
-    files = Files()
+    files, walked = Files(), None
     progress.start("finding files", None, "files")
     for source in sources:
         walk(source, wanted, files, skipped, progress)
-    if not lists and options.table is None:
-        progress.finish()
-        return files, None
-    walked = grouping.sorted_numbers(files)
+    if lists or options.table is not None:
+        walked = grouping.sorted_numbers(files)
     for address in lists:
-        read_recipe(address, rule, files, payloads, progress)
+        read_recipe(address, wanted.rule, files, payloads, progress)
     if options.table is not None:
-        read_table(options.table, rule, files, payloads, skipped, progress)
+        read_table(options.table, wanted.rule, files, payloads, skipped, progress)
     progress.finish()
     return files, walked
 
@@ -266,47 +271,22 @@ def _arrange(
     return samples, incomplete, classes
 
 
-def _nothing(skipped: Skipped) -> InputError:
-    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.counts.items()))
-    found = f" ({counts})" if counts else ""
-    return InputError(
-        f"no samples found{found}",
-        hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
-    )
-
-
-def _planned(
-    out: OutputSet, samples: Samples, ends: Sequence[int], bounds: list[int], cuts: Cuts
-) -> tuple[tuple[CreatedShard, ...], int]:
-    """The shards as they will be, and how many samples are too large for the limit."""
-    firsts = samples.firsts
-    shards = tuple(
-        CreatedShard(
-            out.address(number), end - first, firsts[end] - firsts[first], ends[end] - ends[first] + END_BYTES
-        )
-        for number, (first, end) in enumerate(pairwise(bounds))
-    )
-    limit = cuts.max_size
-    return shards, 0 if limit is None else sum(shard.size_bytes > limit for shard in shards)
-
-
-def _tell(report: CreateReport, cuts: Cuts, progress: Progress) -> None:
-    """What the user should know before the work begins."""
-    for new, old in report.renamed.items():
-        progress.note(f"key {old} is written as {new}")
-    if report.oversized:
-        what = "sample is" if report.oversized == 1 else "samples are"
-        progress.warn(
-            f"{report.oversized} {what} larger than --max-size ({cuts.max_size} bytes); each has a shard of its own"
-        )
-
-
 def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
     """Write the shards of a plan, then their manifest. May be called once."""
     options, report = plan.options, plan.report
     with plan.output.claimed():
         progress.start("writing shards", report.size_bytes, "bytes")
-        infos = list(_run(plan, progress))
+        # What other processes can take off the largest shard's task is all that there is to win; one where starting a
+        # process would take longer than the work.
+        work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in report.shards]
+        jobs = useful_jobs(options.jobs, len(work), sum(work) - max(work), WORTH_PROCESSES_BYTES)
+        if plan.output.pattern.is_stream:
+            jobs = 1
+        tasks = plan.tasks() if jobs == 1 else (task.portable() for task in plan.tasks())
+        with make_executor(jobs) as executor:
+            # A task has its files' names, so that few are made before they are needed.
+            window, advance, amount = jobs + 1, progress.advance, attrgetter("size_bytes")
+            infos = list(run_tasks(executor, pack, tasks, window=window, advance=advance, amount=amount))
         progress.finish()
         manifest = plan.output.finish(
             infos,
@@ -316,28 +296,6 @@ def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
             classes=report.classes,
         )
     return replace(report, manifest=manifest)
-
-
-def _run(plan: CreatePlan, progress: Progress) -> Iterator[ShardInfo]:
-    jobs = _worthwhile_jobs(plan)
-    tasks = plan.tasks() if jobs == 1 else (task.portable() for task in plan.tasks())
-    with make_executor(jobs) as executor:
-        yield from run_tasks(
-            executor,
-            pack,
-            tasks,
-            window=jobs + 1,  # a task has its files' names
-            advance=progress.advance,
-            amount=lambda info: info.size_bytes,
-        )
-
-
-def _worthwhile_jobs(plan: CreatePlan) -> int:
-    """As many as were asked for, but one where starting a process would take longer than the work."""
-    work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in plan.report.shards]
-    # What other processes can take off the largest shard's task is all that there is to win.
-    jobs = useful_jobs(plan.options.jobs, len(work), sum(work) - max(work), WORTH_PROCESSES_BYTES)
-    return 1 if plan.output.pattern.is_stream else jobs
 
 
 def _shaping(options: CreateOptions) -> dict[str, Any]:
@@ -351,7 +309,6 @@ def _shaping(options: CreateOptions) -> dict[str, Any]:
         "label_from": options.label_from,
         "order": options.order,
         **options.cuts._asdict(),
-        "mtime": make_form(options.mtime).mtime,
-        "long_names": options.long_names,
+        **options.settings.form._asdict(),
     }
     return {name: value for name, value in shaping.items() if value not in (None, [], ())}

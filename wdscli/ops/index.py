@@ -10,9 +10,9 @@ not print.
 from __future__ import annotations
 
 import os
-import sys
-from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,12 +20,13 @@ from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError
 from wdscli.executors import default_jobs, make_executor, run_tasks
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
+from wdscli.samples.keyset import KeySet
 from wdscli.shards.claims import Claim
 from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile, make_dialect
-from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
+from wdscli.shards.index import Index, index_address, parse_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest
 from wdscli.shards.manifest import Manifest, common_folder, name_from, set_prefix
-from wdscli.shards.reading import checksum_of, etag_of, find_index, new_digest, scan_index
+from wdscli.shards.reading import checksum_of, etag_of, find_index, index_batches, new_digest, scan_index
 from wdscli.storage import (
     Source,
     base_name,
@@ -46,12 +47,12 @@ SHARED_CLAIM = "index"
 
 class Side(NamedTuple):
     """One file that the command is about: ``state`` is ``kept`` or ``made``, ``reason`` why it was (or, with
-    ``dry_run``, would be) made. ``of`` is the shard's address, None for a file of the set."""
+    ``dry_run``, would be) made. ``shard`` is the shard's address, None for a file of the set."""
 
-    address: str
+    file: str
     state: str
     reason: str = ""
-    of: str | None = None
+    shard: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,11 @@ def index(
     the truth; OutputExistsError for a file that is there and says something else.
     """
     shards = open_set(inputs, trust_addresses=trust_addresses)
-    _check_inputs(shards.addresses)
+    for address, times in Counter(shards.addresses).items():
+        if is_stream(address):
+            raise UsageError(f"cannot index {address}: a stream has no place for an index")
+        if times > 1:
+            raise UsageError(f"{address} is named twice")
     new_digest(checksum)
     plan = SetPlan(shards, manifest, with_manifest and not dialects)
     if not force:
@@ -147,7 +152,7 @@ def index(
                 elif with_index:
                     sides.append(one.side)
                 reason = f" ({one.side.reason})" if one.side.reason else ""
-                progress.note(f"{one.side.address}: {one.side.state}{reason}")
+                progress.note(f"{one.side.file}: {one.side.state}{reason}")
                 progress.advance(1)
         sides += [_put(file, force, dry_run) for maker in makers for file in maker.finish()]
         result = None
@@ -156,16 +161,6 @@ def index(
             sides.append(side)
     progress.finish()
     return IndexReport(tuple(infos), tuple(sides), result)
-
-
-def _check_inputs(addresses: Sequence[str]) -> None:
-    seen: set[str] = set()
-    for address in addresses:
-        if is_stream(address):
-            raise UsageError(f"cannot index {address}: a stream has no place for an index")
-        if address in seen:
-            raise UsageError(f"{address} is named twice")
-        seen.add(address)
 
 
 def _worthwhile(tasks: Sequence[IndexTask]) -> int:
@@ -185,48 +180,37 @@ def index_shard(task: IndexTask) -> Indexed:
     """The task: one shard's index, kept or made, and its facts."""
     with open_source(task.address) as source:
         if not source.seekable or source.size is None:
-            raise _not_seekable(task.address)
+            # Offsets in a compressed shard lead nowhere.
+            raise UsageError(
+                f"cannot index {task.address}: it is compressed, or it can only be read from its beginning",
+                hint=f"write it plain first: wds cat {task.address} -o NAME.tar",
+            )
         place = index_address(task.address)
         reasons: list[str] = []
         old = None if task.force else find_index(task.address, source, reasons.append, whole=True)
         if old is not None:
-            return Indexed(Side(place, "kept", of=task.address), _facts(task, old, source), None)
+            return Indexed(Side(place, "kept", shard=task.address), _facts(task, old, source), None)
         builder, ignored = scan_index(source)
-        _refuse_repeats(builder, task.address)
         source.confirm()
-        data = builder.to_bytes(
-            shard=base_name(task.address),
-            size=source.size,
-            ignored=ignored,
-            etag=etag_of(task.address, source),
-        )
+        name, etag = base_name(task.address), etag_of(task.address, source)
+        data = builder.to_bytes(shard=name, size=source.size, ignored=ignored, etag=etag)
+        index = parse_index(data, place)
+        _refuse_repeats(index, task.address)
         if task.write:
-            _write_index(place, data)
+            try:
+                with open_sink(place, force=True) as sink:
+                    sink.write(data)
+            except OutputError as error:
+                hint = "--no-index writes a manifest alone, which -o may put elsewhere; or index a copy of the shards"
+                raise OutputError(error.message, hint=hint) from error
         reason = "forced" if task.force else "it was stale" if reasons else "there was none"
-        info = replace(_facts(task, parse_index(data, place), source), index=False)
+        info = replace(_facts(task, index, source), index=False)
         return Indexed(Side(place, "made", reason, task.address), info, data if task.want_index else None)
 
 
-def _not_seekable(address: str) -> UsageError:
-    """Offsets in a compressed shard lead nowhere."""
-    return UsageError(
-        f"cannot index {address}: it is compressed, or it can only be read from its beginning",
-        hint=f"write it plain first: wds cat {address} -o NAME.tar",
-    )
-
-
-def _write_index(place: str, data: bytes) -> None:
-    try:
-        with open_sink(place, force=True) as sink:
-            sink.write(data)
-    except OutputError as error:
-        raise OutputError(
-            error.message,
-            hint="--no-index writes a manifest alone, which -o may put elsewhere; or index a copy of the shards",
-        ) from error
-
-
 def _facts(task: IndexTask, index: Index, source: Source) -> ShardInfo:
+    """What a manifest says of the shard. The checksum of all bytes is taken over from the one that is there, where
+    nothing speaks against it."""
     info = ShardInfo(
         name=base_name(task.address),
         samples=index.samples,
@@ -236,66 +220,47 @@ def _facts(task: IndexTask, index: Index, source: Source) -> ShardInfo:
         fields=index.totals(),
         index=True,
     )
-    return replace(info, checksum=_checksum(task, info, source))
-
-
-def _checksum(task: IndexTask, info: ShardInfo, source: Source) -> str | None:
-    """Of all bytes; taken over from the manifest where nothing speaks against it."""
     known = task.known
     if (
         known is not None
         and (known.checksum or "").startswith(task.checksum + ":")
         and (known.headers, known.size_bytes) == (info.headers, info.size_bytes)
     ):
-        return known.checksum
-    found = checksum_of(source, task.checksum)
+        return replace(info, checksum=known.checksum)
+    checksum = checksum_of(source, task.checksum)
     source.confirm()
-    return found
+    return replace(info, checksum=checksum)
 
 
-def _refuse_repeats(builder: IndexBuilder, address: str) -> None:
+def _refuse_repeats(index: Index, address: str) -> None:
     """A key that comes twice in a shard is no place to jump to."""
-    seen: set[bytes] = set()
-    begin = 0
-    columns = builder.columns()
-    keys, ends = bytes(columns["keys"]), array("Q", bytes(columns["key_ends"]))
-    if sys.byteorder == "big":
-        ends.byteswap()
-    for row, end in enumerate(ends):
-        key = keys[begin:end]
-        if key in seen:
+    seen = KeySet()
+    for batch in index_batches(index):
+        for row in seen.add(batch.keys)[:1]:
             raise DataError(
                 "a key that was there before",
                 code="duplicate-key",
                 shard=address,
-                offset=int.from_bytes(columns["starts"][8 * row : 8 * row + 8], "little"),
-                member=to_text(key),
+                offset=batch.start(row),
+                member=to_text(batch.keys[row]),
                 hint="see all of them with `wds verify`, give new keys with `wds cat --rekey`",
             )
-        seen.add(key)
-        begin = end
 
 
 def _put(file: SideFile, force: bool, dry_run: bool, of: str | None = None) -> Side:
     """Write a file of a dialect, unless the same is there."""
-    if not exists(file.address):
-        reason = "there was none"
-    elif force:
-        reason = "forced"
-    else:
-        if _says(file.address, file.pieces):
-            return Side(file.address, "kept", of=of)
-        if not dry_run:
+    reason = "there was none"
+    if exists(file.address):
+        reason = "forced" if force else "it says something else"
+        if not force and _says(file.address, file.pieces):
+            return Side(file.address, "kept", shard=of)
+        if not force and not dry_run:
             raise OutputExistsError(
                 f"{file.address} is there and says something else", hint="replace it with --force"
             )
-        return Side(file.address, "made", "it says something else", of)
-    if dry_run:
-        for _ in file.pieces:
-            pass
-    else:
-        with open_sink(file.address, force=force) as sink:
-            for piece in file.pieces:
+    with nullcontext() if dry_run else open_sink(file.address, force=force) as sink:
+        for piece in file.pieces:
+            if sink is not None:
                 sink.write(piece)
     return Side(file.address, "made", reason, of)
 
@@ -315,25 +280,17 @@ class SetPlan:
 
     def __init__(self, shards: ShardSet, manifest: str | None, with_manifest: bool) -> None:
         self._addresses = shards.addresses
-        self.manifest = (manifest or shards.manifest_address or self._default()) if with_manifest else None
-        folder = folder_of(self.manifest) if self.manifest and not is_stream(self.manifest) else None
-        self.place = SetPlace(
-            common_folder(self._addresses) if folder is None else folder, set_prefix(self._addresses)
-        )
-        self.old = self._read_old()
+        prefix, folder = set_prefix(self._addresses), common_folder(self._addresses)
+        default = folder + (f"{prefix}-{MANIFEST_SUFFIX}" if prefix else MANIFEST_SUFFIX)
+        self.manifest = (manifest or shards.manifest_address or default) if with_manifest else None
+        self.old: Manifest | None = None
+        self.is_there = False
+        if self.manifest and not is_stream(self.manifest):
+            folder, self.is_there = folder_of(self.manifest), exists(self.manifest)
+            with suppress(DataError):
+                self.old = read_manifest(self.manifest) if self.is_there else None
+        self.place = SetPlace(folder, prefix)
         self._known = {shard.name: shard for shard in self.old.shards} if self.old else {}
-
-    def _default(self) -> str:
-        prefix = set_prefix(self._addresses)
-        return common_folder(self._addresses) + (f"{prefix}-{MANIFEST_SUFFIX}" if prefix else MANIFEST_SUFFIX)
-
-    def _read_old(self) -> Manifest | None:
-        if not self.manifest or is_stream(self.manifest) or not exists(self.manifest):
-            return None
-        try:
-            return read_manifest(self.manifest)
-        except DataError:
-            return None
 
     def lists_these(self) -> bool:
         """Whether the manifest that is there lists these shards, in this order."""
@@ -342,11 +299,10 @@ class SetPlan:
 
     def check(self) -> None:
         """Raise OutputExistsError when something else lies where the manifest goes."""
-        address = self.manifest
-        if address and not is_stream(address) and exists(address) and not self.lists_these():
+        if self.is_there and not self.lists_these():
             what = "is no manifest" if self.old is None else "is the manifest of other shards"
             raise OutputExistsError(
-                f"{address} is there and {what}",
+                f"{self.manifest} is there and {what}",
                 hint="choose another name with -o, leave it alone with --no-manifest, or replace it with --force",
             )
 
@@ -378,10 +334,16 @@ def _write_manifest(
     old = plan.old if plan.lists_these() else None
     if old is not None and dry_run:
         shards = tuple(replace(shard, checksum=listed.checksum) for shard, listed in zip(shards, old.shards))
-    difference = _first_difference(address, old, shards) if old is not None else None
-    if difference is not None and not force:
-        raise difference
-    if old is None or difference is not None:
+    found = [_difference(*pair) for pair in zip(old.shards, shards)] if old is not None else []
+    place = next((at for at, difference in enumerate(found) if difference), None)
+    if place is not None and not force:
+        raise DataError(
+            f"{address} is not true any more: {found[place]}",
+            code="manifest-mismatch",
+            shard=shards[place].name,
+            hint="if the shard is right and the manifest is not, make it anew with --force",
+        )
+    if old is None or place is not None:
         made = Manifest(plan.place.prefix, shards, {"operation": "index", "options": {}, "inputs": []})
     else:
         # How the set was made is for the manifest to remember; only what the shards show is new.
@@ -389,7 +351,7 @@ def _write_manifest(
     if made == old and not force:
         return made, Side(address, "kept")
     reason = "it lacked facts"
-    if is_stream(address) or not exists(address):
+    if not plan.is_there:
         reason = "there was none"
     elif force:
         reason = "forced"
@@ -397,20 +359,6 @@ def _write_manifest(
         with open_sink(address, force=force or old is not None) as sink:
             sink.write(made.to_json().encode("ascii"))
     return made, Side(address, "made", reason)
-
-
-def _first_difference(address: str, old: Manifest, shards: Sequence[ShardInfo]) -> DataError | None:
-    """The error for the first shard of which the manifest says what is not so."""
-    for listed, shard in zip(old.shards, shards):
-        difference = _difference(listed, shard)
-        if difference:
-            return DataError(
-                f"{address} is not true any more: {difference}",
-                code="manifest-mismatch",
-                shard=shard.name,
-                hint="if the shard is right and the manifest is not, make it anew with --force",
-            )
-    return None
 
 
 def _difference(listed: ShardInfo, shard: ShardInfo) -> str | None:

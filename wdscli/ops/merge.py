@@ -8,7 +8,8 @@ may be many shards, is one set. It must not know where samples are written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from wdscli.errors import UsageError
 from wdscli.plan.duplicates import Dedup, Digests
@@ -18,6 +19,7 @@ from wdscli.plan.orders import (
     VALUED_BYTES,
     Arranged,
     InputOrder,
+    Order,
     Shares,
     Stop,
     Surveyed,
@@ -31,23 +33,17 @@ SET_ENDED = "set-ended"
 """Why samples are left out with ``stop="first"``."""
 
 
-class MergeOrder(NamedTuple):
+@dataclass(frozen=True)
+class MergeOrder(Order):
     """Input order, or with ``shares`` the sets in turn; ``dedup`` says which samples are left out before. Made by
     :func:`merge_order`, where anything of it is asked for."""
 
     shares: Shares | None = None
     stop: Stop = "all"
     dedup: Dedup | None = None
-    operation: str = "merge"
-    seed: int | None = None
-
-    @property
-    def bytes_per_sample(self) -> int:
-        return PLAIN_BYTES if self.extract is None else VALUED_BYTES
-
-    @property
-    def extract(self) -> Digests | None:
-        return self.dedup.extract if self.dedup is not None else None
+    extract: Digests | None = None
+    bytes_per_sample: int = PLAIN_BYTES
+    operation = "merge"
 
     def options(self) -> dict[str, Any]:
         given: dict[str, Any] = {}
@@ -65,13 +61,8 @@ class MergeOrder(NamedTuple):
         if self.shares is None:
             return Arranged()
         # Input order has the samples of a set side by side.
-        counts = surveyed.counts_of_sets()
-        order, left = interleaved(counts, self.shares, self.stop)
-        return Arranged(order, dropped=_ended(left))
-
-
-def _ended(left: int) -> dict[str, int]:
-    return {SET_ENDED: left} if left else {}
+        order, left = interleaved(surveyed.counts_of_sets(), self.shares, self.stop)
+        return Arranged(order, dropped={SET_ENDED: left} if left else {})
 
 
 def merge_order(
@@ -95,7 +86,9 @@ def merge_order(
     if shares is None and not dedup:
         return InputOrder("merge")
     rekeyed = request.rekey is not None and request.on_duplicate != "rekey"
-    return MergeOrder(shares, stop or "all", Dedup.parse(dedup, rekeyed=rekeyed) if dedup else None)
+    by = Dedup.parse(dedup, rekeyed=rekeyed) if dedup else None
+    extract = None if by is None else by.extract
+    return MergeOrder(shares, stop or "all", by, extract, PLAIN_BYTES if extract is None else VALUED_BYTES)
 
 
 def _check_sets(inputs: Sequence[str], shares: Shares, option: str) -> None:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from wdscli.errors import EngineError, UsageError
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import mark_of
-from wdscli.plan.request import PlanMark
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, check_made, claimed, finish_plan, run_plan, run_some
 from wdscli.run.resume import complete_parts, find_kept, look
@@ -101,26 +100,22 @@ def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> Re
     Shards are believed by receipt and size; :func:`run_all` reads them again.
     """
     mark = mark_of(plan)
-    with claimed(plan, mark):
-        return _finish(plan, mark, address, progress)
-
-
-def _finish(plan: ReorderPlan, mark: PlanMark, address: str, progress: Progress) -> ReorderReport:
     every = range(len(plan.planned))
-    for part in plan.parts:
-        part.output.check(plan.shards.addresses, may_exist=True)
-    kept = find_kept(plan, mark, every, progress, reading=False)
-    missing = [task for task in every if task not in kept.shards]
-    if missing:
-        raise EngineError(
-            f"{len(missing)} of {len(every)} tasks are not done: {_named(missing)}",
-            hint=f"wds run {address} --task {_named(missing)}"
-            if len(missing) <= _NAMED_AT_MOST
-            else f"wds run {address} does all of them; wds run {address} -n lists them",
-        )
-    for task in every:
-        check_made(plan, kept.shards[task], plan.planned[task])
-    return finish_plan(plan, kept.shards, kept)
+    with claimed(plan, mark):
+        for part in plan.parts:
+            part.output.check(plan.shards.addresses, may_exist=True)
+        kept = find_kept(plan, mark, every, progress, reading=False)
+        missing = [task for task in every if task not in kept.shards]
+        if missing:
+            raise EngineError(
+                f"{len(missing)} of {len(every)} tasks are not done: {_named(missing)}",
+                hint=f"wds run {address} --task {_named(missing)}"
+                if len(missing) <= _NAMED_AT_MOST
+                else f"wds run {address} does all of them; wds run {address} -n lists them",
+            )
+        for task in every:
+            check_made(plan, kept.shards[task], plan.planned[task])
+        return finish_plan(plan, kept.shards, kept)
 
 
 def _named(tasks: Sequence[int]) -> str:
@@ -143,9 +138,7 @@ def states(plan: ReorderPlan) -> list[TaskState]:
     found = []
     for one in look(plan, every):
         ours = one.receipt is not None and one.receipt.mark == mark and one.receipt.posted
-        done = one.there and (ours or one.shard.part in complete)
         shard = one.shard
-        found.append(
-            TaskState(one.task, shard.address, shard.samples, shard.size, "done" if done else "missing")
-        )
+        state = "done" if one.there and (ours or shard.part in complete) else "missing"
+        found.append(TaskState(one.task, shard.address, shard.samples, shard.size, state))
     return found

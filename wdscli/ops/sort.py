@@ -8,26 +8,26 @@ samples by these strings (:mod:`wdscli.plan.values`). Equal values stay in input
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from wdscli.errors import DataError
-from wdscli.plan.orders import VALUED_BYTES, Arranged, Surveyed
+from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.sort import KEY, TO_SORT_BY, How, Missing, SortKey, SortValues, lack_hint, sort_key
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 
 
-class SortOrder(NamedTuple):
+@dataclass(frozen=True)
+class SortOrder(Order):
     """Samples by the values that ``extract`` takes of them."""
 
     extract: SortValues
     missing: Missing | None = None
     """As it was asked for; None puts what is missing last, and takes a value that no sample has for a mistake."""
-    operation: str = "sort"
-    seed: int | None = None
-    dedup: None = None
-    bytes_per_sample: int = VALUED_BYTES
+    operation = "sort"
+    bytes_per_sample = VALUED_BYTES
 
     def options(self) -> dict[str, Any]:
         by: dict[str, Any] = {"by": [str(key) for key in self.extract.keys]}
@@ -35,7 +35,7 @@ class SortOrder(NamedTuple):
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
         assert surveyed.values is not None
-        self.check(value for some in surveyed.values.blocks() for value in some)
+        self.check(surveyed.values)
         return Arranged(surveyed.values.order())
 
     def check(self, values: Iterable[bytes]) -> None:

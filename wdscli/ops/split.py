@@ -14,6 +14,7 @@ from wdscli.plan.cut import FIELD, Outputs, checked_part
 from wdscli.plan.orders import InputOrder, Order
 from wdscli.plan.request import Request
 from wdscli.plan.split import (
+    BY_KEY,
     FamilyNames,
     FamilyOrder,
     GroupDigests,
@@ -24,7 +25,7 @@ from wdscli.plan.split import (
     parse_ratio,
     read_key_map,
 )
-from wdscli.plan.values import FieldValue, WholeKey, field_or_pattern
+from wdscli.plan.values import FieldValue, field_or_pattern
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 from wdscli.storage import addresses_of
@@ -66,9 +67,16 @@ def split_order(request: Request, options: SplitOptions = PLAIN) -> Order:
         return InputOrder("split")
     if options.ratio is not None:
         return _ratio_order(request, options)
+    fallback = None if options.missing in ("error", "drop") else checked_part(options.missing)
     if options.by is not None:
-        return _family_order(request, options, options.by)
-    return _map_order(request, options, addresses_of(options.by_map, "--by-map"))
+        missing = options.missing if fallback is None else "drop"
+        value = FieldValue.parse(options.by, "--by")
+        asked = OptionValue(value, "--by", missing, request.on_error == "skip")
+        return FamilyOrder(options, FamilyNames(asked, fallback))
+    files = addresses_of(options.by_map, "--by-map")
+    if "-" in files and "-" in request.inputs:
+        raise UsageError("standard input cannot hold both the map and a shard", hint="--by-map FILE")
+    return MapOrder(options, read_key_map(files))
 
 
 def _check_fit(request: Request, options: SplitOptions, ways: Sequence[str]) -> None:
@@ -106,7 +114,7 @@ def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
     outputs = Outputs(request.output, request.settings, may_exist=request.resume)
     outputs.check([share.part for share in shares], ())
     missing, lenient = options.missing, request.on_error == "skip"
-    group = OptionValue(WholeKey(), "--group-by")
+    group = BY_KEY
     if options.group_by is not None:
         group = OptionValue(field_or_pattern(options.group_by, "--group-by"), "--group-by", missing, lenient)
     kind = None
@@ -115,23 +123,4 @@ def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
     keys_change = request.rekey is not None or request.on_duplicate == "rekey"
     # What a row has is the hash of the new key; parts go by the old one, so that another name changes no part.
     plain = options.group_by is None and kind is None and not keys_change
-    return RatioOrder(shares, options, None if plain else GroupDigests(group, kind))
-
-
-def _family_order(request: Request, options: SplitOptions, by: str) -> FamilyOrder:
-    fallback = _fallback(options)
-    missing = options.missing if fallback is None else "drop"
-    asked = OptionValue(FieldValue.parse(by, "--by"), "--by", missing, request.on_error == "skip")
-    return FamilyOrder(options, FamilyNames(asked, fallback))
-
-
-def _map_order(request: Request, options: SplitOptions, files: Sequence[str]) -> MapOrder:
-    _fallback(options)
-    if "-" in files and "-" in request.inputs:
-        raise UsageError("standard input cannot hold both the map and a shard", hint="--by-map FILE")
-    return MapOrder(options, read_key_map(files))
-
-
-def _fallback(options: SplitOptions) -> str | None:
-    """The part of samples that have no other."""
-    return None if options.missing in ("error", "drop") else checked_part(options.missing)
+    return RatioOrder(options, shares, None if plain else GroupDigests(group, kind), options.seed)

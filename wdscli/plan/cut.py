@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -151,6 +152,7 @@ class Outputs:
             self.set_of(part).check(inputs, may_exist=self.may_exist)
 
 
+@lru_cache(maxsize=1024)
 def checked_part(name: str) -> str:
     """A part's name, if it can stand in an address. Raises UsageError.
 

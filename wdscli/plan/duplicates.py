@@ -2,7 +2,7 @@
 
 What it is: :class:`Comparison`, which says of samples whose hashes are the same which of them repeat an earlier one;
 :func:`repeated_keys` and :class:`Dedup`, which find such candidates by the hashes of keys, and by those of what
-``--dedup`` names; :func:`renamed`, which gives repeats new keys; and :class:`Duplicates`, what was left out, by name.
+``--dedup`` names; :func:`rename`, which gives repeats new keys; and :class:`Duplicates`, what was left out, by name.
 How: every row has the XXH3-64 of its key, and for payloads a survey takes an XXH3-128; one sort finds those that come
 more than once. Only these are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so that a
 collision of hashes is never taken for a repeat. It must not know of orders or cuts, nor what becomes of the samples
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -24,10 +25,11 @@ from wdscli.plan.inputs import PIECE_BYTES, Input, Inputs, cut_short
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
 from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable
-from wdscli.plan.values import PayloadOf, Values
+from wdscli.plan.values import Extract, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named
+from wdscli.selection.reading import Payloads
 
 if TYPE_CHECKING:
     from wdscli.plan.table import I64, Mask
@@ -120,22 +122,16 @@ class _Facts(NamedTuple):
     places: list[tuple[int, int]]
 
 
+@dataclass
 class Comparison:
     """Tells which samples of one hash are the same: by key, where ``key_of`` says what that is, and by the payloads of
     ``fields``. ``collision`` are two rows of one hash that are not the same, the first that were met."""
 
-    def __init__(
-        self,
-        table: PlanTable,
-        reader: Rereader,
-        key_of: KeyOf | None,
-        fields: Sequence[bytes] = (),
-    ) -> None:
-        self.collision: tuple[int, int] | None = None
-        self._table = table
-        self._reader = reader
-        self._key_of = key_of
-        self._fields = fields
+    table: PlanTable
+    reader: Rereader
+    key_of: KeyOf | None
+    fields: Sequence[bytes] = ()
+    collision: tuple[int, int] | None = None
 
     def pairs(self, groups: Groups, *, first_only: bool = False, progress: Progress = QUIET) -> Pairs:
         """The repeats in all groups. With ``first_only`` the search ends soon after the first.
@@ -143,7 +139,7 @@ class Comparison:
         import numpy
 
         rows, firsts = array("q"), array("q")
-        with Inputs(dict(enumerate(self._reader.inputs))) as inputs:
+        with Inputs(dict(enumerate(self.reader.inputs))) as inputs:
             for some in _by_count(groups.lists()):
                 facts = self._read(sorted(row for group in some for row in group))
                 for group in some:
@@ -159,9 +155,9 @@ class Comparison:
 
     def _read(self, rows: list[int]) -> dict[int, _Facts]:
         found = {}
-        for sample in self._reader.samples(self._table, rows):
-            key = b"" if self._key_of is None else self._key_of(sample)
-            places = places_of(sample.batch, sample.at, self._fields) or []
+        for sample in self.reader.samples(self.table, rows):
+            key = b"" if self.key_of is None else self.key_of(sample)
+            places = places_of(sample.batch, sample.at, self.fields) or []
             exact = key, tuple(size for _, size in places)
             found[sample.row] = _Facts(sample.number, exact, places)
         return found
@@ -196,7 +192,7 @@ class Comparison:
         """Some bytes of a shard, which may have been closed since the last: only so many are open at a time."""
         data = inputs[number].read_at(offset, length)
         if len(data) < length:
-            raise cut_short(self._reader.inputs[number].address, offset)
+            raise cut_short(self.reader.inputs[number].address, offset)
         return data
 
 
@@ -307,14 +303,13 @@ class Duplicate(NamedTuple):
     first_place: int
 
 
-class Duplicates:
+class Duplicates(NamedTuple):
     """The samples that were left out, and the one that each repeats. ``by`` says what they have in common."""
 
-    def __init__(self, by: Sequence[str], samples: PlanTable, firsts: PlanTable, reader: Rereader) -> None:
-        self.by = tuple(by)
-        self.samples = samples
-        self.firsts = firsts
-        self._reader = reader
+    by: tuple[str, ...]
+    samples: PlanTable
+    firsts: PlanTable
+    reader: Rereader
 
     @property
     def total(self) -> int:
@@ -324,7 +319,7 @@ class Duplicates:
     @property
     def size_bytes(self) -> int:
         """What they take in the inputs."""
-        return sum(int(part.lengths.sum()) for part in self.samples.parts())
+        return int(self.samples.lengths.sum())
 
     def listed(self) -> Iterator[Duplicate]:
         """Each of them, in input order. Reads the names again; raises InputError, DataError."""
@@ -337,7 +332,7 @@ class Duplicates:
                 yield Duplicate(key, *self._place(some, row), size, first_key, *self._place(firsts, row))
 
     def _place(self, samples: PlanTable, row: int) -> tuple[str, int]:
-        return self._reader.inputs[int(samples.shards[row])].address, int(samples.places[row])
+        return self.reader.inputs[int(samples.shards[row])].address, int(samples.places[row])
 
     def _keys(self, samples: PlanTable) -> list[str]:
         """The keys of some samples, as the inputs have them."""
@@ -347,7 +342,7 @@ class Duplicates:
         # A sample may be repeated more than once: it is read once.
         _, rows, which = numpy.unique(where, return_index=True, return_inverse=True)
         distinct = samples.take(rows)
-        keys = [to_text(one.key) for one in self._reader.samples(distinct, range(distinct.total))]
+        keys = [to_text(one.key) for one in self.reader.samples(distinct, range(distinct.total))]
         return [keys[at] for at in which.tolist()]
 
 
@@ -403,15 +398,13 @@ class Dedup(NamedTuple):
         else:
             groups = _groups_of_digests(values)
             progress.start("comparing", groups.total, "samples")
-            key_of = _old_key if self.by_key else None
-            pairs = Comparison(table, reader, key_of, self.fields).pairs(groups, progress=progress)
+            comparison = Comparison(
+                table, reader, (lambda sample: sample.key) if self.by_key else None, self.fields
+            )
+            pairs = comparison.pairs(groups, progress=progress)
             progress.finish()
         repeats, originals = map(table.apart, pairs)
-        return pairs, Duplicates(self.names, repeats, originals, reader)
-
-
-def _old_key(sample: Sample) -> bytes:
-    return sample.key
+        return pairs, Duplicates(tuple(self.names), repeats, originals, reader)
 
 
 def _groups_of_digests(values: Values) -> Groups:
@@ -429,8 +422,9 @@ def _groups_of_digests(values: Values) -> Groups:
     return Groups.of(rows[order], same)
 
 
-class Digests(NamedTuple):
-    """16 bytes for each sample (:class:`~wdscli.plan.survey.Extract`); none for one that lacks a field."""
+@dataclass(frozen=True)
+class Digests(Extract):
+    """16 bytes for each sample; none for one that lacks a field."""
 
     by_key: bool
     fields: tuple[bytes, ...]
@@ -445,11 +439,11 @@ class Digests(NamedTuple):
         return [Named(name, " to tell duplicates by", (name,)) for name in names]
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
         return [self._value(batch, row, payload_of) for row in rows]
 
-    def _value(self, batch: SampleBatch, row: int, payload_of: PayloadOf) -> bytes:
+    def _value(self, batch: SampleBatch, row: int, payload_of: Payloads) -> bytes:
         places = places_of(batch, row, self.fields)
         if places is None:
             return b""
@@ -458,7 +452,7 @@ class Digests(NamedTuple):
         return digest_of(self._pieces(batch, row, payload_of, [size for _, size in places]))
 
     def _pieces(
-        self, batch: SampleBatch, row: int, payload_of: PayloadOf, sizes: Sequence[int]
+        self, batch: SampleBatch, row: int, payload_of: Payloads, sizes: Sequence[int]
     ) -> Iterator[bytes]:
         """Key and payloads; of several things each comes after its length."""
         several = self.by_key + len(self.fields) > 1

@@ -1,4 +1,4 @@
-"""In which order samples come: the protocol :class:`Order`, and the orders that need nothing but places.
+"""In which order samples come: the base :class:`Order`, and the orders that need nothing but places.
 
 What it is: an order is two things, the columns it sorts by and the parts it makes. It says what it must know of each
 sample (:class:`~wdscli.plan.values.Extract`), and arranges the samples of all inputs, which are given as
@@ -18,11 +18,12 @@ arithmetic is exact.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from math import ceil, floor, gcd, lcm
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.ordering import rank_places
@@ -70,9 +71,11 @@ class Surveyed(NamedTuple):
         import numpy
 
         of_shard: I64 = numpy.zeros(len(self.sets) + 1, dtype=numpy.int64)
-        for part in self.samples.parts(ROWS_PER_BLOCK):
+        for first in range(0, self.samples.total, ROWS_PER_BLOCK):
             # The row that stands for nobody is of no shard.
-            shards = numpy.minimum(part.shards, numpy.uint32(len(self.sets)))
+            shards = numpy.minimum(
+                self.samples.shards[first : first + ROWS_PER_BLOCK], numpy.uint32(len(self.sets))
+            )
             of_shard += numpy.bincount(shards, minlength=len(of_shard))
         counts: I64 = numpy.zeros(self.total_sets, dtype=numpy.int64)
         numpy.add.at(counts, list(self.sets), of_shard[:-1])
@@ -82,7 +85,7 @@ class Surveyed(NamedTuple):
     def first(self, count: int) -> Surveyed:
         """The first so many, or all."""
         values = None if self.values is None else self.values.first(count)
-        return self._replace(samples=self.samples.first(count), values=values)
+        return self._replace(samples=self.samples.part(0, count), values=values)
 
     def without(self, gone: Sequence[int] | I64) -> Surveyed:
         """All samples but these rows, which rise; what is here is of no use any more."""
@@ -102,75 +105,52 @@ class Arranged(NamedTuple):
     remark: str = ""
 
 
-class Order(Protocol):
+class Order:
     """What decides the order, and the parts."""
 
-    @property
-    def operation(self) -> str:
-        """The command's name, for the manifest."""
+    operation: str
+    """The command's name, for the manifest."""
+    extract: Extract | None = None
+    """What a survey must take of each sample."""
+    seed: int | None = None
+    """The seed, where there is one, for the manifest."""
+    dedup: Dedup | None = None
+    """Which samples are left out because they repeat others, None to keep all."""
+    bytes_per_sample: int = PLAIN_BYTES
+    """What the order takes of memory for each sample while it is made."""
+    makes_parts: bool = False
+    """Whether it divides samples into parts, in each of which they stay in input order."""
 
-    @property
-    def extract(self) -> Extract | None:
-        """What a survey must take of each sample."""
-
-    @property
-    def seed(self) -> int | None:
-        """The seed, where there is one, for the manifest."""
-
-    @property
-    def dedup(self) -> Dedup | None:
-        """Which samples are left out because they repeat others, None to keep all."""
-
-    @property
-    def bytes_per_sample(self) -> int:
-        """What the order takes of memory for each sample while it is made."""
-
-    def options(self) -> dict[str, Any]:
-        """The options of this order that shape the result, for the manifest; defaults left out."""
-
-    def arrange(self, surveyed: Surveyed) -> Arranged:
-        """The order over all samples. Raises DataError, UsageError."""
-
-
-@runtime_checkable
-class Parting(Protocol):
-    """An order that divides samples into parts, in each of which they stay in input order."""
-
-    @property
     def may_leave_out(self) -> bool:
         """Whether some samples may come into no part."""
+        return False
 
     def is_left_out(self, value: bytes) -> bool:
         """Whether a sample of this value, which ``extract`` took, comes into no part."""
-
-
-class InputOrder(NamedTuple):
-    """All samples as they come."""
-
-    operation: str
-    extract: Extract | None = None
-    seed: int | None = None
-    dedup: Dedup | None = None
-    bytes_per_sample: int = PLAIN_BYTES
+        return False
 
     def options(self) -> dict[str, Any]:
+        """The options of this order that shape the result, for the manifest; defaults left out."""
         return {}
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
+        """The order over all samples. Raises DataError, UsageError."""
         return Arranged()
 
 
-class ShuffledOrder(NamedTuple):
+@dataclass(frozen=True)
+class InputOrder(Order):
+    """All samples as they come."""
+
+    operation: str
+
+
+@dataclass(frozen=True)
+class ShuffledOrder(Order):
     """The keyed hash of section 3 of the design (:mod:`wdscli.ordering`)."""
 
     seed: int = 0
-    operation: str = "shuffle"
-    extract: Extract | None = None
-    dedup: Dedup | None = None
-    bytes_per_sample: int = PLAIN_BYTES
-
-    def options(self) -> dict[str, Any]:
-        return {}
+    operation = "shuffle"
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
         return Arranged(shuffled(surveyed.samples, self.seed))
@@ -189,7 +169,7 @@ def shuffled(samples: PlanTable, seed: int) -> I64:
 
 def reading_selection(request: Request, order: Order) -> Selection:
     """What samples are read by: with the limit where the first samples that are selected are those that come out."""
-    in_input_order = isinstance(order, InputOrder) or (isinstance(order, Parting) and not order.may_leave_out)
+    in_input_order = isinstance(order, InputOrder) or (order.makes_parts and not order.may_leave_out())
     if in_input_order and request.on_duplicate != "skip":
         return request.selection
     return request.selection._replace(limit=None)
@@ -197,22 +177,13 @@ def reading_selection(request: Request, order: Order) -> Selection:
 
 def first_to_arrange(order: Order, surveyed: Surveyed, limit: int | None) -> Surveyed:
     """The samples, for an order that makes parts, up to the last one that comes out."""
-    if limit is None or not isinstance(order, Parting):
+    if limit is None or not order.makes_parts:
         return surveyed
     end = limit
-    if order.may_leave_out and surveyed.values is not None:
-        values = (value for some in surveyed.values.blocks() for value in some)
-        end = _end_of(order, limit, values)
+    if order.may_leave_out() and surveyed.values is not None:
+        those = (row for row, value in enumerate(surveyed.values, 1) if not order.is_left_out(value))
+        end = next(islice(those, limit - 1, None), surveyed.samples.total) if limit else 0
     return surveyed.first(end)
-
-
-def _end_of(order: Parting, limit: int, values: Iterator[bytes]) -> int:
-    """How many samples, one after the other, hold so many that come out."""
-    end = 0
-    while limit and (value := next(values, None)) is not None:
-        end += 1
-        limit -= not order.is_left_out(value)
-    return end
 
 
 def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arranged:
@@ -264,11 +235,9 @@ class Shares(NamedTuple):
 
 def _weight(word: str, text: str) -> Fraction:
     try:
-        weight = Fraction(word) if _NUMBER.fullmatch(word) else None
+        weight = Fraction(word if _NUMBER.fullmatch(word) else "1/0")
     except ZeroDivisionError:
-        weight = None
-    if weight is None:
-        raise UsageError(f'"{word}" in --weights {text} is not a weight', hint="--weights 0.7,0.3")
+        raise UsageError(f'"{word}" in --weights {text} is not a weight', hint="--weights 0.7,0.3") from None
     if not weight:
         raise UsageError(f"a weight of 0 in --weights {text}", hint="leave the set out instead")
     return weight

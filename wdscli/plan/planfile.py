@@ -43,29 +43,19 @@ MAGIC = b"WDSPLAN\x01"
 VERSION = 2
 TAIL = struct.Struct("<QQQ8s")
 """Where the header begins, its bytes, its seal, and the magic again."""
-SHARD = struct.Struct("<QQQQII")
-"""First sample, end, bytes, members, part, number in the part; a seal for each list of rows follows."""
-SEAL = struct.Struct("<Q")
 ROW_BYTES = 49
 ROWS_PER_WRITE = 1 << 16
 
 
-class Each(NamedTuple):
-    """Any number of what ``shape`` is: items of a list, or values of an object."""
-
-    kind: type
-    shape: Any
-
-
-class OrNone(NamedTuple):
-    """``shape``, or null."""
-
-    shape: Any
+def _shard_record(lists: int) -> struct.Struct:
+    """First sample, end, bytes, members, part, number in the part, and a seal for each list of rows."""
+    return struct.Struct("<QQQQII" + "Q" * lists)
 
 
 COUNTS: dict[str, Any] = {
     **dict.fromkeys(("samples", "samples_in", "members_in", "payload_bytes_in", "bytes_in"), int),
-    **dict.fromkeys(("dropped", "ignored"), Each(dict, int)),
+    "dropped": {...: int},
+    "ignored": {...: int},
     "oversized": int,
 }
 """What a plan has counted, by the names of its fields."""
@@ -74,11 +64,11 @@ HEADER: dict[str, Any] = {
     "version": int,
     "wdscli": str,
     "operation": str,
-    "seed": OrNone(int),
+    "seed": (int, None),
     "options": dict,
     "plan": dict.fromkeys(PlanMark._fields, str),
     "output": str,
-    "parts": Each(list, str),
+    "parts": [str, ...],
     "settings": {
         "form": [int, str],
         "checksum": str,
@@ -87,30 +77,29 @@ HEADER: dict[str, Any] = {
         "fsync": bool,
         "witness": type(None),
     },
-    "fields": OrNone(
-        {
-            "keep": OrNone(Each(list, str)),
-            "drop": Each(list, str),
-            "rename": Each(list, [str, Each(list, str)]),
-        }
+    "fields": (
+        {"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]},
+        None,
     ),
-    "rekey": OrNone(str),
-    "post": OrNone(str),
-    "inputs": Each(list, [str, int, str]),
-    "fingerprint": OrNone(str),
-    "joined": OrNone(
+    "rekey": (str, None),
+    "post": (str, None),
+    "inputs": [[str, int, str], ...],
+    "fingerprint": (str, None),
+    "joined": (
         {
-            "sets": Each(list, int),
-            "policies": Each(list, str),
-            "counts": {**dict.fromkeys(JoinCounts._fields, int), "unmatched": Each(list, int)},
-        }
+            "sets": [int, ...],
+            "policies": [str, ...],
+            "counts": {**dict.fromkeys(JoinCounts._fields, int), "unmatched": [int, ...]},
+        },
+        None,
     ),
     "counts": COUNTS,
-    "rows": Each(list, int),
+    "rows": [int, ...],
     "shards": [int, int, str],
 }
-"""What a header has to be for a plan to be made of it; numbers are never below 0, but for a seed. A seal tells that it
-is what someone wrote, not that it was wdscli."""
+"""What a header has to be for a plan to be made of it; numbers are never below 0, but for a seed. ``[X, ...]`` and
+``{...: X}`` are any number of these, ``(X, None)`` one or null. A seal tells that it is what someone wrote, not that it
+was wdscli."""
 
 
 def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
@@ -123,7 +112,11 @@ def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
         for ordered in plan.row_lists:
             header["rows"].append(sink.written)
             seals.append(list(_write_rows(plan, ordered, sink)))
-        shards = b"".join(map(_packed_shard, plan.planned, zip(*seals, strict=True)))
+        record = _shard_record(len(seals))
+        shards = b"".join(
+            record.pack(one.first, one.end, one.size, one.members, one.part, one.number, *of_lists)
+            for one, of_lists in zip(plan.planned, zip(*seals, strict=True), strict=True)
+        )
         header["shards"] = [sink.written, len(plan.planned), f"{xxh3_64_intdigest(shards):016x}"]
         sink.write(shards)
         text = json.dumps(header, separators=(",", ":")).encode("ascii")
@@ -177,11 +170,6 @@ def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int
         yield digest.intdigest()
 
 
-def _packed_shard(shard: PlannedShard, seals: Sequence[int]) -> bytes:
-    fixed = SHARD.pack(shard.first, shard.end, shard.size, shard.members, shard.part, shard.number)
-    return fixed + b"".join(map(SEAL.pack, seals))
-
-
 def _header(plan: ReorderPlan) -> dict[str, Any]:
     request, settings = plan.request, plan.request.settings
     return {
@@ -204,19 +192,14 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "post": request.post,
         "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))] for one in plan.inputs],
         "fingerprint": plan.fingerprint_in,
-        "joined": _plain_joined(plan.joined),
+        "joined": plan.joined
+        and {
+            "sets": list(plan.joined.sets),
+            "policies": list(plan.joined.policies),
+            "counts": plan.joined.counts._asdict(),
+        },
         "counts": {name: getattr(plan, name) for name in COUNTS},
         "rows": [],
-    }
-
-
-def _plain_joined(joined: Joined | None) -> dict[str, Any] | None:
-    if joined is None:
-        return None
-    return {
-        "sets": list(joined.sets),
-        "policies": list(joined.policies),
-        "counts": joined.counts._asdict(),
     }
 
 
@@ -280,7 +263,7 @@ class PlanFile:
 
     def _read_shards(self) -> list[tuple[Any, ...]]:
         at, count, seal = self.header["shards"]
-        record = struct.Struct(SHARD.format + "Q" * len(self.header["rows"]))
+        record = _shard_record(len(self.header["rows"]))
         data = self.source.read_at(at, count * record.size)
         if f"{xxh3_64_intdigest(data):016x}" != seal:
             raise self.broken("its list of shards was changed")
@@ -307,26 +290,28 @@ class PlanFile:
 
 def _misfit(value: Any, shape: Any, where: str) -> str:
     """The place of the first thing in ``value`` that is not what ``shape`` says; empty when all is."""
-    if isinstance(shape, OrNone):
-        return "" if value is None else _misfit(value, shape.shape, where)
+    if isinstance(shape, tuple):
+        return "" if value is None else _misfit(value, shape[0], where)
     if isinstance(shape, type):
         # To Python True is a number.
         is_out = isinstance(value, int) and not 0 <= value < 1 << 63 and where != ".seed"
         return where[1:] if is_out or type(value) is not shape else ""
-    kind: Any = shape.kind if isinstance(shape, Each) else type(shape)
-    if type(value) is not kind or (isinstance(shape, list) and len(value) != len(shape)):
+    is_any = ... in shape
+    if type(value) is not type(shape) or (
+        isinstance(shape, list) and not is_any and len(value) != len(shape)
+    ):
         return where[1:] or "an object"
-    items: list[tuple[Any, Any]] = list(value.items() if isinstance(value, dict) else enumerate(value))
-    if isinstance(shape, dict):
-        gone = [name for name in shape if name not in value]
-        if gone:
+    if isinstance(shape, list):
+        pairs = [(at, one, shape[0] if is_any else shape[at]) for at, one in enumerate(value)]
+    elif is_any:
+        pairs = [(name, one, shape[...]) for name, one in value.items()]
+    else:
+        if gone := [name for name in shape if name not in value]:
             return f"{where}.{gone[0]}"[1:]
-        items = [(name, inner) for name, inner in items if name in shape]
-    for name, inner in items:
-        wrong = _misfit(inner, shape.shape if isinstance(shape, Each) else shape[name], f"{where}.{name}")
-        if wrong:
-            return wrong
-    return ""
+        pairs = [(name, value[name], inner) for name, inner in shape.items()]
+    return next(
+        (wrong for name, one, inner in pairs if (wrong := _misfit(one, inner, f"{where}.{name}"))), ""
+    )
 
 
 class PlanRows(Ordered):
@@ -426,7 +411,10 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
         shards=ShardSet(list(request.inputs), None),
         inputs=inputs,
         parts=parts,
-        planned=tuple(_planned_shard(parts, record) for record in file.shards),
+        planned=tuple(
+            PlannedShard(parts[part].output.address(number), part, number, first, end, size, members)
+            for first, end, size, members, part, number, *_ in file.shards
+        ),
         ordered=rows[0],
         rekey=None if header["rekey"] is None else Rekey(header["rekey"]),
         **{name: counts[name] for name in COUNTS if name != "samples"},
@@ -454,11 +442,6 @@ def _request(header: Mapping[str, Any], inputs: list[str], settings: Settings) -
         engine=settings.engine,
         memory=settings.memory,
     )
-
-
-def _planned_shard(parts: Sequence[PlannedPart], record: Sequence[int]) -> PlannedShard:
-    first, end, size, members, part, number = record[:6]
-    return PlannedShard(parts[part].output.address(number), part, number, first, end, size, members)
 
 
 def _joined(plain: Mapping[str, Any] | None, others: Sequence[Ordered]) -> Joined | None:

@@ -18,7 +18,7 @@ from wdscli.errors import DataError, OutputError, UsageError, WdsError
 from wdscli.plan.inputs import PIECE_BYTES
 from wdscli.plan.values import Packed, RowBlock
 from wdscli.storage import Source, is_local, is_stream, list_folder, local_path, open_sink, remove
-from wdscli.storage.local import reason
+from wdscli.storage.local import reason, write_all
 from wdscli.tar import Scanner
 from wdscli.tar.header import BLOCK
 from wdscli.tar.scan import MAX_ZEROS_BYTES, endless
@@ -135,9 +135,7 @@ def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None 
         _check_room(source, path)
         with open(path, "xb", buffering=0) as file:
             for data in pieces_to_end(source, cut):
-                view = memoryview(data)
-                while view:
-                    view = view[file.write(view) :]
+                write_all(file.fileno(), data)
     except (WdsError, BrokenPipeError):
         raise
     except OSError as error:

@@ -16,15 +16,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.survey import packed_keys
-from wdscli.plan.values import Absent, Path, PayloadOf, at_path, field_and_path
+from wdscli.plan.values import Absent, Extract, at_path, field_and_path
 from wdscli.samples import SampleBatch
-from wdscli.selection.named import Named
+from wdscli.selection.named import Named, Path
+from wdscli.selection.reading import Payloads
+from wdscli.selection.sample import SampleAt
 
 if TYPE_CHECKING:
     from json import JSONDecoder
@@ -106,7 +109,8 @@ def _modifiers(text: str, whole: str) -> tuple[How, bool]:
     return how, "reverse" in words
 
 
-class SortValues(NamedTuple):
+@dataclass(frozen=True)
+class SortValues(Extract):
     """The values of samples by some sort keys: an order's ``extract``.
 
     ``lenient`` takes what cannot be decoded or compared for missing; else it is a DataError ``undecodable``.
@@ -139,7 +143,7 @@ class SortValues(NamedTuple):
         return all(key.field is None and key.how != "numeric" for key in self.keys)
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
         """One value a row, such that samples are in order when their values are.
 
@@ -148,13 +152,47 @@ class SortValues(NamedTuple):
         sort key that has a value (:meth:`never_seen`), which changes no order, because the codes say the same.
         """
         if not self._is_simple:
-            sample = _Sample(self, batch, shard, payload_of)
-            return [sample.value(row) for row in rows]
+            return super().values(batch, rows, shard, payload_of)
         own = batch.keys if len(rows) == len(batch.keys) else [batch.keys[row] for row in rows]
         first, *more = self.keys
         if not more:
             return own if first.how == "plain" and not first.reverse else _codes(own, first)
         return list(map(b"".join, zip(*(_codes(own, key) for key in self.keys), strict=True)))
+
+    def value(self, sample: SampleAt) -> bytes:
+        """All codes of one sample. Raises DataError."""
+        absent = b"\0" if self.missing == "first" else b"\2"
+        documents: dict[bytes, Any] = {}
+        codes, present = [], 1
+        for place, key in enumerate(self.keys):
+            code = self._code_or_none(sample, key, documents)
+            if code is None:
+                codes.append(absent)
+            else:
+                codes += (b"\1", reversed_code(code) if key.reverse else code)
+                present |= 2 << place
+        codes.append(present.to_bytes(_width(self.keys), "big"))
+        return b"".join(codes)
+
+    def _code_or_none(self, sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes | None:
+        """None where it is missing, and may be."""
+        try:
+            return _code(sample, key, documents)
+        except Absent:
+            pass
+        except DataError as error:
+            if not self.lenient or error.code != "undecodable":
+                raise
+        except (ValueError, RecursionError) as error:
+            if not self.lenient:
+                why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+                text = f"cannot sort by {key.text}: {why}"
+                hint = "such values count as missing with --on-error skip"
+                raise sample.error(text, "undecodable", key.field, hint) from None
+        if self.missing == "error":
+            hint = "--missing first or last sorts such samples before or after all others"
+            raise sample.error(f"there is no {key.text} to sort by", "missing-value", hint=hint)
+        return None
 
     def values_of_index(self, index: Index) -> Packed | None:
         """The same of all samples of an index, where their keys as they are are the values."""
@@ -176,6 +214,27 @@ class SortValues(NamedTuple):
         return [] if value is None else [key for place, key in enumerate(self.keys) if not seen & 2 << place]
 
 
+def _code(sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes:
+    """The code of what a sort key finds in a sample, of which ``documents`` has the JSON that is decoded already.
+    Raises Absent, ValueError for what cannot be compared, RecursionError."""
+    if key.field is None:
+        return payload_code(sample.key, key.how)
+    at = sample.member(key.field)
+    if at is None:
+        raise Absent
+    if key.path is None:
+        size = sample.batch.sizes[at]
+        if size > MAX_VALUE_BYTES:
+            raise ValueError(f"it has {size} bytes, and more than {MAX_VALUE_BYTES} are not compared")
+        return payload_code(sample.payload(key.field), key.how)
+    if key.field not in documents:
+        documents[key.field] = decoded(sample.payload(key.field))
+    code = value_code(at_path(documents[key.field], key.path), key.how)
+    if len(code) > MAX_VALUE_BYTES:
+        raise ValueError(f"it is longer than the {MAX_VALUE_BYTES} bytes that are compared")
+    return code
+
+
 def _width(keys: Sequence[SortKey]) -> int:
     """Bytes that have a bit for each sort key, and one more, the lowest, which is always set."""
     return (len(keys) + 8) // 8
@@ -187,158 +246,38 @@ def _codes(texts: Iterable[bytes], key: SortKey) -> list[bytes]:
     return list(map(reversed_code, codes) if key.reverse else codes)
 
 
-class _Missing(Exception):
-    """The sample does not have what is asked for."""
-
-
-class _Unfit(Exception):
-    """What the sample has cannot be compared; the text says why."""
-
-
-class _Sample:
-    """The samples of a batch, one at a time: what each sort key finds there."""
-
-    def __init__(self, wanted: SortValues, batch: SampleBatch, shard: str, payload_of: PayloadOf) -> None:
-        self._wanted = wanted
-        self._batch = batch
-        self._shard = shard
-        self._payload_of = payload_of
-        self._absent = b"\0" if wanted.missing == "first" else b"\2"
-        self._row = 0
-        self._documents: dict[bytes, Any] = {}
-
-    def value(self, row: int) -> bytes:
-        """All codes of one sample. Raises DataError."""
-        self._row = row
-        self._documents.clear()
-        codes, present = [], 1
-        for place, key in enumerate(self._wanted.keys):
-            code = self._code_or_none(key)
-            if code is None:
-                codes.append(self._absent)
-            else:
-                codes += (b"\1", reversed_code(code) if key.reverse else code)
-                present |= 2 << place
-        codes.append(present.to_bytes(_width(self._wanted.keys), "big"))
-        return b"".join(codes)
-
-    def _code_or_none(self, key: SortKey) -> bytes | None:
-        """None where it is missing, and may be."""
-        try:
-            return self._code(key)
-        except (_Missing, Absent):
-            pass
-        except _Unfit as unfit:
-            if not self._wanted.lenient:
-                raise self._unfit(key, str(unfit)) from None
-        except DataError as error:
-            if not self._wanted.lenient or error.code != "undecodable":
-                raise
-        if self._wanted.missing == "error":
-            raise self._missing(key)
-        return None
-
-    def _code(self, key: SortKey) -> bytes:
-        if key.field is None:
-            return payload_code(self._batch.keys[self._row], key.how)
-        if key.path is None:
-            size = self._batch.sizes[self._member(key.field)]
-            if size > MAX_VALUE_BYTES:
-                raise _Unfit(f"it has {size} bytes, and more than {MAX_VALUE_BYTES} are not compared")
-            return payload_code(self._payload_of(self._row, key.field), key.how)
-        code = value_code(at_path(self._document(key.field), key.path), key.how)
-        if len(code) > MAX_VALUE_BYTES:
-            raise _Unfit(f"it is longer than the {MAX_VALUE_BYTES} bytes that are compared")
-        return code
-
-    def _member(self, field: bytes) -> int:
-        """The member of this field in the batch."""
-        batch, row = self._batch, self._row
-        try:
-            return batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
-        except ValueError:
-            raise _Missing from None
-
-    def _document(self, field: bytes) -> Any:
-        """The field's JSON, decoded once a sample."""
-        if field not in self._documents:
-            self._member(field)
-            self._documents[field] = decoded(self._payload_of(self._row, field))
-        return self._documents[field]
-
-    def _unfit(self, key: SortKey, why: str) -> DataError:
-        batch, field = self._batch, key.field
-        at = batch.firsts[self._row] if field is None else self._member(field)
-        return DataError(
-            f"cannot sort by {key.text}: {why}",
-            code="undecodable",
-            shard=self._shard,
-            offset=batch.starts[at],
-            member=to_text(batch.keys[self._row] + (b"" if field is None else b"." + field)),
-            hint="such values count as missing with --on-error skip",
-        )
-
-    def _missing(self, key: SortKey) -> DataError:
-        batch, row = self._batch, self._row
-        return DataError(
-            f"there is no {key.text} to sort by",
-            code="missing-value",
-            shard=self._shard,
-            offset=batch.start(row),
-            member=to_text(batch.keys[row]),
-            hint="--missing first or last sorts such samples before or after all others",
-        )
-
-
 def payload_code(payload: bytes, how: How) -> bytes:
     """The code of a payload, or of a key: text, or the number that it says, with white space around."""
-    if how == "plain":
-        return text_code(payload)
-    if how == "natural":
-        return natural_code(payload)
-    try:
-        return _number(payload.strip().decode("ascii"))
-    except UnicodeDecodeError:
-        raise _Unfit("it is not a number") from None
+    if how == "numeric":
+        return _number(payload.strip().decode("ascii", "replace"))
+    return natural_code(payload) if how == "natural" else text_code(payload)
 
 
 def value_code(value: Any, how: How) -> bytes:
     """The code of a value from JSON."""
     if how == "numeric":
-        if not isinstance(value, str):
-            raise _Unfit("it is not a number")
-        return _number(value.strip())
+        return _number(value.strip() if isinstance(value, str) else "")
     if isinstance(value, Number) and value == "NaN":
-        raise _Missing
-    try:
-        return json_code(value, natural_code if how == "natural" else text_code)
-    except ValueError as error:
-        raise _Unfit(str(error)) from None
-    except RecursionError:
-        raise _Unfit("it is nested too deeply") from None
+        raise Absent
+    return json_code(value, natural_code if how == "natural" else text_code)
 
 
 def _number(text: str) -> bytes:
-    try:
-        code = number_code(text)
-    except ValueError as error:
-        raise _Unfit(str(error)) from None
+    code = number_code(text)
     if code is None:
-        raise _Missing
+        raise Absent
     return code
 
 
 def decoded(payload: bytes) -> Any:
-    """A JSON document in which numbers are as they are written."""
+    """A JSON document in which numbers are as they are written. Raises ValueError, RecursionError."""
     import json
 
     try:
         text = payload.decode(json.detect_encoding(payload), "surrogatepass")
         return _decoder().decode(text.removeprefix("\ufeff"))
-    except RecursionError:
-        raise _Unfit("it is nested too deeply") from None
     except ValueError as error:
-        raise _Unfit(f"it is not JSON: {error}") from None
+        raise ValueError(f"it is not JSON: {error}") from None
 
 
 @cache

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,12 +27,12 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.ordering import mix, mix_array
 from wdscli.plan.cut import Part, checked_part
-from wdscli.plan.orders import PLAIN_BYTES, Arranged, Surveyed
+from wdscli.plan.orders import Arranged, Order, Surveyed
 from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import ROWS_PER_BLOCK
-from wdscli.plan.values import Extract, Packed, PayloadOf, Value, Values, WholeKey
-from wdscli.samples import SampleBatch
+from wdscli.plan.values import Extract, Packed, Value, Values, WholeKey
 from wdscli.selection.named import Named
+from wdscli.selection.sample import SampleAt
 from wdscli.storage import addresses_of, base_name, read_all
 from wdscli.storage.addresses import natural
 
@@ -45,6 +46,7 @@ MISSING = b""
 UNDECODABLE = b"\0"
 """The value of one whose value cannot be decoded; no part can have this name."""
 _LEFT_OUT = {MISSING: "missing", UNDECODABLE: "undecodable"}
+_DROP = "leave such samples out with --missing drop"
 DIGEST_BYTES = 8
 _LONGEST_CLASS_BYTES = 64
 """A class is kept for every sample, so that a longer one is kept as a hash."""
@@ -85,28 +87,26 @@ class OptionValue(NamedTuple):
         """What some sample must have."""
         return self.value.named(f" for {self.option}")
 
-    def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes:
+    def of(self, sample: SampleAt) -> bytes:
         """The value of one sample, MISSING or UNDECODABLE. Raises DataError."""
         try:
-            found = self.value.of(batch, row, shard, payload_of)
+            found = self.value.of(sample)
         except DataError as error:
             if self.lenient and error.code == "undecodable":
                 return UNDECODABLE
             raise
         if found is None and self.missing == "error":
-            raise DataError(
-                f"no value for {self.option} {self.value.text}",
-                code="missing",
-                shard=shard,
-                offset=batch.start(row),
-                member=to_text(batch.keys[row]),
-                hint="leave such samples out with --missing drop"
-                + (", or name a part for them: --missing PART" if self.option == "--by" else ""),
-            )
+            part = ", or name a part for them: --missing PART" if self.option == "--by" else ""
+            text, hint = f"no value for {self.option} {self.value.text}", f"{_DROP}{part}"
+            raise sample.error(text, "missing", hint=hint)
         return MISSING if found is None else found
 
 
-class FamilyNames(NamedTuple):
+BY_KEY = OptionValue(WholeKey(), "--group-by")
+
+
+@dataclass(frozen=True)
+class FamilyNames(Extract):
     """The name of each sample's part. ``fallback`` is the part of samples that have no value, if they have one."""
 
     option: OptionValue
@@ -120,62 +120,37 @@ class FamilyNames(NamedTuple):
     def named(self) -> Sequence[Named]:
         return self.option.named
 
-    def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
-    ) -> list[bytes]:
-        """A name each. Raises DataError for one that cannot be the name of a part."""
-        names: dict[bytes, bytes] = {MISSING: (self.fallback or "").encode(), UNDECODABLE: UNDECODABLE}
-        found = []
-        for row in rows:
-            value = self.option.of(batch, row, shard, payload_of)
-            name = names.get(value)
-            if name is None:
-                name = names[value] = self._checked(value, batch, row, shard)
-            found.append(name)
-        return found
-
-    def _checked(self, value: bytes, batch: SampleBatch, row: int, shard: str) -> bytes:
-        try:
-            checked_part(to_text(value[:4096]))
-        except UsageError as error:
-            raise DataError(
-                f"{self.option.value.text}: {error.message}",
-                code="bad-part",
-                shard=shard,
-                offset=batch.start(row),
-                member=to_text(batch.keys[row]),
-                hint="say with --by-map FILE which part each key belongs to",
-            ) from None
+    def value(self, sample: SampleAt) -> bytes:
+        """Its name. Raises DataError for one that cannot be the name of a part."""
+        value = self.option.of(sample)
+        if value == MISSING:
+            return (self.fallback or "").encode()
+        if value != UNDECODABLE:
+            try:
+                checked_part(to_text(value[:4096]))
+            except UsageError as error:
+                text = f"{self.option.value.text}: {error.message}"
+                hint = "say with --by-map FILE which part each key belongs to"
+                raise sample.error(text, "bad-part", hint=hint) from None
         return value
 
 
-class Keys(NamedTuple):
+class Keys(Extract):
     """Keys, as the inputs have them."""
 
-    @property
-    def payload_fields(self) -> frozenset[bytes]:
-        return frozenset()
-
-    @property
-    def named(self) -> Sequence[Named]:
-        return ()
-
-    def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
-    ) -> list[bytes]:
-        """A key each."""
-        return [batch.keys[row] for row in rows]
+    def value(self, sample: SampleAt) -> bytes:
+        return sample.key
 
     def values_of_index(self, index: Index) -> Packed | None:
-        """The same of all samples of an index."""
         return packed_keys(index)
 
 
-class GroupDigests(NamedTuple):
+@dataclass(frozen=True)
+class GroupDigests(Extract):
     """The XXH3-64 of each sample's group, 8 little-endian bytes; after it the sample's class, if that is ``stratify``
     asked for."""
 
-    group: OptionValue = OptionValue(WholeKey(), "key")
+    group: OptionValue = BY_KEY
     stratify: OptionValue | None = None
 
     @property
@@ -187,43 +162,40 @@ class GroupDigests(NamedTuple):
     def named(self) -> Sequence[Named]:
         return self.group.named if self.stratify is None else [*self.group.named, *self.stratify.named]
 
-    def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
-    ) -> list[bytes]:
-        """A digest (and a class) each, or MISSING or UNDECODABLE."""
-        return [self._value(batch, row, shard, payload_of) for row in rows]
-
-    def _value(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes:
-        group = self.group.of(batch, row, shard, payload_of)
-        kind = b"" if self.stratify is None else self.stratify.of(batch, row, shard, payload_of)
+    def value(self, sample: SampleAt) -> bytes:
+        """A digest (and a class), or MISSING or UNDECODABLE."""
+        group = self.group.of(sample)
+        kind = b"" if self.stratify is None else self.stratify.of(sample)
         for value in (group, kind) if self.stratify is not None else (group,):
-            if value in (MISSING, UNDECODABLE):
+            if value in _LEFT_OUT:
                 return value
         if len(kind) > _LONGEST_CLASS_BYTES:
             kind = xxh3_128_digest(kind)
         return xxh3_64_intdigest(group).to_bytes(DIGEST_BYTES, "little") + kind
 
 
-class RatioOrder(NamedTuple):
-    """Parts by a hash. ``extract`` is None where the hash of the (unchanged) key, which every row has, is enough."""
+@dataclass(frozen=True)
+class PartsOrder(Order):
+    """An order that makes parts as the options that were ``given`` say."""
 
-    shares: tuple[Share, ...]
     given: SplitOptions
-    extract: Extract | None = None
-    operation: str = "split"
-    dedup: None = None
-    bytes_per_sample: int = PLAIN_BYTES
-
-    @property
-    def seed(self) -> int:
-        return self.given.seed
-
-    @property
-    def may_leave_out(self) -> bool:
-        return self.extract is not None
+    operation = "split"
+    makes_parts = True
 
     def is_left_out(self, value: bytes) -> bool:
         return value in _LEFT_OUT
+
+
+@dataclass(frozen=True)
+class RatioOrder(PartsOrder):
+    """Parts by a hash. ``extract`` is None where the hash of the (unchanged) key, which every row has, is enough."""
+
+    shares: tuple[Share, ...]
+    extract: Extract | None = None
+    seed: int = 0
+
+    def may_leave_out(self) -> bool:
+        return self.extract is not None
 
     def options(self) -> dict[str, Any]:
         return {
@@ -260,7 +232,7 @@ class RatioOrder(NamedTuple):
         numbers = _numbered(values, lambda value: left_out.get(value, stays))
 
         def kept() -> Iterator[bytes]:
-            return (value for some in values.blocks() for value in some if value not in left_out)
+            return (value for value in values if value not in left_out)
 
         words = (int.from_bytes(value[:DIGEST_BYTES], "little") for value in kept())
         digests: U64 = numpy.fromiter(words, dtype=numpy.uint64)
@@ -274,19 +246,14 @@ class RatioOrder(NamedTuple):
         return numbers
 
 
-class FamilyOrder(NamedTuple):
+@dataclass(frozen=True)
+class FamilyOrder(PartsOrder):
     """A part for each value, in natural order of their names."""
 
-    given: SplitOptions
-    extract: Extract | None
-    operation: str = "split"
-    seed: int | None = None
-    dedup: None = None
-    bytes_per_sample: int = PLAIN_BYTES
-    may_leave_out: bool = True
+    extract: FamilyNames
 
-    def is_left_out(self, value: bytes) -> bool:
-        return value in _LEFT_OUT
+    def may_leave_out(self) -> bool:
+        return True
 
     def options(self) -> dict[str, Any]:
         return _not_default(self.given, "by", "missing")
@@ -304,23 +271,18 @@ class FamilyOrder(NamedTuple):
         return arranged(names, _numbered(surveyed.values, places.__getitem__))
 
 
-class MapOrder(NamedTuple):
+@dataclass(frozen=True)
+class MapOrder(PartsOrder):
     """The parts that a map names, as far as they have samples."""
 
-    given: SplitOptions
     key_map: KeyMap
-    extract: Extract | None = Keys()
-    operation: str = "split"
-    seed: int | None = None
-    dedup: None = None
-    bytes_per_sample: int = PLAIN_BYTES
+    extract = Keys()
 
-    @property
     def may_leave_out(self) -> bool:
         return self.given.missing == "drop"
 
     def is_left_out(self, value: bytes) -> bool:
-        return self.may_leave_out and value not in self.key_map.part_of
+        return self.may_leave_out() and value not in self.key_map.part_of
 
     def options(self) -> dict[str, Any]:
         return {"by_map": f"xxh3_128:{self.key_map.digest}", **_not_default(self.given, "missing")}
@@ -351,7 +313,7 @@ class MapOrder(NamedTuple):
             raise DataError(
                 f'{self.key_map.name} has no part for "{to_text(first[0])}"{more}',
                 code="missing",
-                hint="leave such samples out with --missing drop, or name a part for them: --missing PART",
+                hint=f"{_DROP}, or name a part for them: --missing PART",
             )
         if count and count == keys.total:
             raise DataError(

@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 from wdscli.errors import EngineError, UsageError
 from wdscli.executors import default_jobs
-from wdscli.plan.inputs import Input, is_read_once
+from wdscli.plan.inputs import Input, is_of_this_process, is_read_once
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.table import Ordered, PlanTable
-from wdscli.storage import is_local, scheme
+from wdscli.storage import is_local
 from wdscli.units import human_size
 
 LONG_RUN_BYTES = 1 << 20
@@ -132,12 +132,12 @@ def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> 
 
     find_engine(request.engine)
     for address in inputs:
-        if is_read_once(address) or scheme(address) == "memory":
+        if is_read_once(address) or is_of_this_process(address):
             raise UsageError(
                 f"the workers of {request.engine} cannot read {address}",
                 hint="store it where they can first: wds cat SHARD -o plain.tar",
             )
-    if is_stream or scheme(request.output) == "memory":
+    if is_stream or is_of_this_process(request.output):
         raise UsageError(
             f"the workers of {request.engine} cannot write {request.output}",
             hint="-o 'DIR/out-%06d.tar', a folder or an address that all workers share",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
@@ -33,11 +33,10 @@ from wdscli.plan.table import (
     PlanTable,
     hashes_of,
     headers_of,
-    headers_of_batches,
     no_rows,
     row_type,
 )
-from wdscli.plan.values import Extract, FromIndex, GrowingValues, Packed, RowBlock, Shaped, Values
+from wdscli.plan.values import Extract, GrowingValues, Packed, RowBlock, Values
 from wdscli.progress import Progress
 from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
 from wdscli.samples.salvage import salvaged_batches
@@ -46,11 +45,11 @@ from wdscli.selection.choice import OnError
 from wdscli.selection.named import Sightings
 from wdscli.selection.reading import Payloads, iter_selected
 from wdscli.shards.index import index_address
-from wdscli.shards.reading import batches, index_batches, index_for
+from wdscli.shards.reading import index_batches, index_for
 from wdscli.storage import Source, is_local
 from wdscli.storage.addresses import local_path
-from wdscli.tar import Form, build_header, padded
-from wdscli.tar.header import BLOCK
+from wdscli.tar import FOREIGN, Form, build_header, padded
+from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -63,7 +62,7 @@ RENAMED = 0b1000000
 HELD_ROWS = 1 << 16
 """Rows that a survey holds."""
 BATCHES_AT_ONCE = 16
-"""So many batches' headers are hashed at once."""
+"""So many batches' rows are made at once."""
 KEYS_AT_ONCE = 1 << 14
 """So many keys of an index are objects of Python together."""
 REMOTE_SHARD_BYTES = 16 << 20
@@ -71,6 +70,8 @@ REMOTE_SHARD_BYTES = 16 << 20
 MEMORY_PER_INDEX_BYTE = 6
 """Bytes of memory for each byte of an index file, while it is read and made into rows."""
 
+ChosenOf: TypeAlias = tuple[SampleBatch, Sequence[int]]
+"""A batch, and some rows of it."""
 hash_key = xxh3_64_intdigest
 """What a survey keeps of a key."""
 
@@ -253,7 +254,7 @@ def survey(
 ) -> Survey:
     """Read one shard's headers. ``take`` is given the rows as they are found; without it the survey has them. Raises
     InputError, DataError."""
-    found, columns, ignored = Survey(), _Columns(), Ignored()
+    found, rows_found, ignored = Survey(), _Rows(), Ignored()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes = state.members, state.payload_bytes
     task, source = _at_any_place(task, found.warnings)
@@ -262,33 +263,33 @@ def survey(
     with source:
         found.size_bytes = source.size or 0
         found.version = "" if task.input.copy else source.version
-        payloads = _payloads(task, source)
+        looked_into = frozenset() if extract is None else extract.payload_fields
+        payloads = Payloads(source, task.selection.payload_fields | looked_into)
         index = _index_for(task, source, payloads, found)
         payloads.by_index = index is not None
         if index is not None and (block := _plain_block(task, index)) is not None:
             found.ignored = index.ignored
             found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())
             _keep(task, found, block, take)
-            found.shapes = extract.shapes if isinstance(extract, Shaped) else []
+            found.shapes = extract.shapes if extract is not None else []
             return found
         known = _batches(task, source, found, ignored, index)
-        for batch, rows in _selected(task, source, state, known, ignored, payloads):
-            _add(columns, task, batch, rows)
+        for batch, chosen in _selected(task, source, state, known, ignored, payloads):
+            rows_found.add(task, batch, chosen)
             if extract is not None:
                 payloads.batch = batch
-                chosen = range(len(batch.keys)) if rows is None else rows
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
                     found.sightings.look(extract.named, batch, chosen, payloads)
-            if len(columns.places) > HELD_ROWS and (take is not None or task.overflow is not None):
-                _keep(task, found, RowBlock(columns.rows(), Packed.of(values)), take)
-                columns, values = _Columns(), []
-        _keep(task, found, RowBlock(columns.rows(), Packed.of(values)), take)
+            if rows_found.total > HELD_ROWS and (take is not None or task.overflow is not None):
+                _keep(task, found, RowBlock(rows_found.taken(task), Packed.of(values)), take)
+                values = []
+        _keep(task, found, RowBlock(rows_found.taken(task), Packed.of(values)), take)
         source.confirm()
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
     found.ignored = ignored.counts
     found.copy = task.input.copy
-    found.shapes = extract.shapes if isinstance(extract, Shaped) else []
+    found.shapes = extract.shapes if extract is not None else []
     return found
 
 
@@ -307,18 +308,10 @@ def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowB
 def _plain_block(task: SurveyTask, index: Index) -> RowBlock | None:
     """Rows and values where the index alone tells all that is wanted."""
     extract = task.extract
-    if not (extract is None or isinstance(extract, FromIndex)) or (rows := plain_rows(task, index)) is None:
+    if (extract is not None and extract.payload_fields) or (rows := plain_rows(task, index)) is None:
         return None
     values = Packed.of([]) if extract is None else extract.values_of_index(index)
     return None if values is None else RowBlock(rows, values)
-
-
-def _payloads(task: SurveyTask, source: Source) -> Payloads:
-    """Where the selection and the extract get payloads from."""
-    wanted = task.selection.payload_fields
-    if task.extract is not None:
-        wanted |= task.extract.payload_fields
-    return Payloads(source, wanted)
 
 
 def _at_any_place(task: SurveyTask, warnings: list[str]) -> tuple[SurveyTask, Source]:
@@ -369,8 +362,8 @@ def _selected(
     known: Iterator[SampleBatch],
     ignored: Ignored,
     payloads: Payloads,
-) -> Iterator[tuple[SampleBatch, Sequence[int] | None]]:
-    """Batches with the rows that are selected, None for all. ``payloads`` knows those of the batch."""
+) -> Iterator[ChosenOf]:
+    """Batches with the rows that are selected. ``payloads`` knows those of the batch."""
     selection = task.selection
     if payloads.fields or task.on_error == "skip":
         # Far away a request for each payload would cost more than reading all that lies between them.
@@ -384,93 +377,109 @@ def _selected(
     for batch in known:
         if trivial:
             state.count(batch, len(batch.keys))
-        yield batch, None if trivial else selection.apply(batch, source.name, state)
+        yield batch, range(len(batch.keys)) if trivial else selection.apply(batch, source.name, state)
         if state.done:
             return
 
 
-def _add(columns: _Columns, task: SurveyTask, batch: SampleBatch, rows: Sequence[int] | None) -> None:
-    """Add one batch."""
-    check_names(batch, task.address)
-    everything = rows is None or len(rows) == len(batch.keys)
-    if len(batch.keys):
-        columns.note(batch, None if everything else rows)
-    if everything and task.rekey is None and not task.selection.changes_members and not any(batch.marks):
-        _add_plain(columns, batch)
-        return
-    chosen = range(len(batch.keys)) if rows is None else rows
-    stem = shard_stem(task.address)
-    for row in chosen:
-        key = batch.keys[row]
-        new = key if task.rekey is None else task.rekey.key(key, stem, batch.index + row)
-        sizes = out_sizes(batch, row, task.selection, task.address, new)
-        mark = batch.marks[row] | (RENAMED if task.rekey is not None else 0)
-        columns.add(batch, row, out_length(sizes, task.form), len(sizes), mark, hash_key(new))
-
-
-def _add_plain(columns: _Columns, batch: SampleBatch) -> None:
-    """All samples of a canonical batch, as they stand."""
-    firsts, offsets, sizes = batch.firsts, batch.offsets, batch.sizes
-    starts = [batch.starts[first] for first in firsts[:-1]]
-    lengths = [
-        (offsets[last - 1] + sizes[last - 1] + 511 & -512) - start
-        for last, start in zip(firsts[1:], starts, strict=True)
-    ]
-    columns.places.extend(range(batch.index, batch.index + len(starts)))
-    columns.starts.extend(starts)
-    columns.lengths.extend(lengths)
-    columns.out_lengths.extend(lengths)
-    columns.members.extend([end - first for first, end in pairwise(firsts)])
-    columns.marks.extend(bytes(len(starts)))
-    columns.keys.extend(map(hash_key, batch.keys))
-
-
-class _Columns:
-    """Rows while they are found: Python's own arrays, which grow cheaply."""
+class _Rows:
+    """Rows while they are found. Those of several batches are made at once: arrays pay for themselves only where they
+    are long."""
 
     def __init__(self) -> None:
-        self.places = array("I")
-        self.starts = array("Q")
-        self.lengths = array("Q")
-        self.out_lengths = array("Q")
-        self.members = array("I")
-        self.marks = bytearray()
-        self.keys = array("Q")
-        self._headers = array("I")
-        self._batches: list[tuple[SampleBatch, Sequence[int] | None]] = []
+        self._batches: list[ChosenOf] = []
+        self._made: list[Rows] = [no_rows()]
+        self.total = 0
 
-    def add(self, batch: SampleBatch, row: int, length: int, members: int, mark: int, key: int) -> None:
-        """One sample of a batch: the bytes and members it will have, its mark and the hash of its (new) key."""
-        start = batch.start(row)
-        self.places.append(batch.index + row)
-        self.starts.append(start)
-        self.lengths.append(batch.end(row) - start)
-        self.out_lengths.append(length)
-        self.members.append(members)
-        self.marks.append(mark)
-        self.keys.append(key)
-
-    def note(self, batch: SampleBatch, rows: Sequence[int] | None) -> None:
-        """Take the headers of some samples of a batch, None for all, in the order in which they are added."""
-        self._batches.append((batch, rows))
+    def add(self, task: SurveyTask, batch: SampleBatch, chosen: Sequence[int]) -> None:
+        """Some samples of a batch."""
+        check_names(batch, task.address)
+        self.total += len(chosen)
+        self._batches.append((batch, chosen))
         if len(self._batches) >= BATCHES_AT_ONCE:
-            self._settle()
+            self._settle(task)
 
-    def _settle(self) -> None:
-        """The headers of several batches at once: arrays pay for themselves only where they are long."""
+    def _settle(self, task: SurveyTask) -> None:
         batches, self._batches = self._batches, []
-        self._headers.frombytes(headers_of_batches(batches).tobytes())
+        self._made += [rows_of_batches(task, batches)] if batches else []
 
-    def rows(self) -> Rows:
+    def taken(self, task: SurveyTask) -> Rows:
+        """All of them; here there are none any more."""
         import numpy
 
-        rows: Rows = numpy.zeros(len(self.places), dtype=row_type())
-        rows["place"], rows["start"], rows["length"] = self.places, self.starts, self.lengths
-        rows["out"], rows["members"], rows["key"] = self.out_lengths, self.members, self.keys
-        rows["mark"] = numpy.frombuffer(self.marks, dtype=numpy.uint8)
-        self._settle()
-        rows["headers"] = self._headers
-        return rows
+        self._settle(task)
+        made, self._made, self.total = self._made, [no_rows()], 0
+        return numpy.concatenate(made)
+
+
+def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
+    """The rows of some samples of some batches, one behind the other."""
+    import numpy
+
+    fields: list[bytes] = []
+    starts, offsets, sizes, counts, marks, keys, places, chosen = (list[Any]() for _ in range(8))
+    for batch, some in batches:
+        chosen += [len(places) + row for row in some]
+        keys += map(batch.keys.__getitem__, some)
+        places += range(batch.index, batch.index + len(batch.keys))
+        marks += batch.marks
+        counts += map(int.__sub__, batch.firsts[1:], batch.firsts)
+        members = slice(batch.firsts[0], batch.firsts[-1])
+        fields += batch.fields[members]
+        starts += batch.starts[members]
+        offsets += batch.offsets[members]
+        sizes += batch.sizes[members]
+    members_of: I64 = numpy.array(counts, dtype=numpy.int64)
+    ends = numpy.cumsum(members_of)
+    firsts, lasts = ends - members_of, ends - 1
+    payloads = numpy.array(sizes, dtype=numpy.int64)
+    begins = numpy.array(starts, dtype=numpy.int64)[firsts]
+    lengths = (numpy.array(offsets, dtype=numpy.int64)[lasts] + payloads[lasts] + 511 & -512) - begins
+    rows: Rows = numpy.zeros(len(places), dtype=row_type())
+    rows["place"], rows["members"] = places, members_of
+    rows["start"], rows["length"], rows["out"] = begins, lengths, lengths
+    rows["headers"] = headers_of(hashes_of(fields), payloads.view(numpy.uint64), members_of)
+    if any(marks):
+        # What is foreign gets headers of one block.
+        blocks = BLOCK + (payloads + 511 & -512)
+        rows["mark"] = marks
+        rows["out"] = numpy.where(rows["mark"] == 0, lengths, numpy.add.reduceat(blocks, firsts))
+    if len(chosen) < len(rows):
+        rows = rows[chosen]
+    rows["key"] = array("Q", map(hash_key, keys))
+    at = 0
+    for batch, some in batches:
+        if task.rekey is not None or task.selection.changes_members or not _are_usual(batch):
+            _look_closer(task, batch, some, rows[at : at + len(some)])
+        at += len(some)
+    return rows
+
+
+def _are_usual(batch: SampleBatch) -> bool:
+    """Whether each member of a batch has one header block when it is canonical, and those that are have it."""
+    if not any(batch.marks):
+        return True
+    longest = max(map(len, batch.keys)) + 1 + max(map(len, batch.fields))
+    is_short = longest <= NAME_BYTES and max(batch.sizes) < ONE_BLOCK_SIZE
+    return is_short and not set(batch.marks) - {0, FOREIGN}
+
+
+def _look_closer(task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], rows: Rows) -> None:
+    """Put into the rows of some samples of a batch what each of them will be."""
+    stem = shard_stem(task.address)
+    lengths, members, keys = [], [], []
+    for row in chosen:
+        key = batch.keys[row]
+        if task.rekey is not None:
+            key = task.rekey.key(key, stem, batch.index + row)
+            keys.append(hash_key(key))
+        sizes = out_sizes(batch, row, task.selection, task.address, key)
+        lengths.append(out_length(sizes, task.form))
+        members.append(len(sizes))
+    rows["out"], rows["members"] = lengths, members
+    if task.rekey is not None:
+        rows["key"] = keys
+        rows["mark"] |= RENAMED
 
 
 def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
@@ -543,7 +552,7 @@ def out_length(sizes: list[tuple[bytes, int]], form: Form) -> int:
     """Bytes that members of these names and sizes take, headers and padding included."""
     length = 0
     for name, size in sizes:
-        simple = len(name) <= 100 and size < 1 << 33
+        simple = len(name) <= NAME_BYTES and size < ONE_BLOCK_SIZE
         length += (BLOCK if simple else len(build_header(name, size, form))) + padded(size)
     return length
 
@@ -553,17 +562,10 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
     wanted = iter(places)
     place = next(wanted, None)
     with task.input.open() as source:
-        for batch in _all(task, source):
+        index = _index_for(task, source, Payloads(source, frozenset()), Survey())
+        for batch in _batches(task, source, Survey(), Ignored(), index):
             while place is not None and place < batch.index + len(batch.keys):
                 yield batch, place - batch.index
                 place = next(wanted, None)
             if place is None:
                 return
-
-
-def _all(task: SurveyTask, source: Source) -> Iterator[SampleBatch]:
-    """All samples of a shard, as :func:`survey` saw them."""
-    if task.on_error == "skip":
-        return keep_safe(salvaged_batches(source, lambda _: None, {}, form=task.form), {})
-    use_index = task.use_index and not task.input.copy
-    return batches(task.address, source, form=task.form, use_index=use_index)

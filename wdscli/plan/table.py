@@ -149,11 +149,26 @@ class Origin(NamedTuple):
         return path if os.path.exists(path) else ""
 
 
+def _column(name: str) -> Any:
+    """A column of a table's rows."""
+    return property(lambda table: table.rows[name])
+
+
 class PlanTable:
     """Samples of a plan, one row each (:func:`row_type`). The columns are views: what is set in them is set in the
     rows. Another process of this machine that is sent a large table maps the same file."""
 
     __slots__ = ("origin", "rows")
+
+    shards: U32 = _column("shard")
+    places: U32 = _column("place")
+    starts: U64 = _column("start")
+    lengths: U64 = _column("length")
+    out_lengths: U64 = _column("out")
+    members: U32 = _column("members")
+    marks: U8 = _column("mark")
+    keys: U64 = _column("key")
+    headers: U32 = _column("headers")
 
     def __init__(self, rows: Rows, origin: Origin | None = None) -> None:
         self.rows = rows
@@ -172,42 +187,6 @@ class PlanTable:
     def total(self) -> int:
         """How many there are."""
         return len(self.rows)
-
-    @property
-    def shards(self) -> U32:
-        return self.rows["shard"]
-
-    @property
-    def places(self) -> U32:
-        return self.rows["place"]
-
-    @property
-    def starts(self) -> U64:
-        return self.rows["start"]
-
-    @property
-    def lengths(self) -> U64:
-        return self.rows["length"]
-
-    @property
-    def out_lengths(self) -> U64:
-        return self.rows["out"]
-
-    @property
-    def members(self) -> U32:
-        return self.rows["members"]
-
-    @property
-    def marks(self) -> U8:
-        return self.rows["mark"]
-
-    @property
-    def keys(self) -> U64:
-        return self.rows["key"]
-
-    @property
-    def headers(self) -> U32:
-        return self.rows["headers"]
 
     def take(self, rows: I64 | list[int]) -> PlanTable:
         """Some samples, in the order of ``rows``; a copy, in memory."""
@@ -229,15 +208,6 @@ class PlanTable:
         """All samples but the rows ``gone``, which rise. The others move up in the same space: this table is of no use
         any more."""
         return PlanTable(moved_up(self.rows, gone), self.origin)
-
-    def first(self, count: int) -> PlanTable:
-        """The first so many, or all; a view."""
-        return self.part(0, min(count, self.total))
-
-    def parts(self, size: int = 1 << 14) -> Iterator[PlanTable]:
-        """All samples, some at a time."""
-        for first in range(0, self.total, size):
-            yield self.part(first, min(first + size, self.total))
 
     def repeated(self) -> tuple[I64, U64]:
         """The rows whose hashes others have too, in the order of these, equal ones in their own; and the hashes."""
@@ -438,25 +408,8 @@ def hashes_of(fields: Sequence[bytes]) -> U64:
 
 def headers_of_batch(batch: SampleBatch) -> U32:
     """:func:`headers_of` of the samples of a batch."""
-    return headers_of_batches([(batch, None)])
-
-
-def headers_of_batches(batches: Sequence[tuple[SampleBatch, Sequence[int] | None]]) -> U32:
-    """:func:`headers_of` of some samples of some batches, None for all, one behind the other."""
     import numpy
 
-    fields: list[bytes] = []
-    sizes: list[int] = []
-    counts: list[int] = []
-    chosen: list[int] = []
-    for batch, rows in batches:
-        first, end = batch.firsts[0], batch.firsts[-1]
-        here = len(counts)
-        fields += batch.fields[first:end]
-        sizes += batch.sizes[first:end]
-        counts += map(int.__sub__, batch.firsts[1:], batch.firsts)
-        chosen += range(here, len(counts)) if rows is None else [here + row for row in rows]
-    found = headers_of(
-        hashes_of(fields), numpy.array(sizes, dtype=numpy.uint64), numpy.array(counts, dtype=numpy.int64)
-    )
-    return found if len(chosen) == len(found) else found[chosen]
+    members = slice(batch.firsts[0], batch.firsts[-1])
+    sizes: U64 = numpy.array(batch.sizes[members], dtype=numpy.uint64)
+    return headers_of(hashes_of(batch.fields[members]), sizes, numpy.diff(batch.firsts))

@@ -17,14 +17,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.table import ROWS_PER_BLOCK, Growing, moved_up
 from wdscli.samples import SampleBatch
 from wdscli.selection.expressions import Expression
-from wdscli.selection.named import Named
+from wdscli.selection.named import Named, Path
+from wdscli.selection.reading import Payloads
+from wdscli.selection.sample import SampleAt
 
 if TYPE_CHECKING:
     import numpy
@@ -38,50 +41,40 @@ VALUES_PER_BLOCK = 1 << 14
 """Values that are objects of Python together."""
 
 
-class PayloadOf(Protocol):
-    """The payloads of a batch."""
-
-    def __call__(self, row: int, field: bytes) -> bytes:
-        """One that is small enough to be held whole."""
-
-    def pieces(self, row: int, field: bytes) -> Iterator[bytes]:
-        """One of any size."""
-
-
-class Extract(Protocol):
-    """What an order wants to know of each sample beyond its place. Picklable: surveys run in other processes."""
+class Extract:
+    """What an order wants to know of each sample beyond its place. Picklable: surveys run in other processes. Classes
+    below say :meth:`value`, or :meth:`values` where that is cheaper."""
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
         """The fields (as the inputs name them) whose payloads :meth:`values` may ask for."""
+        return frozenset()
 
     @property
     def named(self) -> Sequence[Named]:
         """What a user named by it, which some sample must have."""
+        return ()
+
+    @property
+    def shapes(self) -> list[tuple[bytes, ...]]:
+        """The lists of fields that the values number, for a join."""
+        return []
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: PayloadOf
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
         """One value a row of ``batch``. ``shard`` is the input's address; ``payload_of(row, field)`` gives a payload of
         the batch. Raises DataError that names shard, byte and member."""
+        return [self.value(SampleAt(batch, row, shard, payload_of)) for row in rows]
 
-
-@runtime_checkable
-class FromIndex(Protocol):
-    """An extract that may need no more than a shard's index."""
+    def value(self, sample: SampleAt) -> bytes:
+        """That of one sample."""
+        raise NotImplementedError
 
     def values_of_index(self, index: Index) -> Packed | None:
         """The values of all samples of an index, about none of which anything is special; None to be asked batch by
         batch."""
-
-
-@runtime_checkable
-class Shaped(Protocol):
-    """An extract that numbers the lists of fields that it sees."""
-
-    @property
-    def shapes(self) -> list[tuple[bytes, ...]]:
-        """These lists."""
+        return None
 
 
 class Packed(NamedTuple):
@@ -167,6 +160,10 @@ class Values:
         """All values, some thousand at a time."""
         for first in range(0, self.total, VALUES_PER_BLOCK):
             yield self.part(first, first + VALUES_PER_BLOCK)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """All values, one after the other."""
+        return chain.from_iterable(self.blocks())
 
     def words(self, rows: Any, place: int) -> U32:
         """The number of 32 bits at a place of the values of some rows, where all values are such numbers."""
@@ -327,8 +324,6 @@ def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
         at = end
 
 
-Path: TypeAlias = tuple[str | int, ...]
-
 _IN_JSON = re.compile(r"((?:[^.\[]+\.)*?json)([.\[].*)", re.DOTALL)
 _STEP = re.compile(r"""\.([^.\[\]"']+)|\[(-?[0-9]{1,9})\]|\["([^"]*)"\]|\['([^']*)'\]""")
 _STEPS = re.compile(f"(?:{_STEP.pattern})+")
@@ -409,7 +404,7 @@ class Value:
         """What some sample must have."""
         return []
 
-    def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
+    def of(self, sample: SampleAt) -> bytes | None:
         """The value of one sample, None where it has none. Raises DataError ``undecodable``."""
         raise NotImplementedError
 
@@ -438,25 +433,18 @@ class FieldValue(Value):
     def named(self, purpose: str) -> list[Named]:
         return [Named(self.text, purpose, (to_text(self.field),), self.path)]
 
-    def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
-        try:
-            at = batch.fields.index(self.field, batch.firsts[row], batch.firsts[row + 1])
-        except ValueError:
+    def of(self, sample: SampleAt) -> bytes | None:
+        if self.field not in sample.fields:
             return None
-        payload = payload_of(row, self.field)
+        payload = sample.payload(self.field)
         if self.path is None:
             return payload.strip() or None
         try:
             return _at_path(payload, self.path)
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{to_text(self.field)} cannot be decoded: {error}",
-                code="undecodable",
-                shard=shard,
-                offset=batch.starts[at],
-                member=to_text(batch.keys[row] + b"." + self.field),
-                hint="pass over such samples with --on-error skip",
-            ) from None
+            text = f"{to_text(self.field)} cannot be decoded: {error}"
+            hint = "pass over such samples with --on-error skip"
+            raise sample.error(text, "undecodable", self.field, hint) from None
 
 
 @dataclass(frozen=True)
@@ -470,8 +458,8 @@ class KeyValue(Value):
         """A regular expression. Raises UsageError."""
         return cls(text, Expression(text, option))
 
-    def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
-        match = self.pattern.search(to_text(batch.keys[row]))
+    def of(self, sample: SampleAt) -> bytes | None:
+        match = self.pattern.search(to_text(sample.key))
         if match is None:
             return None
         found = match[1] if self.pattern.groups else match[0]
@@ -484,8 +472,8 @@ class WholeKey(Value):
 
     text: str = "key"
 
-    def of(self, batch: SampleBatch, row: int, shard: str, payload_of: PayloadOf) -> bytes | None:
-        return batch.keys[row]
+    def of(self, sample: SampleAt) -> bytes | None:
+        return sample.key
 
 
 def field_or_pattern(text: str, option: str) -> FieldValue | KeyValue:

@@ -214,8 +214,7 @@ def make_shard(task: ShardTask) -> ShardInfo:
         again = task.gather._replace(settings=settings._replace(force=True))
         info = run_post(task.post, address, gather(again))
     if not task.witness.posted:
-        if settings.ticket is not None:
-            settings.ticket.check(address)
+        settings.check_folder(address)
         task.witness.done(address)
     return info
 

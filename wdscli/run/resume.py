@@ -104,7 +104,10 @@ def find_kept(
     shards: dict[int, ShardInfo] = {}
     again = set()
     # Before they are read: what is replaced after that is noticed at the end.
-    versions = [_version_of(check.address) for _, check in checks]
+    # Of a file of this machine, where asking costs nothing.
+    versions = [
+        next(iter(versions_at([check.address]))) if is_local(check.address) else "" for _, check in checks
+    ]
     states = _states(plan, [one for _, one in checks], reading, progress)
     for (found, check), state, version in zip(checks, states, versions):
         posted = found.receipt is None or found.receipt.posted
@@ -115,11 +118,6 @@ def find_kept(
         else:
             shards[found.task] = replace(check.shard, version=version)
     return Kept(shards, frozenset(again), manifests)
-
-
-def _version_of(address: str) -> str:
-    """Of a file of this machine, where asking costs nothing."""
-    return next(iter(versions_at([address]))) if is_local(address) else ""
 
 
 def look(plan: ReorderPlan, tasks: Sequence[int]) -> list[Found]:
@@ -146,20 +144,16 @@ def _is_ours(plan: ReorderPlan, mark: PlanMark, found: Found) -> bool:
         return False
     address = found.shard.address
     if found.receipt is None:
-        raise OutputExistsError(
-            f"{address} is there, and no receipt says that this {plan.operation} made it", hint=_away(plan)
-        )
-    raise OutputExistsError(
-        f"{address} was made by another run: {mark.difference(found.receipt.mark)}",
-        hint=_away(plan),
-    )
+        raise _exists(plan, f"{address} is there, and no receipt says that this {plan.operation} made it")
+    raise _exists(plan, f"{address} was made by another run: {mark.difference(found.receipt.mark)}")
 
 
-def _away(plan: ReorderPlan) -> str:
-    """What helps against a file in the way."""
+def _exists(plan: ReorderPlan, text: str) -> OutputExistsError:
+    """The error of a file in the way."""
     if plan.is_stored:
-        return "remove it, or make the plan again: with --force, or for another output"
-    return "replace it with --force, or choose another name"
+        hint = "remove it, or make the plan again: with --force, or for another output"
+        return OutputExistsError(text, hint=hint)
+    return OutputExistsError(text, hint="replace it with --force, or choose another name")
 
 
 def _refuse_other(plan: ReorderPlan, found: Found) -> None:
@@ -172,9 +166,7 @@ def _refuse_other(plan: ReorderPlan, found: Found) -> None:
             shard=found.shard.address,
             hint="make the set again with --force",
         )
-    raise OutputExistsError(
-        f"{found.shard.address} is there and is not what was written under this name", hint=_away(plan)
-    )
+    raise _exists(plan, f"{found.shard.address} is there and is not what was written under this name")
 
 
 def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
@@ -185,9 +177,7 @@ def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
     for number, part in enumerate(plan.parts):
         for address in part.output.pattern.existing() if number not in complete else ():
             if address not in own:
-                raise OutputExistsError(
-                    f"{address} is there, and this {plan.operation} makes no such shard", hint=_away(plan)
-                )
+                raise _exists(plan, f"{address} is there, and this {plan.operation} makes no such shard")
 
 
 def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifest]:
@@ -198,10 +188,16 @@ def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifes
         if shard.part in counts:
             counts[shard.part].append((shard.samples, shard.members, shard.size))
     for number, wanted in counts.items():
-        address = plan.parts[number].output.manifest_address
-        manifest = None if address is None else _manifest_of_part(plan, number, address, wanted)
-        if manifest is not None:
-            found[number] = manifest
+        output = plan.parts[number].output
+        try:
+            manifest = None if output.manifest_address is None else read_manifest(output.manifest_address)
+        except WdsError:
+            continue
+        if manifest and wanted == [(one.samples, one.members, one.size_bytes) for one in manifest.shards]:
+            ours = output.manifest_of(manifest.shards, **plan.made)
+            made = json.loads(json.dumps(dict(ours.made)))
+            if (made, ours.name) == (dict(manifest.made), manifest.name):
+                found[number] = manifest
     return found
 
 
@@ -215,25 +211,7 @@ def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: It
         if plan.request.settings.force:
             remove(address)
         elif exists(address):
-            raise OutputExistsError(
-                f"{address} is there and is the manifest of another set", hint=_away(plan)
-            )
-
-
-def _manifest_of_part(
-    plan: ReorderPlan, number: int, address: str, counts: list[tuple[int, int, int]]
-) -> Manifest | None:
-    """The manifest at an address, if it says what this plan's would say: ``counts`` has samples, members and bytes of
-    each shard."""
-    try:
-        manifest = read_manifest(address)
-    except WdsError:
-        return None
-    if counts != [(one.samples, one.members, one.size_bytes) for one in manifest.shards]:
-        return None
-    wanted = plan.parts[number].output.manifest_of(manifest.shards, **plan.made)
-    same = json.loads(json.dumps(dict(wanted.made))) == dict(manifest.made) and wanted.name == manifest.name
-    return manifest if same else None
+            raise _exists(plan, f"{address} is there and is the manifest of another set")
 
 
 def _states(

@@ -11,7 +11,8 @@ It must not know what the samples are selected for, nor print: what a user shoul
 :meth:`Selection.remarks`.
 """
 
-from wdscli.selection.choice import PayloadOf, Selection, SelectionState
+from wdscli.selection.choice import Selection, SelectionState
 from wdscli.selection.reading import iter_selected
+from wdscli.selection.sample import PayloadOf
 
 __all__ = ["PayloadOf", "Selection", "SelectionState", "iter_selected"]

@@ -18,7 +18,7 @@ others keep their names, because nothing is lost in silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -26,14 +26,11 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch, check_name
 from wdscli.selection.named import Absence, Named, Sightings, is_like, listed
+from wdscli.selection.sample import PayloadOf, SampleAt
 from wdscli.storage import addresses_of, read_all
 
 if TYPE_CHECKING:
     from wdscli.selection.where import Where
-
-PayloadOf = Callable[[int, bytes], bytes]
-"""``payload_of(row, field)``: the payload of one member of a batch; called only for fields that the sample
-has."""
 
 OnError = Literal["stop", "skip"]
 
@@ -185,7 +182,10 @@ class Selection(NamedTuple):
         if self.field_rule is not None or self.where is not None:
             state.sightings.fields.update(batch.fields)
         if self.key_rule is not None:
-            self.key_rule.look(batch.keys, state.found, state.sightings)
+            # Keys are remembered that may be near those that were not found so far.
+            exact = self.key_rule.exact
+            missing = exact - state.found if len(exact) <= _FOLLOWED_AT_MOST else ()
+            state.sightings.see_keys(batch.keys, missing)
         rows, before = [], state.seen
         for row in range(len(batch.keys)):
             state.seen += 1
@@ -211,7 +211,7 @@ class Selection(NamedTuple):
             return "keys"
         try:
             if self.where is not None:
-                holds = self.where.holds(batch, row, shard, payload_of)
+                holds = self.where.holds(SampleAt(batch, row, shard, payload_of))
                 self.where.look(state.sightings)
                 if not holds:
                     return "where"
@@ -245,18 +245,11 @@ class Selection(NamedTuple):
 
     def plan_of(self, batch: SampleBatch, row: int, shard: str) -> MemberPlan:
         """:meth:`member_plan` of one sample of a batch; an error says where."""
-        first, end = batch.firsts[row], batch.firsts[row + 1]
         try:
-            return self.member_plan(tuple(batch.fields[first:end]))
+            return self.member_plan(tuple(batch.fields[batch.firsts[row] : batch.firsts[row + 1]]))
         except DataError as error:
-            raise DataError(
-                error.message,
-                code=error.code,
-                shard=shard,
-                offset=batch.starts[first],
-                member=to_text(batch.keys[row]),
-                hint=error.hint,
-            ) from None
+            sample = SampleAt(batch, row, shard)
+            raise sample.error(error.message, error.code, hint=error.hint) from None
 
     @property
     def named(self) -> list[Named]:
@@ -285,7 +278,7 @@ class Selection(NamedTuple):
         holds, where there are others."""
         if self.key_rule is None or state.done:
             return []
-        unseen = self.key_rule.unseen(state.found)
+        unseen = [key for key in self.key_rule.listed or () if key not in state.found]
         if not unseen or len(unseen) == len(self.key_rule.listed or ()):
             return []
         named = listed([to_text(key) for key in unseen], ", ")
@@ -523,15 +516,6 @@ class KeyRule(NamedTuple):
             if glob.text not in found and glob.pattern.match(text) is not None:
                 found.add(glob.text)
         return is_listed
-
-    def look(self, keys: Sequence[bytes], found: set[bytes], sightings: Sightings) -> None:
-        """Take note of keys that may be near those that were not found so far."""
-        missing = self.exact - found if len(self.exact) <= _FOLLOWED_AT_MOST else ()
-        sightings.see_keys(keys, missing)
-
-    def unseen(self, found: set[bytes]) -> list[bytes]:
-        """The keys of the files that are not in ``found``, in the files' order."""
-        return [key for key in self.listed or () if key not in found]
 
     def absences(self, found: set[bytes], sightings: Sightings) -> list[Absence]:
         """The keys and globs that no sample has, and files of which none has any."""

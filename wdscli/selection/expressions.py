@@ -65,25 +65,22 @@ class Expression(Generic[AnyStr]):
 
     def search(self, text: AnyStr) -> Any:
         """The first match in ``text``, or None, as ``re.search``."""
-        try:
-            return self._compiled.search(text, timeout=MATCH_SECONDS)
-        except (TimeoutError, MemoryError):
-            raise self._endless(text) from None
+        return self._bounded(self._compiled.search, text)
 
     def fullmatch(self, text: AnyStr) -> Any:
         """A match of all of ``text``, or None, as ``re.fullmatch``."""
-        try:
-            return self._compiled.fullmatch(text, timeout=MATCH_SECONDS)
-        except (TimeoutError, MemoryError):
-            raise self._endless(text) from None
+        return self._bounded(self._compiled.fullmatch, text)
 
-    def _endless(self, text: AnyStr) -> UsageError:
-        shown = text[:40] if isinstance(text, str) else text[:40].decode("utf-8", "replace")
-        return UsageError(
-            f'{self._option}: matching "{self._shown()}" takes more than {MATCH_SECONDS:g} seconds over '
-            f'"{shown}{"..." if len(text) > 40 else ""}" ({len(text)} characters)',
-            hint="a repeat in a repeat tries every way to part the text: (a+)+ is a+, (a|b)* is [ab]*",
-        )
+    def _bounded(self, match: Any, text: AnyStr) -> Any:
+        try:
+            return match(text, timeout=MATCH_SECONDS)
+        except (TimeoutError, MemoryError):
+            shown = text[:40] if isinstance(text, str) else text[:40].decode("utf-8", "replace")
+            raise UsageError(
+                f'{self._option}: matching "{self._shown()}" takes more than {MATCH_SECONDS:g} seconds over '
+                f'"{shown}{"..." if len(text) > 40 else ""}" ({len(text)} characters)',
+                hint="a repeat in a repeat tries every way to part the text: (a+)+ is a+, (a|b)* is [ab]*",
+            ) from None
 
     def _shown(self) -> str:
         return self.pattern if isinstance(self.pattern, str) else self.pattern.decode("utf-8", "replace")

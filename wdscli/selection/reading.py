@@ -8,13 +8,14 @@ fields in question (and of no others) are put by until their sample is whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from wdscli.errors import DataError
-from wdscli.model import to_text
-from wdscli.samples import Ignored, SampleBatch, iter_batches, new_batch, split_name
+from wdscli.samples import SampleBatch, iter_batches, new_batch, split_name
 from wdscli.samples.expected import Expected
 from wdscli.selection.choice import Selection, SelectionState
-from wdscli.tar import CANONICAL, ByteSource, Form, Window, padded
+from wdscli.selection.sample import SampleAt
+from wdscli.tar import ByteSource, Window, padded
 
 MAX_LOOKED_INTO_BYTES = 1 << 26
 """A payload above this many bytes is not decoded: memory is bounded by options, never by what a shard
@@ -27,13 +28,11 @@ def iter_selected(
     selection: Selection,
     state: SelectionState,
     *,
-    form: Form = CANONICAL,
-    lenient: bool = False,
-    ignored: Ignored | None = None,
     batches: Iterable[SampleBatch] | None = None,
     payloads: Payloads | None = None,
+    **scan: Any,
 ) -> Iterator[tuple[SampleBatch, list[int]]]:
-    """The batches of one archive that have selected samples, each with the rows of these; the rest as
+    """The batches of one archive that have selected samples, each with the rows of these; ``scan`` are options of
     ``iter_batches``.
 
     ``batches`` gives the samples when they are known already, from an index; ``source`` must then be
@@ -45,7 +44,7 @@ def iter_selected(
     payloads = payloads or Payloads(source, selection.payload_fields)
     if batches is None:
         see = payloads.see if payloads.fields else None
-        batches = iter_batches(source, form=form, lenient=lenient, ignored=ignored, see=see)
+        batches = iter_batches(source, see=see, **scan)
     for batch in batches:
         payloads.batch = batch
         rows = selection.apply(batch, source.name, state, payloads.of)
@@ -105,7 +104,7 @@ class Payloads:
             data = self._source.read_at(offset, min(PIECE_BYTES, end - offset))
             if not data:
                 message = f"archive ends {end - offset} bytes before the payload"
-                raise self._error(row, at, message, "truncated")
+                raise self._error(row, field, message, "truncated")
             offset += len(data)
             yield data
 
@@ -127,7 +126,7 @@ class Payloads:
         offset, size = self.batch.offsets[at], self.batch.sizes[at]
         if size > MAX_LOOKED_INTO_BYTES:
             message = f"a payload of more than {MAX_LOOKED_INTO_BYTES} bytes is not decoded, here {size}"
-            raise self._error(row, at, message, "undecodable")
+            raise self._error(row, field, message, "undecodable")
         if offset in self._kept:
             return self._kept[offset]
         if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
@@ -138,14 +137,8 @@ class Payloads:
             data = self._source.read_at(offset, size)
         if len(data) < size:
             message = f"archive ends after {len(data)} of {size} payload bytes"
-            raise self._error(row, at, message, "truncated")
+            raise self._error(row, field, message, "truncated")
         return data
 
-    def _error(self, row: int, at: int, message: str, code: str) -> DataError:
-        return DataError(
-            message,
-            code=code,
-            shard=self._source.name,
-            offset=self.batch.starts[at],
-            member=to_text(self._expected(row, at).name),
-        )
+    def _error(self, row: int, field: bytes, message: str, code: str) -> DataError:
+        return SampleAt(self.batch, row, self._source.name).error(message, code, field)

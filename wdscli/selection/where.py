@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from simpleeval import DEFAULT_OPERATORS, InvalidExpression, SimpleEval
 
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
-from wdscli.samples import SampleBatch
+from wdscli.selection.expressions import expression
 from wdscli.selection.named import Named, Path, Place, Sightings, is_like
+from wdscli.selection.sample import SampleAt
 
 PAYLOADS = ("json", "cls", "txt")
 NAMES = ("key", "shard", "index", "size", "fields", *PAYLOADS)
@@ -37,6 +38,7 @@ _ASKED = "isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace is
 TEXT_METHODS = frozenset(f"{_CALLED} {_ASKED} rstrip split splitlines startswith strip upper".split())
 _MAX_LENGTH = 10_000
 _MAX_BITS = 4096
+_PASS_OVER = "pass over such samples with --on-error skip"
 
 _LOGIC = "BoolOp And Or Not IfExp UnaryOp BinOp USub UAdd"
 _ARITHMETIC = "Add Sub Mult Div FloorDiv Mod Pow"
@@ -66,8 +68,6 @@ def _rounded(number: Any, digits: int | None = None) -> Any:
 
 
 def _search(pattern: str, text: str) -> bool:
-    from wdscli.selection.expressions import expression
-
     return expression(pattern, "--where").search(text) is not None
 
 
@@ -133,16 +133,9 @@ class Where:
     def __reduce__(self) -> tuple[Any, ...]:
         return Where, (self.text,)
 
-    def holds(
-        self,
-        batch: SampleBatch,
-        row: int,
-        shard: str,
-        payload_of: Callable[[int, bytes], bytes] | None = None,
-    ) -> bool:
+    def holds(self, sample: SampleAt) -> bool:
         """Whether the expression is true of one sample. Raises DataError ``undecodable``."""
-        scope = self._scope
-        scope.enter(batch, row, shard, payload_of)
+        self._scope.enter(sample)
         try:
             return bool(self._evaluator.eval(self.text, self._tree))
         except WdsError:
@@ -154,7 +147,11 @@ class Where:
         except (TypeError, ValueError, OverflowError) as error:
             if "'NoneType'" in str(error):
                 return False
-            self._raise_unfit(error)
+            raise sample.error(
+                f"--where cannot be worked out: {error}",
+                "undecodable",
+                hint=f"convert a value with int(), float() or str(), or {_PASS_OVER}",
+            ) from None
         except RecursionError:
             raise UsageError("--where: the expression is nested too deeply") from None
 
@@ -165,30 +162,14 @@ class Where:
             if place not in sightings.places:
                 sightings.see_document(place, known["json"])
 
-    def _raise_unfit(self, error: Exception) -> NoReturn:
-        scope = self._scope
-        raise DataError(
-            f"--where cannot be worked out: {error}",
-            code="undecodable",
-            shard=scope.shard,
-            offset=scope.batch.start(scope.row),
-            member=to_text(scope.batch.keys[scope.row]),
-            hint="convert a value with int(), float() or str(), or pass over such samples with --on-error skip",
-        ) from None
-
 
 class _Scope:
     """The names of one sample, each worked out when it is first asked for. To simpleeval a mapping."""
 
-    batch: SampleBatch
-    row: int
-    shard: str
-    payload_of: Callable[[int, bytes], bytes] | None
+    sample: SampleAt
 
-    def enter(
-        self, batch: SampleBatch, row: int, shard: str, payload_of: Callable[[int, bytes], bytes] | None
-    ) -> None:
-        self.batch, self.row, self.shard, self.payload_of = batch, row, shard, payload_of
+    def enter(self, sample: SampleAt) -> None:
+        self.sample = sample
         self.known: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -196,24 +177,17 @@ class _Scope:
             self.known[name] = _VALUES[name](self)
         return self.known[name]
 
-    def fields(self) -> list[str]:
-        return list(
-            map(to_text, self.batch.fields[self.batch.firsts[self.row] : self.batch.firsts[self.row + 1]])
-        )
-
     def payload(self, field: str) -> bytes:
-        batch, row = self.batch, self.row
-        if to_bytes(field) not in batch.fields[batch.firsts[row] : batch.firsts[row + 1]]:
+        if to_bytes(field) not in self.sample.fields:
             raise _Missing
-        assert self.payload_of is not None
-        return self.payload_of(row, to_bytes(field))
+        return self.sample.payload(to_bytes(field))
 
     def text(self, field: str) -> str:
         data = self.payload(field)
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            self.raise_undecodable(field, f"it is not UTF-8 at byte {error.start}")
+            raise self.undecodable(field, f"it is not UTF-8 at byte {error.start}") from None
 
     def cls(self) -> int | str:
         """A whole number where it is one, as webdataset reads it; else the text."""
@@ -227,27 +201,19 @@ class _Scope:
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
-            self.raise_undecodable("json", str(error))
+            raise self.undecodable("json", str(error)) from None
 
-    def raise_undecodable(self, field: str, why: str) -> NoReturn:
-        batch = self.batch
-        at = batch.fields.index(to_bytes(field), batch.firsts[self.row])
-        raise DataError(
-            f"{field} cannot be decoded: {why}",
-            code="undecodable",
-            shard=self.shard,
-            offset=batch.starts[at],
-            member=to_text(batch.keys[self.row] + b"." + batch.fields[at]),
-            hint="pass over such samples with --on-error skip",
-        )
+    def undecodable(self, field: str, why: str) -> DataError:
+        text = f"{field} cannot be decoded: {why}"
+        return self.sample.error(text, "undecodable", to_bytes(field), hint=_PASS_OVER)
 
 
 _VALUES: dict[str, Callable[[_Scope], Any]] = {
-    "key": lambda scope: to_text(scope.batch.keys[scope.row]),
-    "shard": lambda scope: scope.shard,
-    "index": lambda scope: scope.batch.index + scope.row,
-    "size": lambda scope: scope.batch.sizes_by_field(scope.row),
-    "fields": _Scope.fields,
+    "key": lambda scope: to_text(scope.sample.key),
+    "shard": lambda scope: scope.sample.shard,
+    "index": lambda scope: scope.sample.batch.index + scope.sample.row,
+    "size": lambda scope: scope.sample.batch.sizes_by_field(scope.sample.row),
+    "fields": lambda scope: list(map(to_text, scope.sample.fields)),
     "json": _Scope.json,
     "cls": _Scope.cls,
     "txt": lambda scope: scope.text("txt"),
@@ -403,20 +369,15 @@ class _Names(ast.NodeVisitor):
         for argument in node.args:
             self.visit(argument)
 
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._visit_place(node)
-
-    def visit_Subscript(self, node: ast.Subscript) -> None:
-        self._visit_place(node)
-
-    def _visit_place(self, node: ast.Attribute | ast.Subscript) -> None:
+    def visit_Attribute(self, node: ast.Attribute | ast.Subscript) -> None:
         """A chain of names and places; what is between brackets and no constant ends it."""
         path: list[str | int] = []
         at: ast.expr = node
+        place = at
         while isinstance(at, ast.Attribute | ast.Subscript):
             step = at.attr if isinstance(at, ast.Attribute) else _constant(at.slice)
             if step is None:
-                path = []
+                path, place = [], at.value
                 self.visit(at.slice)  # type: ignore[union-attr]
             else:
                 path.insert(0, step)
@@ -424,21 +385,14 @@ class _Names(ast.NodeVisitor):
         if isinstance(at, ast.Name) and at.id == "json":
             self._add("json", "json")
             if path:
-                self._add(ast.unparse(_without(node, len(path))), "json", tuple(path))
+                self._add(ast.unparse(place), "json", tuple(path))
         elif isinstance(at, ast.Name) and at.id == "size":
             if path and isinstance(path[0], str):
                 self._add(f"size.{path[0]}", path[0])
         else:
             self.visit(at)
 
-
-def _without(node: ast.expr, steps: int) -> ast.expr:
-    """The first so many steps of a chain."""
-    chain: list[ast.expr] = []
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        chain.insert(0, node)
-        node = node.value
-    return chain[steps - 1]
+    visit_Subscript = visit_Attribute
 
 
 def _constant(node: ast.expr) -> str | int | None:

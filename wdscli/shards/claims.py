@@ -24,7 +24,8 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from wdscli.errors import OutputError
@@ -273,51 +274,42 @@ def receipt_address(address: str) -> str:
     return sibling(address, f"{FOLDER}/{base_name(address)}{RECEIPT}")
 
 
-def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> int:
+def _temporaries_in(folder: str) -> Iterator[tuple[str, str]]:
+    """The temporary files in a folder, each with the name that its file was to have."""
+    for found in names_in(folder, keep=lambda name: name.endswith(".tmp")):
+        if match := _TEMPORARY.fullmatch(found):
+            yield folder + found, match[1]
+
+
+def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> None:
     """Remove temporary files in a folder of this machine, and in its ``.wds``, of which it is known that nobody writes
-    them any more. ``is_own`` is asked of names of shards and manifests. Gives their number."""
-    removed = 0
+    them any more. ``is_own`` is asked of names of shards and manifests."""
     for inside, ends in ((folder, ("",)), (f"{folder}{FOLDER}/", (SUFFIX, RECEIPT))):
-        for found in names_in(inside, keep=_is_temporary):
-            name = _TEMPORARY.fullmatch(found)[1]  # type: ignore[index]
+        for found, name in _temporaries_in(inside):
             if any(name.endswith(end) and is_own(name.removesuffix(end)) for end in ends):
-                removed += remove_if_abandoned(local_path(inside + found)) or False
-    return removed
+                remove_if_abandoned(local_path(found))
 
 
-def _is_temporary(name: str) -> bool:
-    return name.endswith(".tmp") and _TEMPORARY.fullmatch(name) is not None
-
-
-def remove_temporaries(addresses: Iterable[str]) -> int:
+def remove_temporaries(addresses: Iterable[str]) -> None:
     """Remove temporary files of these shards (or other files), of their indexes and receipts, also where nobody can
-    tell whether somebody writes them. Gives their number."""
-    folders: dict[str, set[str]] = {}
+    tell whether somebody writes them."""
+    folders: dict[str, set[str]] = defaultdict(set)
     for address in addresses:
         folder, name = folder_of(address), base_name(address)
-        folders.setdefault(folder, set()).add(name)
-        folders.setdefault(f"{folder}{FOLDER}/", set()).update((name + SUFFIX, name + RECEIPT))
-    return sum(_remove_in(folder, names) for folder, names in folders.items())
-
-
-def _remove_in(folder: str, names: set[str]) -> int:
-    names = names | {name[:_CUT] for name in names if len(os.fsencode(name)) > 4 * _CUT}
-    removed = 0
-    for found in names_in(folder, keep=_is_temporary):
-        match = _TEMPORARY.fullmatch(found)
-        if match and match[1] in names:
-            gone = remove_if_abandoned(local_path(folder + found)) if is_local(folder) else None
-            if gone is None:
-                remove(folder + found)
-            removed += gone is not False
-    return removed
+        folders[folder].add(name)
+        folders[f"{folder}{FOLDER}/"].update((name + SUFFIX, name + RECEIPT))
+    for folder, names in folders.items():
+        names |= {name[:_CUT] for name in names if len(os.fsencode(name)) > 4 * _CUT}
+        for found, name in _temporaries_in(folder):
+            if name in names and (not is_local(found) or remove_if_abandoned(local_path(found)) is None):
+                remove(found)
 
 
 def remove_receipts(addresses: Iterable[str]) -> None:
     """Remove the receipts of these shards, and the folder they were in when nothing else is left there."""
-    folders: dict[str, set[str]] = {}
+    folders: dict[str, set[str]] = defaultdict(set)
     for address in addresses:
-        folders.setdefault(folder_of(address), set()).add(base_name(address) + RECEIPT)
+        folders[folder_of(address)].add(base_name(address) + RECEIPT)
     for folder, names in folders.items():
         inside = f"{folder}{FOLDER}/"
         there = set(names_in(inside))

@@ -15,12 +15,12 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch
 from wdscli.shards.index import Index
+from wdscli.shards.reading import index_batches
 from wdscli.storage import base_name, exists, sibling
 
 if TYPE_CHECKING:
     import sqlite3
 
-_SAMPLES_AT_ONCE = 4096
 _PIECE_BYTES = 1 << 20
 _NEW_KEYS = "give the samples new keys: wds cat --rekey '{shard}-{index:09d}' SHARDS -o all.tar"
 
@@ -70,12 +70,6 @@ def make_dialect(name: str, place: SetPlace) -> Dialect:
     return _KINDS[name](place)
 
 
-def _batches(index: Index) -> Iterator[SampleBatch]:
-    return (
-        index.batch(first, first + _SAMPLES_AT_ONCE) for first in range(0, index.samples, _SAMPLES_AT_ONCE)
-    )
-
-
 def utf8_name(shard: ShardPlace, name: bytes, start: int, why: str) -> str:
     """A name as text. DataError, saying ``why``, for one that is not UTF-8; ``start`` is its member's first byte."""
     try:
@@ -111,7 +105,7 @@ class Dali(Dialect):
 
     def _lines(self, shard: ShardPlace, index: Index) -> Iterator[bytes]:
         yield b"v1.2 %d\n" % index.samples
-        for batch in _batches(index):
+        for batch in index_batches(index):
             yield b"".join([self._line(shard, batch, row) for row in range(len(batch.keys))])
 
     def _line(self, shard: ShardPlace, batch: SampleBatch, row: int) -> bytes:
@@ -218,7 +212,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
     def add(self, shard: ShardPlace, index: Index) -> None:
         number, self._shards = self._shards, self._shards + 1
         ends = [*index.starts[1:].tolist(), int(index.starts[-1] + index.lengths[-1])]
-        for batch in _batches(index):
+        for batch in index_batches(index):
             for row, key in enumerate(batch.keys):
                 begin, place = batch.start(row), batch.index + row
                 name = utf8_name(shard, key, begin, self._NOT_UTF8)
@@ -283,7 +277,7 @@ class Webshart(Dialect):
         path = json.dumps(base_name(shard.address))
         yield f'{{\n  "path": {path},\n  "filesize": {index.size},\n  "files": {{'.encode()
         between = "\n"
-        for batch in _batches(index):
+        for batch in index_batches(index):
             lines = []
             for row, key in enumerate(batch.keys):
                 for at in range(batch.firsts[row], batch.firsts[row + 1]):

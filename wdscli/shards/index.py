@@ -29,6 +29,7 @@ from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
 from wdscli.storage import base_name, sibling
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form
+from wdscli.tar.writer import Places
 
 if TYPE_CHECKING:
     import numpy
@@ -278,7 +279,11 @@ class IndexBuilder:
         self._field_ids: dict[bytes, int] = {}
         self._counts: list[int] = []
         self._bytes: list[int] = []
-        self._pending = new_batch()
+        self._begin_batch()
+
+    def _begin_batch(self) -> None:
+        self._pending = pending = new_batch()
+        self.places: Places = (pending.fields, pending.offsets, pending.sizes)
 
     @property
     def samples(self) -> int:
@@ -338,11 +343,16 @@ class IndexBuilder:
     ) -> None:
         """One canonical sample that begins at byte ``start``; a number per member in ``offsets`` and ``sizes``."""
         pending = self._pending
-        pending.keys.append(key)
-        pending.starts.append(start)
         pending.fields.extend(fields)
         pending.offsets.extend(offsets)
         pending.sizes.extend(sizes)
+        self.end_sample(key, start)
+
+    def end_sample(self, key: bytes, start: int) -> None:
+        """:meth:`add_sample` of the members that were appended to :attr:`places` since the last sample's."""
+        pending = self._pending
+        pending.keys.append(key)
+        pending.starts.append(start)
         pending.firsts.append(len(pending.fields))
         if len(pending.keys) >= _PENDING_SAMPLES:
             self._settle()
@@ -351,7 +361,7 @@ class IndexBuilder:
         """The samples that came one by one, into the columns. Their ``starts`` have one number a sample."""
         pending = self._pending
         if pending.keys:
-            self._pending = new_batch()
+            self._begin_batch()
             pending.marks.extend([0] * len(pending.keys))
             self._add(pending, pending.starts)
 

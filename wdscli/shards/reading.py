@@ -1,8 +1,8 @@
 """One shard to read: by its index, found and checked, or by a scan.
 
 What it is: :class:`ShardReader`, the library's face, which gives samples, keys or members as records; and the only way
-to an index for those who use one (:func:`find_index`, :func:`batches`). How: an index is believed when the shard has
-the size it names, and, where the store tells versions, the version; when the headers of its first, middle and last
+to an index for those who use one (:func:`find_index`, :func:`index_batches`). How: an index is believed when the shard
+has the size it names, and, where the store tells versions, the version; when the headers of its first, middle and last
 sample say what it says; and when what lies between its samples belongs to none. An index older than its local shard is
 compared with a scan. One that fails is never used; the caller hears why. What else has changed is noticed where a
 payload is read: the header in front of it is compared (:mod:`wdscli.samples.expected`). It must not know of sets or
@@ -113,8 +113,6 @@ GAPS = 1 << 10
 """Stretches between samples of a local shard that are looked at before its index is believed."""
 REMOTE_GAPS = 4
 """The same of others, where each look is a request."""
-
-_PIECE_BYTES = 1 << 20
 
 
 def find_index(
@@ -245,25 +243,6 @@ def scan_index(source: ByteSource, form: Form = CANONICAL) -> tuple[IndexBuilder
     for batch in iter_batches(source, form=form, ignored=ignored):
         builder.add_batch(batch)
     return builder, ignored.counts
-
-
-def batches(
-    address: str,
-    source: Source,
-    *,
-    form: Form = CANONICAL,
-    use_index: bool = True,
-    ignored: Ignored | None = None,
-    warn: Callable[[str], None] | None = None,
-) -> Iterator[SampleBatch]:
-    """The samples of a shard as columns, from its index when there is one to believe, else by a scan.
-
-    An index made for another ``form`` is not used.
-    """
-    index = index_for(address, source, form, warn) if use_index else None
-    if index is None:
-        return iter_batches(source, form=form, ignored=ignored)
-    return index_batches(index, ignored)
 
 
 def index_for(

@@ -8,6 +8,7 @@ come from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -18,7 +19,9 @@ from wdscli.shards.manifest import Manifest
 from wdscli.shards.writing import OutputSet, Payload, ShardFile, ShardSettings
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded
 
-_MAX_KNOWN = 1024
+_MAX_KNOWN, _MAX_KNOWN_BYTES = 1024, 1024
+_PLAIN_KEY = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{,99}(?:/[A-Za-z0-9_-]{1,100}){,9}")
+"""Keys that are good with every field that is good with some key."""
 _MEMBER_BYTES = 4096
 """What a member's headers and padding may take of a name that is not extraordinary."""
 Writer = TypeVar("Writer", bound="SampleWriter")
@@ -73,14 +76,15 @@ class SampleWriter:
     ) -> list[tuple[bytes, Payload]]:
         """Names and payloads of a sample, checked. A field that was good with one key is good with every key that is
         good with some field; but whether ``__a.b__`` is one of those names that readers pass over, both decide."""
-        known = self._fields
+        known, must_check = self._fields, _PLAIN_KEY.fullmatch(text) is None
         members: list[tuple[bytes, Payload]] = []
         for field, data in fields.items():
             raw = known.get(field)
-            if raw is None or not members or key.startswith(b"__"):
+            if raw is None or must_check:
                 raw = to_bytes(field)
                 check_name(key, raw)
-                if len(known) < _MAX_KNOWN:
+                must_check = key.startswith(b"__")
+                if len(known) < _MAX_KNOWN and len(raw) < _MAX_KNOWN_BYTES:
                     known[field] = raw
             members.append((raw, data if type(data) is bytes else _payload(text, field, data)))
         return members

@@ -45,7 +45,6 @@ from wdscli.storage import (
 from wdscli.storage.addresses import local_path
 from wdscli.storage.opening import GONE, is_device, versions_at
 from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
-from wdscli.tar.template import header_maker
 
 _END_SECONDS = 1 << 33
 
@@ -69,13 +68,6 @@ Kept = tuple[bytes, bytes | None, int, Iterable[Payload]]
 Witness = Callable[[str, ShardInfo, str], None]
 """Called with a shard's address, its facts and its index's XXH3-64 ("" without one) when it is whole and has not got
 its name yet."""
-_JOINED_BYTES = 1 << 15
-"""A sample of fewer bytes goes on as one piece."""
-
-
-def goes_nowhere(address: str) -> bool:
-    """Whether ``address`` is a stream or a device: nothing can lie beside it."""
-    return is_stream(address) or (is_local(address) and is_device(local_path(address)))
 
 
 class ShardSettings(NamedTuple):
@@ -90,6 +82,12 @@ class ShardSettings(NamedTuple):
     fsync: bool = False
     witness: Witness | None = None
     ticket: Ticket | None = None
+
+    def check_folder(self, address: str) -> None:
+        """Raise OutputError where a shard would go into a folder that has come in the place of the one that the run
+        began with."""
+        if self.ticket is not None:
+            self.ticket.check(address)
 
     def open(self, address: str) -> ShardFile:
         """A shard to fill at ``address``."""
@@ -127,14 +125,15 @@ class ShardFile:
         self.address = address
         self._settings = settings = settings or ShardSettings()
         self.form = settings.form
-        self._check_folder()
-        self._has_place = sink is None and not goes_nowhere(address)
+        settings.check_folder(address)
+        is_stream_or_device = is_stream(address) or (is_local(address) and is_device(local_path(address)))
+        self._has_place = sink is None and not is_stream_or_device
+        """Whether anything can lie beside it."""
         self._with_index = settings.with_index and self._has_place
         digest = new_digest(settings.checksum)
         self._sink = sink or open_sink(address, force=settings.force, fsync=settings.fsync)
         self._through = _Through(self._sink, digest)
         self._tar = TarWriter(self._through, settings.form)
-        self._header = header_maker(settings.form)
         self.index = IndexBuilder()
         self.ignored: dict[str, int] = {}
 
@@ -149,26 +148,9 @@ class ShardFile:
 
     def write(self, key: bytes, fields: Sequence[tuple[bytes, Payload]]) -> None:
         """One sample. ``key`` and field names have been checked by the caller (:func:`~wdscli.samples.check_name`)."""
-        tar, make = self._tar, self._header
-        prefix = key + b"."
-        start = position = tar.position
-        names, offsets, sizes = [], [], []
-        parts: list[Payload] = []
-        for field, payload in fields:
-            size = len(payload)
-            header = make(prefix + field, size)
-            position += len(header)
-            names.append(field)
-            offsets.append(position)
-            sizes.append(size)
-            position += size + 511 & -512
-            parts += header, payload, padding(size)
-        if position - start < _JOINED_BYTES:
-            tar.raw(b"".join(parts))
-        else:
-            for part in parts:
-                tar.raw(part)
-        self.index.add_sample(key, start, names, offsets, sizes)
+        start = self._tar.position
+        self._tar.add_all(key + b".", fields, self.index.places)
+        self.index.end_sample(key, start)
 
     def write_arrays(self, data: Payload, samples: SampleArrays) -> None:
         """Whole canonical samples as they stand, whose places count from the first byte of ``data``."""
@@ -226,22 +208,17 @@ class ShardFile:
         """Nothing that was handed in is referred to any longer after this; needed before a buffer is used again."""
         self._tar.flush()
 
-    def _check_folder(self) -> None:
-        """Nothing is written into a folder that has come in the place of the one that the run began with."""
-        if self._settings.ticket is not None:
-            self._settings.ticket.check(self.address)
-
     def commit(self) -> ShardInfo:
         """End the archive, give the shard its name, then the index its own."""
         try:
             return self._commit()
         except OutputError:
-            self._check_folder()  # which says better why there is no such file
+            self._settings.check_folder(self.address)  # which says better why there is no such file
             raise
 
     def _commit(self) -> ShardInfo:
         self._tar.close()
-        self._check_folder()
+        self._settings.check_folder(self.address)
         size = self._tar.position
         info = self._info(size)
         if not self._with_index:

@@ -15,10 +15,13 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/uio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #if Py_LIMITED_API + 0 < 0x030B0000
@@ -512,7 +515,12 @@ core_group(PyObject *self, PyObject *args)
             failed = 1;
             break;
         }
-        if (PyLong_AsLong(flag) & KIND_MASK)
+        long kind = PyLong_AsLong(flag);
+        if (kind == -1 && PyErr_Occurred()) {
+            failed = 1;
+            break;
+        }
+        if (kind & KIND_MASK)
             break;
         if (!(prefix_len && length > prefix_len && !memcmp(name, prefix, (size_t)prefix_len) &&
               !memchr(name + prefix_len, '/', (size_t)(length - prefix_len)))) {
@@ -1175,23 +1183,681 @@ write_header(byte *to, const byte *name, Py_ssize_t length, i64 size, const Form
     return 1;
 }
 
+/* The form of what is written; the last one is kept, because forms hardly ever change. */
+static const Form *
+form_of(PyObject *mtime)
+{
+    static Form form;
+    if (PyBytes_Check(mtime) && PyBytes_Size(mtime) == 12 && form.sum &&
+        !memcmp(form.model + 136, PyBytes_AsString(mtime), 12))
+        return &form;
+    return make_form(mtime, 0, &form) < 0 ? NULL : &form;
+}
+
+enum { COPIED = 1 << 16 }; /* payloads of fewer bytes are copied, others go out as they are */
+
+/* Header, payload and padding where there is room for `room` bytes; how many, 0 for a member that takes more. */
+static Py_ssize_t
+lay(byte *to, Py_ssize_t room, const byte *name, Py_ssize_t name_len, const void *payload, Py_ssize_t size,
+    const Form *form)
+{
+    if (size >= COPIED || room < BLOCK || PADDED(size) > room - BLOCK ||
+        !write_header(to, name, name_len, size, form))
+        return 0;
+    memcpy(to + BLOCK, payload, (size_t)size);
+    memset(to + BLOCK + size, 0, (size_t)(PADDED(size) - size));
+    return BLOCK + (Py_ssize_t)PADDED(size);
+}
+
+/* A buffer to write to from byte `used` on, whose length nobody may change until it is released. */
+typedef struct {
+    Py_buffer view;
+    byte *bytes;
+    Py_ssize_t used, length;
+} Room;
+
+static int
+room_in(PyObject *buffer, PyObject *used, Room *room)
+{
+    room->used = PyLong_AsSsize_t(used);
+    if ((room->used == -1 && PyErr_Occurred()) || PyObject_GetBuffer(buffer, &room->view, PyBUF_WRITABLE) < 0)
+        return -1;
+    room->bytes = room->view.buf;
+    room->length = room->view.len;
+    if (room->used >= 0 && room->used <= room->length)
+        return 0;
+    PyBuffer_Release(&room->view);
+    PyErr_SetString(PyExc_ValueError, "members go behind what a buffer has");
+    return -1;
+}
+
+static int
+takes(Py_ssize_t given, Py_ssize_t arguments)
+{
+    if (given != arguments)
+        PyErr_Format(PyExc_TypeError, "takes %zd arguments, not %zd", arguments, given);
+    return given == arguments;
+}
+
+/* The bytes of a payload; `view` is released by who calls when it has an object. */
+static int
+payload_of(PyObject *payload, Py_buffer *view)
+{
+    view->obj = NULL;
+    if (PyBytes_CheckExact(payload)) {
+        view->buf = PyBytes_AsString(payload);
+        view->len = PyBytes_Size(payload);
+        return 0;
+    }
+    return PyObject_GetBuffer(payload, view, PyBUF_SIMPLE);
+}
+
+PyDoc_STRVAR(member_doc, "member(buffer, used, name, payload, mtime_field)\n--\n\n"
+"Put one regular member into a bytearray from byte `used` on: its canonical header, payload and padding. Returns where\n"
+"it ends, 0 for one that has no room there or takes more than a block for its header.");
+
+static PyObject *
+core_member(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    Py_buffer view;
+    Room room;
+    Py_ssize_t length = 0;
+    const Form *form;
+    if (!takes(count, 5) || room_in(args[0], args[1], &room) < 0)
+        return NULL;
+    int failed = payload_of(args[3], &view) < 0;
+    if (!failed) {
+        failed = !(form = form_of(args[4]));
+        if (!failed && PyBytes_Check(args[2]))
+            length = lay(room.bytes + room.used, room.length - room.used, (const byte *)PyBytes_AsString(args[2]),
+                         PyBytes_Size(args[2]), view.buf, view.len, form);
+        if (view.obj)
+            PyBuffer_Release(&view);
+    }
+    PyBuffer_Release(&room.view);
+    return failed ? NULL : PyLong_FromSsize_t(length ? room.used + length : 0);
+}
+
+enum { MEMBERS_TOGETHER = 64 };
+
+/* The member of one (name, payload) behind what there is in a room; its bytes, 0 for one that is not taken, -1. */
+static Py_ssize_t
+lay_pair(Room *room, const byte *prefix, Py_ssize_t prefix_len, PyObject *pair, const Form *form, Py_ssize_t *size)
+{
+    byte name[PREFIX + 1 + NAME];
+    Py_buffer view;
+    PyObject *last;
+    if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2)
+        return 0;
+    last = PyTuple_GetItem(pair, 0);
+    if (!last || !PyBytes_Check(last))
+        return 0;
+    Py_ssize_t last_len = PyBytes_Size(last);
+    if (prefix_len > (Py_ssize_t)sizeof name || last_len > (Py_ssize_t)sizeof name - prefix_len)
+        return 0;
+    memcpy(name, prefix, (size_t)prefix_len);
+    memcpy(name + prefix_len, PyBytes_AsString(last), (size_t)last_len);
+    if (payload_of(PyTuple_GetItem(pair, 1), &view) < 0)
+        return -1;
+    *size = view.len;
+    Py_ssize_t length = lay(room->bytes + room->used, room->length - room->used, name, prefix_len + last_len, view.buf,
+                            view.len, form);
+    if (view.obj)
+        PyBuffer_Release(&view);
+    return length;
+}
+
+PyDoc_STRVAR(members_doc, "members(buffer, used, prefix, members, mtime_field, base, columns)\n--\n\n"
+"The same for a list of (name, payload), all or none; `prefix` comes before every name. Names, the bytes at which\n"
+"payloads begin and their sizes are appended to the three lists of columns; byte 0 of the buffer is byte `base`.");
+
+static PyObject *
+core_members(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    Py_ssize_t sizes[MEMBERS_TOGETHER], length = 1;
+    PyObject *members, *lists[3];
+    Form form;
+    Room room;
+    if (!takes(count, 7))
+        return NULL;
+    long long base = PyLong_AsLongLong(args[5]);
+    if ((base == -1 && PyErr_Occurred()) || make_form(args[4], 0, &form) < 0)
+        return NULL;
+    for (int i = 0; i < 3; i++)
+        if (!(lists[i] = PyTuple_GetItem(args[6], i)))
+            return NULL;
+    members = args[3];
+    Py_ssize_t total = PyList_Check(members) ? PyList_Size(members) : MEMBERS_TOGETHER + 1;
+    if (!PyBytes_Check(args[2]) || total > MEMBERS_TOGETHER)
+        return PyLong_FromLong(0);
+    if (room_in(args[0], args[1], &room) < 0)
+        return NULL;
+    Py_ssize_t start = room.used;
+    for (Py_ssize_t i = 0; length > 0 && i < total; i++) {
+        PyObject *pair = PyList_GetItem(members, i);
+        if (!pair) {
+            length = -1;
+            break;
+        }
+        Py_IncRef(pair);
+        length = lay_pair(&room, (const byte *)PyBytes_AsString(args[2]), PyBytes_Size(args[2]), pair, &form, &sizes[i]);
+        Py_DecRef(pair);
+        room.used += length;
+    }
+    PyBuffer_Release(&room.view);
+    for (Py_ssize_t i = 0; length > 0 && i < total; i++) {
+        PyObject *pair = PyList_GetItem(members, i);
+        if (!pair || PyList_Append(lists[0], PyTuple_GetItem(pair, 0)) < 0 ||
+            append(lists[1], PyLong_FromLongLong(base + start + BLOCK)) < 0 ||
+            append(lists[2], PyLong_FromSsize_t(sizes[i])) < 0)
+            length = -1;
+        start += BLOCK + (Py_ssize_t)PADDED(sizes[i]);
+    }
+    return length < 0 ? NULL : PyLong_FromSsize_t(length ? room.used : 0);
+}
+
 PyDoc_STRVAR(header_doc, "header(name, size, mtime_field)\n--\n\n"
 "The canonical header of a regular member, None for one that takes more than a block.");
 
 static PyObject *
-core_header(PyObject *self, PyObject *args)
+core_header(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    PyObject *mtime;
-    const char *name;
+    char *name;
     Py_ssize_t length;
-    long long size;
-    Form form;
     byte block[BLOCK];
-    if (!PyArg_ParseTuple(args, "y#LO", &name, &length, &size, &mtime) || make_form(mtime, 0, &form) < 0)
+    if (!takes(count, 3) || PyBytes_AsStringAndSize(args[0], &name, &length) < 0)
         return NULL;
-    if (!write_header(block, (const byte *)name, length, size, &form))
+    long long size = PyLong_AsLongLong(args[1]);
+    const Form *form = form_of(args[2]);
+    if ((size == -1 && PyErr_Occurred()) || !form)
+        return NULL;
+    if (!write_header(block, (const byte *)name, length, size, form))
         Py_RETURN_NONE;
     return PyBytes_FromStringAndSize((char *)block, BLOCK);
+}
+
+/* --- copy: whole samples in a buffer ---------------------------------------------------------------------------- */
+
+/* A growing array of numbers. */
+typedef struct {
+    i64 *at;
+    Py_ssize_t count, room;
+} Numbers;
+
+static int
+push(Numbers *numbers, i64 value)
+{
+    if (numbers->count == numbers->room) {
+        Py_ssize_t room = numbers->room ? 2 * numbers->room : 256;
+        i64 *at = PyMem_Realloc(numbers->at, (size_t)room * sizeof(i64));
+        if (!at) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        numbers->at = at;
+        numbers->room = room;
+    }
+    numbers->at[numbers->count++] = value;
+    return 0;
+}
+
+/* A member's whole name, put together in a buffer where it has a prefix. */
+static const char *
+whole_name(const Member *m, char *joined, Py_ssize_t *length)
+{
+    if (!m->prefix_len) {
+        *length = m->name_len;
+        return (const char *)m->name;
+    }
+    memcpy(joined, m->prefix, (size_t)m->prefix_len);
+    joined[m->prefix_len] = '/';
+    memcpy(joined + m->prefix_len + 1, m->name, (size_t)m->name_len);
+    *length = m->prefix_len + 1 + m->name_len;
+    return joined;
+}
+
+/* Whether one canonical block says this name and size. */
+static int
+fits_in_block(const char *name, Py_ssize_t length, i64 size)
+{
+    int is_short = length <= NAME || (length <= PREFIX + 1 + NAME && split_at((const byte *)name, length));
+    return is_short && size < ONE_BLOCK_SIZE;
+}
+
+/* What the members of some samples are, one number each. */
+typedef struct {
+    PyObject *keys, *fields;
+    Numbers counts, starts, lengths, heads, codes, offsets, sizes;
+    int is_foreign;
+} Packed;
+
+enum { MOST_FIELDS = 256 }; /* a set has few; more would make the search below slow */
+
+/* The number of a field among those that were met, MOST_FIELDS for one too many, -1 on error. */
+static i64
+code_of(PyObject *fields, Py_ssize_t expected, const char *text, Py_ssize_t length)
+{
+    Py_ssize_t count = PyList_Size(fields);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_ssize_t which = (expected + i) % count, its_length;
+        char *its;
+        if (PyBytes_AsStringAndSize(PyList_GetItem(fields, which), &its, &its_length) < 0)
+            return -1;
+        if (its_length == length && !memcmp(its, text, (size_t)length))
+            return which;
+    }
+    if (count == MOST_FIELDS)
+        return count;
+    return append(fields, PyBytes_FromStringAndSize(text, length)) < 0 ? -1 : count;
+}
+
+/* One sample from byte `begin` to byte `end` of a buffer: 1, 0 when it takes more to know, -1 on error. */
+static int
+pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end, const Form *form, i64 *out)
+{
+    char joined[PREFIX + 1 + NAME], key_room[PREFIX + 1 + NAME];
+    const char *key = NULL;
+    Py_ssize_t key_len = 0, at = begin, members = 0;
+    i64 start = *out;
+    while (at < end) {
+        Member m;
+        Py_ssize_t length;
+        if (next_member(buffer + at, end - at, form, &m) != USUAL || m.size > end - at - m.head ||
+            PADDED(m.size) > end - at - m.head)
+            return 0;
+        const char *name = whole_name(&m, joined, &length);
+        if (!fits_in_block(name, length, m.size))
+            return 0;
+        if (!key) {
+            key_len = key_end(name, length);
+            if (!key_len)
+                return 0;
+            key = name == joined ? memcpy(key_room, name, (size_t)key_len) : name;
+        }
+        Py_ssize_t field_len = length - key_len - 1;
+        if (field_len < 1 || memcmp(name, key, (size_t)key_len) || name[key_len] != '.' ||
+            memchr(name + key_len + 1, '/', (size_t)field_len))
+            return 0;
+        i64 code = code_of(packed->fields, members, name + key_len + 1, field_len);
+        if (code == MOST_FIELDS)
+            return 0;
+        if (code < 0 || push(&packed->heads, at) < 0 || push(&packed->codes, code) < 0 ||
+            push(&packed->offsets, *out + BLOCK) < 0 || push(&packed->sizes, m.size) < 0)
+            return -1;
+        packed->is_foreign |= !m.canonical;
+        *out += BLOCK + PADDED(m.size);
+        at += m.head + (Py_ssize_t)PADDED(m.size);
+        members++;
+    }
+    if (!members)
+        return 0;
+    if (append(packed->keys, PyBytes_FromStringAndSize(key, key_len)) < 0 || push(&packed->counts, members) < 0 ||
+        push(&packed->starts, start) < 0 || push(&packed->lengths, *out - start) < 0)
+        return -1;
+    return 1;
+}
+
+static PyObject *
+as_bytes(const Numbers *numbers)
+{
+    return PyBytes_FromStringAndSize((const char *)numbers->at, numbers->count * (Py_ssize_t)sizeof(i64));
+}
+
+PyDoc_STRVAR(pack_doc, "pack(buffer, begins, mtime_field, gnu_names)\n--\n\n"
+"What the samples in a buffer are, which begin at the bytes `begins` (packed i64, rising) and fill it: (keys, fields,\n"
+"counts, starts, lengths, heads, codes, offsets, sizes, is_foreign), lists of bytes, then columns of packed i64.\n"
+"Places are those that `settle` gives to the members, but for `heads`, where their headers begin now. None where it\n"
+"takes more to know.");
+
+static PyObject *
+core_pack(PyObject *self, PyObject *args)
+{
+    PyObject *source, *places, *mtime, *result = NULL;
+    int gnu_names, state = 1;
+    Form form;
+    Py_buffer view, begins;
+    i64 out = 0;
+    Packed packed = {0};
+    if (!PyArg_ParseTuple(args, "OOOp", &source, &places, &mtime, &gnu_names) || make_form(mtime, gnu_names, &form) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(places, &begins, PyBUF_SIMPLE) < 0) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    packed.keys = PyList_New(0);
+    packed.fields = PyList_New(0);
+    Py_ssize_t samples = begins.len / (Py_ssize_t)sizeof(i64);
+    const i64 *begin = begins.buf;
+    if (!packed.keys || !packed.fields)
+        state = -1;
+    else if (!samples || begin[0])
+        state = 0;
+    for (Py_ssize_t i = 0; state == 1 && i < samples; i++) {
+        i64 end = i + 1 < samples ? begin[i + 1] : view.len;
+        if (begin[i] < 0 || begin[i] > end || end > view.len)
+            state = 0;
+        else
+            state = pack_sample(&packed, view.buf, (Py_ssize_t)begin[i], (Py_ssize_t)end, &form, &out);
+    }
+    if (state == 0) {
+        Py_IncRef(Py_None);
+        result = Py_None;
+    } else if (state == 1)
+        result = Py_BuildValue("OONNNNNNNi", packed.keys, packed.fields, as_bytes(&packed.counts),
+                               as_bytes(&packed.starts), as_bytes(&packed.lengths), as_bytes(&packed.heads),
+                               as_bytes(&packed.codes), as_bytes(&packed.offsets), as_bytes(&packed.sizes),
+                               packed.is_foreign);
+    Numbers *all[] = {&packed.counts, &packed.starts, &packed.lengths, &packed.heads, &packed.codes, &packed.offsets,
+                      &packed.sizes};
+    for (int i = 0; i < 7; i++)
+        PyMem_Free(all[i]->at);
+    Py_DecRef(packed.keys);
+    Py_DecRef(packed.fields);
+    PyBuffer_Release(&begins);
+    PyBuffer_Release(&view);
+    return result;
+}
+
+PyDoc_STRVAR(settle_doc, "settle(buffer, mtime_field, gnu_names)\n--\n\n"
+"Make the members in a buffer canonical where they are: each with one header block, no gaps, zeros behind payloads.\n"
+"Returns how many bytes they take now; ValueError for what `pack` does not take.");
+
+static PyObject *
+core_settle(PyObject *self, PyObject *args)
+{
+    PyObject *source, *mtime;
+    int gnu_names, state = 1;
+    Form form;
+    Py_buffer view;
+    Py_ssize_t at = 0, out = 0;
+    if (!PyArg_ParseTuple(args, "OOp", &source, &mtime, &gnu_names) || make_form(mtime, gnu_names, &form) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(source, &view, PyBUF_WRITABLE) < 0)
+        return NULL;
+    byte *buffer = view.buf, header[BLOCK];
+    while (state && at < view.len) {
+        Member m;
+        char joined[PREFIX + 1 + NAME];
+        Py_ssize_t length;
+        state = next_member(buffer + at, view.len - at, &form, &m) == USUAL && PADDED(m.size) <= view.len - at - m.head;
+        if (!state)
+            break;
+        if (!m.canonical || out < at) {
+            const char *name = whole_name(&m, joined, &length);
+            /* Made elsewhere: its place may be that of the name. What was read lies behind what is written. */
+            state = write_header(header, (const byte *)name, length, m.size, &form);
+            if (!state)
+                break;
+            memmove(buffer + out + BLOCK, buffer + at + m.head, (size_t)m.size);
+            memcpy(buffer + out, header, BLOCK);
+        }
+        at += m.head + (Py_ssize_t)PADDED(m.size);
+        out += BLOCK + (Py_ssize_t)m.size;
+        Py_ssize_t padding = (Py_ssize_t)(PADDED(m.size) - m.size);
+        memset(buffer + out, 0, (size_t)padding);
+        out += padding;
+    }
+    PyBuffer_Release(&view);
+    if (!state) {
+        PyErr_SetString(PyExc_ValueError, "not the usual members");
+        return NULL;
+    }
+    return PyLong_FromSsize_t(out);
+}
+
+/* --- files: a folder's names and sizes, and files to members ---------------------------------------------------- */
+
+enum { FILES_TOGETHER = 256, LONGEST_ROW = PREFIX + 1 + NAME };
+
+typedef struct {
+    PyObject *object; /* held while its bytes are in use */
+    const byte *row;
+    Py_ssize_t length, field, size, start; /* field: where it begins in the row; start: where the member does */
+} File;
+
+/* A row is a key, a NUL and a field; the file lies under that name, with a dot for the NUL, in a folder. */
+static int
+file_of(PyObject *row, PyObject *size, File *file)
+{
+    if (!row || !size || !PyBytes_Check(row))
+        return 0;
+    file->object = row;
+    file->row = (const byte *)PyBytes_AsString(row);
+    file->length = PyBytes_Size(row);
+    file->size = PyLong_AsSsize_t(size);
+    file->field = until_nul(file->row, file->length) + 1;
+    if (file->size == -1 && PyErr_Occurred())
+        PyErr_Clear();
+    return file->size >= 0 && file->length <= LONGEST_ROW && file->field > 1 && file->field < file->length;
+}
+
+/* One file behind its header, when it has the size that it should have: its member's bytes, else 0. */
+static Py_ssize_t
+read_member(byte *to, Py_ssize_t room, int folder, const File *file, const Form *form)
+{
+    char name[LONGEST_ROW + 1];
+    /* One byte more than planned shows whether the file has grown. */
+    if (room <= BLOCK || file->size >= room - BLOCK || PADDED(file->size) > room - BLOCK)
+        return 0;
+    memcpy(name, file->row, (size_t)file->length);
+    name[file->field - 1] = '.';
+    name[file->length] = 0;
+    if (!write_header(to, (byte *)name, file->length, file->size, form))
+        return 0;
+    int descriptor = openat(folder, name, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0)
+        return 0;
+    ssize_t count = read(descriptor, to + BLOCK, (size_t)file->size + 1);
+    if (close(descriptor) < 0 || count != file->size)
+        return 0;
+    memset(to + BLOCK + count, 0, (size_t)(PADDED(file->size) - count));
+    return BLOCK + (Py_ssize_t)PADDED(file->size);
+}
+
+PyDoc_STRVAR(files_doc, "files(buffer, enough, folder, rows, sizes, at, end, mtime_field, base, columns)\n--\n\n"
+"Read files, the rows `at` to `end`, below the folder of a descriptor and put them into a buffer as members, until there\n"
+"are `enough` bytes, or one is not as it should be. Their fields, first bytes and the bytes at which payloads begin are\n"
+"appended to the three lists of columns; byte 0 of the buffer is byte `base`. Returns (bytes, row of the first file that\n"
+"was not taken).");
+
+static PyObject *
+core_files(PyObject *self, PyObject *args)
+{
+    PyObject *buffer, *rows, *sizes, *mtime, *columns, *lists[3];
+    Py_ssize_t enough, at, end, used = 0, count = 0, taken = 0;
+    File files[FILES_TOGETHER];
+    Names names = {{0}};
+    Py_buffer view;
+    Form form;
+    int folder;
+    long long base;
+    if (!PyArg_ParseTuple(args, "OniOOnnOLO", &buffer, &enough, &folder, &rows, &sizes, &at, &end, &mtime, &base,
+                          &columns) ||
+        make_form(mtime, 0, &form) < 0)
+        return NULL;
+    for (int i = 0; i < 3; i++)
+        if (!(lists[i] = PyTuple_GetItem(columns, i)))
+            return NULL;
+    if (at < 0 || end > PyList_Size(rows) || end > PyList_Size(sizes)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_IndexError, "there are fewer rows");
+        return NULL;
+    }
+    while (count < FILES_TOGETHER && at + count < end &&
+           file_of(PyList_GetItem(rows, at + count), PyList_GetItem(sizes, at + count), &files[count]))
+        count++;
+    if (PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE) < 0)
+        return NULL;
+    for (Py_ssize_t i = 0; i < count; i++)
+        Py_IncRef(files[i].object);
+    Py_BEGIN_ALLOW_THREADS
+    while (taken < count && used < enough) {
+        Py_ssize_t length = read_member((byte *)view.buf + used, view.len - used, folder, &files[taken], &form);
+        if (!length)
+            break;
+        files[taken++].start = used;
+        used += length;
+    }
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < taken; i++) {
+        const File *file = &files[i];
+        const char *field = (const char *)file->row + file->field;
+        failed = append(lists[0], field_of(&names, field, file->length - file->field)) < 0 ||
+                 append(lists[1], PyLong_FromLongLong(base + file->start)) < 0 ||
+                 append(lists[2], PyLong_FromLongLong(base + file->start + BLOCK)) < 0;
+    }
+    forget(&names);
+    for (Py_ssize_t i = 0; i < count; i++)
+        Py_DecRef(files[i].object);
+    return failed ? NULL : Py_BuildValue("nn", used, at + taken);
+}
+
+enum { ENTRIES_TOGETHER = 4096, ARENA = 1 << 18, LONGEST_ENTRY = 1 << 12 };
+
+/* Names of a folder, one behind the other, and what is known of each: the size of a plain file, -1 for others. */
+typedef struct {
+    DIR *folder;
+    int count, error, ended;
+    struct {
+        int begin, length, dot;
+        i64 size;
+    } entries[ENTRIES_TOGETHER];
+    char names[ARENA];
+} Listing;
+
+/* The next entries; `suffix` chooses those whose names end with it, and has nothing looked up. */
+static void
+list_some(Listing *list, const char *suffix, Py_ssize_t suffix_len)
+{
+    int used = 0;
+    list->count = 0;
+    while (list->count < ENTRIES_TOGETHER && used < ARENA - LONGEST_ENTRY) {
+        errno = 0;
+        struct dirent *entry = readdir(list->folder);
+        if (!entry) {
+            list->error = errno;
+            list->ended = 1;
+            return;
+        }
+        const char *name = entry->d_name, *dot = strchr(name, '.');
+        int length = (int)strlen(name);
+        if (length >= LONGEST_ENTRY) {
+            list->error = ENAMETOOLONG;
+            list->ended = 1;
+            return;
+        }
+        if (!strcmp(name, ".") || !strcmp(name, "..") || length < suffix_len ||
+            (suffix_len && memcmp(name + length - suffix_len, suffix, (size_t)suffix_len)))
+            continue;
+        struct stat status;
+        int is_plain = !suffix_len && dot && dot > name && dot[1] && memcmp(name, "__", 2) &&
+                       entry->d_type != DT_DIR && fstatat(dirfd(list->folder), name, &status, 0) == 0 &&
+                       S_ISREG(status.st_mode);
+        list->entries[list->count].begin = used;
+        list->entries[list->count].length = length;
+        list->entries[list->count].dot = is_plain ? (int)(dot - name) : 0;
+        list->entries[list->count++].size = is_plain ? (i64)status.st_size : -1;
+        memcpy(list->names + used, name, (size_t)length);
+        used += length;
+    }
+}
+
+/* (row, size) of a plain file. */
+static PyObject *
+plain_file(const char *prefix, Py_ssize_t prefix_len, const char *name, int length, int dot, i64 size)
+{
+    PyObject *row = PyBytes_FromStringAndSize(NULL, prefix_len + length);
+    if (!row)
+        return NULL;
+    char *to = PyBytes_AsString(row);
+    memcpy(to, prefix, (size_t)prefix_len);
+    memcpy(to + prefix_len, name, (size_t)length);
+    to[prefix_len + dot] = 0;
+    return Py_BuildValue("NL", row, (long long)size);
+}
+
+/* Hand out what was listed. */
+static int
+hand_out(const Listing *list, const char *prefix, Py_ssize_t prefix_len, PyObject *take, PyObject *others)
+{
+    PyObject *found = PyList_New(0), *rest = PyList_New(0), *done;
+    int failed = !found || !rest;
+    for (int i = 0; !failed && i < list->count; i++) {
+        const char *name = list->names + list->entries[i].begin;
+        int length = list->entries[i].length;
+        if (list->entries[i].size >= 0)
+            failed = append(found, plain_file(prefix, prefix_len, name, length, list->entries[i].dot,
+                                              list->entries[i].size)) < 0;
+        else
+            failed = append(rest, PyBytes_FromStringAndSize(name, length)) < 0;
+    }
+    if (!failed && PyList_Size(found)) {
+        failed = !(done = PyObject_CallFunctionObjArgs(take, found, NULL));
+        if (done)
+            Py_DecRef(done);
+    }
+    if (!failed && PyList_Size(rest)) {
+        failed = !(done = PyObject_CallFunctionObjArgs(others, rest, NULL));
+        if (done)
+            Py_DecRef(done);
+    }
+    if (found)
+        Py_DecRef(found);
+    if (rest)
+        Py_DecRef(rest);
+    return failed ? -1 : PyErr_CheckSignals();
+}
+
+PyDoc_STRVAR(folder_doc, "folder(path, prefix, suffix, take, others)\n--\n\n"
+"List a folder, some thousand entries at a time: `take` gets the rows of plain files with their sizes in bytes (`prefix`,\n"
+"then the name with a NUL for its first dot), `others` the names of all else. With a suffix `others` gets all names that\n"
+"end with it, and `take` nothing.");
+
+static PyObject *
+core_folder(PyObject *self, PyObject *args)
+{
+    PyObject *path, *take, *others;
+    char *name;
+    const char *prefix, *suffix;
+    Py_ssize_t prefix_len, suffix_len, length;
+    if (!PyArg_ParseTuple(args, "Sy#y#OO", &path, &prefix, &prefix_len, &suffix, &suffix_len, &take, &others) ||
+        PyBytes_AsStringAndSize(path, &name, &length) < 0)
+        return NULL;
+    if (memchr(name, 0, (size_t)length)) {
+        PyErr_SetString(PyExc_ValueError, "embedded null byte");
+        return NULL;
+    }
+    Listing *list = PyMem_Malloc(sizeof *list);
+    if (!list)
+        return PyErr_NoMemory();
+    list->count = list->error = list->ended = 0;
+    Py_BEGIN_ALLOW_THREADS
+    list->folder = opendir(name);
+    Py_END_ALLOW_THREADS
+    int failed = 0;
+    if (!list->folder)
+        list->error = errno;
+    while (list->folder && !failed && !list->ended) {
+        Py_BEGIN_ALLOW_THREADS
+        list_some(list, suffix, suffix_len);
+        Py_END_ALLOW_THREADS
+        failed = hand_out(list, prefix, prefix_len, take, others) < 0;
+    }
+    int error = list->error;
+    if (list->folder)
+        closedir(list->folder);
+    PyMem_Free(list);
+    if (failed)
+        return NULL;
+    if (error) {
+        errno = error;
+        return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path);
+    }
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
@@ -1201,7 +1867,13 @@ static PyMethodDef methods[] = {
     {"cut", core_cut, METH_VARARGS, cut_doc},
     {"says", core_says, METH_VARARGS, says_doc},
     {"read", core_read, METH_VARARGS, read_doc},
-    {"header", core_header, METH_VARARGS, header_doc},
+    {"pack", core_pack, METH_VARARGS, pack_doc},
+    {"settle", core_settle, METH_VARARGS, settle_doc},
+    {"header", (PyCFunction)(void (*)(void))core_header, METH_FASTCALL, header_doc},
+    {"member", (PyCFunction)(void (*)(void))core_member, METH_FASTCALL, member_doc},
+    {"members", (PyCFunction)(void (*)(void))core_members, METH_FASTCALL, members_doc},
+    {"files", core_files, METH_VARARGS, files_doc},
+    {"folder", core_folder, METH_VARARGS, folder_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,11 +1,13 @@
 """What the compiled core has; the essay is at the head of ``_core.c``."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from wdscli.model import Sample
 from wdscli.tar.columns import Columns
 
 Buffer = bytes | bytearray | memoryview
+Places = tuple[list[bytes], list[int], list[int]]
 
 def scan(
     buffer: Buffer,
@@ -67,3 +69,39 @@ def read(
     /,
 ) -> tuple[list[dict[str, Any] | None], int]: ...
 def header(name: bytes, size: int, mtime_field: bytes, /) -> bytes | None: ...
+def pack(
+    buffer: Buffer, begins: Any, mtime_field: bytes, gnu_names: bool, /
+) -> tuple[list[bytes], list[bytes], bytes, bytes, bytes, bytes, bytes, bytes, bytes, int] | None: ...
+def settle(buffer: bytearray | memoryview, mtime_field: bytes, gnu_names: bool, /) -> int: ...
+def member(buffer: bytearray, used: int, name: bytes, payload: Buffer, mtime_field: bytes, /) -> int: ...
+def members(
+    buffer: bytearray,
+    used: int,
+    prefix: bytes,
+    members: Sequence[tuple[bytes, Buffer]],
+    mtime_field: bytes,
+    base: int,
+    columns: Places,
+    /,
+) -> int: ...
+def files(
+    buffer: bytearray,
+    enough: int,
+    folder: int,
+    rows: list[bytes],
+    sizes: list[int],
+    at: int,
+    end: int,
+    mtime_field: bytes,
+    base: int,
+    columns: tuple[list[bytes], list[int], list[int]],
+    /,
+) -> tuple[int, int]: ...
+def folder(
+    path: bytes,
+    prefix: bytes,
+    suffix: bytes,
+    take: Callable[[list[tuple[bytes, int]]], object],
+    others: Callable[[list[bytes]], object],
+    /,
+) -> None: ...

@@ -20,6 +20,10 @@ from zlib import adler32
 from wdscli.errors import DataError
 
 BLOCK = 512
+NAME_BYTES = 100
+"""The most bytes of a name that one block holds without a prefix."""
+ONE_BLOCK_SIZE = 1 << 33
+"""The least size that no octal field holds."""
 END_OF_ARCHIVE = bytes(2 * BLOCK)
 MAX_EXTENDED_SIZE = 1 << 20
 MAX_EXTENDED_CHAIN = 16

@@ -1,25 +1,34 @@
 """Members to a stream, in the canonical form.
 
 What it is: :class:`TarWriter`, which turns (name, payload) into header, payload and padding, and the two zero blocks at
-the end. How: small members are gathered and go out in one write of about 64 KiB, large payloads go out as they are; a
-header costs one pack of a template. It must not know samples, files or networks: a sink is anything with ``write``.
+the end. How: small members are laid out one behind the other in a buffer, by the compiled core where there is one, and
+go out in one write of about 64 KiB; large payloads go out as they are. It must not know samples, files or networks: a
+sink is anything with ``write``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from wdscli.errors import UsageError
-from wdscli.tar.header import BLOCK, CANONICAL, END_OF_ARCHIVE, MAX_SIZE, Form, build_header, padded
+from wdscli.tar import core
+from wdscli.tar.header import BLOCK, CANONICAL, END_OF_ARCHIVE, MAX_SIZE, Form, build_header
 
 GATHER_BYTES = 1 << 16
+"""What is larger goes out as it is (``COPIED`` in ``_core.c``); so does what is gathered, once it is more."""
+BUFFER_BYTES = 2 * GATHER_BYTES + BLOCK
 _PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
+Payload = bytes | bytearray | memoryview
+Places = tuple[list[bytes], list[int], list[int]]
+"""Members as three columns: names, where payloads begin, their sizes."""
 
 
 class ByteSink(Protocol):
     """Where bytes go, in order."""
 
-    def write(self, data: bytes | bytearray | memoryview, /) -> object: ...
+    def write(self, data: bytes | bytearray | memoryview, /) -> object:
+        """Take all of ``data``, which is used again for other bytes after this."""
 
 
 def padding(size: int) -> bytes:
@@ -36,7 +45,7 @@ def _bad_name(name: bytes) -> UsageError:
 
 
 class TarWriter:
-    """Writes canonical members to ``sink``, which stays open.
+    """Writes canonical members to ``sink``, which stays open. Payloads may be changed once they are added.
 
     >>> import io
     >>> out = io.BytesIO()
@@ -51,25 +60,57 @@ class TarWriter:
             raise UsageError(f"a member's mtime must be 0 to 8^11-1 seconds, not {form.mtime}")
         self._sink = sink
         self._form = form
-        self._parts: list[bytes | bytearray | memoryview] = []
-        self._gathered = 0
-        self.position = 0
-        """Bytes written so far, those still gathered included."""
+        self._mtime_field = form.mtime_field
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._used = 0
+        self._flushed = 0
 
-    def add(self, name: bytes, payload: bytes | bytearray | memoryview) -> None:
+    @property
+    def position(self) -> int:
+        """Bytes written so far, those still gathered included."""
+        return self._flushed + self._used
+
+    def add(self, name: bytes, payload: Payload) -> None:
         """One regular member. Raises UsageError for a name that no tar can hold."""
-        size = len(payload)
-        if not name or 0 in name:
-            raise _bad_name(name)
-        header = build_header(name, size, self._form)
-        parts = self._parts
-        parts.append(header)
-        parts.append(payload)
-        parts.append(_PADDING[size & 511])
-        length = len(header) + padded(size)
-        self.position += length
-        self._gathered += length
-        if self._gathered >= GATHER_BYTES:
+        if core.CORE is not None:
+            used: int = core.CORE.member(self._buffer, self._used, name, payload, self._mtime_field)
+            if used:
+                self._used = used
+                if used >= GATHER_BYTES:
+                    self.flush()
+                return
+        self.begin(name, len(payload))
+        self.raw(payload)
+        self.raw(_PADDING[len(payload) & 511])
+
+    def add_all(self, prefix: bytes, members: Sequence[tuple[bytes, Payload]], places: Places) -> None:
+        """Regular members of (name, payload), whose names begin with ``prefix`` besides; ``places`` gets their names
+        without it. Raises DataError for a name that no tar can hold, and has written none then."""
+        if core.CORE is not None:
+            used: int = core.CORE.members(
+                self._buffer, self._used, prefix, members, self._mtime_field, self._flushed, places
+            )
+            if used:
+                self._used = used
+                if used >= GATHER_BYTES:
+                    self.flush()
+                return
+        names, offsets, sizes = places
+        for name, _ in members:
+            if 0 in prefix + name:
+                build_header(prefix + name, 0)  # which raises
+        for name, payload in members:
+            self.add(prefix + name, payload)
+            size = len(payload)
+            names.append(name)
+            offsets.append(self.position - (size + 511 & -512))
+            sizes.append(size)
+
+    def fill(self, put: Callable[[bytearray, int], int]) -> None:
+        """Whole members that ``put`` writes into the buffer from a byte on; it returns where they end."""
+        self._used = put(self._buffer, self._used)
+        if self._used >= GATHER_BYTES:
             self.flush()
 
     def begin(self, name: bytes, size: int) -> None:
@@ -81,33 +122,33 @@ class TarWriter:
             raise _bad_name(name)
         if not 0 <= size <= MAX_SIZE:
             raise UsageError(f"a member's size must be 0 to 2^63-1, not {size}")
-        self.raw(build_header(name, size, self._form))
+        self.raw(self._header(name, size))
 
-    def raw(self, data: bytes | bytearray | memoryview) -> None:
-        """Bytes that are already tar: whole runs of members, or the payload after :meth:`begin`."""
-        self._parts.append(data)
-        self.position += len(data)
-        self._gathered += len(data)
-        if self._gathered >= GATHER_BYTES:
+    def _header(self, name: bytes, size: int) -> bytes:
+        block = None if core.CORE is None else core.CORE.header(name, size, self._mtime_field)
+        return block or build_header(name, size, self._form)
+
+    def raw(self, data: Payload) -> None:
+        """Bytes that are already tar: whole runs of members, or the payload after :meth:`begin`. Large ones are not
+        copied."""
+        size = len(data)
+        if size >= GATHER_BYTES:
+            self.flush()
+            self._flushed += size
+            self._sink.write(data)
+            return
+        end = self._used + size
+        self._view[self._used : end] = data
+        self._used = end
+        if end >= GATHER_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what is gathered to the sink. A large payload is not copied."""
-        parts, self._parts, self._gathered = self._parts, [], 0
-        small: list[bytes | bytearray | memoryview] = []
-        for part in parts:
-            if len(part) >= GATHER_BYTES:
-                self._write(small)
-                self._sink.write(part)
-                small = []
-            else:
-                small.append(part)
-        self._write(small)
-
-    def _write(self, parts: list[bytes | bytearray | memoryview]) -> None:
-        data = b"".join(parts)
-        if data:
-            self._sink.write(data)
+        """Hand what is gathered to the sink."""
+        used, self._used = self._used, 0
+        self._flushed += used
+        if used:
+            self._sink.write(self._view[:used])
 
     def close(self) -> None:
         """The two zero blocks, and everything out to the sink."""

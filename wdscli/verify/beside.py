@@ -85,7 +85,10 @@ def _manifests_of(
         try:
             manifest = read_manifest(folder + name)
         except DataError as error:
-            if _is_meant_for(folder + name, names):
+            # Whether it was one for these shards: many a tool has a manifest.json.
+            prefix = name.removesuffix(MANIFEST_SUFFIX)
+            is_listed = any(one.startswith(prefix) for one in names)
+            if is_listed if prefix else b'"shardlist"' in read_all(folder + name):
                 ledger.add("manifest-mismatch", error.message)
         except WdsError as error:
             ledger.add("unreadable", error.message)
@@ -96,14 +99,6 @@ def _manifests_of(
                     if "/" not in shard.name and shard.name not in there:
                         ledger.add("manifest-mismatch", f"it lists {shard.name}, which is not there")
     return found
-
-
-def _is_meant_for(manifest: str, names: set[str]) -> bool:
-    """Whether a file that cannot be read as a manifest was one for these shards; many a tool has a manifest.json."""
-    prefix = base_name(manifest).removesuffix(MANIFEST_SUFFIX)
-    if prefix:
-        return any(name.startswith(prefix) for name in names)
-    return b'"shardlist"' in read_all(manifest)
 
 
 def _add_strays(addresses: Sequence[str], listings: Listings, limit: int) -> None:
@@ -235,7 +230,13 @@ def check_checksum(address: str, listing: Listing | None, ledger: Ledger, versio
         return
     algorithm, _, expected = listing.shard.checksum.partition(":")
     try:
-        digest = _file_digest(address, algorithm, version)
+        if new_digest(algorithm) is None:
+            raise UsageError("no checksum to compute")
+        with open_source(address, decompress=False) as source:
+            digest = (checksum_of(source, algorithm) or "").partition(":")[2]
+            source.confirm()
+            if version and version != source.version:
+                raise replaced(address)
     except UsageError:
         ledger.add("unchecked", f'the manifest\'s checksum is of an unknown kind, "{algorithm}"')
         return
@@ -248,16 +249,3 @@ def check_checksum(address: str, listing: Listing | None, ledger: Ledger, versio
             "checksum-mismatch",
             f"the shard's {algorithm} is {digest}, the manifest says {expected}; {base_name(address)} was changed",
         )
-
-
-def _file_digest(address: str, algorithm: str, version: str | None) -> str:
-    """The checksum of a file's bytes as they lie there, of ``version`` if one is given. Raises UsageError for an
-    unknown algorithm, StorageError."""
-    if new_digest(algorithm) is None:
-        raise UsageError("no checksum to compute")
-    with open_source(address, decompress=False) as source:
-        found = checksum_of(source, algorithm) or ""
-        source.confirm()
-        if version and version != source.version:
-            raise replaced(address)
-    return found.partition(":")[2]

@@ -84,9 +84,12 @@ class Decoder:
     def _find(self, field: str) -> Decode | None:
         is_packed = field.lower() == "gz" or field.lower().endswith(".gz")
         last = extension(field[:-3]) if is_packed else extension(field)
-        decode = _plain_decoder(last, self._limit)
-        if last in EXTENSIONS and find_spec("PIL") is None:
-            raise UsageError("--decode needs Pillow for images", hint="pip install 'wdscli[images]'")
+        if last in EXTENSIONS:
+            if find_spec("PIL") is None:
+                raise UsageError("--decode needs Pillow for images", hint="pip install 'wdscli[images]'")
+            decode: Decode | None = partial(open_image, limit=self._limit)
+        else:
+            decode = None if last in PICKLES else basichandlers.find(last, self._limit)
         packages = _PACKAGES.get(last, ())
         if packages and not any(map(find_spec, packages)):
             self._ledger.add(
@@ -96,12 +99,6 @@ class Decoder:
             )
             return None
         return partial(_inflated, decode, self._limit) if is_packed else decode
-
-
-def _plain_decoder(last: str, limit: int) -> Decode | None:
-    if last in EXTENSIONS:
-        return partial(open_image, limit=limit)
-    return None if last in PICKLES else basichandlers.find(last, limit)
 
 
 def _inflated(inner: Decode | None, limit: int, payload: bytes) -> object:

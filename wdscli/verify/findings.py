@@ -10,6 +10,7 @@ It must not know how anything is found, nor how it is shown.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -49,141 +50,123 @@ _COPY_AGAIN = "make or copy the shard again, or save its whole samples with `wds
 _REPAIR = "write what can be kept with `wds verify --repair -o OUT`"
 
 _SIDE_FILES = ("stale-index", "manifest-mismatch")
+_ENTRY = re.compile(r"\n {4}(?! )")
 
-_OF_ARCHIVES: dict[str, Kind] = {
-    "not-a-tar": Kind("the file does not begin with a tar header, or is empty", _COPY_AGAIN),
-    "truncated": Kind("the file ends inside a member, a header or a compressed stream", _COPY_AGAIN),
-    "no-end-of-archive": Kind("the two zero blocks at the end are missing", _COPY_AGAIN),
-    "data-after-end": Kind(
-        "bytes follow the end of the archive; readers pass over them",
-        "join archives with `wds cat A B -o OUT`",
-    ),
-    "bad-checksum": Kind("a header's checksum is wrong", _COPY_AGAIN),
-    "bad-size": Kind(
-        "a member's size cannot be, or readers disagree whether its bytes are there", _COPY_AGAIN
-    ),
-    "bad-header": Kind("a header's field cannot be read", _COPY_AGAIN),
-    "bad-extended-header": Kind("a pax or GNU extended header cannot be read", _COPY_AGAIN),
-    "corrupt": Kind("a compressed shard cannot be decompressed", _COPY_AGAIN),
-    "unreadable": Kind(
-        "the shard cannot be opened or read",
-        "see whether the address is right and may be read, and try again",
-    ),
-}
+
+def _table(text: str) -> dict[str, Kind]:
+    """Kinds by code: ``code: meaning``, or ``code (warning): meaning``, and behind an arrow what to do."""
+    kinds = {}
+    for entry in _ENTRY.split(text.strip()):
+        what, _, hint = " ".join(entry.split()).partition(" -> ")
+        name, _, meaning = what.partition(": ")
+        code, _, mark = name.partition(" ")
+        hint = hint.format(copy=_COPY_AGAIN, repair=_REPAIR)
+        kinds[code] = Kind(meaning, hint or None, "warning" if mark else "error")
+    return kinds
+
+
+_OF_ARCHIVES = _table("""
+    not-a-tar: the file does not begin with a tar header, or is empty
+        -> {copy}
+    truncated: the file ends inside a member, a header or a compressed stream
+        -> {copy}
+    no-end-of-archive: the two zero blocks at the end are missing
+        -> {copy}
+    data-after-end: bytes follow the end of the archive; readers pass over them
+        -> join archives with `wds cat A B -o OUT`
+    bad-checksum: a header's checksum is wrong
+        -> {copy}
+    bad-size: a member's size cannot be, or readers disagree whether its bytes are there
+        -> {copy}
+    bad-header: a header's field cannot be read
+        -> {copy}
+    bad-extended-header: a pax or GNU extended header cannot be read
+        -> {copy}
+    corrupt: a compressed shard cannot be decompressed
+        -> {copy}
+    unreadable: the shard cannot be opened or read
+        -> see whether the address is right and may be read, and try again
+    """)
 STRUCTURAL = frozenset(_OF_ARCHIVES)
 """Kinds after which a shard's members are not all known."""
-
-KINDS: dict[str, Kind] = {
-    **_OF_ARCHIVES,
-    # samples
-    "interleaved-key": Kind(
-        "a key comes back later in its shard with other fields",
-        "`wds verify --repair -o OUT` joins such samples",
-    ),
-    "duplicate-key": Kind(
-        "a key comes a second time, in its shard or in another", "give new keys, or " + _REPAIR
-    ),
-    "duplicate-field": Kind("a field comes twice in one sample", _REPAIR),
-    "missing-field": Kind(
-        "a sample lacks a field of --require, or one that the manifest says every sample has",
-        "make these samples again, or leave them out when they are read",
-    ),
-    "case-collision": Kind(
-        "names differ in upper and lower case only: two fields of a sample, or two keys of a shard",
-        "webdataset reads fields in lower case, and some file systems keep only one of such files: rename one",
-        "warning",
-    ),
-    "mixed-fields": Kind(
-        "samples have other fields than most", "name what every sample must have with --require", "warning"
-    ),
-    "no-field": Kind(
-        "a file belongs to no sample: its name has no dot, or begins with one",
-        "readers pass over such files",
-        "warning",
-    ),
-    "empty-payload": Kind("a member has no bytes", "see whether its source was empty", "warning"),
-    "undecodable": Kind("a payload is not what its field says (--decode)", "make the payload again"),
-    # members
-    "unsafe-name": Kind(
-        "a name is absolute, has a `..` or a NUL, or is empty", "give the member another name, or " + _REPAIR
-    ),
-    "link": Kind(
-        "a member is a link", "GNU tar stores the files themselves with --dereference; or " + _REPAIR
-    ),
-    "special": Kind("a member is a device, a fifo or of some vendor's kind", _REPAIR),
-    "sparse": Kind("a member is a sparse file", "make the archive without --sparse, or " + _REPAIR),
-    "damaged": Kind("a sample next to lost bytes is not saved by --repair, because it lacks fields"),
-    # side files
-    "stale-index": Kind(
-        "the index beside a shard is damaged or of another version of it", "make it again with `wds index`"
-    ),
-    "manifest-mismatch": Kind(
-        "the manifest and the shards disagree", "copy the set again, or write a new manifest with `wds index`"
-    ),
-    "checksum-mismatch": Kind(
-        "a shard's bytes are not those of the manifest's checksum (--checksums)", "copy the shard again"
-    ),
-    "unchecked": Kind(
-        "there is no checksum to compare with (--checksums), a payload is larger than --max-decoded, or what decodes "
-        "a field is not installed (--decode)",
-        "`wds index` writes checksums",
-        "warning",
-    ),
-}
-
-DEMANDS: dict[str, Kind] = {
-    "webdataset-upper-case": Kind(
-        "webdataset gives a field in lower case: the code must ask for it so",
-        "write the field in lower case",
-        "warning",
-    ),
-    "webdataset-case-collision": Kind(
-        "webdataset stops at two fields of a sample that differ in case only", "rename one of the fields"
-    ),
-    "webdataset-reserved-field": Kind(
-        "webdataset keeps __key__, __url__ and __local_path__ for itself", "rename the field"
-    ),
-    "webdataset-skipped": Kind(
-        "webdataset passes over names of the form __x__", "rename the member", "warning"
-    ),
-    "hf-mixed-fields": Kind(
-        "Hugging Face datasets wants the same fields in the first five samples",
-        "put samples that have every field first",
-    ),
-    "hf-dropped-field": Kind(
-        "Hugging Face datasets drops a field that the first five samples lack",
-        "put samples that have every field first, or give load_dataset its features",
-        "warning",
-    ),
-    "hf-not-an-integer": Kind(
-        "Hugging Face datasets parses cls, cls2, index, inx and id as integers",
-        "rename the field, or mend it",
-    ),
-    "hf-raw-field": Kind(
-        "Hugging Face datasets knows no feature for the field and gives raw bytes",
-        "decode it in your own code",
-        "warning",
-    ),
-    "hf-skipped": Kind(
-        'Hugging Face datasets passes over files that begin with "." or "__"', "rename the member", "warning"
-    ),
-    "dali-pax-header": Kind(
-        "DALI cannot read pax headers, unless it has an index that leads past them",
-        "write the shards again with --long-names gnu, or make an index with `wds index --dialect dali`",
-    ),
-    "dali-blank": Kind("a DALI index cannot hold names with blanks", "rename the member"),
-    "dali-missing-component": Kind(
-        "DALI gives an empty tensor for a component that a sample lacks",
-        "choose missing_component_behavior, or make samples whole",
-        "warning",
-    ),
-    "dali-compressed": Kind("DALI reads plain tar only", "decompress the shard: `wds cat SHARD -o OUT.tar`"),
-    "energon-empty-shard": Kind("Energon refuses a shard without samples", "remove the shard from the set"),
-    "energon-compressed": Kind(
-        "Energon's index points into the plain tar", "decompress the shard: `wds cat SHARD -o OUT.tar`"
-    ),
-    "energon-skipped": Kind("Energon passes over names of the form __x__", "rename the member", "warning"),
-}
+_OF_SAMPLES = _table("""
+    interleaved-key: a key comes back later in its shard with other fields
+        -> `wds verify --repair -o OUT` joins such samples
+    duplicate-key: a key comes a second time, in its shard or in another
+        -> give new keys, or {repair}
+    duplicate-field: a field comes twice in one sample
+        -> {repair}
+    missing-field: a sample lacks a field of --require, or one that the manifest says every sample has
+        -> make these samples again, or leave them out when they are read
+    case-collision (warning): names differ in upper and lower case only: two fields of a sample, or two keys of a
+        shard
+        -> webdataset reads fields in lower case, and some file systems keep only one of such files: rename one
+    mixed-fields (warning): samples have other fields than most
+        -> name what every sample must have with --require
+    no-field (warning): a file belongs to no sample: its name has no dot, or begins with one
+        -> readers pass over such files
+    empty-payload (warning): a member has no bytes
+        -> see whether its source was empty
+    undecodable: a payload is not what its field says (--decode)
+        -> make the payload again
+    """)
+_OF_MEMBERS = _table("""
+    unsafe-name: a name is absolute, has a `..` or a NUL, or is empty
+        -> give the member another name, or {repair}
+    link: a member is a link
+        -> GNU tar stores the files themselves with --dereference; or {repair}
+    special: a member is a device, a fifo or of some vendor's kind
+        -> {repair}
+    sparse: a member is a sparse file
+        -> make the archive without --sparse, or {repair}
+    damaged: a sample next to lost bytes is not saved by --repair, because it lacks fields
+    """)
+_OF_SIDE_FILES = _table("""
+    stale-index: the index beside a shard is damaged or of another version of it
+        -> make it again with `wds index`
+    manifest-mismatch: the manifest and the shards disagree
+        -> copy the set again, or write a new manifest with `wds index`
+    checksum-mismatch: a shard's bytes are not those of the manifest's checksum (--checksums)
+        -> copy the shard again
+    unchecked (warning): there is no checksum to compare with (--checksums), a payload is larger than
+        --max-decoded, or what decodes a field is not installed (--decode)
+        -> `wds index` writes checksums
+    """)
+KINDS: dict[str, Kind] = {**_OF_ARCHIVES, **_OF_SAMPLES, **_OF_MEMBERS, **_OF_SIDE_FILES}
+DEMANDS = _table("""
+    webdataset-upper-case (warning): webdataset gives a field in lower case: the code must ask for it so
+        -> write the field in lower case
+    webdataset-case-collision: webdataset stops at two fields of a sample that differ in case only
+        -> rename one of the fields
+    webdataset-reserved-field: webdataset keeps __key__, __url__ and __local_path__ for itself
+        -> rename the field
+    webdataset-skipped (warning): webdataset passes over names of the form __x__
+        -> rename the member
+    hf-mixed-fields: Hugging Face datasets wants the same fields in the first five samples
+        -> put samples that have every field first
+    hf-dropped-field (warning): Hugging Face datasets drops a field that the first five samples lack
+        -> put samples that have every field first, or give load_dataset its features
+    hf-not-an-integer: Hugging Face datasets parses cls, cls2, index, inx and id as integers
+        -> rename the field, or mend it
+    hf-raw-field (warning): Hugging Face datasets knows no feature for the field and gives raw bytes
+        -> decode it in your own code
+    hf-skipped (warning): Hugging Face datasets passes over files that begin with "." or "__"
+        -> rename the member
+    dali-pax-header: DALI cannot read pax headers, unless it has an index that leads past them
+        -> write the shards again with --long-names gnu, or make an index with `wds index --dialect dali`
+    dali-blank: a DALI index cannot hold names with blanks
+        -> rename the member
+    dali-missing-component (warning): DALI gives an empty tensor for a component that a sample lacks
+        -> choose missing_component_behavior, or make samples whole
+    dali-compressed: DALI reads plain tar only
+        -> decompress the shard: `wds cat SHARD -o OUT.tar`
+    energon-empty-shard: Energon refuses a shard without samples
+        -> remove the shard from the set
+    energon-compressed: Energon's index points into the plain tar
+        -> decompress the shard: `wds cat SHARD -o OUT.tar`
+    energon-skipped (warning): Energon passes over names of the form __x__
+        -> rename the member
+    """)
 """What four readers demand beyond what any reader does; each code begins with the reader's name."""
 
 

@@ -10,7 +10,6 @@ It must not open anything, and leaves payloads and files beside the shard to oth
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from wdscli.samples import Grouper, SampleBatch, is_dunder, may_be_unsafe, why_unsafe
 from wdscli.samples.grouping import hidden
@@ -42,14 +41,6 @@ class Shape:
     offset: int
     key: bytes
     count: int = 0
-
-
-class ShapeCount(NamedTuple):
-    """How many samples have a set of fields, and the first of them."""
-
-    samples: int
-    offset: int
-    key: bytes
 
 
 class _ReportingGrouper(Grouper):
@@ -170,13 +161,14 @@ class HeaderPass:
                 self._room -= len(names)
         return shape
 
-    def shape_counts(self) -> dict[frozenset[bytes], ShapeCount]:
+    def shapes(self) -> dict[frozenset[bytes], Shape]:
         """How many samples have which fields, in whatever order; lists that were not remembered are left out."""
-        counts: dict[frozenset[bytes], ShapeCount] = {}
+        found: dict[frozenset[bytes], Shape] = {}
         for names, shape in self._shapes.items():
-            first = counts.get(frozenset(names), ShapeCount(0, shape.offset, shape.key))
-            counts[frozenset(names)] = first._replace(samples=first.samples + shape.count)
-        return counts
+            first = found.setdefault(frozenset(names), shape)
+            if first is not shape:
+                first.count += shape.count
+        return found
 
     def _report(self, problem: Problem, batch: SampleBatch, row: int) -> None:
         at, member = batch.firsts[row], batch.keys[row]

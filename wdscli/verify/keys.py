@@ -11,8 +11,10 @@ It must not know how a shard is read, nor how findings are worded.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from wdscli.samples import SampleBatch
 
@@ -23,13 +25,8 @@ if TYPE_CHECKING:
 FEW_DIGESTS = 1 << 18
 """Up to this many digests a plain set is quicker than loading numpy, and small enough."""
 _CATCH_ALL = 63
-
-
-def digester() -> Callable[[bytes], int]:
-    """The digest of a key."""
-    from xxhash import xxh3_64_intdigest
-
-    return xxh3_64_intdigest
+digest = xxh3_64_intdigest
+"""That of a key."""
 
 
 INTERLEAVED, DUPLICATE, COLLISION = 1, 2, 3
@@ -57,7 +54,6 @@ class KeyColumns:
         self.starts = array("Q")
         self.masks = array("Q")
         self._folded: array[int] | None = None
-        self._digest = digester()
         self._bits: dict[bytes, int] = {}
         self._names = bytearray() if keep_names else None
         self._name_ends = array("Q")
@@ -73,7 +69,7 @@ class KeyColumns:
 
     def add(self, batch: SampleBatch, masks: list[int]) -> None:
         """A batch's samples, ``masks`` one a sample."""
-        keys, starts, digest = batch.keys, batch.starts, self._digest
+        keys, starts = batch.keys, batch.starts
         joined = b"".join(keys)
         if self._folded is None and not joined.islower() and joined.lower() != joined:
             self._folded = array("Q", self.digests)

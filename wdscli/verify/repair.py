@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,9 +26,9 @@ from wdscli.shards.inputs import open_set
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import Source, open_source
 from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
-from wdscli.verify.keys import digester, repeats_across
+from wdscli.verify.keys import digest, repeats_across
 from wdscli.verify.profiles import Fields
-from wdscli.verify.salvage import Plan, plan_shard
+from wdscli.verify.salvage import Plan
 from wdscli.verify.set import choose_jobs
 
 if TYPE_CHECKING:
@@ -111,7 +111,15 @@ def repair(
         infos: list[ShardInfo] = []
         if not dry_run:
             with target.claimed(addresses):
-                infos = _write_all(executor, writes, target, progress)
+                progress.start("repair", len(writes), "shards")
+                places = map(target.address, range(len(writes)))
+                writes = [
+                    one._replace(output=at, settings=target.settings) for one, at in zip(writes, places)
+                ]
+                for result in run_tasks(executor, salvage, writes):
+                    infos += [result.info] if result.info else []
+                    progress.advance(1)
+                progress.finish()
                 target.finish(infos, operation="repair", options={"decode": True} if decode else {})
     return RepairReport(
         shards=len(tasks),
@@ -167,40 +175,25 @@ def _plan_all(
     return counts
 
 
-def _write_all(
-    executor: Executor, tasks: list[SalvageTask], target: OutputSet, progress: Progress
-) -> list[ShardInfo]:
-    infos = []
-    progress.start("repair", len(tasks), "shards")
-    writes = [
-        task._replace(output=target.address(place), settings=target.settings)
-        for place, task in enumerate(tasks)
-    ]
-    for result in run_tasks(executor, salvage, writes):
-        infos += [result.info] if result.info else []
-        progress.advance(1)
-    progress.finish()
-    return infos
-
-
 def salvage(task: SalvageTask) -> SalvageResult:
     """Plan one input; or, with an output, write what the plan saves; or name the samples that are ``dropped``. Damage
     is no error here."""
     ledger = Ledger(task.address, task.limit)
     try:
         with ExitStack() as stack:
-            original = stack.enter_context(open_source(task.address))
-            source = _seekable(original, stack)
+            original = source = stack.enter_context(open_source(task.address))
+            if not source.seekable:
+                # A compressed stream that breaks off is copied as far as it goes.
+                path = stack.enter_context(Scratch()).path_of("shard")
+                spool(source, path, cut=lambda error: None)
+                source = stack.enter_context(Input(source.name, path).open())
             is_first = task.output is None and not task.dropped
             # Whatever it leaves out was reported when it was made first.
             plan_ledger = ledger if is_first else Ledger(limit=0)
-            plan = plan_shard(source, plan_ledger, max_decoded=task.max_decoded, required=task.required)
+            plan = Plan(source, plan_ledger, max_decoded=task.max_decoded, required=task.required)
             if is_first:
                 return SalvageResult(ledger, plan.digests)
-            if task.output is None:
-                _report_dropped(task, plan, ledger)
-                return SalvageResult(ledger)
-            return SalvageResult(ledger, info=_write(task, task.output, plan, source, original))
+            return SalvageResult(ledger, info=_save(task, plan, source, original, ledger))
     except (DataError, StorageError) as error:
         if task.output is not None or task.dropped:
             raise
@@ -208,36 +201,26 @@ def salvage(task: SalvageTask) -> SalvageResult:
     return SalvageResult(ledger)
 
 
-def _seekable(source: Source, stack: ExitStack) -> Source:
-    """A source that can be read at any place: the one given, or a copy of it. A compressed stream that breaks off is
-    copied as far as it goes."""
-    if source.seekable:
-        return source
-    path = stack.enter_context(Scratch()).path_of("shard")
-    spool(source, path, cut=lambda error: None)
-    return stack.enter_context(Input(source.name, path).open())
-
-
-def _report_dropped(task: SalvageTask, plan: Plan, ledger: Ledger) -> None:
-    """Name the samples that are left out because an earlier shard has their key."""
-    dropped, digest = set(memoryview(task.dropped).cast("Q")), digester()
-    for sample in plan.samples():
-        if digest(sample.key) in dropped:
-            message = "sample left out: an earlier shard has its key"
-            ledger.add("duplicate-key", message, offset=sample.start, member=sample.key)
-
-
-def _write(task: SalvageTask, output: str, plan: Plan, source: Source, original: Source) -> ShardInfo:
-    dropped, digest = set(memoryview(task.dropped).cast("Q")), digester()
-    with task.settings.open(output) as shard:
+def _save(
+    task: SalvageTask, plan: Plan, source: Source, original: Source, ledger: Ledger
+) -> ShardInfo | None:
+    """Write the samples but those that are left out because an earlier shard has their key; without an output, name
+    these."""
+    dropped = set(memoryview(task.dropped).cast("Q"))
+    with nullcontext() if task.output is None else task.settings.open(task.output) as shard:
         for sample in plan.samples():
             if dropped and digest(sample.key) in dropped:
+                message = "sample left out: an earlier shard has its key"
+                ledger.add("duplicate-key", message, offset=sample.start, member=sample.key)
+            elif shard is None:
                 continue
-            if sum(member.size for member in sample.members) <= LARGE_SAMPLE_BYTES:
+            elif sum(member.size for member in sample.members) <= LARGE_SAMPLE_BYTES:
                 payloads = [(field, source.read_at(offset, size)) for field, offset, size in sample.members]
                 shard.write(sample.key, payloads)
             else:
                 pieces = [(name, size, pieces_of(source, at, size)) for name, at, size in sample.members]
                 shard.write_pieces(sample.key, pieces)
+        if shard is None:
+            return None
         original.confirm()
         return shard.commit()

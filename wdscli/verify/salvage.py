@@ -1,6 +1,6 @@
 """Which samples of one damaged shard can be saved: the plan of a repair.
 
-What it is: :func:`plan_shard`, from a shard to a :class:`Plan`. How: members are taken one by one from a scan that goes
+What it is: :class:`Plan`. How: members are taken one by one from a scan that goes
 on after damage, as *stretches*: members of one key side by side. What no good shard may hold is left out and reported;
 a stretch next to a place where bytes were lost is marked, because it may lack members. One pass over the headers
 gathers 24 bytes a stretch; those whose key was there before are joined to the first when all their fields are new to
@@ -119,52 +119,32 @@ class _StretchReader:
         self._ledger.add(code, f"left out: {reason}", offset=start, member=name)
 
 
-@dataclass(slots=True)
 class Plan:
-    """What can be saved of one shard: ``dropped`` stretches are left out, ``joined`` has the members that others add to
-    a stretch; ``digests`` are those of the keys of the samples that can be saved, packed, in order."""
-
-    source: ByteSource
-    dropped: set[int] = field(default_factory=set)
-    joined: dict[int, list[Payload]] = field(default_factory=dict)
-    digests: bytes = b""
-
-    def samples(self) -> Iterator[Stretch]:
-        """The samples to write, in the order of the shard, with the members that were joined to them."""
-        for stretch in read_stretches(self.source, Ledger(limit=0)):
-            if stretch.row not in self.dropped:
-                stretch.members += self.joined.get(stretch.row, ())
-                yield stretch
-
-
-def plan_shard(
-    source: ByteSource, ledger: Ledger, *, max_decoded: int | None = None, required: Fields = ()
-) -> Plan:
     """What can be saved of ``source``, which must be seekable; what cannot goes to ``ledger``. ``required`` are the
     fields by which a whole sample is known; without them, those that most samples have. With ``max_decoded``, payloads
-    that have and become no more bytes are decoded."""
-    return _Planner(source, ledger, max_decoded).plan(required)
+    that have and become no more bytes are decoded. ``digests`` are those of the keys of the samples that can be saved,
+    packed, in order."""
 
+    def __init__(
+        self, source: ByteSource, ledger: Ledger, *, max_decoded: int | None = None, required: Fields = ()
+    ) -> None:
+        import numpy
 
-class _Planner:
-    def __init__(self, source: ByteSource, ledger: Ledger, max_decoded: int | None) -> None:
-        self._ledger = ledger
-        self._keys = KeyColumns()
-        self._plan = Plan(source)
+        self._source, self._ledger = source, ledger
+        self._keys = keys = KeyColumns()
+        self._dropped: set[int] = set()
+        """Stretches that are left out."""
         self._first_of: dict[int, int] = {}
         """For each stretch that is joined to another, that other."""
+        self._joined: dict[int, list[Payload]] = {}
+        """The members that others add to a stretch."""
         self._decoder = None
         if max_decoded is not None:
             from wdscli.verify.decode import Decoder
 
             self._decoder = Decoder(ledger, max_decoded)
-
-    def plan(self, required: Fields) -> Plan:
-        import numpy
-
-        keys, plan = self._keys, self._plan
         hit: dict[int, bytes] = {}
-        for stretch in read_stretches(plan.source, self._ledger):
+        for stretch in read_stretches(source, ledger):
             batch = new_batch()
             batch.keys.append(stretch.key)
             batch.firsts.append(1)
@@ -173,19 +153,25 @@ class _Planner:
             if stretch.is_hit:
                 hit[stretch.row] = stretch.key
             if self._is_undecodable(stretch):
-                plan.dropped.add(stretch.row)
+                self._dropped.add(stretch.row)
         masks = self._join()
         if hit:
             self._drop_incomplete(masks, hit, keys.mask(required) or None)
         kept: NDArray[numpy.bool_] = numpy.ones(len(masks), dtype=bool)
-        kept[list(plan.dropped)] = False
-        plan.digests = keys.packed(kept)
-        return plan
+        kept[list(self._dropped)] = False
+        self.digests = keys.packed(kept)
+
+    def samples(self) -> Iterator[Stretch]:
+        """The samples to write, in the order of the shard, with the members that were joined to them."""
+        for stretch in read_stretches(self._source, Ledger(limit=0)):
+            if stretch.row not in self._dropped:
+                stretch.members += self._joined.get(stretch.row, ())
+                yield stretch
 
     def _is_undecodable(self, stretch: Stretch) -> bool:
         """Whether a payload cannot be decoded, so that its sample is left out."""
         for name, offset, size in stretch.members if self._decoder is not None else ():
-            read = partial(self._plan.source.read_at, offset, size)
+            read = partial(self._source.read_at, offset, size)
             member = stretch.key + b"." + name
             reason = self._decoder and self._decoder.why_not(name, size, read, stretch.start, member)
             if reason:
@@ -199,7 +185,7 @@ class _Planner:
         dropped."""
         import numpy
 
-        keys, plan = self._keys, self._plan
+        keys = self._keys
         masks = numpy.array(keys.masks, dtype=numpy.uint64)
         repeats = keys.repeats()
         if repeats is None:
@@ -207,16 +193,16 @@ class _Planner:
         joined, again = repeats.rows(INTERLEAVED), set(repeats.rows(DUPLICATE).tolist())
         numpy.bitwise_or.at(masks, repeats.firsts[joined], masks[joined])
         first_of = self._first_of = dict(zip(joined.tolist(), repeats.firsts[joined].tolist()))
-        for stretch in read_stretches(plan.source, Ledger(limit=0)) if first_of or again else ():
+        for stretch in read_stretches(self._source, Ledger(limit=0)) if first_of or again else ():
             if stretch.row in first_of:
-                plan.joined.setdefault(first_of[stretch.row], []).extend(stretch.members)
+                self._joined.setdefault(first_of[stretch.row], []).extend(stretch.members)
             elif stretch.row in again:
                 before = keys.starts[int(repeats.firsts[stretch.row])]
                 reason = f"its key was there before, at byte {before}"
                 self._leave_out("duplicate-key", reason, stretch.start, stretch.key)
         # A sample of which one part is left out is left out as a whole.
-        plan.dropped |= {first_of[row] for row in plan.dropped if row in first_of}
-        plan.dropped |= first_of.keys() | again
+        self._dropped |= {first_of[row] for row in self._dropped if row in first_of}
+        self._dropped |= first_of.keys() | again
         return masks
 
     def _drop_incomplete(
@@ -225,7 +211,7 @@ class _Planner:
         """Leave out samples next to lost bytes that lack a field of ``usual``, or without it of most samples."""
         import numpy
 
-        dropped = self._plan.dropped
+        dropped = self._dropped
         whole: NDArray[numpy.bool_] = numpy.ones(len(masks), dtype=bool)
         hit = {self._first_of.get(row, row): key for row, key in hit.items()}
         whole[[*dropped, *hit]] = False

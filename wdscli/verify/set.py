@@ -27,9 +27,9 @@ from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 from wdscli.verify.beside import find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
-from wdscli.verify.keys import Across, KeyColumns, repeats_across
+from wdscli.verify.keys import repeats_across
 from wdscli.verify.profiles import parse_profiles
-from wdscli.verify.shard import Located, LocateTask, ShardResult, ShardTask, check_shard, locate
+from wdscli.verify.shard import LocateTask, ShardResult, ShardTask, check_shard, locate
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -101,20 +101,14 @@ def verify(
             "--checksums has nothing to compare with: no manifest with checksums was given or lies beside the shards",
             hint="`wds index SHARDS` writes one for shards that you trust",
         )
-    task = ShardTask(
-        profiles=parse_profiles(profiles),
-        max_decoded=max_decoded if decode else None,
-        checksums=checksums,
-        limit=max_findings,
-    )
+    readers, decoded = parse_profiles(profiles), max_decoded if decode else None
     tasks = []
     for number, address in enumerate(shards.addresses):
         listing = listings.of.get(address)
-        required = dict.fromkeys((*map(to_bytes, require), *(listing.required if listing else ())))
-        one = task._replace(
-            address=address, required=tuple(required), listing=listing, first_shard=not number
+        fields = dict.fromkeys((*map(to_bytes, require), *(listing.required if listing else ())))
+        tasks.append(
+            ShardTask(address, tuple(fields), readers, decoded, checksums, listing, not number, max_findings)
         )
-        tasks.append(one)
     gathered = _Gathered(shards.addresses, Ledger(limit=max_findings))
     for ledger in listings.ledgers:
         gathered.ledger.add_all(ledger)
@@ -189,7 +183,16 @@ def _add_repeats(gathered: _Gathered, executor: Executor) -> None:
     """Keys that an earlier shard has too: found by digest, then read again and compared, so that two keys of one digest
     are not taken for one."""
     across = dict(repeats_across(gathered.digests, gathered.ledger.limit))
-    located = _locate_all(gathered, executor, across)
+    wanted: dict[int, set[int]] = {}
+    for number, repeats in across.items():
+        for digest, first in zip(repeats.digests, repeats.first_shards):
+            wanted.setdefault(number, set()).add(digest)
+            wanted.setdefault(first, set()).add(digest)
+    tasks = [
+        LocateTask(gathered.addresses[number], tuple(digests), gathered.results[number].kept)
+        for number, digests in wanted.items()
+    ]
+    located = dict(zip(wanted, run_tasks(executor, locate, tasks)))
     for number, repeats in across.items():
         ledger = Ledger(gathered.addresses[number], gathered.ledger.limit)
         for digest, first in zip(repeats.digests, repeats.first_shards):
@@ -201,40 +204,11 @@ def _add_repeats(gathered: _Gathered, executor: Executor) -> None:
         gathered.ledger.add_all(ledger)
 
 
-def _locate_all(
-    gathered: _Gathered, executor: Executor, across: dict[int, Across]
-) -> dict[int, dict[int, Located]]:
-    """For each shard that has any of the repeated keys, where they are in it, by digest."""
-    wanted: dict[int, set[int]] = {}
-    for number, repeats in across.items():
-        for digest, first in zip(repeats.digests, repeats.first_shards):
-            wanted.setdefault(number, set()).add(digest)
-            wanted.setdefault(first, set()).add(digest)
-    again = [number for number in wanted if gathered.results[number].kept is None]
-    tasks = [LocateTask(gathered.addresses[number], tuple(wanted[number])) for number in again]
-    found = dict(zip(again, run_tasks(executor, locate, tasks)))
-    for number, digests in wanted.items():
-        kept = gathered.results[number].kept
-        if kept is not None:
-            found[number] = _located_in(kept, digests)
-    return {number: {place.digest: place for place in places} for number, places in found.items()}
-
-
-def _located_in(kept: KeyColumns, digests: set[int]) -> list[Located]:
-    """Keys of a stream, which were kept because it cannot be read again."""
-    wanted, found = set(digests), []
-    for row, digest in enumerate(kept.digests):
-        if digest in wanted:
-            wanted.discard(digest)
-            found.append(Located(digest, kept.name(row) or b"", kept.starts[row]))
-    return found
-
-
 def _add_mixed(gathered: _Gathered) -> None:
     """Samples that have other fields than most of the set: one finding for each list of fields in each shard."""
     totals: Counter[frozenset[bytes]] = Counter()
     for result in gathered.results:
-        totals.update({fields: seen.samples for fields, seen in result.shapes.items()})
+        totals.update({fields: seen.count for fields, seen in result.shapes.items()})
     if len(totals) < 2:
         return
     usual = max(totals, key=lambda fields: (totals[fields], len(fields)))
@@ -242,7 +216,7 @@ def _add_mixed(gathered: _Gathered) -> None:
         ledger = Ledger(address, gathered.ledger.limit)
         for fields, seen in sorted(result.shapes.items(), key=lambda item: item[1].offset):
             if fields != usual:
-                count = "a sample" if seen.samples == 1 else f"the first of {seen.samples} samples"
+                count = "a sample" if seen.count == 1 else f"the first of {seen.count} samples"
                 message = f"{count} with {_fields(fields)}; most have {_fields(usual)}"
                 ledger.add("mixed-fields", message, offset=seen.offset, member=seen.key)
         gathered.ledger.add_all(ledger)

@@ -9,7 +9,8 @@ It must not know of other shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,13 +19,13 @@ from wdscli.samples import Grouper, SampleBatch, split_name
 from wdscli.shards.index import IndexBuilder
 from wdscli.storage import Source, exists, is_stream, open_source
 from wdscli.storage.compressed import identify
-from wdscli.tar import CANONICAL, ByteSource, Form, scan
+from wdscli.tar import CANONICAL, ByteSource, scan
 from wdscli.tar.header import BLOCK
 from wdscli.tar.recover import scan_salvaging
 from wdscli.verify.beside import Listing, check_checksum, check_index, check_listed, check_size, load_index
-from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Ledger
-from wdscli.verify.headers import HeaderPass, ShapeCount
-from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, KeyColumns, Repeats, digester
+from wdscli.verify.findings import STRUCTURAL, Ledger
+from wdscli.verify.headers import HeaderPass, Shape
+from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, KeyColumns, Repeats, digest
 from wdscli.verify.profiles import Fields, Judge
 
 _KEY_CHUNK_BYTES = 1 << 12
@@ -39,14 +40,14 @@ class ShardTask(NamedTuple):
     """What to check. ``required`` are fields that every sample must have, ``listing`` is what a manifest says of the
     shard, ``max_decoded`` what payloads may become when they are decoded, None where none is."""
 
-    address: str = ""
-    required: Fields = ()
-    profiles: tuple[str, ...] = ()
-    max_decoded: int | None = None
-    checksums: bool = False
-    listing: Listing | None = None
-    first_shard: bool = False
-    limit: int = MAX_FINDINGS
+    address: str
+    required: Fields
+    profiles: tuple[str, ...]
+    max_decoded: int | None
+    checksums: bool
+    listing: Listing | None
+    first_shard: bool
+    limit: int
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class ShardResult:
     members: int = 0
     size_bytes: int = 0
     digests: bytes = b""
-    shapes: dict[frozenset[bytes], ShapeCount] = field(default_factory=dict)
+    shapes: dict[frozenset[bytes], Shape] = field(default_factory=dict)
     ignored: dict[str, int] = field(default_factory=dict)
     kept: KeyColumns | None = None
 
@@ -98,12 +99,21 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     headers = HeaderPass(
         ledger, required=task.required, judge=judge, builder=builder, keep_names=not source.seekable
     )
+    decoder = None
+    if task.max_decoded is not None:
+        from wdscli.verify.decode import Decoder
+
+        decoder = Decoder(ledger, task.max_decoded)
+    form, payloads = CANONICAL if index is None else index.form, decoder is not None or "hf" in task.profiles
     try:
-        _scan(task, source, headers, CANONICAL if index is None else index.form)
+        for window in scan_salvaging(source, ledger.add_error, form=form, payloads=payloads):
+            headers.add(window)
+            if decoder is not None:
+                decoder.check(window)
     finally:
         headers.finish()
         result.samples, result.members, result.size_bytes = headers.samples, headers.members, source.size or 0
-        result.shapes, result.ignored = headers.shape_counts(), headers.ignored
+        result.shapes, result.ignored = headers.shapes(), headers.ignored
         if is_stream(task.address):
             result.kept = headers.keys
         repeats = headers.keys.repeats()
@@ -111,7 +121,10 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         if repeats is not None:
             _report_repeats(repeats, headers.keys, source, ledger)
     if judge is not None:
-        is_compressed = not source.seekable and _is_compressed(task.address)
+        is_compressed = False
+        if not source.seekable and not is_stream(task.address):
+            with open_source(task.address, decompress=False) as file:
+                is_compressed = identify(file.read_at(0, BLOCK)) is not None
         judge.finish(samples=headers.samples, is_compressed=is_compressed)
     is_whole = not ledger.has(STRUCTURAL)
     if index is not None and builder is not None and is_whole:
@@ -120,19 +133,6 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         check_size(task.address, listing, result.size_bytes, ledger)
         if is_whole:
             check_listed(listing, headers.samples, builder, ledger)
-
-
-def _scan(task: ShardTask, source: ByteSource, headers: HeaderPass, form: Form) -> None:
-    ledger, decoder = headers.ledger, None
-    if task.max_decoded is not None:
-        from wdscli.verify.decode import Decoder
-
-        decoder = Decoder(ledger, task.max_decoded)
-    payloads = decoder is not None or "hf" in task.profiles
-    for window in scan_salvaging(source, ledger.add_error, form=form, payloads=payloads):
-        headers.add(window)
-        if decoder is not None:
-            decoder.check(window)
 
 
 def _report_repeats(repeats: Repeats, keys: KeyColumns, source: ByteSource, ledger: Ledger) -> None:
@@ -162,49 +162,46 @@ def _key(keys: KeyColumns, source: ByteSource, row: int) -> bytes:
     return b""
 
 
-def _is_compressed(address: str) -> bool:
-    """Whether a file is compressed, by its first bytes."""
-    if is_stream(address):
-        return False
-    with open_source(address, decompress=False) as source:
-        return identify(source.read_at(0, BLOCK)) is not None
-
-
 class LocateTask(NamedTuple):
-    """Find the samples of a shard whose keys have these digests."""
+    """Find the samples of a shard whose keys have these digests; ``kept`` are the keys of a stream."""
 
     address: str
     digests: tuple[int, ...]
+    kept: KeyColumns | None
 
 
 class Located(NamedTuple):
     """Where a key is."""
 
-    digest: int
     key: bytes
     offset: int
 
 
-def locate(task: LocateTask) -> list[Located]:
-    """The samples asked for, each key where it is first; those that cannot be found any more are left out."""
-    missing, found = set(task.digests), list[Located]()
-    digest, grouper = digester(), Grouper(task.address, lenient=True)
-    try:
-        with open_source(task.address) as source:
-            for window in scan_salvaging(source, Ledger(task.address, 0).add_error):
-                _locate_in(grouper.add(window), missing, digest, found)
-                if not missing:
-                    return found
-            _locate_in(grouper.finish(), missing, digest, found)
-    except (DataError, StorageError):
-        pass
+def locate(task: LocateTask) -> dict[int, Located]:
+    """The samples asked for by digest, each key where it is first; those that cannot be found any more are left out."""
+    missing = set(task.digests)
+    found: dict[int, Located] = {}
+    for one in _located(task):
+        number = digest(one.key)
+        if number in missing:
+            missing.discard(number)
+            found[number] = one
+            if not missing:
+                break
     return found
 
 
-def _locate_in(
-    batch: SampleBatch, missing: set[int], digest: Callable[[bytes], int], found: list[Located]
-) -> None:
-    for row, number in enumerate(map(digest, batch.keys)):
-        if number in missing:
-            missing.discard(number)
-            found.append(Located(number, batch.keys[row], batch.start(row)))
+def _located(task: LocateTask) -> Iterator[Located]:
+    """All keys of a shard, as far as it can be read."""
+    if task.kept is not None:
+        yield from (Located(task.kept.name(row) or b"", start) for row, start in enumerate(task.kept.starts))
+        return
+    grouper = Grouper(task.address, lenient=True)
+    with suppress(DataError, StorageError), open_source(task.address) as source:
+        for window in scan_salvaging(source, Ledger(task.address, 0).add_error):
+            yield from _places(grouper.add(window))
+        yield from _places(grouper.finish())
+
+
+def _places(batch: SampleBatch) -> Iterator[Located]:
+    return (Located(key, batch.start(row)) for row, key in enumerate(batch.keys))

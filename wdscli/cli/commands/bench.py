@@ -2,7 +2,7 @@
 
 import warnings
 from math import inf
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from wdscli.cli.options import GeneralOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out
@@ -14,37 +14,31 @@ from wdscli.units import human_size
 _loop = panel("The loop")
 
 
+@_loop("""
+    --decode HOW  Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ... Default: raw bytes.
+    --workers N  Worker processes of torch's DataLoader; 0 reads in this process, without torch.
+    --threads N  Threads that decode, in each process.
+    --batch N  Samples of a batch; 0 for single ones.
+    --shuffle  The loader's order.
+    --fields EXT,...  Read these fields only. May be given more than once.
+    --prefetch SIZE  Bytes that each process may read ahead.
+    --seconds S  How long to measure.
+    """)
+class LoopOptions(NamedTuple):
+    """How samples are read, as the loader's ``bench`` takes it."""
+
+    decode: Text = None
+    workers: Annotated[int, 0] = 0
+    threads: Annotated[int, 1] = 1
+    batch: Annotated[int, 0] = 64
+    shuffle: Literal["window", "full", "none"] = "window"
+    fields: Texts = None
+    prefetch: str = "256MB"
+    seconds: float = 10.0
+
+
 @grouped
-def bench(
-    shards: Shards,
-    *,
-    decode: Annotated[
-        Text,
-        _loop(
-            "--decode HOW",
-            "Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ... Default: raw bytes.",
-        ),
-    ] = None,
-    workers: Annotated[
-        int,
-        _loop(
-            "--workers N",
-            "Worker processes of torch's DataLoader; 0 reads in this process, without torch.",
-            min=0,
-        ),
-    ] = 0,
-    threads: Annotated[int, _loop("--threads N", "Threads that decode, in each process.", min=1)] = 1,
-    batch: Annotated[int, _loop("--batch N", "Samples of a batch; 0 for single ones.", min=0)] = 64,
-    shuffle: Annotated[
-        Literal["window", "full", "none"], _loop("--shuffle", "The loader's order.")
-    ] = "window",
-    fields: Annotated[
-        Texts, _loop("--fields EXT,...", "Read these fields only. May be given more than once.")
-    ] = None,
-    prefetch: Annotated[str, _loop("--prefetch SIZE", "Bytes that each process may read ahead.")] = "256MB",
-    seconds: Annotated[float, _loop("--seconds S", "How long to measure.")] = 10.0,
-    general: GeneralOptions,
-) -> None:
+def bench(shards: Shards, loop: LoopOptions, general: GeneralOptions) -> None:
     """Measure how fast the loader reads a set, and say what limits it.
 
     Batches are taken as a training would take them, and nothing is done with them.
@@ -55,39 +49,24 @@ def bench(
         wds bench --decode pil --workers 4 --batch 64 shards/
         wds bench --fields json,cls --shuffle full --json 's3://bucket/train-{000000..000999}.tar'
     """
-    if not 0 < seconds < inf:
-        why = "leaves no time to measure" if seconds <= 0 else "is no time to measure"
-        raise UsageError(f"--seconds {seconds:g} {why}")
+    if not 0 < loop.seconds < inf:
+        why = "leaves no time to measure" if loop.seconds <= 0 else "is no time to measure"
+        raise UsageError(f"--seconds {loop.seconds:g} {why}")
     out = Out(general.common, json=general.json.json)
     with warnings.catch_warnings():
         # What the loader warns of, as commands warn.
         warnings.showwarning = lambda message, *_, **__: out.warn(str(message))
-        report = run(
-            shards,
-            decode=decode,
-            workers=workers,
-            threads=threads,
-            batch=batch,
-            shuffle=shuffle,
-            fields=[name for names in fields for name in names.split(",")] if fields else None,
-            prefetch=prefetch,
-            seconds=seconds,
-            trust_addresses=general.trust.trust_addresses,
-        )
+        fields = [name for names in loop.fields or () for name in names.split(",")] or None
+        report = run(shards, **loop._replace(fields=fields)._asdict(), **general.trust._asdict())
     if out.json:
-        out.object(_object(report))
+        shares = {name: round(share, 4) for name, share in report.shares._asdict().items()}
+        rates = {
+            "samples_per_second": round(report.samples_per_second, 1),
+            "bytes_per_second": round(report.bytes_per_second),
+        }
+        out.object({**report._asdict(), "shares": shares, **rates})
     else:
         _print(out, report)
-
-
-def _object(report: BenchReport) -> dict[str, object]:
-    shares = {name: round(share, 4) for name, share in report.shares._asdict().items()}
-    return {
-        **report._asdict(),
-        "shares": shares,
-        "samples_per_second": round(report.samples_per_second, 1),
-        "bytes_per_second": round(report.bytes_per_second),
-    }
 
 
 def _print(out: Out, report: BenchReport) -> None:

@@ -1,19 +1,15 @@
 """``wds cat``: options in; a tar, raw payloads, files or JSON Lines out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.cli.options import (
-    CutOptions,
-    DuplicateOptions,
+    DecodeOptions,
     InputOptions,
-    MaxDecoded,
+    OutputOptions,
     Shards,
-    StreamOptions,
     Text,
-    decoded_limit,
+    changed_options,
     grouped,
     panel,
 )
@@ -25,38 +21,41 @@ from wdscli.units import human_size
 if TYPE_CHECKING:
     from wdscli.look.picking import Picker
     from wdscli.plan.request import Request
-    from wdscli.progress import Progress
 
 _instead = panel("Instead of a tar")
+_TO_STDOUT = OutputOptions("-")
 _MEANT = {"keys", "where", "slice"}
 """Why samples are left out that a selection was meant to leave out."""
+
+
+@_instead("""
+    --field FIELD  The payloads of one field, one after the other.
+    --key KEY  With --field: of this sample alone.
+    --to-dir DIR  A file per member, below DIR.
+    --to-jsonl  A line of JSON per sample: text fields as text, the bytes of the others.
+    --base64  With --to-jsonl: the payloads of the others in base 64.
+    """)
+@panel("Output")("""
+    --preserve  Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.
+    """)
+class FormOptions(NamedTuple):
+    """In which form samples leave their shards."""
+
+    preserve: bool = False
+    field: Text = None
+    key: Text = None
+    to_dir: Text = None
+    to_jsonl: bool = False
+    base64: bool = False
+    decoding: DecodeOptions = DecodeOptions()
 
 
 @grouped
 def cat(
     *,
     shards: Shards,
-    output: StreamOptions,
-    preserve: Annotated[
-        bool,
-        panel("Output")(
-            "--preserve",
-            "Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.",
-        ),
-    ] = False,
-    field: Annotated[
-        Text, _instead("--field FIELD", "The payloads of one field, one after the other.")
-    ] = None,
-    key: Annotated[Text, _instead("--key KEY", "With --field: of this sample alone.")] = None,
-    to_dir: Annotated[Text, _instead("--to-dir DIR", "A file per member, below DIR.")] = None,
-    to_jsonl: Annotated[
-        bool,
-        _instead("--to-jsonl", "A line of JSON per sample: text fields as text, the bytes of the others."),
-    ] = False,
-    base64: Annotated[
-        bool, _instead("--base64", "With --to-jsonl: the payloads of the others in base 64.")
-    ] = False,
-    max_decoded: MaxDecoded = None,
+    output: OutputOptions = _TO_STDOUT,
+    form: FormOptions,
     inputs: InputOptions,
 ) -> None:
     """Write the selected samples as one tar, in input order.
@@ -72,6 +71,7 @@ def cat(
         wds cat --to-jsonl shards/ | jq .fields.json.caption
         wds cat --to-dir unpacked shards/
     """
+    preserve, field, key, to_dir, to_jsonl, base64, decoding = form
     instead = {"--field": field, "--to-dir": to_dir, "--to-jsonl": to_jsonl}
     others = [name for name, given in instead.items() if given not in (None, False)]
     if len(others) > 1:
@@ -83,45 +83,44 @@ def cat(
     if to_dir is not None and output.output != "-":
         raise UsageError("--to-dir and -o exclude each other", hint="choose one of them")
     if others:
-        _check_tar_options(others[0], output, inputs.duplicates, preserve)
-    limit = decoded_limit(max_decoded, None if to_jsonl else "--to-jsonl")
+        _check_tar_options(others[0], output, inputs, preserve)
+    limit = decoding.limit(None if to_jsonl else "--to-jsonl")
     out = Out(inputs.common)
     progress = out.progress()
-    request = read_request(shards, output, CutOptions(), inputs)
+    request = read_request(shards, output, inputs, jobs=1)
     if not others:
-        _write_tar(out, request, progress, preserve, output.dry_run)
+        from wdscli.ops.cat import cat as write
+
+        report = write(request, preserve=preserve, dry_run=output.dry_run, progress=progress)
+        if request.output != "-" or output.dry_run:
+            verb = "would write" if output.dry_run else "wrote"
+            out.summary(f"{verb} {plural(report.samples, 'sample')}, {human_size(report.bytes_out)}")
+        _print_losses(out, report.dropped, report.ignored)
         return
-    picker = _picker(request, progress, others[0])
+    from wdscli.look import unpack
+    from wdscli.look.picking import Picker
+
+    picker = Picker(
+        request, writes_names=to_dir is not None, counts_later=field is not None, progress=progress
+    )
+    progress.start("reading", len(picker.set.addresses), "shards")
     if field is not None:
-        from wdscli.look.unpack import payloads
-
-        _put(out, request, picker, payloads(picker, field, key))
+        _put(out, request, picker, unpack.payloads(picker, field, key))
     elif to_dir is not None:
-        from wdscli.look.unpack import unpack
-
-        done = unpack(picker, to_dir, force=output.force)
+        done = unpack.unpack(picker, to_dir, force=output.force)
         progress.finish()
         total = f"{plural(done.samples, 'sample')} into {plural(done.files, 'file')}"
         out.summary(f"unpacked {total}, {human_size(done.size_bytes)}")
     else:
-        from wdscli.look.unpack import json_lines
-
-        _put(out, request, picker, json_lines(picker, base64=base64, max_decoded=limit))
+        _put(out, request, picker, unpack.json_lines(picker, base64=base64, max_decoded=limit))
     progress.finish()
     _print_losses(out, picker.dropped, picker.ignored)
 
 
-def _check_tar_options(
-    instead: str, output: StreamOptions, duplicates: DuplicateOptions, preserve: bool
-) -> None:
+def _check_tar_options(instead: str, output: OutputOptions, inputs: InputOptions, preserve: bool) -> None:
     """Options that only a tar has a use for."""
-    plain = StreamOptions(output=output.output, force=output.force, fsync=output.fsync)
-    given = [
-        "--" + name.replace("_", "-")
-        for options, defaults in ((output, plain), (duplicates, DuplicateOptions()))
-        for name, value, default in zip(options._fields, options, defaults, strict=True)
-        if value != default
-    ]
+    given = changed_options(output._replace(force=False, fsync=False))
+    given += changed_options(inputs.duplicates)
     if instead == "--to-dir" and output.fsync:
         given.append("--fsync")
     if preserve:
@@ -130,24 +129,7 @@ def _check_tar_options(
         raise UsageError(f"{instead} goes with no {given[0]}", hint=f"{given[0]} is for a tar")
 
 
-def _picker(request: Request, progress: Progress, instead: str) -> Picker:
-    from wdscli.look.picking import Picker
-
-    picker = Picker(
-        request.inputs,
-        request.selection,
-        on_error=request.on_error,
-        trust_addresses=request.trust_addresses,
-        writes_names=instead == "--to-dir",
-        allow_empty=request.allow_empty,
-        counts_later=instead == "--field",
-        progress=progress,
-    )
-    progress.start("reading", len(picker.set.addresses), "shards")
-    return picker
-
-
-def _put(out: Out, request: Request, picker: Picker, pieces: Iterable[bytes]) -> None:
+def _put(out: Out, request: "Request", picker: "Picker", pieces: Iterable[bytes]) -> None:
     """Bytes to standard output or to a file that gets its name at the end."""
     if request.output == "-":
         for piece in pieces:
@@ -164,16 +146,6 @@ def _put(out: Out, request: Request, picker: Picker, pieces: Iterable[bytes]) ->
     with open_sink(request.output, force=request.settings.force, fsync=request.settings.fsync) as sink:
         for piece in pieces:
             sink.write(piece)
-
-
-def _write_tar(out: Out, request: Request, progress: Progress, preserve: bool, dry_run: bool) -> None:
-    from wdscli.ops.cat import cat as write
-
-    report = write(request, preserve=preserve, dry_run=dry_run, progress=progress)
-    if request.output != "-" or dry_run:
-        done = "would write" if dry_run else "wrote"
-        out.summary(f"{done} {plural(report.samples, 'sample')}, {human_size(report.bytes_out)}")
-    _print_losses(out, report.dropped, report.ignored)
 
 
 def _print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int]) -> None:

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from wdscli.cli.options import CutOptions, GeneralOptions, OutputOptions, Text, Texts, grouped, panel
-from wdscli.cli.output import Out, by_reason, plural
+from wdscli.cli.options import (
+    CutOptions,
+    GeneralOptions,
+    OutputOptions,
+    TaskOptions,
+    Text,
+    Texts,
+    grouped,
+    panel,
+)
+from wdscli.cli.output import Out, by_reason, facts, plural
 from wdscli.errors import UsageError
 from wdscli.shown import shown
 from wdscli.units import human_size
@@ -23,48 +32,52 @@ _source = panel("Sources")
 _sample = panel("Samples")
 
 
+@_sample("""
+    --key-rule first-dot|last-dot|REGEX  Where a key ends. A REGEX matches the whole path and has groups
+        key and field, or two groups.
+    --require EXT,...  Fields that every sample must have; 'jpg;png' is either of them.
+    --incomplete  What becomes of a sample that lacks a required field.
+    --label-from  Add the field cls: the number of the parent folder's name among all, sorted.
+    --order  Bytewise by key, or shuffled. Default: path, or the order of the list or table.
+    --seed N  Another seed, another shuffled order.
+    """)
+class SampleOptions(NamedTuple):
+    """How files become samples."""
+
+    key_rule: str = "first-dot"
+    require: Texts = None
+    incomplete: Literal["error", "skip", "keep"] = "error"
+    label_from: Literal["parent"] | None = None
+    order: Literal["path", "shuffle"] | None = None
+    seed: int = 0
+
+
+@_source("""
+    --from-list FILE  Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address. May
+        be repeated.
+    --from-table FILE  A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]').
+        May be repeated.
+    --key COLUMN  The table's column that is the key.
+    --rekey FORMAT  Keys of columns and the row's number: '{split}/{index:08d}'.
+    --field EXT=COLUMN  A field of the column's values; EXT=@COLUMN where they are paths or addresses. May
+        be repeated.
+    --json-rest  The remaining columns go into the field json.
+    --include GLOB  Only files that match: without a slash the name, with one the path below SOURCE; **
+        spans folders.
+    --exclude GLOB  Leave out files, and folders with all that is in them.
+    """)
 class SourceOptions(NamedTuple):
     """What samples are made of, besides folders and files."""
 
-    from_list: Annotated[
-        Texts,
-        _source(
-            "--from-list FILE",
-            "Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address. May be repeated.",
-        ),
-    ] = None
-    from_table: Annotated[
-        Texts,
-        _source(
-            "--from-table FILE",
-            "A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]'). May be repeated.",
-        ),
-    ] = None
-    key: Annotated[Text, _source("--key COLUMN", "The table's column that is the key.")] = None
-    rekey: Annotated[
-        Text, _source("--rekey FORMAT", "Keys of columns and the row's number: '{split}/{index:08d}'.")
-    ] = None
-    field: Annotated[
-        Texts,
-        _source(
-            "--field EXT=COLUMN",
-            "A field of the column's values; EXT=@COLUMN where they are paths or addresses. May be repeated.",
-        ),
-    ] = None
-    json_rest: Annotated[
-        bool,
-        _source("--json-rest", "The remaining columns go into the field json."),
-    ] = False
-    include: Annotated[
-        Texts,
-        _source(
-            "--include GLOB",
-            "Only files that match: without a slash the name, with one the path below SOURCE; ** spans folders.",
-        ),
-    ] = None
-    exclude: Annotated[
-        Texts, _source("--exclude GLOB", "Leave out files, and folders with all that is in them.")
-    ] = None
+    from_list: Texts = None
+    from_table: Texts = None
+    key: Text = None
+    rekey: Text = None
+    field: Texts = None
+    json_rest: bool = False
+    include: Texts = None
+    exclude: Texts = None
+    samples: SampleOptions = SampleOptions()
 
     def table(self) -> "TableOptions | None":
         """The table that is named. Raises UsageError for options of a table where there is none."""
@@ -80,37 +93,6 @@ class SourceOptions(NamedTuple):
         return None
 
 
-class SampleOptions(NamedTuple):
-    """How files become samples."""
-
-    key_rule: Annotated[
-        str,
-        _sample(
-            "--key-rule first-dot|last-dot|REGEX",
-            "Where a key ends. A REGEX matches the whole path and has groups key and field, or two groups.",
-        ),
-    ] = "first-dot"
-    require: Annotated[
-        Texts,
-        _sample("--require EXT,...", "Fields that every sample must have; 'jpg;png' is either of them."),
-    ] = None
-    incomplete: Annotated[
-        Literal["error", "skip", "keep"],
-        _sample("--incomplete", "What becomes of a sample that lacks a required field."),
-    ] = "error"
-    label_from: Annotated[
-        Literal["parent"] | None,
-        _sample(
-            "--label-from", "Add the field cls: the number of the parent folder's name among all, sorted."
-        ),
-    ] = None
-    order: Annotated[
-        Literal["path", "shuffle"] | None,
-        _sample("--order", "Bytewise by key, or shuffled. Default: path, or the order of the list or table."),
-    ] = None
-    seed: Annotated[int, _sample("--seed N", "Another seed, another shuffled order.")] = 0
-
-
 @grouped
 def create(
     *,
@@ -123,9 +105,9 @@ def create(
         ),
     ] = None,
     more: SourceOptions,
-    samples: SampleOptions,
     cuts: CutOptions,
     output: OutputOptions,
+    tasks: TaskOptions,
     general: GeneralOptions,
 ) -> None:
     """Make shards from folders, files, lists or tables.
@@ -147,23 +129,17 @@ def create(
     from wdscli.plan.cut import Cuts
 
     out = Out(general.common, json=general.json.json)
-    require = [name for text in samples.require or () for name in text.split(",") if name]
+    require = [name for text in more.samples.require or () for name in text.split(",") if name]
     options = CreateOptions(
-        from_list=tuple(more.from_list or ()),
+        from_list=more.from_list,
         table=more.table(),
-        include=tuple(more.include or ()),
-        exclude=tuple(more.exclude or ()),
+        include=more.include or (),
+        exclude=more.exclude or (),
         cuts=Cuts(*cuts),
-        mtime=output.mtime,
-        long_names=output.long_names,
-        checksum=output.checksum,
-        index=not output.no_index,
-        force=output.force,
-        fsync=output.fsync,
-        jobs=output.jobs,
-        post=output.post,
-        trust_addresses=general.trust.trust_addresses,
-        **samples._replace(require=require)._asdict(),
+        settings=output.settings(),
+        **general.trust._asdict(),
+        **tasks._asdict(),
+        **more.samples._replace(require=require)._asdict(),
     )
     report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
     _print(out, report)
@@ -172,7 +148,8 @@ def create(
 def _print(out: Out, report: "CreateReport") -> None:
     """The plan of a dry run, a line a shard; the summary of a real one; with JSON one object last."""
     if report.manifest is None:
-        _print_plan(out, report)
+        rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
+        out.listing(("shard", "samples", "members", "bytes"), rows, right=(1, 2, 3))
     if out.json:
         out.object(_plain(report))
     done = "would write" if report.manifest is None else "wrote"
@@ -191,32 +168,15 @@ def _print(out: Out, report: "CreateReport") -> None:
         out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(pairs)}{more}")
 
 
-def _print_plan(out: Out, report: "CreateReport") -> None:
-    names = ("shard", "samples", "members", "bytes")
-    rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
-    if not out.json:
-        out.rows(names, rows, right=(1, 2, 3))
-        return
-    for row in rows:
-        out.object(dict(zip(names, row, strict=True)))
-
-
 def _plain(report: "CreateReport") -> dict[str, object]:
     manifest = report.manifest
     address = report.manifest_address if manifest is not None else None
     return {
         "operation": "create",
         "dry_run": manifest is None,
-        "samples": report.samples,
-        "members": report.members,
+        **facts(report, "samples members"),
         "shards": len(report.shards),
-        "bytes": report.size_bytes,
-        "skipped": dict(report.skipped),
-        "incomplete": report.incomplete,
-        "renamed": dict(report.renamed),
-        "renamed_keys": report.renamed_keys,
-        "classes": None if report.classes is None else list(report.classes),
-        "oversized": report.oversized,
+        **facts(report, "bytes=size_bytes skipped incomplete renamed renamed_keys classes oversized"),
         "manifest": shown(address) if address else None,
         "fingerprint": manifest.fingerprint if manifest is not None else None,
     }

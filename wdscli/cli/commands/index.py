@@ -1,8 +1,8 @@
 """``wds index``: options in, one call into ops, what was made out."""
 
-from typing import Annotated
+from typing import NamedTuple
 
-from wdscli.cli.options import Algorithm, GeneralOptions, Number, Shards, Text, Texts, grouped, panel
+from wdscli.cli.options import Algorithm, GeneralOptions, Positive, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, plural
 from wdscli.errors import UsageError
 from wdscli.ops.index import IndexReport
@@ -14,44 +14,40 @@ _output = panel("Output")
 _WOULD = {"there was none": "missing", "it was stale": "stale"}
 
 
+@_output("""
+    -o, --output FILE  The manifest to write. Default: <prefix>-manifest.json beside the shards.
+    --no-manifest  Write indexes alone.
+    --no-index  Write a manifest alone.
+    --checksum  The checksum that the manifest holds; with none only headers are read.
+    --dialect READER  Write the index of another program and nothing else: dali, energon, webshart or
+        wids. May be given more than once.
+    --force  Make all anew, and replace what is there.
+    --check  Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there
+        is any.
+    -n, --dry-run  List what would be written, and write nothing.
+    """)
+@panel(None)("""
+    -j, --jobs N  Processes to work in. Default: what the work is worth.
+    """)
+class IndexOptions(NamedTuple):
+    """What is written, and where."""
+
+    output: Text = None
+    no_manifest: bool = False
+    no_index: bool = False
+    checksum: Algorithm = "xxh3_128"
+    dialect: Texts = None
+    force: bool = False
+    check: bool = False
+    dry_run: bool = False
+    jobs: Positive = None
+
+
 @grouped
 def index(
     shards: Shards,
     *,
-    output: Annotated[
-        Text,
-        _output(
-            "-o, --output FILE", "The manifest to write. Default: <prefix>-manifest.json beside the shards."
-        ),
-    ] = None,
-    no_manifest: Annotated[bool, _output("--no-manifest", "Write indexes alone.")] = False,
-    no_index: Annotated[bool, _output("--no-index", "Write a manifest alone.")] = False,
-    checksum: Annotated[
-        Algorithm,
-        _output("--checksum", "The checksum that the manifest holds; with none only headers are read."),
-    ] = "xxh3_128",
-    dialect: Annotated[
-        Texts,
-        _output(
-            "--dialect READER",
-            "Write the index of another program and nothing else: dali, energon, webshart or wids. "
-            "May be given more than once.",
-        ),
-    ] = None,
-    force: Annotated[bool, _output("--force", "Make all anew, and replace what is there.")] = False,
-    check: Annotated[
-        bool,
-        _output(
-            "--check",
-            "Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there is any.",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, _output("-n, --dry-run", "List what would be written, and write nothing.")
-    ] = False,
-    jobs: Annotated[
-        Number, panel(None)("-j, --jobs N", "Processes to work in. Default: what the work is worth.", min=1)
-    ] = None,
+    options: IndexOptions,
     general: GeneralOptions,
 ) -> int:
     """Write indexes and manifests for shards made elsewhere.
@@ -66,41 +62,39 @@ def index(
         wds index --dialect dali --dialect energon shards/
         wds index --check shards/ || wds index --force shards/
     """
-    if dialect and (output or no_manifest or no_index):
+    if options.dialect and (options.output or options.no_manifest or options.no_index):
         raise UsageError(
             "--dialect writes the files of another program and no manifest or index of ours",
             hint="leave out -o, --no-manifest and --no-index, or run twice",
         )
-    if no_manifest and (output or no_index):
-        raise UsageError("--no-manifest leaves nothing to write" if no_index else "-o with --no-manifest")
+    if options.no_manifest and (options.output or options.no_index):
+        raise UsageError(
+            "--no-manifest leaves nothing to write" if options.no_index else "-o with --no-manifest"
+        )
+    dry = options.dry_run or options.check
     out = Out(general.common, json=general.json.json)
     report = run(
         shards,
-        manifest=output,
-        with_manifest=not no_manifest,
-        with_index=not no_index,
-        checksum=checksum,
-        dialects=dialect or (),
-        force=force,
+        manifest=options.output,
+        with_manifest=not options.no_manifest,
+        with_index=not options.no_index,
+        checksum=options.checksum,
+        dialects=options.dialect or (),
+        force=options.force,
         trust_addresses=general.trust.trust_addresses,
-        dry_run=dry_run or check,
-        jobs=jobs,
+        dry_run=dry,
+        jobs=options.jobs,
         progress=out.progress(),
     )
     for side in report.files:
+        shard = side.shard and shown(side.shard)
+        side = side._replace(file=shown(side.file), reason=shown(side.reason), shard=shard)
         if out.json:
-            out.object(
-                {
-                    "file": shown(side.address),
-                    "state": side.state,
-                    "reason": shown(side.reason),
-                    "shard": side.of and shown(side.of),
-                }
-            )
-        elif (dry_run or check) and side.state == "made":
-            out.line(f"{shown(side.address)}: {_WOULD.get(side.reason, side.reason)}")
-    out.summary(_summary(report, dry_run or check))
-    return 1 if check and report.made else 0
+            out.object(side._asdict())
+        elif dry and side.state == "made":
+            out.line(f"{side.file}: {_WOULD.get(side.reason, side.reason)}")
+    out.summary(_summary(report, dry))
+    return 1 if options.check and report.made else 0
 
 
 def _summary(report: IndexReport, dry: bool) -> str:

@@ -6,13 +6,12 @@ field. On a terminal its numbers are rounded to what people read; in a pipe the 
 numbers, so that a script can take one by name. It must not know where rows come from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.cli.options import ErrorOptions, GeneralOptions, SelectionOptions, Shards, grouped, panel
-from wdscli.cli.output import Bar, Cell, Out, is_plain, tab_lines
+from wdscli.cli.output import Bar, Cell, Out, facts, is_plain, tab_lines
 from wdscli.errors import UsageError
 from wdscli.look.listing import Listing, LsReport, MemberPage, Page
 from wdscli.look.listing import ls as open_listing
@@ -29,35 +28,33 @@ Row = tuple[bytes | int, ...]
 
 _show = panel("What to show")
 _BARS = "·▁▂▃▄▅▆▇█"
+_COUNTS = "shards samples members bytes=size_bytes payload_bytes overhead_bytes repeated_keys"
+_SIZES = "count=occurrences min=smallest median median_is_exact=is_exact max=largest total histogram"
 _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "sizes (log)")
+
+
+@_show("""
+    -l, --long  Samples: also shard, byte of the first header, bytes of each field. Members: also shard,
+        byte of the payload, kind, field.
+    --members  A line per member: name, bytes.
+    by_shard: --shards  A line per shard: samples, members, bytes, payload bytes, mean payload of a
+        sample.
+    --summary  Counts, bytes, overhead, sizes by field, balance of the shards, keys that come twice.
+    """)
+class ShowOptions(NamedTuple):
+    """What is listed."""
+
+    long: bool = False
+    members: bool = False
+    by_shard: bool = False
+    summary: bool = False
 
 
 @grouped
 def ls(
     *,
     shards: Shards,
-    long: Annotated[
-        bool,
-        _show(
-            "-l, --long",
-            "Samples: also shard, byte of the first header, bytes of each field. "
-            "Members: also shard, byte of the payload, kind, field.",
-        ),
-    ] = False,
-    members: Annotated[bool, _show("--members", "A line per member: name, bytes.")] = False,
-    by_shard: Annotated[
-        bool,
-        _show(
-            "--shards", "A line per shard: samples, members, bytes, payload bytes, mean payload of a sample."
-        ),
-    ] = False,
-    summary: Annotated[
-        bool,
-        _show(
-            "--summary",
-            "Counts, bytes, overhead, sizes by field, balance of the shards, keys that come twice.",
-        ),
-    ] = False,
+    show: ShowOptions,
     selection: SelectionOptions,
     general: GeneralOptions,
     errors: ErrorOptions,
@@ -77,15 +74,15 @@ def ls(
         wds ls --summary s3://bucket/train/
         wds ls --where 'json.width >= 512 and size.jpg < 1e6' shards/
     """
-    if members + by_shard + summary > 1:
+    if show.members + show.by_shard + show.summary > 1:
         raise UsageError(
             "--members, --shards and --summary are three different lists", hint="choose one of them"
         )
-    if long and (by_shard or summary):
+    if show.long and (show.by_shard or show.summary):
         raise UsageError("-l is for samples and members", hint="leave it out, or --shards and --summary")
     out = Out(general.common, json=general.json.json)
     # Rows, or whatever pages them, would run through a bar; a summary comes when all is read.
-    progress = out.progress() if summary else Bar(out, bool(general.common.progress))
+    progress = out.progress() if show.summary else Bar(out, bool(general.common.progress))
     found = open_listing(
         shards,
         selection=selection.parse(),
@@ -93,14 +90,14 @@ def ls(
         trust_addresses=general.trust.trust_addresses,
         progress=progress,
     )
-    if summary:
+    if show.summary:
         _print_summary(out, found)
-    elif by_shard:
+    elif show.by_shard:
         _print_shards(out, found)
-    elif members:
-        _print_members(out, found, long)
+    elif show.members:
+        _print_members(out, found, show.long)
     else:
-        _print_samples(out, found, long)
+        _print_samples(out, found, show.long)
     _print_remarks(out, found.report(), skips=errors.on_error == "skip")
 
 
@@ -108,8 +105,8 @@ def _print_samples(out: Out, found: Listing, long: bool) -> None:
     """A row for each sample."""
     if out.json:
         for page in found.samples():
-            for row in range(len(page.batch.keys)):
-                out.object(_sample_object(page, row, long))
+            for sample in _sample_objects(page, long):
+                out.object(sample)
     elif long:
         header = ("key", "fields", "bytes", "shard", "offset", "bytes by field")
         out.pages(header, map(_long_sample_rows, found.samples()), right=(2, 4))
@@ -128,26 +125,21 @@ def _sample_rows(page: Page) -> list[Row]:
 def _long_sample_rows(page: Page) -> list[Row]:
     batch, shard = page.batch, to_bytes(shown(page.shard))
     rows: list[Row] = []
-    for row, (key, fields, total) in enumerate(_sample_rows(page)):
-        first, end = batch.firsts[row], batch.firsts[row + 1]
+    for sample, (first, end) in zip(_sample_rows(page), pairwise(batch.firsts), strict=True):
         sizes = b",".join([b"%d" % size for size in batch.sizes[first:end]])
-        rows.append((key, fields, total, shard, batch.starts[first], sizes))
+        rows.append((*sample, shard, batch.starts[first], sizes))
     return rows
 
 
-def _sample_object(page: Page, row: int, long: bool) -> dict[str, Any]:
-    batch = page.batch
-    first, end = batch.firsts[row], batch.firsts[row + 1]
-    sizes = batch.sizes[first:end]
-    plain: dict[str, Any] = {
-        "key": to_text(batch.keys[row]),
-        "fields": [to_text(field) for field in batch.fields[first:end]],
-        "bytes": sum(sizes),
-    }
-    if long:
-        place = {"shard": shown(page.shard), "index": page.places[row], "offset": batch.starts[first]}
-        plain |= {**place, "sizes": sizes}
-    return plain
+def _sample_objects(page: Page, long: bool) -> Iterator[dict[str, Any]]:
+    batch, shard = page.batch, shown(page.shard)
+    for key, place, (first, end) in zip(batch.keys, page.places, pairwise(batch.firsts), strict=True):
+        sizes = batch.sizes[first:end]
+        fields = list(map(to_text, batch.fields[first:end]))
+        plain = {"key": to_text(key), "fields": fields, "bytes": sum(sizes)}
+        if long:
+            plain |= {"shard": shard, "index": place, "offset": batch.starts[first], "sizes": sizes}
+        yield plain
 
 
 def _print_members(out: Out, found: Listing, long: bool) -> None:
@@ -223,11 +215,7 @@ def _print_shards(out: Out, found: Listing) -> None:
         (*one._replace(shard=shown(one.shard)), round(one.payload_bytes / one.samples) if one.samples else 0)
         for one in found.shards()
     )
-    if out.json:
-        for row in rows:
-            out.object(dict(zip(names, row, strict=True)))
-    else:
-        out.rows(header, rows, right=(1, 2, 3, 4, 5))
+    out.listing(names if out.json else header, rows, right=range(1, 6))
 
 
 def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:
@@ -287,7 +275,7 @@ def _sparkline(histogram: list[int]) -> str:
     return "".join(_BARS[-(-count * 8 // most)] for count in histogram)
 
 
-def _field_row(field: FieldSizes, samples: int, size: Any) -> list[Cell]:
+def _field_row(field: "FieldSizes", samples: int, size: Any) -> list[Cell]:
     share = f"{100 * field.occurrences / samples:.1f}%" if samples else ""
     median = size(field.median) if field.is_exact else "~" + size(field.median)
     return [
@@ -302,14 +290,9 @@ def _field_row(field: FieldSizes, samples: int, size: Any) -> list[Cell]:
     ]
 
 
-def _plain_facts(summary: Summary) -> Iterator[tuple[str, Cell]]:
-    yield "shards", summary.shards
-    yield "samples", summary.samples
-    yield "members", summary.members
-    yield "bytes", summary.size_bytes
-    yield "payload bytes", summary.payload_bytes
-    yield "overhead bytes", summary.overhead_bytes
-    yield "repeated keys", summary.repeated_keys
+def _plain_facts(summary: "Summary") -> Iterator[tuple[str, Cell]]:
+    for name, count in facts(summary, _COUNTS).items():
+        yield name.replace("_", " "), count
     if summary.balance is not None:
         names = ("fewest samples in a shard", "most samples in a shard", "smallest shard", "largest shard")
         yield from zip(names, summary.balance, strict=True)
@@ -321,7 +304,7 @@ def _plain_facts(summary: Summary) -> Iterator[tuple[str, Cell]]:
         yield "broken shards", _broken_shards(summary)
 
 
-def _human_facts(summary: Summary) -> Iterator[tuple[str, str]]:
+def _human_facts(summary: "Summary") -> Iterator[tuple[str, str]]:
     samples, members, report = summary.samples, summary.members, summary.report
     share = 100 * summary.overhead_bytes / summary.size_bytes if summary.size_bytes else 0.0
     overhead = f"{human_size(summary.overhead_bytes)} of headers and padding ({share:.1f}%)"
@@ -332,7 +315,9 @@ def _human_facts(summary: Summary) -> Iterator[tuple[str, str]]:
     if samples:
         mean = human_size(summary.payload_bytes / samples)
         yield "mean sample", f"{mean}, {members / samples:.3g} members"
-    yield "keys", _keys_text(summary.repeated_keys)
+    twice = "1 key comes" if summary.repeated_keys == 1 else f"{summary.repeated_keys:,} keys come"
+    more = f"{twice} more than once: see which with `wds verify`"
+    yield "keys", more if summary.repeated_keys else "each comes once"
     if report.ignored:
         yield "ignored", f"members of no sample: {_counts(report.ignored)}"
     if report.dropped:
@@ -341,19 +326,12 @@ def _human_facts(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "broken", f"{_broken_shards(summary)} shards; what is whole in them is counted"
 
 
-def _broken_shards(summary: Summary) -> int:
+def _broken_shards(summary: "Summary") -> int:
     """A shard may be broken in several places."""
     return len({error.shard for error in summary.report.broken})
 
 
-def _keys_text(repeated: int) -> str:
-    if not repeated:
-        return "each comes once"
-    what = "1 key comes" if repeated == 1 else f"{repeated:,} keys come"
-    return f"{what} more than once: see which with `wds verify`"
-
-
-def _balance_text(summary: Summary) -> str:
+def _balance_text(summary: "Summary") -> str:
     balance = summary.balance
     if balance is None or summary.shards == 1:
         return ""
@@ -362,32 +340,13 @@ def _balance_text(summary: Summary) -> str:
     return f", of {samples} and {sizes} each"
 
 
-def _summary_object(summary: Summary) -> dict[str, Any]:
+def _summary_object(summary: "Summary") -> dict[str, Any]:
     """The summary for JSON; all sizes in bytes."""
     balance, report = summary.balance, summary.report
     return {
-        "shards": summary.shards,
-        "samples": summary.samples,
-        "members": summary.members,
-        "bytes": summary.size_bytes,
-        "payload_bytes": summary.payload_bytes,
-        "overhead_bytes": summary.overhead_bytes,
-        "repeated_keys": summary.repeated_keys,
+        **facts(summary, _COUNTS),
         "balance": None if balance is None else balance._asdict(),
-        "fields": {field.field: _field_object(field) for field in summary.fields},
-        "ignored": report.ignored,
-        "dropped": report.dropped,
+        "fields": {field.field: facts(field, _SIZES) for field in summary.fields},
+        **facts(report, "ignored dropped"),
         "broken": [str(error) for error in report.broken],
-    }
-
-
-def _field_object(field: FieldSizes) -> dict[str, Any]:
-    return {
-        "count": field.occurrences,
-        "min": field.smallest,
-        "median": field.median,
-        "median_is_exact": field.is_exact,
-        "max": field.largest,
-        "total": field.total,
-        "histogram": field.histogram,
     }

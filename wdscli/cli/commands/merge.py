@@ -4,18 +4,18 @@ The annotations of its groups are real objects (see ``cli/options.py``), so this
 annotations``.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from wdscli.cli.options import OutputOptions, PlannedCutOptions, ReorderOptions, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, json_line
-from wdscli.cli.reordering import read_request, reorder
+from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 from wdscli.shown import shown
 
 if TYPE_CHECKING:
-    from wdscli.plan.duplicates import Duplicate, Duplicates
+    from wdscli.plan.duplicates import Duplicates
     from wdscli.plan.join.join import Join
     from wdscli.plan.plan import ReorderPlan
 
@@ -35,56 +35,38 @@ _join = panel("Join")
 _dedup = panel("Duplicates")
 
 
+@_order("""
+    --interleave  One sample of each set in turn.
+    --weights W,W,...  The sets in turn by these shares, one for each set: 0.7,0.3.
+    --stop  With sets in turn: end when one has no more, or go on with the others. Default: all.
+    """)
 class TurnOptions(NamedTuple):
     """How sets take turns."""
 
-    interleave: Annotated[bool, _order("--interleave", "One sample of each set in turn.")] = False
-    weights: Annotated[
-        Text, _order("--weights W,W,...", "The sets in turn by these shares, one for each set: 0.7,0.3.")
-    ] = None
-    stop: Annotated[
-        Literal["first", "all"] | None,
-        _order(
-            "--stop", "With sets in turn: end when one has no more, or go on with the others. Default: all."
-        ),
-    ] = None
+    interleave: bool = False
+    weights: Text = None
+    stop: Literal["first", "all"] | None = None
 
 
+@_join("""
+    --join  Put the fields of the sets beside each other, by key: for keys that all sets have, that the
+        first has, or that any has. Default with --table: left.
+    --table FILE  Join a table, as the last set: CSV, TSV, JSON Lines, or Parquet with an extra. Several
+        are one, row after row.
+    --key COLUMN  The table's column that is the key.
+    --field EXT=[@]COLUMN  A field from the table's column; with @ the column names a file. May be given
+        more than once.
+    --on-conflict  A field that an earlier set has: stop, keep the earlier, take the later, or keep both
+        (2.txt beside txt). Default: error between sets, right for a table.
+    """)
 class JoinOptions(NamedTuple):
     """How fields of several sets come beside each other."""
 
-    join: Annotated[
-        Literal["inner", "left", "outer"] | None,
-        _join(
-            "--join",
-            "Put the fields of the sets beside each other, by key: for keys that all sets have, that the first "
-            "has, or that any has. Default with --table: left.",
-        ),
-    ] = None
-    table: Annotated[
-        Texts,
-        _join(
-            "--table FILE",
-            "Join a table, as the last set: CSV, TSV, JSON Lines, or Parquet with an extra. Several are one, "
-            "row after row.",
-        ),
-    ] = None
-    key: Annotated[Text, _join("--key COLUMN", "The table's column that is the key.")] = None
-    field: Annotated[
-        Texts,
-        _join(
-            "--field EXT=[@]COLUMN",
-            "A field from the table's column; with @ the column names a file. May be given more than once.",
-        ),
-    ] = None
-    on_conflict: Annotated[
-        Literal["error", "left", "right", "suffix"] | None,
-        _join(
-            "--on-conflict",
-            "A field that an earlier set has: stop, keep the earlier, take the later, or keep both (2.txt beside "
-            "txt). Default: error between sets, right for a table.",
-        ),
-    ] = None
+    join: Literal["inner", "left", "outer"] | None = None
+    table: Texts = None
+    key: Text = None
+    field: Texts = None
+    on_conflict: Literal["error", "left", "right", "suffix"] | None = None
 
     def parse(self) -> "Join | None":
         """How sets are joined; None when no join is asked for. Raises UsageError for options that mean nothing
@@ -111,19 +93,24 @@ class JoinOptions(NamedTuple):
         return Join(self.join or "left", self.on_conflict, table)
 
 
+@_dedup("""
+    --dedup key|FIELD,...  Keep the first of samples with the same key, or the same content of a field; of
+        several, all.
+    --report FILE  List the duplicates that --dedup left out, as JSON Lines.
+    """)
 class DedupOptions(NamedTuple):
     """Samples that repeat others."""
 
-    dedup: Annotated[
-        Texts,
-        _dedup(
-            "--dedup key|FIELD,...",
-            "Keep the first of samples with the same key, or the same content of a field; of several, all.",
-        ),
-    ] = None
-    report: Annotated[
-        Text, _dedup("--report FILE", "List the duplicates that --dedup left out, as JSON Lines.")
-    ] = None
+    dedup: Texts = None
+    report: Text = None
+
+
+class SetOptions(NamedTuple):
+    """How several sets become one."""
+
+    turns: TurnOptions
+    join: JoinOptions
+    dedup: DedupOptions
 
 
 @grouped
@@ -131,9 +118,7 @@ def merge(
     *,
     shards: Sets,
     output: OutputOptions,
-    turns: TurnOptions,
-    join: JoinOptions,
-    dedup: DedupOptions,
+    sets: SetOptions,
     cuts: PlannedCutOptions,
     more: ReorderOptions,
 ) -> None:
@@ -150,12 +135,12 @@ def merge(
     """
     from wdscli.ops.merge import merge_order
 
-    out = Out(more.inputs.common, json=more.json.json)
+    turns, join, dedup = sets
     if dedup.report is not None and not dedup.dedup:
         raise UsageError("--report lists duplicates", hint="--dedup key, or --dedup FIELD, finds them")
     if dedup.report == "-":
         raise UsageError("--report names a file", hint="--json lists the duplicates on standard output")
-    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
+    out, request = read_options(shards, output, cuts, more)
     how = join.parse()
     if how is not None:
         for name, value in {"dedup": dedup.dedup, **turns._asdict()}.items():
@@ -183,7 +168,14 @@ def _print_duplicates(out: Out, found: "Duplicates", report: str | None, *, forc
         return
     with nullcontext() if report is None else open_sink(report, force=force) as sink:
         for number, one in enumerate(found.listed()):
-            facts = _as_object(one, found.by)
+            facts = {
+                "duplicate": one.key,
+                "shard": shown(one.shard),
+                "index": one.place,
+                "bytes": one.size_bytes,
+                "by": list(found.by),
+                "of": {"key": one.first_key, "shard": shown(one.first_shard), "index": one.first_place},
+            }
             if out.json:
                 out.object(facts)
             if number < DUPLICATES_SHOWN:
@@ -196,15 +188,3 @@ def _print_duplicates(out: Out, found: "Duplicates", report: str | None, *, forc
                 out.note(f"... and {found.total - number} more{more}")
             if sink is not None:
                 sink.write(json_line(facts))
-
-
-def _as_object(one: "Duplicate", by: tuple[str, ...]) -> dict[str, Any]:
-    """One duplicate as JSON has it."""
-    return {
-        "duplicate": one.key,
-        "shard": shown(one.shard),
-        "index": one.place,
-        "bytes": one.size_bytes,
-        "by": list(by),
-        "of": {"key": one.first_key, "shard": shown(one.first_shard), "index": one.first_place},
-    }

@@ -1,13 +1,11 @@
 """``wds run``: a plan's file in, some of its shards or the whole set out."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from wdscli.cli.options import Engine, GeneralOptions, Jobs, Memory, Text, grouped, panel
-from wdscli.cli.output import Out, plural
+from wdscli.cli.options import GeneralOptions, Text, WorkOptions, grouped, panel
+from wdscli.cli.output import Out, facts, plural
 from wdscli.shown import shown
 
 if TYPE_CHECKING:
@@ -17,25 +15,25 @@ if TYPE_CHECKING:
 _tasks = panel("Tasks")
 
 
+@_tasks("""
+    --task K  Make shard K only, from 0; or several: 0-9,12, or K/N for the share of job K of N.
+    --finish  Check that all tasks are done and write the manifest; make no shard.
+    -n, --dry-run, --list  List the tasks and whether they are done; change nothing.
+    """)
+class ChoiceOptions(NamedTuple):
+    """Which tasks."""
+
+    task: Text = None
+    finish: bool = False
+    dry_run: bool = False
+
+
 @grouped
 def run(
     *,
     plan: Annotated[str, typer.Argument(metavar="FILE", help="A plan, as --plan FILE has written it.")],
-    task: Annotated[
-        Text,
-        _tasks(
-            "--task K", "Make shard K only, from 0; or several: 0-9,12, or K/N for the share of job K of N."
-        ),
-    ] = None,
-    finish: Annotated[
-        bool, _tasks("--finish", "Check that all tasks are done and write the manifest; make no shard.")
-    ] = False,
-    dry_run: Annotated[
-        bool, _tasks("-n, --dry-run, --list", "List the tasks and whether they are done; change nothing.")
-    ] = False,
-    jobs: Jobs = None,
-    engine: Engine = None,
-    memory: Memory = None,
+    tasks: ChoiceOptions,
+    work: WorkOptions,
     general: GeneralOptions,
 ) -> None:
     """Do what a plan says: some of its shards, or all that is not done.
@@ -50,60 +48,37 @@ def run(
         wds run mixed.plan --task 1-3
         wds run mixed.plan --finish
     """
+    from wdscli.cli.reordering import print_report
     from wdscli.errors import UsageError
+    from wdscli.ops import run as ops
     from wdscli.plan.planfile import Settings, load_plan
 
-    if (task is not None) + finish + dry_run > 1:
+    if (tasks.task is not None) + tasks.finish + tasks.dry_run > 1:
         raise UsageError("--task, --finish and --dry-run exclude each other")
     out = Out(general.common, json=general.json.json)
     progress = out.progress()
-    loaded = load_plan(plan, Settings(jobs, engine, memory, general.trust.trust_addresses))
-    if dry_run:
-        _list(out, loaded)
-    elif task is not None:
-        _run_tasks(out, loaded, task, progress)
+    loaded = load_plan(plan, Settings(*work, general.trust.trust_addresses))
+    if tasks.dry_run:
+        rows = [one._replace(address=shown(one.address)) for one in ops.states(loaded)]
+        out.listing(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))
+        done = sum(one.state == "done" for one in rows)
+        out.summary(f"{done} of {len(rows)} tasks are done")
+    elif tasks.task is not None:
+        _run_tasks(out, loaded, tasks.task, progress)
+    elif tasks.finish:
+        print_report(out, ops.finish(loaded, plan, progress=progress), loaded.oversized)
     else:
-        _run_all(out, loaded, plan, finish, progress)
+        print_report(out, ops.run_all(loaded, progress=progress), loaded.oversized)
 
 
-def _list(out: Out, plan: ReorderPlan) -> None:
-    from wdscli.ops.run import states
-
-    names = ("task", "shard", "samples", "bytes", "state")
-    rows = [one._replace(address=shown(one.address)) for one in states(plan)]
-    if out.json:
-        for row in rows:
-            out.object(dict(zip(names, row, strict=True)))
-    else:
-        out.rows(names, rows, right=(0, 2, 3))
-    done = sum(one.state == "done" for one in rows)
-    out.summary(f"{done} of {len(rows)} tasks are done")
-
-
-def _run_tasks(out: Out, plan: ReorderPlan, text: str, progress: Progress) -> None:
-    from wdscli.ops.run import parse_tasks, run_tasks_of
+def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -> None:
+    from wdscli.ops import run as ops
     from wdscli.units import human_size
 
-    tasks = parse_tasks(text, len(plan.planned))
-    report = run_tasks_of(plan, tasks, progress=progress)
+    tasks = ops.parse_tasks(text, len(plan.planned))
+    report = ops.run_tasks_of(plan, tasks, progress=progress)
     if out.json:
-        out.object(
-            {
-                "tasks": tasks,
-                "made": report.made,
-                "kept": report.kept,
-                "samples": report.samples,
-                "bytes": report.size_bytes,
-            }
-        )
+        out.object({"tasks": tasks, **facts(report, "made kept samples bytes=size_bytes")})
     kept = f", {report.kept} there already" if report.kept else ""
     total = f"{plural(report.samples, 'sample')}, {human_size(report.size_bytes)}"
     out.summary(f"made {plural(report.made, 'shard')}{kept}: {total}")
-
-
-def _run_all(out: Out, plan: ReorderPlan, address: str, finish: bool, progress: Progress) -> None:
-    from wdscli.cli.reordering import print_report
-    from wdscli.ops import run as ops
-
-    report = ops.finish(plan, address, progress=progress) if finish else ops.run_all(plan, progress=progress)
-    print_report(out, report, plan.oversized)

@@ -1,20 +1,18 @@
 """``wds shuffle``: options in, a shuffled set out; with --quality a table of how well mixed it is."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.cli.options import (
-    Number,
     OutputOptions,
     PlannedCutOptions,
+    Positive,
     ReorderOptions,
     Shards,
     grouped,
     panel,
 )
 from wdscli.cli.output import Out
-from wdscli.cli.reordering import read_request, reorder
+from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,24 +23,25 @@ _order = panel("Order")
 _ORDERS = ("input", "output", "random")
 
 
+@_order("""
+    --seed N  Another seed, another order.
+    --quality  Say how well mixed input and output are. Reads the field cls of all samples.
+    --window N  With --quality: samples in which distinct source shards are counted. Default: 1000.
+    """)
+class OrderOptions(NamedTuple):
+    """Another order, and how good it is."""
+
+    seed: int = 0
+    quality: bool = False
+    window: Positive = None
+
+
 @grouped
 def shuffle(
     *,
     shards: Shards,
     output: OutputOptions,
-    seed: Annotated[int, _order("--seed N", "Another seed, another order.")] = 0,
-    quality: Annotated[
-        bool,
-        _order("--quality", "Say how well mixed input and output are. Reads the field cls of all samples."),
-    ] = False,
-    window: Annotated[
-        Number,
-        _order(
-            "--window N",
-            "With --quality: samples in which distinct source shards are counted. Default: 1000.",
-            min=1,
-        ),
-    ] = None,
+    order: OrderOptions,
     cuts: PlannedCutOptions,
     more: ReorderOptions,
 ) -> None:
@@ -62,29 +61,28 @@ def shuffle(
     """
     from wdscli.plan.orders import ShuffledOrder
 
-    if window is not None and not quality:
+    if order.window is not None and not order.quality:
         raise UsageError("--window is for --quality", hint="give both, or neither")
-    if quality and output.output == "-" and not output.dry_run:
+    if order.quality and output.output == "-" and not output.dry_run:
         raise UsageError(
             "--quality and the shard cannot share standard output", hint="-o out-%06d.tar, or -n"
         )
-    out = Out(more.inputs.common, json=more.json.json)
-    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
-    if not quality:
-        reorder(out, request, ShuffledOrder(seed), dry_run=output.dry_run)
+    out, request = read_options(shards, output, cuts, more)
+    if not order.quality:
+        reorder(out, request, ShuffledOrder(order.seed), dry_run=output.dry_run)
         return
     from wdscli.look.quality import WINDOW, MeasuredShuffle
 
-    order = MeasuredShuffle(seed, window or WINDOW)
+    measured = MeasuredShuffle(order.seed, order.window or WINDOW)
 
-    def show(_: ReorderPlan) -> None:
-        if order.quality is not None:
-            _print_quality(out, order.quality)
+    def show(_: "ReorderPlan") -> None:
+        if measured.quality is not None:
+            _print_quality(out, measured.quality)
 
-    reorder(out, request, order, dry_run=output.dry_run, planned=show)
+    reorder(out, request, measured, dry_run=output.dry_run, planned=show)
 
 
-def _print_quality(out: Out, quality: Quality) -> None:
+def _print_quality(out: Out, quality: "Quality") -> None:
     """The three orders side by side, or one object of JSON."""
     orders = [quality.input, quality.output, quality.random]
     if out.json:

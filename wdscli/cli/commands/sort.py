@@ -1,15 +1,31 @@
 """``wds sort``: sort keys and their modifiers in, a sorted set out."""
 
-from __future__ import annotations
-
-from typing import Annotated, Literal
+from typing import Literal, NamedTuple
 
 from wdscli.cli.options import OutputOptions, PlannedCutOptions, ReorderOptions, Shards, Texts, grouped, panel
-from wdscli.cli.output import Out
-from wdscli.cli.reordering import read_request, reorder
+from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
 _order = panel("Order")
+
+
+@_order("""
+    --by WHAT[:nVr]  key, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]); again for
+        what ties. Behind a colon: n numeric, V natural, r reverse. Default: key.
+    --natural  img9 before img10; for each --by without a colon, as are the next two.
+    --numeric  Compare texts as the numbers they are.
+    --reverse  The largest first.
+    --missing  Where samples go that have no such value. Default: last, but a value that none has is an
+        error.
+    """)
+class OrderOptions(NamedTuple):
+    """By what samples are sorted."""
+
+    by: Texts = None
+    natural: bool = False
+    numeric: bool = False
+    reverse: bool = False
+    missing: Literal["first", "last", "error"] | None = None
 
 
 @grouped
@@ -17,26 +33,7 @@ def sort(
     *,
     shards: Shards,
     output: OutputOptions,
-    by: Annotated[
-        Texts,
-        _order(
-            "--by WHAT[:nVr]",
-            "key, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]); again for what ties. "
-            "Behind a colon: n numeric, V natural, r reverse. Default: key.",
-        ),
-    ] = None,
-    natural: Annotated[
-        bool, _order("--natural", "img9 before img10; for each --by without a colon, as are the next two.")
-    ] = False,
-    numeric: Annotated[bool, _order("--numeric", "Compare texts as the numbers they are.")] = False,
-    reverse: Annotated[bool, _order("--reverse", "The largest first.")] = False,
-    missing: Annotated[
-        Literal["first", "last", "error"] | None,
-        _order(
-            "--missing",
-            "Where samples go that have no such value. Default: last, but a value that none has is an error.",
-        ),
-    ] = None,
+    order: OrderOptions,
     cuts: PlannedCutOptions,
     more: ReorderOptions,
 ) -> None:
@@ -53,15 +50,14 @@ def sort(
     """
     from wdscli.ops.sort import sort_order
 
-    if natural and numeric:
+    if order.natural and order.numeric:
         raise UsageError("--natural and --numeric exclude each other", hint="--by WHAT:n --by WHAT:V")
-    out = Out(more.inputs.common, json=more.json.json)
-    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
-    order = sort_order(
-        by or [],
-        how="natural" if natural else "numeric" if numeric else "plain",
-        reverse=reverse,
-        missing=missing,
+    out, request = read_options(shards, output, cuts, more)
+    how = sort_order(
+        order.by or [],
+        how="natural" if order.natural else "numeric" if order.numeric else "plain",
+        reverse=order.reverse,
+        missing=order.missing,
         lenient=request.on_error == "skip",
     )
-    reorder(out, request, order, dry_run=output.dry_run)
+    reorder(out, request, how, dry_run=output.dry_run)

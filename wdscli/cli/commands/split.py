@@ -1,6 +1,6 @@
 """``wds split``: options in, smaller shards or several sets out."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from wdscli.cli.options import (
     OutputOptions,
@@ -12,51 +12,34 @@ from wdscli.cli.options import (
     grouped,
     panel,
 )
-from wdscli.cli.output import Out
-from wdscli.cli.reordering import read_request, reorder
+from wdscli.cli.reordering import read_options, reorder
 
 _parts = panel("Parts")
 
 
+@_parts("""
+    --ratio PART=SHARE,...  Parts by a hash of the key: train=0.8,val=0.1,test=0.1, or weights such as 8,
+        1 and 1.
+    --group-by REGEX|FIELD  With --ratio: keep together samples of one FIELD or json.PATH, or of one match
+        of REGEX in the key.
+    --stratify FIELD  With --ratio: keep the shares for each value of FIELD or json.PATH.
+    --seed N  With --ratio: another seed, other parts.
+    --by FIELD  A part for each value of FIELD or json.PATH, named after it.
+    --by-map FILE  Parts from a file: lines of KEY<TAB>PART, or a JSON object. May be given more than
+        once.
+    --missing error|drop|PART  A sample without a value: stop, leave it out, or (with --by and --by-map)
+        put it into PART.
+    """)
 class PartOptions(NamedTuple):
     """What becomes a set of its own."""
 
-    ratio: Annotated[
-        Text,
-        _parts(
-            "--ratio PART=SHARE,...",
-            "Parts by a hash of the key: train=0.8,val=0.1,test=0.1, or weights such as 8, 1 and 1.",
-        ),
-    ] = None
-    group_by: Annotated[
-        Text,
-        _parts(
-            "--group-by REGEX|FIELD",
-            "With --ratio: keep together samples of one FIELD or json.PATH, or of one match of REGEX in the key.",
-        ),
-    ] = None
-    stratify: Annotated[
-        Text,
-        _parts("--stratify FIELD", "With --ratio: keep the shares for each value of FIELD or json.PATH."),
-    ] = None
-    seed: Annotated[int, _parts("--seed N", "With --ratio: another seed, other parts.")] = 0
-    by: Annotated[
-        Text, _parts("--by FIELD", "A part for each value of FIELD or json.PATH, named after it.")
-    ] = None
-    by_map: Annotated[
-        Texts,
-        _parts(
-            "--by-map FILE",
-            "Parts from a file: lines of KEY<TAB>PART, or a JSON object. May be given more than once.",
-        ),
-    ] = None
-    missing: Annotated[
-        str,
-        _parts(
-            "--missing error|drop|PART",
-            "A sample without a value: stop, leave it out, or (with --by and --by-map) put it into PART.",
-        ),
-    ] = "error"
+    ratio: Text = None
+    group_by: Text = None
+    stratify: Text = None
+    seed: int = 0
+    by: Text = None
+    by_map: Texts = None
+    missing: str = "error"
 
 
 @grouped
@@ -82,7 +65,6 @@ def split(
     """
     from wdscli.ops.split import SplitOptions, split_order
 
-    out = Out(more.inputs.common, json=more.json.json)
-    request = read_request(shards, output, cuts, more.inputs, **more.engine._asdict())
+    out, request = read_options(shards, output, cuts, more)
     order = split_order(request, SplitOptions(**{**parts._asdict(), "by_map": tuple(parts.by_map or ())}))
     reorder(out, request, order, dry_run=output.dry_run)

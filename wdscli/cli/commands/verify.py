@@ -4,23 +4,20 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from wdscli.cli.options import (
-    DryRun,
-    Force,
-    Fsync,
+    DecodeOptions,
     GeneralOptions,
     LongNames,
-    MaxDecoded,
-    Mtime,
-    NoIndex,
     Number,
+    Positive,
     Shards,
     Text,
     Texts,
-    decoded_limit,
+    changed_options,
     grouped,
     panel,
+    written,
 )
-from wdscli.cli.output import Out, plural
+from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
 from wdscli.ops.verify import Finding, VerifyReport
 from wdscli.ops.verify import verify as run
@@ -34,30 +31,28 @@ _check = panel(None)
 _repair = panel("Repair")
 
 
+@_repair("""
+    --repair  Write what can be saved to new shards, one for each, and say what could not.
+    -o, --output OUT  Shards that --repair writes, such as repaired-%06d.tar.
+    """)
+@written
 class RepairOptions(NamedTuple):
     """Where --repair writes; all but ``output`` as in every command that writes."""
 
-    repair: Annotated[
-        bool,
-        _repair("--repair", "Write what can be saved to new shards, one for each, and say what could not."),
-    ] = False
-    output: Annotated[
-        Text, _repair("-o, --output OUT", "Shards that --repair writes, such as repaired-%06d.tar.")
-    ] = None
-    force: Force = False
-    fsync: Fsync = False
-    no_index: NoIndex = False
-    mtime: Mtime = None
+    repair: bool = False
+    output: Text = None
+    force: bool = False
+    fsync: bool = False
+    no_index: bool = False
+    mtime: Number = None
     long_names: LongNames = "pax"
-    dry_run: DryRun = False
+    dry_run: bool = False
 
     def settings(self) -> ShardSettings | None:
         """How --repair writes, None without it. Raises UsageError."""
         if not self.repair:
-            for name, value in self._asdict().items():
-                if value != self._field_defaults[name]:
-                    option = "--" + name.replace("_", "-")
-                    raise UsageError(f"{option} is for --repair, which was not given")
+            for option in changed_options(self):
+                raise UsageError(f"{option} is for --repair, which was not given")
             return None
         if self.output is None:
             raise UsageError(
@@ -67,43 +62,42 @@ class RepairOptions(NamedTuple):
         return ShardSettings(form, with_index=not self.no_index, force=self.force, fsync=self.fsync)
 
 
+@_check("""
+    --decode  Decode json, cls, txt, npy, npz, msgpack, images and what else the loader decodes.
+    --checksums  Compare every byte with the checksums of the manifest.
+    --require EXT,...  Fields that every sample must have. Those that the manifest says every sample has
+        are added.
+    --profile READER  Also what this reader demands: webdataset, hf, dali or energon. May be given more
+        than once.
+    --strict  Exit with 1 for warnings too.
+    --max-findings N  Tell N of each kind; count the rest.
+    -j, --jobs N  Processes to work in. Default: as many as the work is worth.
+    """)
+class CheckOptions(NamedTuple):
+    """What is looked for, and what is told of it."""
+
+    decode: bool = False
+    decoding: DecodeOptions = DecodeOptions()
+    checksums: bool = False
+    require: Texts = None
+    profile: Texts = None
+    strict: bool = False
+    max_findings: Annotated[int, 0] = MAX_FINDINGS
+    jobs: Positive = None
+
+    def parse(self) -> dict[str, Any]:
+        """What checking and repairing have in common, as ops take it. Raises UsageError."""
+        return {
+            "require": [field for text in self.require or () for field in text.split(",") if field],
+            "decode": self.decode,
+            "max_decoded": self.decoding.limit(None if self.decode else "--decode"),
+            "max_findings": self.max_findings,
+            "jobs": self.jobs,
+        }
+
+
 @grouped
-def verify(
-    shards: Shards,
-    general: GeneralOptions,
-    repairing: RepairOptions,
-    decode: Annotated[
-        bool,
-        _check(
-            "--decode", "Decode json, cls, txt, npy, npz, msgpack, images and what else the loader decodes."
-        ),
-    ] = False,
-    max_decoded: MaxDecoded = None,
-    checksums: Annotated[
-        bool, _check("--checksums", "Compare every byte with the checksums of the manifest.")
-    ] = False,
-    require: Annotated[
-        Texts,
-        _check(
-            "--require EXT,...",
-            "Fields that every sample must have. Those that the manifest says every sample has are added.",
-        ),
-    ] = None,
-    profile: Annotated[
-        Texts,
-        _check(
-            "--profile READER",
-            "Also what this reader demands: webdataset, hf, dali or energon. May be given more than once.",
-        ),
-    ] = None,
-    strict: Annotated[bool, _check("--strict", "Exit with 1 for warnings too.")] = False,
-    max_findings: Annotated[
-        int, _check("--max-findings N", "Tell N of each kind; count the rest.", min=0)
-    ] = MAX_FINDINGS,
-    jobs: Annotated[
-        Number, _check("-j, --jobs N", "Processes to work in. Default: as many as the work is worth.", min=1)
-    ] = None,
-) -> int:
+def verify(shards: Shards, general: GeneralOptions, repairing: RepairOptions, checks: CheckOptions) -> int:
     """Check shards and report everything that is wrong with them.
 
     Reads the headers of every shard, compares them with the index and the manifest beside it, and goes on after
@@ -116,14 +110,7 @@ def verify(
         wds verify shards/ --profile webdataset --profile hf --require jpg,cls
         wds verify broken.tar --repair -o repaired.tar
     """
-    how: dict[str, Any] = {
-        "require": [field for text in require or () for field in text.split(",") if field],
-        "decode": decode,
-        "max_decoded": decoded_limit(max_decoded, None if decode else "--decode"),
-        "trust_addresses": general.trust.trust_addresses,
-        "max_findings": max_findings,
-        "jobs": jobs,
-    }
+    how = {**checks.parse(), **general.trust._asdict()}
     settings = repairing.settings()
     out = Out(general.common, json=general.json.json)
     output = repairing.output or ""
@@ -132,7 +119,9 @@ def verify(
         if target.pattern.count is not None:
             # Whether so many can be saved is known only to who has looked.
             repair(shards, output, **how, settings=settings, dry_run=True)
-    report = run(shards, **how, profiles=profile or (), checksums=checksums, progress=out.progress())
+    report = run(
+        shards, **how, profiles=checks.profile or (), checksums=checks.checksums, progress=out.progress()
+    )
     if out.json:
         _print_json(out, report)
     else:
@@ -143,7 +132,7 @@ def verify(
         saved = repair(shards, output, **how, settings=settings, dry_run=dry_run, progress=progress)
         _print_repair(out, saved, dry_run=dry_run)
     # A shard that could not be read leaves the check incomplete.
-    return 4 if not report.is_complete else 1 if report.errors or (strict and report.warnings) else 0
+    return 4 if not report.is_complete else 1 if report.errors or (checks.strict and report.warnings) else 0
 
 
 def _print_repair(out: Out, report: RepairReport, *, dry_run: bool) -> None:
@@ -174,20 +163,8 @@ def _print_json(out: Out, report: VerifyReport) -> None:
     """One object a finding, then one with the totals."""
     for finding in report.findings:
         out.object(finding._asdict())
-    out.object(
-        {
-            "summary": True,
-            "shards": report.shards,
-            "samples": report.samples,
-            "members": report.members,
-            "bytes": report.size_bytes,
-            "errors": report.errors,
-            "warnings": report.warnings,
-            "counts": report.counts,
-            "untold": report.untold,
-            "ignored": report.ignored,
-        }
-    )
+    totals = "shards samples members bytes=size_bytes errors warnings counts untold ignored"
+    out.object({"summary": True, **facts(report, totals)})
 
 
 def _print_text(out: Out, report: VerifyReport) -> None:

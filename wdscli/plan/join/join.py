@@ -1,16 +1,26 @@
 """``merge --join``: the fields of several sets beside each other, by key, whatever the order of either.
 
 What it is: :class:`Join`, an order whose samples have a row in each of several sets: in the plan's table the sets lie
-one behind the other, and each has its own column of rows. How: a table becomes a shard in scratch space first, and then
-is a set like the others. Samples are matched by the XXH3-64 of their keys; the task that copies them proves by name
-that partners belong together (:mod:`wdscli.copy.copier`). It must not know how shards are written.
+one behind the other, and each has its own column of rows; :func:`match`, who has a partner, by the XXH3-64 of keys;
+:class:`Shapes`, what a survey takes of each sample for a join; and :class:`Measured`, the bytes and members of all
+joined samples, known before anything is copied.
+
+How: a table becomes a shard in scratch space first, and then is a set like the others. Sorted hashes are looked up in
+sorted hashes, array by array; ten million keys take seconds, and no set may hold a hash twice. Of a sample a survey
+takes the number of its *shape*, its list of fields, of which few make up a set, and, where a field may have to give
+way, the blocks that each member takes. What becomes of the fields is then decided once for each combination of shapes,
+and bytes and members are sums over arrays, corrected where a field gives way or gets another name. The task that copies
+samples proves by name that partners belong together (:mod:`wdscli.copy.copier`). It must not know names, nor how shards
+are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
@@ -21,45 +31,59 @@ from wdscli.plan.join.joined import (
     NOBODY,
     JoinCounts,
     Joined,
+    Layout,
     OnConflict,
+    Shape,
+    Slot,
     TableShard,
     collision,
+    lay_out,
+    suffixed,
 )
-from wdscli.plan.join.match import JoinKind, Measured, SetRows, Shapes, match
-from wdscli.plan.orders import VALUED_BYTES, Arranged, Surveyed
+from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
-from wdscli.plan.survey import SurveyTask
-from wdscli.plan.table import Ordered, row_type
+from wdscli.plan.survey import SurveyTask, out_length
+from wdscli.plan.table import Ordered, order_of_hashes, row_type
+from wdscli.plan.values import Extract, Packed
 from wdscli.progress import Progress
+from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
-from wdscli.storage import base_name
+from wdscli.selection.reading import Payloads
+from wdscli.selection.sample import SampleAt
+from wdscli.storage import addresses_of, base_name
+from wdscli.tar import Form
+from wdscli.tar.header import BLOCK
 
 if TYPE_CHECKING:
-    from wdscli.plan.table import I64, Rows
+    from wdscli.plan.table import I64, U32, U64, Mask, Rows
+    from wdscli.shards.index import Index
 
+JoinKind = Literal["inner", "left", "outer"]
+LARGEST_BYTES = 1 << 40
+"""Of a payload whose blocks are sure to be counted in 32 bits."""
 NO_PARTNER = "no-partner"
 """Why samples whose key another set lacks are left out."""
 
 
-class JoinedTable(Protocol):
-    """A table that is joined as one more set: :class:`~wdscli.create.join_table.Table`."""
+@dataclass(frozen=True)
+class JoinedTable:
+    """A table that is joined as one more set: its files, its column of keys, and its fields, as they were asked for.
+    :class:`~wdscli.create.join_table.Table` knows how its rows are read."""
 
-    @property
-    def address(self) -> str:
-        """Its files as one text."""
+    files: str | tuple[str, ...]
+    key: str
+    fields: tuple[str, ...]
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Its files."""
+        """The files. Raises UsageError for standard input named twice."""
+        return addresses_of(self.files, "--table")
 
     @property
-    def key(self) -> str:
-        """Its column of keys."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Its fields, as they were asked for."""
+    def address(self) -> str:
+        """The files as one text."""
+        return "::".join(self.addresses)
 
     def write_shard(
         self,
@@ -69,21 +93,21 @@ class JoinedTable(Protocol):
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        """Write its rows as a shard. Raises UsageError, InputError, OutputError, DataError."""
+        """Write the rows as a shard at ``address``. Raises UsageError for a column that is not there, InputError,
+        OutputError, and DataError with the row's number."""
+        raise NotImplementedError
 
 
-class Join(NamedTuple):
+@dataclass(frozen=True)
+class Join(Order):
     """How sets are joined. ``on_conflict`` None is ``error`` between sets of shards and ``right`` for a table, which
     is the last set."""
 
     kind: JoinKind = "inner"
     on_conflict: OnConflict | None = None
     table: JoinedTable | None = None
-    operation: str = "merge"
-    extract: None = None
-    seed: int | None = None
-    dedup: None = None
-    bytes_per_sample: int = VALUED_BYTES
+    operation = "merge"
+    bytes_per_sample = VALUED_BYTES
 
     def options(self) -> dict[str, Any]:
         """The options that shape the result, for the manifest."""
@@ -268,3 +292,276 @@ def nobody() -> Rows:
 def _bounds(surveyed: Surveyed) -> list[tuple[int, int]]:
     """The first row and the end of each set, which lie one behind the other."""
     return list(pairwise(accumulate(surveyed.counts_of_sets(), initial=0)))
+
+
+def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
+    """For each set, the row that each output sample takes of it, -1 for none.
+
+    Output samples come in the order of the first set; with ``outer`` then those of the second set that the first has
+    not, in the second's order, and so on.
+
+    >>> import numpy
+    >>> a, b = numpy.array([5, 3, 9], dtype="u8"), numpy.array([9, 4, 5], dtype="u8")
+    >>> [rows.tolist() for rows in match([a, b], "outer")]
+    [[0, 1, 2, -1], [2, -1, 0, 1]]
+    >>> [rows.tolist() for rows in match([a, b], "inner")]
+    [[0, 2], [2, 0]]
+    """
+    import numpy
+
+    keys = sets[0]
+    rows: list[I64] = [numpy.arange(len(keys), dtype=numpy.int64)]
+    for hashes in sets[1:]:
+        partners = find(keys, hashes)
+        there = partners >= 0
+        if kind == "inner":
+            keys, rows = keys[there], [column[there] for column in rows]
+            partners = partners[there]
+        elif kind == "outer":
+            alone: Mask = numpy.ones(len(hashes), dtype=numpy.bool_)
+            alone[partners[there]] = False
+            more: I64 = numpy.flatnonzero(alone).astype(numpy.int64)
+            keys = numpy.concatenate((keys, hashes[more]))
+            nothing: I64 = numpy.full(len(more), -1, dtype=numpy.int64)
+            rows = [numpy.concatenate((column, nothing)) for column in rows]
+            partners = numpy.concatenate((partners, more))
+        rows.append(partners)
+    return rows
+
+
+def find(wanted: U64, hashes: U64) -> I64:
+    """The place in ``hashes`` of each that is wanted, -1 where it is not there."""
+    import numpy
+
+    if not len(hashes):
+        return numpy.full(len(wanted), -1, dtype=numpy.int64)
+    # Both in rising order: the lookups walk through memory instead of jumping about in it.
+    order, there = _rising(hashes)
+    rows, rising = _rising(wanted)
+    places = numpy.searchsorted(there, rising)
+    numpy.minimum(places, len(there) - 1, out=places)
+    found: I64 = numpy.empty(len(wanted), dtype=numpy.int64)
+    found[rows] = numpy.where(there[places] == rising, order[places], -1)
+    return found
+
+
+def _rising(hashes: U64) -> tuple[I64, U64]:
+    """The rows in the order of their hashes, and these."""
+    import numpy
+
+    # A column of a table lies apart in memory.
+    column = numpy.ascontiguousarray(hashes)
+    order = order_of_hashes(len(column), column.__getitem__)
+    return order, column[order]
+
+
+class Shapes(Extract):
+    """An extract: numbers of 32 bits, first that of the sample's shape in ``shapes``. With ``has_lengths`` there
+    follow the blocks of 512 bytes that each member takes, header included, as they are named, and those with the name
+    that a suffix gives in this set."""
+
+    def __init__(self, selection: Selection, form: Form, of_set: int, has_lengths: bool) -> None:
+        self.has_lengths = has_lengths
+        self._selection = selection
+        self._form = form
+        self._of_set = of_set
+        self._numbers: dict[Shape, int] = {}
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Those that were seen."""
+        return list(self._numbers)
+
+    def _number(self, shape: Shape) -> int:
+        return self._numbers.setdefault(shape, len(self._numbers))
+
+    def values_of_index(self, index: Index) -> Packed | None:
+        """Those of all samples of an index that have the same fields in the same order."""
+        import numpy
+
+        count, total = index.samples, index.members
+        if self._selection.changes_members or not count or total % count:
+            return None
+        width = total // count
+        numbers = index.member_fields[:width]
+        ends = numpy.arange(width, total + 1, width)
+        if (index.member_ends != ends).any() or (index.member_fields.reshape(-1, width) != numbers).any():
+            return None
+        shape = tuple(index.fields[number] for number in numbers.tolist())
+        longest = int(numpy.diff(index.key_ends, prepend=numpy.uint64(0)).max())
+        words = self._alike(shape, longest, index.member_sizes, count)
+        if words is None:
+            return None
+        lengths: U32 = numpy.full(count, words.shape[1] * words.itemsize, dtype=numpy.uint32)
+        return Packed(lengths, words.reshape(-1).view(numpy.uint8))
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+    ) -> list[bytes]:
+        """Those of some samples of a batch. Raises DataError for a payload that is too large."""
+        count, total = len(batch.keys), len(batch.fields)
+        if not self._selection.changes_members and count == len(rows) and count and not total % count:
+            width = total // count
+            shape = tuple(batch.fields[:width])
+            if batch.fields == list(shape) * count and batch.firsts == list(range(0, total + 1, width)):
+                words = self._alike(shape, max(map(len, batch.keys)), batch.sizes, count)
+                if words is not None:
+                    return [row.tobytes() for row in words]
+        return [self._value(batch, row, shard) for row in rows]
+
+    def _alike(self, shape: Shape, longest_key: int, sizes: Sequence[int] | U64, count: int) -> U32 | None:
+        """The numbers of samples of one shape, a line each, where members have one block of header by any name."""
+        import numpy
+
+        words: U32 = numpy.empty((count, 1 + 2 * len(shape) * self.has_lengths), dtype=numpy.uint32)
+        words[:, 0] = self._number(shape)
+        if self.has_lengths:
+            longest = longest_key + 1 + max(len(suffixed(field, self._of_set)) for field in shape)
+            if longest > 100 or int(max(sizes)) >= 1 << 33:
+                return None
+            blocks = numpy.asarray(sizes, dtype=numpy.uint64) + numpy.uint64(2 * BLOCK - 1) >> numpy.uint64(9)
+            words[:, 1 : 1 + len(shape)] = words[:, 1 + len(shape) :] = blocks.reshape(count, -1)
+        return words
+
+    def _value(self, batch: SampleBatch, row: int, shard: str) -> bytes:
+        if not (self._selection.changes_members or self.has_lengths):
+            shape = tuple(batch.fields[batch.firsts[row] : batch.firsts[row + 1]])
+            return array("I", [self._number(shape)]).tobytes()
+        plan = self._selection.plan_of(batch, row, shard)
+        words = [self._number(tuple(field for _, field in plan))]
+        if self.has_lengths:
+            words += [self._blocks(batch, row, at, field, shard) for at, field in plan]
+            words += [
+                self._blocks(batch, row, at, suffixed(field, self._of_set), shard) for at, field in plan
+            ]
+        return array("I", words).tobytes()
+
+    def _blocks(self, batch: SampleBatch, row: int, at: int, field: bytes, shard: str) -> int:
+        """The blocks of one member by the name of ``field``."""
+        member = batch.firsts[row] + at
+        size = batch.sizes[member]
+        if size > LARGEST_BYTES:
+            text = f"a payload of {size} bytes is too large for --on-conflict"
+            raise SampleAt(batch, row, shard).error(text, "too-large", batch.fields[member])
+        return out_length([(batch.keys[row] + b"." + field, size)], self._form) // BLOCK
+
+
+class SetRows:
+    """The samples of one set: rows ``first`` to ``end`` of the table, from ``inputs`` with these numbers."""
+
+    def __init__(self, surveyed: Surveyed, first: int, end: int, inputs: Sequence[int]) -> None:
+        import numpy
+
+        assert surveyed.values is not None
+        self.first = first
+        self.samples = surveyed.samples.part(first, end)
+        self._values = surveyed.values
+        numbers: dict[Shape, int] = {}
+        self._numbers: dict[int, U32] = {}
+        for number in inputs:
+            of_shard = [numbers.setdefault(shape, len(numbers)) for shape in surveyed.shapes[number]]
+            self._numbers[number] = numpy.array(of_shard, dtype=numpy.uint32)
+        self.shapes = list(numbers)
+
+    def shape_of(self) -> U32:
+        """The number of each sample's shape."""
+
+        found = self._values.words(slice(self.first, self.first + self.samples.total), 0)
+        numbered = list(self._numbers)
+        ends: list[int] = self.samples.shards.searchsorted(numbered, side="right").tolist()
+        for first, end, numbers in zip([0, *ends], ends, self._numbers.values()):
+            found[first:end] = numbers[found[first:end]]
+        return found
+
+    def shape(self, row: int) -> Shape:
+        """The shape of one sample."""
+        numbers = self._numbers[int(self.samples.shards[row])]
+        return self.shapes[int(numbers[self._values.words(self.first + row, 0)])]
+
+    def blocks(self, rows: I64, place: int) -> I64:
+        """The blocks of the member at a place of what the extract took, of some samples of one shape."""
+        import numpy
+
+        return self._values.words(rows + self.first, 1 + place).astype(numpy.int64)
+
+
+class Measured:
+    """The bytes and members of all output samples, and the fields that gave way; a combination of shapes at a time.
+
+    ``rows`` has, for each set, the row that each output sample takes of it, -1 for none. ``trouble`` is the first
+    output sample whose fields cannot be beside each other, and why.
+    """
+
+    def __init__(self, policies: Sequence[OnConflict], sets: Sequence[SetRows], rows: Sequence[I64]) -> None:
+        import numpy
+
+        self._sets = sets
+        self._rows = rows
+        total = len(rows[0])
+        self.lengths: I64 = numpy.zeros(total, dtype=numpy.int64)
+        self.members: U32 = numpy.zeros(total, dtype=numpy.uint32)
+        self.changed: Mask = numpy.zeros(total, dtype=bool)
+        self.replaced = self.left_out = self.renamed = 0
+        for of_set, column in zip(sets, rows, strict=True):
+            there: Any = slice(None) if (column >= 0).all() else column >= 0
+            self.lengths[there] += of_set.samples.out_lengths[column[there]].astype(numpy.int64)
+            self.members[there] += of_set.samples.members[column[there]]
+        self.trouble: tuple[int, DataError] | None = None
+        for chosen, parts in self._combinations():
+            try:
+                self._add(chosen, parts, lay_out(parts, policies))
+            except DataError as error:
+                if self.trouble is None or int(chosen[0]) < self.trouble[0]:
+                    self.trouble = int(chosen[0]), error
+
+    def _combinations(self) -> Iterator[tuple[I64, list[Shape | None]]]:
+        """Output samples, those together whose parts have the same fields, in output order; and these."""
+        import numpy
+
+        kinds: I64 = numpy.zeros(len(self.lengths), dtype=numpy.int64)
+        most = 1
+        for of_set, column in zip(self._sets, self._rows, strict=True):
+            if most > 1 << 31:
+                kinds = numpy.unique(kinds, return_inverse=True)[1].reshape(-1)
+                most = len(kinds)
+            if len(of_set.shapes) < 2:
+                shapes: Any = column >= 0
+            else:
+                shapes = numpy.where(column >= 0, of_set.shape_of()[column].astype(numpy.int64) + 1, 0)
+            kinds = kinds * (len(of_set.shapes) + 1) + shapes
+            most *= len(of_set.shapes) + 1
+        if not len(kinds):
+            return
+        groups = [numpy.arange(len(kinds))]
+        if (kinds != kinds[0]).any():
+            order = numpy.argsort(kinds, kind="stable")
+            groups = numpy.split(order, numpy.flatnonzero(numpy.diff(kinds[order])) + 1)
+        for chosen in groups:
+            rows = [int(column[chosen[0]]) for column in self._rows]
+            yield (
+                chosen,
+                [
+                    None if row < 0 else of_set.shape(row)
+                    for of_set, row in zip(self._sets, rows, strict=True)
+                ],
+            )
+
+    def _add(self, chosen: I64, parts: Sequence[Shape | None], layout: Layout) -> None:
+        """Samples of one combination."""
+        if layout.is_plain:
+            return
+        self.changed[chosen] = True
+        self.members[chosen] = len(layout.slots)
+        for slot in layout.out:
+            self.lengths[chosen] -= self._blocks(chosen, slot, 0) * BLOCK
+        for slot in layout.renamed:
+            width = len(parts[slot.part] or ())
+            more = self._blocks(chosen, slot, width) - self._blocks(chosen, slot, 0)
+            self.lengths[chosen] += more * BLOCK
+        self.replaced += layout.replaced * len(chosen)
+        self.left_out += (len(layout.out) - layout.replaced) * len(chosen)
+        self.renamed += len(layout.renamed) * len(chosen)
+
+    def _blocks(self, chosen: I64, slot: Slot, width: int) -> I64:
+        """The blocks of one member of a part, for each of some output samples; ``width`` behind the first."""
+        return self._sets[slot.part].blocks(self._rows[slot.part][chosen], width + slot.member)

@@ -1,6 +1,6 @@
 """What a plan and its tasks both know of joined samples: their further parts, and which members come of these.
 
-What it is: :class:`Joined` for a plan and :class:`Beside` for one of its tasks, the rows of each set but the first;
+What it is: :class:`Joined`, the rows of each set but the first, of a plan or of one of its tasks;
 :func:`in_turn`, all parts of the first sample, then those of the second, and so on; :func:`lay_out`, the fields of the
 parts beside each other, which plan and task both ask, so that they cannot differ. How: fields come together as Python's
 ``{**a, **b}`` does it, with the four policies of ``--on-conflict`` where a name is taken. It must not know how partners
@@ -52,16 +52,22 @@ class JoinCounts(NamedTuple):
     renamed: int
 
 
-class Beside(NamedTuple):
-    """The further parts of the samples of one task: for each set but the first one row a sample, of the shard
-    :data:`NOBODY` where there is none. ``sets`` is the set (from 0) of each input; ``policies`` has one for each set:
-    what is done about a field that is there already."""
+class Joined(NamedTuple):
+    """The further parts of samples in output order, all of a plan or those of one task, whose rows are the first parts:
+    for each set but the first one row a sample, of the shard :data:`NOBODY` where there is none. ``sets`` is the set
+    (from 0) of each input; ``policies`` has one for each set: what is done about a field that is there already.
+    ``counts`` are those of the plan."""
 
     others: tuple[Ordered, ...]
-    sets: dict[int, int]
+    sets: tuple[int, ...]
     policies: tuple[OnConflict, ...]
+    counts: JoinCounts
 
-    def held(self) -> Beside:
+    def part(self, first: int, end: int) -> Joined:
+        """What samples ``first`` to ``end`` of the output need."""
+        return self._replace(others=tuple(other.slice(first, end) for other in self.others))
+
+    def held(self) -> Joined:
         """The same with rows in memory, for processes of other machines."""
         return self._replace(others=tuple(other.held() for other in self.others))
 
@@ -69,21 +75,6 @@ class Beside(NamedTuple):
         """The inputs that the task reads, in rising order, ``samples`` being the first parts."""
         found = {number for some in (samples, *self.others) for number in some.shard_numbers()}
         return sorted(found - {NOBODY})
-
-
-class Joined(NamedTuple):
-    """The same for a plan, whose rows are the first parts. ``others`` are in output order; ``sets`` is the set of each
-    input."""
-
-    others: tuple[Ordered, ...]
-    sets: tuple[int, ...]
-    policies: tuple[OnConflict, ...]
-    counts: JoinCounts
-
-    def part(self, first: int, end: int) -> Beside:
-        """What samples ``first`` to ``end`` of the output need."""
-        others = tuple(other.slice(first, end) for other in self.others)
-        return Beside(others, dict(enumerate(self.sets)), self.policies)
 
 
 def in_turn(lists: Sequence[Ordered]) -> Ordered:

@@ -1,0 +1,44 @@
+"""Tests that run twice: with the compiled core, and with plain Python alone.
+
+The tests of the folders and files in :data:`BOTH` do; all others run with what is there. Where no core was built,
+tests/project/test_build.py says so. A test of the time or the memory of one of the two takes :func:`running_core` as
+an argument and skips the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wdscli.tar import core
+
+TESTS = Path(__file__).parent.parent
+BOTH = [
+    TESTS / "tar",
+    TESTS / "samples",
+    TESTS / "copy",
+    TESTS / "loader" / "test_loader_errors.py",
+    TESTS / "loader" / "test_loader_filters.py",
+    TESTS / "loader" / "test_loader_indexed.py",
+    TESTS / "loader" / "test_loader_streams.py",
+]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    path = metafunc.definition.path
+    if any(path == one or one in path.parents for one in BOTH):
+        cores = ["plain"] if core.CORE is None else ["compiled", "plain"]
+        metafunc.parametrize("running_core", cores, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running_core(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Which of the two runs, here and in programs that are started from here."""
+    chosen = getattr(request, "param", "plain" if core.CORE is None else "compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        if chosen == "plain":
+            patch.setattr(core, "CORE", None)
+            patch.setenv("WDSCLI_PURE", "1")
+        yield chosen
