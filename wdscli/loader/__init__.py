@@ -18,7 +18,7 @@ The nouns, each one thing in the whole loader, and where it is:
     share       which rank of how many a process is, and which worker of how many (``place.ranks``)
     place       before which batch of which epoch; a state is a place as plain values, for a checkpoint (``place``)
     standing    where iterations of a dataset begin, and the place of the latest (``place``)
-    rows        some samples of one shard: their reads, header checks, dictionaries (``read.rows``)
+    rows        some samples of one shard: read, compared with its index, as dictionaries (``read.rows``)
     fetcher     reads samples by shard and place, for one thread; a pool lends them to many (``read.fetch``)
     read        the samples of a batch as they were read; a block, batches that are read at once (``read.reading``)
     failed      stands where a sample cannot be read; the policy says what becomes of it (``read.failures``)
