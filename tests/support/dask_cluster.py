@@ -41,7 +41,8 @@ class Cluster:
             process = subprocess.Popen(
                 [sys.executable, "-m", f"distributed.cli.dask_{what}", "--host", "127.0.0.1", "--no-dashboard", *args],
                 cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"},
+                env={**os.environ, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
+                     "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False"},
             )  # fmt: skip
         self._processes.append(process)
         return process
