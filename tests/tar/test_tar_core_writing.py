@@ -188,15 +188,19 @@ def test_a_folder_is_listed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     found: list[tuple[bytes, int]] = []
     others: list[bytes] = []
-    core.CORE.folder(os.fsencode(tmp_path), b"p/", b"", found.extend, others.extend)
+    ending: list[bytes] = []
+    core.CORE.folder(
+        os.fsencode(tmp_path), b"p/", b"-m", lambda it: not ending.extend(it), found.extend, others.extend
+    )
+    assert ending == [b"c-m"]
     assert sorted(found) == [(b"p/a\0txt", 5), (b"p/b\0c.d", 5), (b"p/link\0txt", 5)]
     rest = [b".hidden.x", b"__x__.y", b"broken.txt", b"c-m", b"end.", b"folder.d", b"pipe.txt", b"plain"]
     assert sorted(others) == rest
-    others.clear()
-    core.CORE.folder(os.fsencode(tmp_path), b"p/", b"-m", found.extend, others.extend)
-    assert others == [b"c-m"]
+    found.clear()
+    core.CORE.folder(os.fsencode(tmp_path), b"p/", b".d", lambda _: False, found.extend, found.extend)
+    assert found == []
     with pytest.raises(FileNotFoundError) as error:
-        core.CORE.folder(os.fsencode(tmp_path / "no"), b"", b"", found.extend, others.extend)
+        core.CORE.folder(os.fsencode(tmp_path / "no"), b"", b"", bool, found.extend, others.extend)
     assert error.value.filename == os.fsencode(tmp_path / "no")
 
 
@@ -212,6 +216,10 @@ def test_a_large_folder_is_listed_whole(tmp_path: Path) -> None:
         calls.append(len(some))
         found.extend(some)
 
-    core.CORE.folder(os.fsencode(tmp_path), b"", b"", take, found.extend)
+    ending: list[bytes] = []
+    core.CORE.folder(
+        os.fsencode(tmp_path), b"", b"99.txt", lambda it: not ending.extend(it), take, found.extend
+    )
+    assert len(ending) == 50
     assert len(set(found)) == 5000
     assert max(calls) < 5000

@@ -36,7 +36,7 @@ from wdscli.tar import build_header, core, padding
 
 PIECE_BYTES = 1 << 20
 """Files of fewer bytes are read whole."""
-ENOUGH_BYTES = 1 << 16
+ENOUGH_BYTES = 1 << 18
 """What is read goes out once it is so much."""
 _SAMPLES_TOGETHER = 1024
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC

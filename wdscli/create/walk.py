@@ -238,9 +238,18 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
 
 def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
     """Add the files of one folder. The names of its subfolders."""
-    folder.sets.update(_set_members(folder.path, _manifests(folder.path)))
     is_own = wanted.outputs.in_folder(folder.path)
     subfolders: list[bytes] = []
+
+    is_plain = wanted.rule.is_first_dot and not (wanted.include or wanted.exclude)
+    is_plain = is_plain and is_own is None and not folder.prefix.startswith(b"__")
+
+    def begin(manifests: list[bytes]) -> bool:
+        """Whether there is nothing to choose."""
+        nonlocal is_plain
+        folder.sets.update(_set_members(folder.path, manifests))
+        is_plain = is_plain and not folder.sets
+        return is_plain
 
     def take(entries: Iterable[_Entry]) -> None:
         for entry in sorted(entries, key=lambda one: one.name):
@@ -253,34 +262,49 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
             else:
                 _take(entry, folder, wanted, files, skipped)
 
-    prefix = folder.prefix
-    # There is nothing to choose: the usual rule, and no globs.
-    is_plain = wanted.rule.is_first_dot and not (wanted.include or wanted.exclude or is_own or folder.sets)
-    is_plain = is_plain and not prefix.startswith(b"__")
-    if is_plain and core.CORE is not None:
-        core.CORE.folder(
-            folder.path,
-            prefix,
-            b"",
-            lambda found: files.add_rows(found, folder.root),
-            lambda names: take(_Named(folder.path + b"/" + name, name) for name in names),
-        )
-        return subfolders
-    with os.scandir(folder.path) as entries:
-        # Not all at once: an entry takes a few hundred bytes.
-        while some := list(islice(entries, _ENTRIES_TOGETHER)):
-            take(some)
+    listing = _list if core.CORE is None else core.CORE.folder
+    listing(
+        folder.path,
+        folder.prefix,
+        MANIFEST,
+        begin,
+        lambda found: files.add_rows(found, folder.root),
+        lambda names: take(_Named(folder.path + b"/" + name, name) for name in names),
+    )
+    if not is_plain:
+        with os.scandir(folder.path) as entries:
+            # Not all at once: an entry takes a few hundred bytes.
+            while some := list(islice(entries, _ENTRIES_TOGETHER)):
+                take(some)
     return subfolders
 
 
-def _manifests(folder: bytes) -> list[bytes]:
-    """The names in a folder that end as a manifest's does."""
-    found: list[bytes] = []
-    if core.CORE is not None:
-        core.CORE.folder(folder, b"", MANIFEST, found.extend, found.extend)
-        return found
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries if entry.name.endswith(MANIFEST)]
+def _list(
+    path: bytes,
+    prefix: bytes,
+    suffix: bytes,
+    begin: Callable[[list[bytes]], bool],
+    take: Callable[[list[tuple[bytes, int]]], object],
+    others: Callable[[list[bytes]], object],
+) -> None:
+    """What the compiled core does to list a folder: ``begin`` gets the names that end with the suffix, and says whether
+    there is nothing to choose; ``take`` then gets rows and sizes of the files whose names need no second look, and
+    ``others`` the names of all else."""
+    with os.scandir(path) as entries:
+        if not begin([entry.name for entry in entries if entry.name.endswith(suffix)]):
+            return
+    with os.scandir(path) as entries:
+        while some := list(islice(entries, _ENTRIES_TOGETHER)):
+            found, rest = [], []
+            for entry in some:
+                name = entry.name
+                dot = name.find(b".")
+                if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__") or not entry.is_file():
+                    rest.append(name)
+                else:
+                    found.append((prefix + name.replace(b".", SEPARATOR, 1), entry.stat().st_size))
+            take(found)
+            others(rest)
 
 
 class _Entry(Protocol):

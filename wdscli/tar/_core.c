@@ -1718,7 +1718,8 @@ core_files(PyObject *self, PyObject *args)
 
 enum { ENTRIES_TOGETHER = 4096, ARENA = 1 << 18, LONGEST_ENTRY = 1 << 12 };
 
-/* Names of a folder, one behind the other, and what is known of each: the size of a plain file, -1 for others. */
+/* Names of a folder, one behind the other, and what is known of each: where the first dot of a file that may be plain is,
+   0 for others, and then its size. */
 typedef struct {
     DIR *folder;
     int count, error, ended;
@@ -1729,41 +1730,46 @@ typedef struct {
     char names[ARENA];
 } Listing;
 
-/* The next entries; `suffix` chooses those whose names end with it, and has nothing looked up. */
+/* The next names. */
 static void
-list_some(Listing *list, const char *suffix, Py_ssize_t suffix_len)
+list_some(Listing *list)
 {
     int used = 0;
     list->count = 0;
     while (list->count < ENTRIES_TOGETHER && used < ARENA - LONGEST_ENTRY) {
         errno = 0;
         struct dirent *entry = readdir(list->folder);
-        if (!entry) {
-            list->error = errno;
+        int length = entry ? (int)strlen(entry->d_name) : 0;
+        if (!entry || length >= LONGEST_ENTRY) {
+            list->error = entry ? ENAMETOOLONG : errno;
             list->ended = 1;
             return;
         }
         const char *name = entry->d_name, *dot = strchr(name, '.');
-        int length = (int)strlen(name);
-        if (length >= LONGEST_ENTRY) {
-            list->error = ENAMETOOLONG;
-            list->ended = 1;
-            return;
-        }
-        if (!strcmp(name, ".") || !strcmp(name, "..") || length < suffix_len ||
-            (suffix_len && memcmp(name + length - suffix_len, suffix, (size_t)suffix_len)))
+        if (!strcmp(name, ".") || !strcmp(name, ".."))
             continue;
-        struct stat status;
-        int is_plain = !suffix_len && dot && dot > name && dot[1] && memcmp(name, "__", 2) &&
-                       entry->d_type != DT_DIR && fstatat(dirfd(list->folder), name, &status, 0) == 0 &&
-                       S_ISREG(status.st_mode);
+        int may_be_plain = dot && dot > name && dot[1] && memcmp(name, "__", 2) && entry->d_type != DT_DIR;
         list->entries[list->count].begin = used;
         list->entries[list->count].length = length;
-        list->entries[list->count].dot = is_plain ? (int)(dot - name) : 0;
-        list->entries[list->count++].size = is_plain ? (i64)status.st_size : -1;
-        memcpy(list->names + used, name, (size_t)length);
-        used += length;
+        list->entries[list->count++].dot = may_be_plain ? (int)(dot - name) : 0;
+        memcpy(list->names + used, name, (size_t)length + 1);
+        used += length + 1;
     }
+}
+
+/* The sizes of those that are plain. */
+static void
+measure_some(Listing *list)
+{
+    struct stat status;
+    for (int i = 0; i < list->count; i++)
+        if (list->entries[i].dot) {
+            if (fstatat(dirfd(list->folder), list->names + list->entries[i].begin, &status, 0) == 0 &&
+                S_ISREG(status.st_mode))
+                list->entries[i].size = (i64)status.st_size;
+            else
+                list->entries[i].dot = 0;
+        }
 }
 
 /* (row, size) of a plain file. */
@@ -1789,7 +1795,7 @@ hand_out(const Listing *list, const char *prefix, Py_ssize_t prefix_len, PyObjec
     for (int i = 0; !failed && i < list->count; i++) {
         const char *name = list->names + list->entries[i].begin;
         int length = list->entries[i].length;
-        if (list->entries[i].size >= 0)
+        if (list->entries[i].dot)
             failed = append(found, plain_file(prefix, prefix_len, name, length, list->entries[i].dot,
                                               list->entries[i].size)) < 0;
         else
@@ -1812,19 +1818,48 @@ hand_out(const Listing *list, const char *prefix, Py_ssize_t prefix_len, PyObjec
     return failed ? -1 : PyErr_CheckSignals();
 }
 
-PyDoc_STRVAR(folder_doc, "folder(path, prefix, suffix, take, others)\n--\n\n"
-"List a folder, some thousand entries at a time: `take` gets the rows of plain files with their sizes in bytes (`prefix`,\n"
-"then the name with a NUL for its first dot), `others` the names of all else. With a suffix `others` gets all names that\n"
-"end with it, and `take` nothing.");
+/* Those names of the whole folder that end with the suffix; the listing then has the folder's first names. */
+static PyObject *
+names_ending(Listing *list, const char *suffix, Py_ssize_t suffix_len)
+{
+    PyObject *found = PyList_New(0);
+    int failed = !found, batches = 0;
+    while (!failed && !list->ended) {
+        Py_BEGIN_ALLOW_THREADS
+        list_some(list);
+        Py_END_ALLOW_THREADS
+        batches++;
+        for (int i = 0; !failed && i < list->count; i++) {
+            const char *name = list->names + list->entries[i].begin;
+            int length = list->entries[i].length;
+            if (length >= suffix_len && !memcmp(name + length - suffix_len, suffix, (size_t)suffix_len))
+                failed = append(found, PyBytes_FromStringAndSize(name, length)) < 0;
+        }
+        failed = failed || PyErr_CheckSignals() < 0;
+    }
+    if (!failed && batches > 1 && !list->error) {
+        rewinddir(list->folder);
+        list->ended = 0;
+        list_some(list);
+    }
+    if (failed && found)
+        Py_DecRef(found);
+    return failed ? NULL : found;
+}
+
+PyDoc_STRVAR(folder_doc, "folder(path, prefix, suffix, begin, take, others)\n--\n\n"
+"List a folder. `begin` gets the names that end with the suffix, and says whether to go on; then, some thousand entries\n"
+"at a time, `take` gets the rows of plain files with their sizes in bytes (`prefix`, then the name with a NUL for its\n"
+"first dot), and `others` the names of all else.");
 
 static PyObject *
 core_folder(PyObject *self, PyObject *args)
 {
-    PyObject *path, *take, *others;
+    PyObject *path, *begin, *take, *others, *ending = NULL, *goes_on = NULL;
     char *name;
     const char *prefix, *suffix;
     Py_ssize_t prefix_len, suffix_len, length;
-    if (!PyArg_ParseTuple(args, "Sy#y#OO", &path, &prefix, &prefix_len, &suffix, &suffix_len, &take, &others) ||
+    if (!PyArg_ParseTuple(args, "Sy#y#OOO", &path, &prefix, &prefix_len, &suffix, &suffix_len, &begin, &take, &others) ||
         PyBytes_AsStringAndSize(path, &name, &length) < 0)
         return NULL;
     if (memchr(name, 0, (size_t)length)) {
@@ -1841,16 +1876,33 @@ core_folder(PyObject *self, PyObject *args)
     int failed = 0;
     if (!list->folder)
         list->error = errno;
-    while (list->folder && !failed && !list->ended) {
-        Py_BEGIN_ALLOW_THREADS
-        list_some(list, suffix, suffix_len);
-        Py_END_ALLOW_THREADS
-        failed = hand_out(list, prefix, prefix_len, take, others) < 0;
+    else
+        failed = !(ending = names_ending(list, suffix, suffix_len));
+    if (ending && !list->error) {
+        goes_on = PyObject_CallFunctionObjArgs(begin, ending, NULL);
+        int is_more = goes_on ? PyObject_IsTrue(goes_on) : -1;
+        failed = is_more < 0;
+        while (is_more > 0 && !failed) {
+            Py_BEGIN_ALLOW_THREADS
+            measure_some(list);
+            Py_END_ALLOW_THREADS
+            failed = hand_out(list, prefix, prefix_len, take, others) < 0;
+            is_more = !list->ended;
+            if (is_more && !failed) {
+                Py_BEGIN_ALLOW_THREADS
+                list_some(list);
+                Py_END_ALLOW_THREADS
+            }
+        }
     }
     int error = list->error;
     if (list->folder)
         closedir(list->folder);
     PyMem_Free(list);
+    if (ending)
+        Py_DecRef(ending);
+    if (goes_on)
+        Py_DecRef(goes_on);
     if (failed)
         return NULL;
     if (error) {

@@ -101,6 +101,7 @@ def folder(
     path: bytes,
     prefix: bytes,
     suffix: bytes,
+    begin: Callable[[list[bytes]], bool],
     take: Callable[[list[tuple[bytes, int]]], object],
     others: Callable[[list[bytes]], object],
     /,
