@@ -51,6 +51,8 @@ COPY_BUFFER_BYTES = 1 << 22
 """Bytes that are read, looked at and written together."""
 READ_AHEAD_BYTES = 1 << 24
 """Bytes that are asked for before they are read, where they lie on a device."""
+EXPECTED_BYTES = 1 << 25
+"""Bytes that are told to inputs that are far away before they are read."""
 ROWS_PER_CHUNK = 1 << 14
 """Rows that are lists in memory at a time."""
 VIEWS_PER_READ = 512
@@ -147,7 +149,7 @@ class Copier:
     def _copy_chunk(self, chunk: Chunk) -> None:
         """The samples of a chunk, a buffer at a time."""
         self.chunk = chunk
-        self.asked = at = 0
+        self.asked = self.expected = at = 0
         while at < len(chunk.marks):
             end = bisect_right(chunk.ends, chunk.ends[at] + COPY_BUFFER_BYTES, at) - 1
             if any(chunk.marks[at:end]):
@@ -167,6 +169,7 @@ class Copier:
         self.samples = samples
         self.runs: I64 = first + numpy.flatnonzero(chunk.rows.lengths[first:end])
         self._ask_ahead(samples.start)
+        self._expect(samples.start)
         self._read_rows(first, end)
         view, before = self.buffer[: chunk.row_ends[end] - chunk.row_ends[first]], self.shard.position
         marks = (
@@ -194,6 +197,19 @@ class Copier:
                 length = chunk.ends[high] - chunk.ends[low]
                 os.posix_fadvise(descriptor, chunk.begins[low], length, os.POSIX_FADV_WILLNEED)
             low = high
+
+    def _expect(self, first: int) -> None:
+        """Tell inputs that are far away what will be read next, some buffers ahead."""
+        chunk = self.chunk
+        if first < self.expected or self.task.spilled is not None:
+            return
+        self.expected = max(
+            bisect_right(chunk.ends, chunk.ends[first] + EXPECTED_BYTES, first) - 1, first + 1
+        )
+        rows = slice(first * self.width, self.expected * self.width)
+        lengths = chunk.rows.lengths[rows]
+        some = lengths > 0
+        self.inputs.expect(chunk.places[0][rows][some], chunk.places[1][rows][some], lengths[some])
 
     def _read_rows(self, first: int, end: int) -> None:
         """The rows from ``first`` up to ``end``, into the buffer. A shuffle reads each sample on its own, so what it

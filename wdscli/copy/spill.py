@@ -402,6 +402,7 @@ class _Chunk:
         # Unlike a bytearray, it is not filled with zeros first.
         space: Any = numpy.empty(size, dtype=numpy.uint8)
         loaded = memoryview(space)
+        self._inputs.expect(files[rows], starts[rows], samples.lengths[rows])
         for file, start, at, end in ranges:
             self._read(file, start, loaded[at:end])
         files[rows], starts[rows] = LOADED, places

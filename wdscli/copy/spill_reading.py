@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -165,10 +165,10 @@ class _Objects(Source):
         self._open: dict[int, Source] = {}
         self.expect([])
 
-    def expect(self, stretches: list[tuple[int, int]]) -> None:
-        """What is wanted next. Forgets what was fetched before."""
-        self._stretches = stretches
-        self._begins = [begin for begin, _ in stretches]
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """What is wanted next, in rising order. Forgets what was fetched before."""
+        self._stretches = list(ranges)
+        self._begins = [begin for begin, _ in self._stretches]
         self._held: dict[int, bytes] = {}
 
     def read_at(self, offset: int, length: int) -> bytes:

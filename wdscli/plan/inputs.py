@@ -144,6 +144,18 @@ class Inputs:
                 self.descriptors[number] = source.fd
         return source
 
+    def expect(self, files: I64, begins: I64 | U64, lengths: I64 | U64) -> None:
+        """Tell the inputs that are far away what will be read of them next, one number a range in each column."""
+        import numpy
+
+        for number in numpy.unique(files).tolist():
+            source = self[number]
+            if source.fd is None:
+                of_it = files == number
+                starts = begins[of_it].astype(numpy.int64)
+                ends = starts + lengths[of_it].astype(numpy.int64)
+                source.expect(zip(starts.tolist(), ends.tolist()))
+
     def globals_before(self, number: int, start: int) -> dict[bytes, bytes]:
         """The records of pax global headers that hold at a byte of an input."""
         found = self._globals.get(number)

@@ -28,10 +28,13 @@ from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.table import Ordered, PlanTable
 from wdscli.storage import is_local
+from wdscli.storage.ahead import FIRST_GAP_BYTES
 from wdscli.units import human_size
 
 LONG_RUN_BYTES = 1 << 20
 """Runs of so many bytes are read about as fast as a whole file, wherever they are."""
+SHORT_GAP = 16
+"""A gap of so many times the sample behind it is read through."""
 SPILL_WORTH_BYTES = 32 << 20
 """Below this many bytes in all, a second pass never pays."""
 _LOOKS = 16
@@ -96,8 +99,10 @@ def _copies(inputs: Sequence[Input]) -> str:
 
 
 def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
-    """Bytes that adjoin in the inputs as in the output, on average; and all bytes to be read, about. Looks at some
-    thousands of samples all over."""
+    """Bytes that adjoin in the inputs as in the output, but for short gaps, on average; and all bytes to be read,
+    about. Looks at some thousands of samples all over."""
+    import numpy
+
     total = sum(ordered.total for ordered in lists)
     if not total:
         return 0, 0
@@ -110,7 +115,11 @@ def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
             # Of no bytes is what stands for a part that a joined sample lacks.
             some = PlanTable(rows[rows["length"] > 0])
             ends = some.starts + some.lengths
-            breaks = (some.shards[1:] != some.shards[:-1]) | (some.starts[1:] != ends[:-1])
+            gaps = some.starts[1:].astype(numpy.int64) - ends[:-1].astype(numpy.int64)
+            most = numpy.minimum(some.lengths[1:] * numpy.uint64(SHORT_GAP), FIRST_GAP_BYTES).astype(
+                numpy.int64
+            )
+            breaks = (some.shards[1:] != some.shards[:-1]) | (gaps < 0) | (gaps > most)
             runs += 1 + int(breaks.sum())
             size += int(some.lengths.sum())
     return size // runs, size * total // seen

@@ -9,7 +9,7 @@ class, ``local``, ``streams``, ``compressed``, ``ranges`` and ``uploads`` have t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from wdscli.errors import InputError, OutputError, OutputExistsError
 
@@ -76,12 +76,18 @@ class Source:
         """At most ``length`` bytes from ``offset``, what is there soon; none only at the end."""
         return self.read_at(offset, length)
 
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Which ranges (first byte, byte behind the last) will be wanted next, in any order, as far as that is known. A
+        source that is far away fetches them together and ahead; what else is read costs a request of its own."""
+
     def peek(self, length: int) -> bytes:
         """The first bytes of a source that nobody has read yet."""
         return self.read_at(0, length)
 
     def pieces(self, start: int = 0) -> Iterator[bytes]:
         """All bytes from ``start`` on, some at a time."""
+        if self.seekable and self.size is not None:
+            self.expect([(start, self.size)])
         while data := self.read_some(start, PIECE_BYTES):
             yield data
             start += len(data)

@@ -2,9 +2,9 @@
 
 What it is: :class:`RemoteSource` (ranges of an object whose size is known), and who fetches its ranges: a plain web
 server, S3, any other store that fsspec knows. How: fsspec's file objects are not used for reading, since they fetch
-blocks of 5 to 50 MiB; each read is one range request, and all of them go through :meth:`RemoteSource._fetch`, the place
-for retries, read-ahead and caches. The first answer says which version of the object there is, and all others must be
-of the same. What has no size or no ranges is a stream.
+blocks of 5 to 50 MiB; each read is one range request, unless it was expected: then :mod:`wdscli.storage.ahead` has
+fetched it with its neighbours. All requests begin in :meth:`RemoteSource._fetch`. The first answer says which version
+of the object there is, and all others must be of the same. What has no size or no ranges is a stream.
 
 A web server is asked for the first 64 KiB, and the answer tells all: 206 with the total means ranges work, 200 means
 they do not and the same answer is read on as a stream, so that a server is never asked twice for what it sent. The
@@ -16,13 +16,15 @@ and shows no headers, hence the call one step below it. It must not know shards.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, InputIsFolderError
 from wdscli.storage.addresses import is_web
+from wdscli.storage.ahead import Ahead, Line, Range
 from wdscli.storage.ends import Source, replaced
 from wdscli.storage.remote import code_of, explained, filesystem
 from wdscli.storage.streams import StreamSource
@@ -39,47 +41,73 @@ class Replaced(Exception):
     """Raised by who reads ranges: the object is another one than the first answer was of."""
 
 
+_LINES: dict[str, Line] = {}
+"""By scheme and host or bucket."""
+
+Start = Callable[[int, int], "Future[bytes]"]
+"""Begins one request, by its first byte and the byte behind its last."""
+
+
 class RemoteSource(Source):
-    """An object of known size, read by ranges. ``read_range(start, end)`` makes one request and raises
+    """An object of known size, read by ranges. ``start(begin, end)`` begins one request, whose future raises
     :class:`Replaced` where it can tell; where it cannot, ``version_now()`` asks for the version there is now."""
 
-    __slots__ = ("_head", "_length", "_read_range", "_version_now")
+    __slots__ = ("_ahead", "_head", "_length", "_start", "_version_now")
 
     def __init__(
         self,
         name: str,
         size: int,
-        read_range: Callable[[int, int], bytes],
+        start: Start,
         head: bytes = b"",
         version_now: Callable[[], str] | None = None,
     ) -> None:
         super().__init__(name, size=size, seekable=True)
-        self._read_range = read_range
+        self._start = start
         self._version_now = version_now
         self._head = head
         self._length = size
+        line = _LINES.setdefault("/".join(name.split("/", 3)[:3]), Line())
+        self._ahead = Ahead(lambda begin, end: self._fetch(begin, end), self._came, line)
+
+    def expect(self, ranges: Iterable[Range]) -> None:
+        near = len(self._head)
+        self._ahead.expect((max(begin, near), min(end, self._length)) for begin, end in ranges)
 
     def read_at(self, offset: int, length: int) -> bytes:
         end = min(offset + length, self._length)
         if end <= offset:
             return b""
         if end > len(self._head) and offset == 0 and end <= HEAD_BYTES:
-            self._head = self._fetch(0, min(HEAD_BYTES, self._length))
+            self._head = self._direct(0, min(HEAD_BYTES, self._length))
         if end <= len(self._head):
             return self._head[offset:end]
-        return self._fetch(offset, end)
+        near = self._head[offset:]
+        found = self._ahead.read(offset + len(near), end)
+        return self._direct(offset, end) if found is None else near + found
 
-    def _fetch(self, start: int, end: int) -> bytes:
-        """Every range request of every remote address goes through here. All of the range, or InputError."""
+    def _direct(self, begin: int, end: int) -> bytes:
+        return self._came(self._fetch(begin, end), begin, end)
+
+    def _fetch(self, begin: int, end: int) -> Future[bytes]:
+        """Every range request of every remote address begins here."""
+        with explained(self.name):
+            return self._start(begin, end)
+
+    def _came(self, answer: Future[bytes], begin: int, end: int) -> bytes:
+        """All of a range, or InputError."""
         with explained(self.name):
             try:
-                data = self._read_range(start, end)
+                data = answer.result()
             except Replaced:
-                raise replaced(self.name, start) from None
-        if len(data) != end - start:
-            came = f"{len(data)} bytes came where {end - start} were asked for"
-            raise InputError(f"cannot read {self.name}: {came}, from byte {start}")
+                raise replaced(self.name, begin) from None
+        if len(data) != end - begin:
+            came = f"{len(data)} bytes came where {end - begin} were asked for"
+            raise InputError(f"cannot read {self.name}: {came}, from byte {begin}")
         return data
+
+    def close(self) -> None:
+        self._ahead.close()
 
     def confirm(self) -> None:
         if self._version_now is None or not self.version:
@@ -109,12 +137,12 @@ def open_remote(address: str) -> Source:
     size = int(about["size"])
     if hasattr(fs, "_call_s3"):
         pinned = _S3Object(fs, path, size)
-        source = pinned.source = RemoteSource(address, size, partial(_sync, fs, pinned.read))
+        source = pinned.source = RemoteSource(address, size, partial(_begun, fs, pinned.read))
     else:
         source = RemoteSource(
             address,
             size,
-            _range_reader(fs, path),
+            _range_starter(fs, path),
             version_now=lambda: _version(filesystem(address)[0].info(path)),
         )
     source.version = _version(about)
@@ -127,13 +155,30 @@ def _version(about: dict[str, Any]) -> str:
     return "" if found is None else f"{found.lower()}:{about[found]}"
 
 
-def _range_reader(fs: Any, path: str) -> Callable[[int, int], bytes]:
+def _range_starter(fs: Any, path: str) -> Start:
     from fsspec.spec import AbstractFileSystem
 
+    if fs.async_impl:
+        return lambda begin, end: _begun(fs, partial(fs._cat_file, path), begin, end)
     # The generic cat_file opens a file object; without a cache it fetches the range and no block around it.
-    generic = type(fs).cat_file is AbstractFileSystem.cat_file and not fs.async_impl
-    options = {"cache_type": "none"} if generic else {}
-    return lambda start, end: bytes(fs.cat_file(path, start=start, end=end, **options))
+    options = {"cache_type": "none"} if type(fs).cat_file is AbstractFileSystem.cat_file else {}
+
+    def start(begin: int, end: int) -> Future[bytes]:
+        answer: Future[bytes] = Future()
+        try:
+            answer.set_result(bytes(fs.cat_file(path, start=begin, end=end, **options)))
+        except Exception as error:
+            answer.set_exception(error)
+        return answer
+
+    return start
+
+
+def _begun(fs: Any, function: Callable[..., Coroutine[Any, Any, bytes]], *arguments: Any) -> Future[bytes]:
+    """Begin a coroutine in fsspec's thread."""
+    from asyncio import run_coroutine_threadsafe
+
+    return run_coroutine_threadsafe(function(*arguments), fs.loop)
 
 
 def _sync(fs: Any, function: Any, *arguments: Any) -> Any:
@@ -214,6 +259,8 @@ class _S3Object:
             self._etag = etag
             # What a listing said may be older than the first answer.
             self.source.version = f"etag:{etag}"
+        elif etag and etag != self._etag:  # two that were first at once
+            raise Replaced
         return data
 
 
@@ -235,7 +282,7 @@ def _open_web(address: str, fs: Any, url: str) -> Source:
     _close(fs, answer)
     pinned = _WebFile(answer.headers.get("ETag") or "", answer.headers.get("Last-Modified") or "", total)
     source = RemoteSource(
-        address, total, lambda start, end: bytes(_sync(fs, _range, fs, url, start, end, pinned)), head
+        address, total, lambda begin, end: _begun(fs, _range, fs, url, begin, end, pinned), head
     )
     source.version = pinned.etag or pinned.changed
     return source

@@ -4,14 +4,14 @@ What it is: the loop that feeds a :class:`~wdscli.tar.scan.Scanner`. How: it rea
 while members are small the buffers are large and follow each other, once members are large it reads a few KiB at each
 next header and leaves the payloads untouched (or, asked for payloads, fetches each one straight from its place). The
 headers of a plain file are read by the compiled core, where there is one.
-It must not know where bytes come from: a source is anything with the five names of :class:`ByteSource`; the sixth,
-``fd``, is the descriptor of a plain file.
+It must not know where bytes come from: a source is anything with the five names of :class:`ByteSource`; two more that
+it may have are ``fd``, the descriptor of a plain file, and ``expect``, to be told what will be wanted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from wdscli.errors import DataError
 from wdscli.model import Member
@@ -25,6 +25,10 @@ JUMP_CHUNK_BYTES = 1 << 12
 HOP_MEMBERS = 1 << 11
 LARGE_STRIDE_BYTES = 1 << 14
 """From this many bytes a member on, headers are read one by one: a read of 4 KiB costs less than copying 16 KiB."""
+
+
+NEAR_STRIDE_BYTES = 1 << 20
+"""Up to this many bytes a member, a source that is far away is read as a whole, ahead of what is looked at."""
 
 
 class ByteSource(Protocol):
@@ -159,6 +163,9 @@ def _fed(
 def _jump(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> Iterator[Window]:
     descriptor: int | None = getattr(source, "fd", None)
     length, hopping = min(chunk, FIRST_CHUNK_BYTES), not payloads
+    # Far away: headers that are near to each other cost less when all is read.
+    expect: Any = getattr(source, "expect", None)
+    was_expected = expect is None or descriptor is not None
     while True:
         base = scanner.position
         if hopping and descriptor is not None:
@@ -171,7 +178,11 @@ def _jump(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> I
         for window in _fed(source, scanner, buffer, base, None):
             found = len(window.columns.names)
             yield window
-        is_large = found > 0 and (scanner.position - base) // found > LARGE_STRIDE_BYTES
+        stride = (scanner.position - base) // max(found, 1)
+        is_large = stride > LARGE_STRIDE_BYTES
+        if not was_expected and (stride <= NEAR_STRIDE_BYTES or payloads) and source.size is not None:
+            was_expected = True
+            expect(((base, source.size),))
         hopping = is_large or not payloads
         length = JUMP_CHUNK_BYTES if is_large else chunk
         if len(buffer) < want:

@@ -1,0 +1,211 @@
+"""Ranges that were expected are fetched together and ahead, within bounds, and are the bytes that they should be."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+from hypothesis import given
+from hypothesis import strategies as st
+from shard_cases import numbered, write_shards
+from storage_servers import S3, Web, s3_server, web_server
+
+from wdscli.errors import InputError
+from wdscli.storage import ahead, open_source
+from wdscli.storage.ahead import Ahead, Line, joined
+
+COMMAND: list[str] = []
+DATA = random.Random(0).randbytes(300_000)
+
+
+class Store:
+    """Answers requests when they are waited for, and remembers them."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.answers: dict[Future[bytes], tuple[int, int]] = {}
+        self.most_pending = 0
+
+    def fetch(self, begin: int, end: int) -> Future[bytes]:
+        self.asked.append((begin, end))
+        answer: Future[bytes] = Future()
+        self.answers[answer] = begin, end
+        return answer
+
+    def result(self, answer: Future[bytes], begin: int, end: int) -> bytes:
+        assert self.answers[answer] == (begin, end)
+        return DATA[begin:end]
+
+
+ranges = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 300)).map(lambda one: (one[0], sum(one))))
+
+
+@given(ranges, st.integers(0, 100), st.integers(0, 4000))
+def test_what_is_joined_holds_all_and_little_more(wanted: list[tuple[int, int]], gap: int, most: int) -> None:
+    found = joined(wanted, gap, most)
+    assert found == sorted(found)
+    assert all(begin < end for begin, end in found)
+    assert all(one[1] < other[0] for one, other in pairwise(found))
+    needed = {byte for begin, end in wanted for byte in range(begin, end)}
+    read = {byte for begin, end in found for byte in range(begin, end)}
+    assert needed <= read
+    assert read == needed or len(read) <= most
+    # No gap that was left out is shorter than one that was read, nor of those that fit.
+    if len(read) < most:
+        edges = sorted(needed)
+        gaps = [other - one - 1 for one, other in pairwise(edges) if other - one > 1]
+        read_gaps = [size for size in gaps if size < gap]
+        assert len(found) <= len(gaps) + 1 - len(read_gaps) or sum(read_gaps) + len(needed) > most
+
+
+@given(ranges, st.lists(st.tuples(st.integers(0, 2300), st.integers(1, 400))), st.data())
+def test_what_is_read_is_what_is_there(
+    expected: list[tuple[int, int]], reads: list[tuple[int, int]], draw: st.DataObject
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ahead, "REQUEST_BYTES", draw.draw(st.integers(1, 500)))
+        patch.setattr(ahead, "READ_AHEAD_BYTES", draw.draw(st.integers(1, 1500)))
+        store = Store()
+        blocks = Ahead(store.fetch, store.result, Line())
+        blocks.expect(expected)
+        for begin, size in reads:
+            found = blocks.read(begin, begin + size)
+            assert found in (None, DATA[begin : begin + size])
+            if found is None:
+                assert not any(one <= begin and begin + size <= end for one, end in expected)
+        blocks.close()
+
+
+def test_a_whole_object_is_read_once_by_large_requests_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "REQUEST_BYTES", 10_000)
+    monkeypatch.setattr(ahead, "READ_AHEAD_BYTES", 60_000)
+    store = Store()
+    blocks = Ahead(store.fetch, store.result, Line())
+    blocks.expect([(0, len(DATA))])
+    for begin in range(0, len(DATA), 700):
+        # Headers first, and then the payloads behind them.
+        for _ in range(2):
+            assert blocks.read(begin, min(begin + 700, len(DATA))) == DATA[begin : begin + 700]
+        assert blocks._held_bytes <= 60_000
+        assert store.asked[-1][1] - begin <= 41_000
+    assert store.asked == [(at, at + 10_000) for at in range(0, len(DATA), 10_000)]
+
+
+def test_a_line_tells_how_long_a_gap_pays() -> None:
+    line = Line()
+    assert line.gap_bytes == ahead.FIRST_GAP_BYTES
+    for _ in range(50):
+        line.note(1000, 0.020)
+        line.note(8 << 20, 0.020 + (8 << 20) / 100e6)
+    assert line.gap_bytes == pytest.approx(0.020 * 100e6, rel=0.01)
+    for _ in range(50):
+        line.note(1000, 0.000_01)
+        line.note(8 << 20, 1.0)
+    assert line.gap_bytes == ahead.LEAST_GAP_BYTES
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[Web]:
+    with web_server("ranges") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with s3_server() as server:
+        yield server
+
+
+def test_from_a_web_server(web: Web) -> None:
+    web.files["a.bin"] = DATA
+    with open_source(web.url("a.bin")) as source:
+        web.ranges.clear()
+        source.expect([(200_000, 200_500), (100_000, 100_500), (200_700, 201_000)])
+        assert source.read_at(100_000, 500) == DATA[100_000:100_500]
+        assert source.read_at(200_700, 300) == DATA[200_700:201_000]
+        assert source.read_at(65_000, 36_000) == DATA[65_000:101_000]
+        assert len(web.ranges) == 2
+
+
+def test_an_answer_that_is_cut_is_no_answer(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    web.files["cut.bin"] = DATA
+    with open_source(web.url("cut.bin")) as source:
+        monkeypatch.setattr(web, "mode", "short")
+        source.expect([(0, len(DATA))])
+        with pytest.raises(InputError, match=r"cut\.bin"):
+            source.read_at(100_000, 500)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The keys and bytes of all that is asked of S3."""
+    from s3fs import S3FileSystem
+
+    found: list[tuple[str, int]] = []
+    original = S3FileSystem._call_s3
+
+    async def watched(self: Any, method: str, *args: Any, **options: Any) -> Any:
+        if method == "get_object":
+            asked = re.match(r"bytes=(\d+)-(\d+)", options.get("Range") or "")
+            found.append((options["Key"], int(asked[2]) - int(asked[1]) + 1 if asked else 0))
+        return await original(self, method, *args, **options)
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", watched)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "most_requests", "most_bytes"),
+    [
+        ("split --shards 1", 6, 1.2),
+        ("split --shards 1 --slice ::2", 6, 1.2),
+        ("shuffle --shards 1", 6, 1.2),
+        ("sort --by key --shards 1", 6, 1.2),
+        ("cat", 2, 1.01),
+    ],
+)
+def test_few_requests(
+    command: str,
+    most_requests: int,
+    most_bytes: float,
+    s3: S3,
+    run: Command,
+    tmp_path: Path,
+    requests: list[tuple[str, int]],
+) -> None:
+    """Issue 12: the requests and bytes that commands take for each shard of a set, 240 samples in each."""
+    place = s3.bucket("few-" + re.sub("[^a-z]+", "-", command).strip("-"))
+    names = write_shards(
+        tmp_path / "in",
+        [numbered(240, f"p{shard}-", [10, 3000]) for shard in range(3)],
+    )
+    assert run("index", *names).code == 0
+    size = 0
+    for name in names:
+        path = Path(name)
+        size += path.stat().st_size
+        for one in (path, *path.parent.glob(f".wds/{path.name}.wdx")):
+            key = str(one.relative_to(tmp_path / "in"))
+            s3.client.put_object(Bucket=place, Key=key, Body=one.read_bytes())
+    verb, *options = command.split()
+    near, far = tmp_path / "near-%d.tar", tmp_path / "far-%d.tar"
+    if verb == "cat":
+        near, far = tmp_path / "near.tar", tmp_path / "far.tar"
+    else:
+        options += ["-j", "1"]
+    assert run(verb, *names, "-o", near, *options).code == 0
+    assert run(verb, f"s3://{place}/", "-o", far, *options).code == 0
+    made = sorted(tmp_path.glob("far*.tar"))
+    assert [path.read_bytes() for path in made] == [
+        path.read_bytes() for path in sorted(tmp_path.glob("near*.tar"))
+    ]
+    of_shards = [(key, count) for key, count in requests if "manifest" not in key]
+    assert len(of_shards) <= most_requests * len(names), of_shards
+    assert sum(count for _, count in of_shards) <= most_bytes * size

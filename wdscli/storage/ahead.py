@@ -1,0 +1,188 @@
+"""Ranges of one remote object that will be wanted, fetched before they are: the one scheduler of ranges.
+
+What it is: :class:`Ahead`. Who reads says which ranges it wants (:meth:`Ahead.expect`); those with gaps that are
+cheaper to read than to ask again become one, long ones are cut into requests of some MiB, and a bounded number of bytes
+is on its way or held at any time. What is read is cut out of the blocks that came; a block is let go of when others
+need its room, the one that was used longest ago first, so that headers and payloads that are read one after the other
+come from one request. How long a gap pays is told by the requests themselves: latency times bandwidth (:class:`Line`).
+
+It must not know who reads, nor how a request is made.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from itertools import accumulate, pairwise
+
+REQUEST_BYTES = 8 << 20
+"""The most that one request asks for."""
+READ_AHEAD_BYTES = 64 << 20
+"""Of one object, on their way or held at a time."""
+FIRST_GAP_BYTES = 1 << 20
+"""What a gap may have as long as nothing was measured."""
+LEAST_GAP_BYTES, MOST_GAP_BYTES = 1 << 16, REQUEST_BYTES
+_LATENCY_BYTES = 1 << 17
+"""An answer of fewer bytes tells the latency of a line, a longer one its bandwidth."""
+
+Range = tuple[int, int]
+"""First byte, and the byte behind the last."""
+
+
+class Line:
+    """What a line to a store is worth, by the requests that went over it: the least latency, and the mean bandwidth of
+    the last answers."""
+
+    def __init__(self) -> None:
+        self._latency_seconds = self._bytes_per_second = 0.0
+
+    def note(self, size_bytes: int, seconds: float) -> None:
+        """One request and what it took."""
+        if size_bytes < _LATENCY_BYTES:
+            known = self._latency_seconds
+            self._latency_seconds = min(known, seconds) if known else seconds
+        else:
+            rate = size_bytes / max(seconds - self._latency_seconds, 1e-6)
+            known = self._bytes_per_second
+            self._bytes_per_second = 0.8 * known + 0.2 * rate if known else rate
+
+    @property
+    def gap_bytes(self) -> int:
+        """The longest gap that is read rather than left out."""
+        if not (self._latency_seconds and self._bytes_per_second):
+            return FIRST_GAP_BYTES
+        worth = int(self._latency_seconds * self._bytes_per_second)
+        return max(LEAST_GAP_BYTES, min(worth, MOST_GAP_BYTES))
+
+
+def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD_BYTES) -> list[Range]:
+    """Ranges in rising order, those joined between which less than ``gap_bytes`` lie: the shortest gaps first, and no
+    more than fit in ``most_bytes`` with what was wanted.
+
+    >>> joined([(30, 40), (0, 10), (12, 20)], 8), joined([(0, 10), (12, 20), (30, 40)], 16, 30)
+    ([(0, 20), (30, 40)], [(0, 20), (30, 40)])
+    """
+    apart: list[Range] = []
+    for begin, end in sorted(ranges):
+        if apart and begin <= apart[-1][1]:
+            apart[-1] = apart[-1][0], max(end, apart[-1][1])
+        elif end > begin:
+            apart.append((begin, end))
+    gaps = sorted(gap for gap in (begin - end for (_, end), (begin, _) in pairwise(apart)) if gap < gap_bytes)
+    room = most_bytes - sum(end - begin for begin, end in apart)
+    fitting = bisect_right(list(accumulate(gaps)), room)
+    # Of gaps as long as the first that does not fit, none is read.
+    limit = gaps[fitting] if fitting < len(gaps) else gap_bytes
+    found: list[Range] = []
+    for begin, end in apart:
+        if found and begin - found[-1][1] < limit:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((begin, end))
+    return found
+
+
+class Ahead:
+    """Blocks of one object. ``fetch(begin, end)`` starts a request and gives its future, ``result`` waits for it and
+    says what is wrong with it; ``line`` learns from both. For one thread."""
+
+    def __init__(
+        self,
+        fetch: Callable[[int, int], Future[bytes]],
+        result: Callable[[Future[bytes], int, int], bytes],
+        line: Line,
+    ) -> None:
+        self._fetch, self._result = fetch, result
+        self._line = line
+        self._blocks: list[Range] = []
+        self._begins: list[int] = []
+        self._held: OrderedDict[int, Future[bytes]] = OrderedDict()
+        """By the number of the block, that which was used longest ago first."""
+        self._held_bytes = self._used_bytes = 0
+
+    def expect(self, ranges: Iterable[Range]) -> None:
+        """What will be wanted next, in any order; forgets what was expected before."""
+        known = {self._blocks[number]: future for number, future in self._held.items()}
+        self._blocks = [
+            (at, min(at + REQUEST_BYTES, end))
+            for begin, end in joined(ranges, self._line.gap_bytes)
+            for at in range(begin, end, REQUEST_BYTES)
+        ]
+        self._begins = [begin for begin, _ in self._blocks]
+        self._held, self._held_bytes = OrderedDict(), 0
+        for number, block in enumerate(self._blocks):
+            if block in known:
+                self._keep(number, known.pop(block))
+        for future in known.values():
+            future.cancel()
+        self._go_on(0)
+
+    def read(self, begin: int, end: int) -> bytes | None:
+        """Some bytes; None when not all of them were expected. Raises what ``result`` raises."""
+        number = bisect_right(self._begins, begin) - 1
+        if number < 0 or begin >= self._blocks[number][1]:
+            return None
+        parts = []
+        at = begin
+        while at < end:
+            if number == len(self._blocks) or not self._blocks[number][0] <= at < self._blocks[number][1]:
+                return None
+            start, stop = self._blocks[number]
+            self._go_on(number)
+            data = self._result(self._held[number], start, stop)
+            self._held.move_to_end(number)
+            parts.append(data[at - start : min(end, stop) - start])
+            self._used_bytes += len(parts[-1])
+            at, number = stop, number + 1
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _go_on(self, number: int) -> None:
+        """Start what fits of the blocks from ``number`` on, that one in any case: the more, the more was used, because
+        who expects a whole object may look at its beginning alone."""
+        at, ahead = number, 0
+        most = max(REQUEST_BYTES, min(2 * self._used_bytes, READ_AHEAD_BYTES // 2))
+        while at < len(self._blocks):
+            begin, end = self._blocks[at]
+            ahead += end - begin
+            if at > number and ahead > most:
+                return
+            if at not in self._held:
+                self._make_room(end - begin, number, at)
+                self._keep(at, self._timed(begin, end))
+            at += 1
+
+    def _make_room(self, size: int, first: int, end: int) -> None:
+        """Let go of what was used longest ago, but of nothing from block ``first`` up to ``end``."""
+        for number in list(self._held):
+            if self._held_bytes + size <= READ_AHEAD_BYTES:
+                return
+            if not first <= number < end:
+                begin, stop = self._blocks[number]
+                self._held_bytes -= stop - begin
+                self._held.pop(number).cancel()
+
+    def _keep(self, number: int, future: Future[bytes]) -> None:
+        begin, end = self._blocks[number]
+        self._held[number] = future
+        self._held_bytes += end - begin
+
+    def _timed(self, begin: int, end: int) -> Future[bytes]:
+        started = time.monotonic()
+
+        def note(future: Future[bytes]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                self._line.note(end - begin, time.monotonic() - started)
+
+        future = self._fetch(begin, end)
+        future.add_done_callback(note)
+        return future
+
+    def close(self) -> None:
+        """Give up what is on its way."""
+        for future in self._held.values():
+            future.cancel()
+        self._held.clear()
+        self._blocks, self._begins, self._held_bytes = [], [], 0
