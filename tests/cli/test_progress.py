@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,28 +18,31 @@ from storage_servers import Web, web_server
 
 from wdscli.executors import make_executor, run_tasks, tick_of_task
 from wdscli.ops.shuffle import shuffle
+from wdscli.ops.split import split
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
 from wdscli.progress import NullProgress
 
-SHARD_BYTES = 12 * 600_000
+SHARD_BYTES = 40 * 600_000
 
 
 class Slow(dict[str, bytes]):
-    """Files that take their time whenever they are asked for."""
+    """Files that take their time whenever they are asked for, one after the other."""
 
     seconds = 0.0
+    turn = threading.Lock()
 
     def get(self, *args: object) -> bytes | None:  # type: ignore[override]
-        time.sleep(self.seconds)
+        with self.turn:
+            time.sleep(self.seconds)
         return super().get(*args)  # type: ignore[call-overload,no-any-return]
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Web]:
-    """Two shards, which take about two seconds to read sample by sample; and their indexes, so that a plan does not."""
+    """Two shards, which take about a second to read by large requests; and their indexes, so that a plan does not."""
     for name in "ab":
-        samples = numbered(12, name, (600_000,))
+        samples = numbered(40, name, (600_000,))
         (tmp_path / f"{name}.tar").write_bytes(tar_of([member for one in samples for member in one]))
     assert wds("index", "a.tar", "b.tar", cwd=tmp_path).code == 0
     with web_server("ranges") as web:
@@ -46,7 +50,7 @@ def server(tmp_path: Path) -> Iterator[Web]:
         for path in tmp_path.rglob("*"):
             if path.is_file():
                 files[str(path.relative_to(tmp_path))] = path.read_bytes()
-        files.seconds = 0.04
+        files.seconds = 0.15
         web.files = files
         yield web
 
@@ -74,7 +78,7 @@ def test_it_moves_before_the_first_shard_is_done(server: Web, tmp_path: Path, jo
     listener = Listener()
     inputs = [server.url("a.tar"), server.url("b.tar")]
     request = Request(inputs, f"{tmp_path}/out/o-%06d.tar", cuts=cuts, jobs=jobs)
-    report = shuffle(request, progress=listener)
+    report = split(request, progress=listener)
     assert listener.stage == "writing"
     assert listener.done[-1] == listener.total == report.bytes_out
     first = report.manifest.shards[0].size_bytes
@@ -103,9 +107,9 @@ def test_on_a_terminal(server: Web, tmp_path: Path, jobs: int) -> None:
         "-j",
         str(jobs),
     ]
-    said = on_terminal(["shuffle", *args], tmp_path)
+    said = on_terminal(["split", *args], tmp_path)
     facts = re.findall(
-        r"writing .*?([0-9.]+) (k|M)?B of 14\.4 MB, ([0-9.]+) [kM]?B/s(?:, ([0-9.a-z ]+) left)?", said
+        r"writing .*?([0-9.]+) (k|M)?B of 48.1 MB, ([0-9.]+) [kM]?B/s(?:, ([0-9.a-z ]+) left)?", said
     )
     places = [float(number) * {"": 1e-6, "k": 1e-3, "M": 1}[unit] for number, unit, *_ in facts]
     assert any(0 < place < SHARD_BYTES / 1e6 for place in places), said

@@ -103,12 +103,14 @@ class Ahead:
         """By the number of the block, that which was used longest ago first."""
         self._held_bytes = self._used_bytes = 0
 
-    def expect(self, ranges: Iterable[Range]) -> None:
-        """What will be wanted next, in any order; forgets what was expected before."""
+    def expect(self, ranges: Iterable[Range], gap_bytes: int | None = None) -> None:
+        """What will be wanted next, in any order; forgets what was expected before. A gap of ``gap_bytes`` (None: what
+        the line tells) and more is not read."""
+        gap_bytes = self._line.gap_bytes if gap_bytes is None else gap_bytes
         known = {self._blocks[number]: future for number, future in self._held.items()}
         self._blocks = [
             (at, min(at + REQUEST_BYTES, end))
-            for begin, end in joined(ranges, self._line.gap_bytes)
+            for begin, end in joined(ranges, gap_bytes)
             for at in range(begin, end, REQUEST_BYTES)
         ]
         self._begins = [begin for begin, _ in self._blocks]

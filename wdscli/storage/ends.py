@@ -76,9 +76,10 @@ class Source:
         """At most ``length`` bytes from ``offset``, what is there soon; none only at the end."""
         return self.read_at(offset, length)
 
-    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+    def expect(self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None) -> None:
         """Which ranges (first byte, byte behind the last) will be wanted next, in any order, as far as that is known. A
-        source that is far away fetches them together and ahead; what else is read costs a request of its own."""
+        source that is far away fetches them ahead, together where less than ``gap_bytes`` lie between them (None: what
+        costs less to read than to ask again); what else is read costs a request of its own."""
 
     def peek(self, length: int) -> bytes:
         """The first bytes of a source that nobody has read yet."""

@@ -70,9 +70,10 @@ class RemoteSource(Source):
         line = _LINES.setdefault("/".join(name.split("/", 3)[:3]), Line())
         self._ahead = Ahead(lambda begin, end: self._fetch(begin, end), self._came, line)
 
-    def expect(self, ranges: Iterable[Range]) -> None:
+    def expect(self, ranges: Iterable[Range], *, gap_bytes: int | None = None) -> None:
         near = len(self._head)
-        self._ahead.expect((max(begin, near), min(end, self._length)) for begin, end in ranges)
+        some = [(max(begin, near), min(end, self._length)) for begin, end in ranges]
+        self._ahead.expect(some, gap_bytes)
 
     def read_at(self, offset: int, length: int) -> bytes:
         end = min(offset + length, self._length)

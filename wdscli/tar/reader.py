@@ -27,7 +27,7 @@ LARGE_STRIDE_BYTES = 1 << 14
 """From this many bytes a member on, headers are read one by one: a read of 4 KiB costs less than copying 16 KiB."""
 
 
-NEAR_STRIDE_BYTES = 1 << 20
+NEAR_STRIDE_BYTES = 1 << 16
 """Up to this many bytes a member, a source that is far away is read as a whole, ahead of what is looked at."""
 
 
@@ -178,9 +178,9 @@ def _jump(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> I
         for window in _fed(source, scanner, buffer, base, None):
             found = len(window.columns.names)
             yield window
-        stride = (scanner.position - base) // max(found, 1)
+        stride = (scanner.position - base) // found if found else 0
         is_large = stride > LARGE_STRIDE_BYTES
-        if not was_expected and (stride <= NEAR_STRIDE_BYTES or payloads) and source.size is not None:
+        if not was_expected and found and (stride <= NEAR_STRIDE_BYTES or payloads):
             was_expected = True
             expect(((base, source.size),))
         hopping = is_large or not payloads

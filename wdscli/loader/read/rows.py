@@ -112,7 +112,7 @@ class Held:
         self.name, self.size, self.seekable = source.name, source.size, source.seekable
         self._source = source
         self.bases = [begin for begin, _ in ranges]
-        source.expect(ranges)
+        source.expect(ranges, gap_bytes=0)
         self.buffers = [source.read_at(begin, end - begin) for begin, end in ranges]
 
     def read_at(self, offset: int, length: int) -> bytes:
