@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
-from wdscli.loader.order.views import ENDLESS, BatchSlice, Span, Viewed
+from wdscli.loader.order.order import ENDLESS
+from wdscli.loader.order.views import BatchSlice, Span, Viewed
 from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker, launched_rank, widen
 from wdscli.loader.place.share import Batches, Tail
 from wdscli.loader.place.standing import Cursor, Standing
@@ -34,10 +35,7 @@ from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stats import Counts, warning_of_losses
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    I64: TypeAlias = NDArray[numpy.int64]
+    from wdscli.loader.order.order import I64
 
 Self = TypeVar("Self", bound="PositionDataset")
 Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]

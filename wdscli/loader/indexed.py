@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.checks import Urls, addresses_of, wanted_fields
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
+    from wdscli.loader.order.order import I64
     from wdscli.loader.read.keyindex import KeyIndex
-
-    I64: TypeAlias = NDArray[numpy.int64]
 
 Self = TypeVar("Self", bound="IndexedDataset")
 

@@ -23,11 +23,11 @@ reads which position.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from math import isqrt
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wdscli.errors import UsageError
 from wdscli.ordering import mix, mix_array
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     U64: TypeAlias = NDArray[numpy.uint64]
 
 Shuffle = Literal["window", "full", "none"]
-SHARDS, WINDOW, FULL, DICE = 1, 2, 3, 9
-"""What a key is for. Others: ``MIX`` of schedule, ``THINNED`` and ``MIXED`` of views, and those of stages."""
+SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DICE = 1, 2, 3, 4, 5, 6, 7, 9
+"""What a key is for."""
+ENDLESS = 1 << 62
+"""Positions of an epoch that never ends."""
 SORTED = 1 << 20
 """Things that are permuted by sorting them; more are computed one by one."""
 ROUNDS = 6
@@ -64,6 +66,15 @@ def groups(numbers: I64) -> Iterator[tuple[int, I64]]:
 
     for number in numpy.unique(numbers).tolist():
         yield number, (numbers == number).nonzero()[0]
+
+
+def gathered(numbers: I64, read: Callable[[int, I64], list[Any]]) -> list[Any]:
+    """What ``read(number, rows)`` gives for the rows where each number stands, in the order of the rows."""
+    found: list[Any] = [None] * len(numbers)
+    for number, rows in groups(numbers):
+        for row, item in zip(rows.tolist(), read(number, rows)):
+            found[row] = item
+    return found
 
 
 class Permutation:

@@ -10,12 +10,10 @@ state stays exact. It must not know what a sample is, nor who reads.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from wdscli.errors import UsageError
-from wdscli.loader.order.order import EpochOrder, groups, key
+from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, key
 from wdscli.loader.read.source import EpochReader, PositionSource, instead
 from wdscli.ordering import mix_array
 
@@ -23,10 +21,6 @@ if TYPE_CHECKING:
     from wdscli.loader.order.order import I64
 
 
-THINNED, MIXED = 5, 6
-"""What a key is for, as in :mod:`wdscli.loader.order.order`."""
-ENDLESS = 1 << 62
-"""Positions of an epoch that never ends."""
 OPEN_EPOCHS = 2
 """Epochs of the source whose readers are kept: batches lie across the end of one and the beginning of the next."""
 
@@ -180,7 +174,8 @@ class _ViewReader:
 
 
 class Span:
-    """Epochs of ``passes`` epochs of a source, None for no end, cut off at ``positions``, None for no cut.
+    """Epochs of ``passes`` epochs of a source, all of one length, None for no end, cut off at ``positions``, None for
+    no cut.
 
     When there is a cut and no other end, the next epoch goes on where the last was cut; with ``passes`` it begins with
     the next epoch of the source. ``told`` is what a state must share: plain values.
@@ -201,8 +196,7 @@ class Span:
         limit = ENDLESS if self.positions is None else self.positions
         if self.passes is None:
             return limit if self.source.length(0) else 0
-        first = epoch * self.passes
-        return min(limit, sum(self.source.length(first + number) for number in range(self.passes)))
+        return min(limit, self.passes * self.source.length(0))
 
     def reader(self, epoch: int) -> EpochReader:
         if self.passes is not None:
@@ -217,41 +211,22 @@ class _SpanReader:
 
     def __init__(self, source: PositionSource, first: int, skipped: int) -> None:
         self._source = source
-        self._first = first
-        self._skipped = skipped
-        self._ends: list[int] = []
+        self._length = max(1, source.length(first))
+        more, self._skipped = divmod(skipped, self._length)
+        self._first = first + more
         self._readers: OrderedDict[int, EpochReader] = OrderedDict()
 
     def read(self, positions: I64) -> list[Any]:
         """The samples at some positions, in their order."""
         import numpy
 
-        if not len(positions):
-            return []
-        places = positions + self._skipped
-        self._measure(int(places.max()))
-        found: list[Any] = [None] * len(places)
-        for number, rows in groups(numpy.array(self._ends).searchsorted(places, "right")):
-            begin = self._ends[number - 1] if number else 0
-            for row, sample in zip(rows.tolist(), self._reader(number).read(places[rows] - begin)):
-                found[row] = sample
-        return found
+        epochs, places = numpy.divmod(positions + self._skipped, self._length)
+        return gathered(epochs, lambda epoch, rows: self._reader(epoch).read(places[rows]))
 
     def instead(self, position: int, step: int) -> Any:
         """A sample of the same epoch of the source."""
-        place = position + self._skipped
-        self._measure(place)
-        number = bisect_right(self._ends, place)
-        begin = self._ends[number - 1] if number else 0
-        return instead(self._reader(number), place - begin, step, self._ends[number] - begin)
-
-    def _measure(self, place: int) -> None:
-        """Know the ends of epochs up to the one that ``place`` is in."""
-        while not self._ends or self._ends[-1] <= place:
-            length = self._source.length(self._first + len(self._ends))
-            if not length:
-                raise UsageError("an epoch without samples cannot be repeated")
-            self._ends.append((self._ends[-1] if self._ends else 0) + length)
+        epoch, place = divmod(position + self._skipped, self._length)
+        return instead(self._reader(epoch), place, step, self._length)
 
     def _reader(self, number: int) -> EpochReader:
         reader = self._readers.get(number)

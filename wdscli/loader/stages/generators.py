@@ -10,13 +10,10 @@ from contextlib import suppress
 from itertools import count, islice
 from typing import Any, NamedTuple
 
-from wdscli.loader.order.order import key
+from wdscli.loader.order.order import BUFFERED, THINNED, key
 from wdscli.loader.order.views import Slice
 from wdscli.loader.stages.flow import OverAll
 from wdscli.loader.stages.handlers import StopEpoch
-
-BUFFERED, THINNED = 7, 5
-"""What a key is for, as in :mod:`wdscli.loader.order.order`."""
 
 
 def through(generators: Sequence[OverAll], items: Iterator[Any], epoch: int) -> Iterator[Any]:
