@@ -27,7 +27,7 @@ def seen(view: View, length: int, epoch: int = 0) -> list[int]:
     found = numpy.empty(count, dtype=numpy.int64)
     if count:
         for some in numpy.array_split(order, 3):
-            found[some] = view.places(some, length, epoch)
+            found[some] = view.placed(length, epoch)(some)
     return [int(place) for place in found]
 
 

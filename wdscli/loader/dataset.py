@@ -149,16 +149,12 @@ class PositionDataset(Fluent):
             counts.merge(one.rows())
         return counts
 
-    def take_counts(self) -> list[tuple[str, str, int]]:
-        """What was counted as left out, which is not counted any more."""
+    def take(self) -> Tally:
+        """What was counted as left out and where the time went, which is not counted any more."""
         rows = self.losses().rows()
         for one in self.all_counts:
             one.clear()
-        return rows
-
-    def take(self) -> Tally:
-        """What was counted as left out and where the time went, which is not counted any more."""
-        return self.take_counts(), self._times.take()
+        return rows, self._times.take()
 
     def add(self, tally: Tally) -> None:
         """What :meth:`take` of a copy in another process gave."""

@@ -242,17 +242,12 @@ def opened_stream(
             f"{what} needs shards that can be read at any place, and some of these can only be streamed",
             hint="copy them to plain files, or leave it out",
         )
-    _note_mixed(catalog.addresses)
-    is_shuffled = shuffle == "window"
-    return ShardStream(
-        catalog.addresses, seed=seed, is_shuffled=is_shuffled, fields=fields, spelled=catalog.spelled
-    )
-
-
-def _note_mixed(addresses: Sequence[str]) -> None:
+    addresses = catalog.addresses
     streams = [address for address in addresses if only_streams(address)]
     if 0 < len(streams) < len(addresses):
         warnings.warn(
             f"{shown(streams[0])} can only be streamed, and so the whole set of {len(addresses)} shards is streamed",
             stacklevel=2,
         )
+    is_shuffled = shuffle == "window"
+    return ShardStream(addresses, seed=seed, is_shuffled=is_shuffled, fields=fields, spelled=catalog.spelled)

@@ -77,6 +77,14 @@ def gathered(numbers: I64, read: Callable[[int, I64], list[Any]]) -> list[Any]:
     return found
 
 
+def stretches(ends: I64, positions: I64) -> tuple[I64, I64]:
+    """(stretch, place in it) of some positions on a line of stretches that have these ends."""
+    import numpy
+
+    numbers: I64 = ends.searchsorted(positions, "right")
+    return numbers, positions - numpy.where(numbers > 0, ends[numbers - 1], 0)
+
+
 class Permutation:
     """A permutation of ``range(count)`` by a key of 64 bits."""
 
@@ -150,14 +158,11 @@ class EpochOrder:
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """(shard, sample in the shard) at each of some positions, 0 <= position < ``total``."""
-        import numpy
-
         if self._shuffle == "full":
             positions = self._permutation(self.total, FULL).at(positions)
         elif self._shuffle == "window":
             positions = self._in_windows(positions)
-        rows = self._ends.searchsorted(positions, "right")
-        samples = positions - numpy.where(rows > 0, self._ends[rows - 1], 0)
+        rows, samples = stretches(self._ends, positions)
         return (rows if self._shards is None else self._shards[rows]), samples
 
     def _in_windows(self, positions: I64) -> I64:

@@ -11,6 +11,8 @@ state stays exact. It must not know what a sample is, nor who reads.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, key
@@ -20,6 +22,8 @@ from wdscli.ordering import mix_array
 if TYPE_CHECKING:
     from wdscli.loader.order.order import I64
 
+Placed: TypeAlias = "Callable[[I64], I64]"
+"""From positions of a view to those of the line."""
 
 OPEN_EPOCHS = 2
 """Epochs of the source whose readers are kept: batches lie across the end of one and the beginning of the next."""
@@ -38,9 +42,9 @@ class Slice(NamedTuple):
     def count(self, length: int) -> int:
         return len(self.range(length))
 
-    def places(self, positions: I64, length: int, epoch: int) -> I64:
+    def placed(self, length: int, epoch: int) -> Placed:
         chosen = self.range(length)
-        return chosen.start + chosen.step * positions
+        return lambda positions: chosen.start + chosen.step * positions
 
     def identity(self) -> list[Any]:
         return ["slice", self.start, self.stop, self.step]
@@ -60,9 +64,11 @@ class Thinned(NamedTuple):
     def count(self, length: int) -> int:
         return round(self.p * length)
 
-    def places(self, positions: I64, length: int, epoch: int) -> I64:
+    def placed(self, length: int, epoch: int) -> Placed:
+        return partial(self._places, length, key(self.seed, epoch, THINNED))
+
+    def _places(self, length: int, of_epoch: int, positions: I64) -> I64:
         count = self.count(length)
-        of_epoch = key(self.seed, epoch, THINNED)
         turn = key(of_epoch, 1) % length
         first = self._first_behind(length - turn, length, of_epoch)
         return (self._chosen((positions + first) % count, length, of_epoch) + turn) % length
@@ -91,29 +97,23 @@ class Thinned(NamedTuple):
         return ["rsample", self.p, self.seed]
 
 
-class Mixed:
+class Mixed(NamedTuple):
     """All positions, in the window order of a single shard."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._order: tuple[tuple[int, int], EpochOrder] | None = None
+    seed: int
 
     def count(self, length: int) -> int:
         return length
 
-    def places(self, positions: I64, length: int, epoch: int) -> I64:
+    def placed(self, length: int, epoch: int) -> Placed:
         import numpy
 
-        if self._order is None or self._order[0] != (length, epoch):
-            counts = numpy.array([length], dtype=numpy.int64)
-            self._order = (length, epoch), EpochOrder(counts, seed=key(self._seed, MIXED), epoch=epoch)
-        return self._order[1].locate(positions)[1]
+        counts = numpy.array([length], dtype=numpy.int64)
+        order = EpochOrder(counts, seed=key(self.seed, MIXED), epoch=epoch)
+        return lambda positions: order.locate(positions)[1]
 
     def identity(self) -> list[Any]:
-        return ["shuffle", self._seed]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_seed": self._seed, "_order": None}
+        return ["shuffle", self.seed]
 
 
 class BatchSlice(NamedTuple):
@@ -128,17 +128,17 @@ class BatchSlice(NamedTuple):
         short = blocks * self.size - length if chosen and chosen[-1] == blocks - 1 else 0
         return len(chosen) * self.size - short
 
-    def places(self, positions: I64, length: int, epoch: int) -> I64:
-        chosen = self.chosen.range(-(-length // self.size))
-        return (chosen.start + chosen.step * (positions // self.size)) * self.size + positions % self.size
+    def placed(self, length: int, epoch: int) -> Placed:
+        chosen, size = self.chosen.range(-(-length // self.size)), self.size
+        return lambda positions: (chosen.start + chosen.step * (positions // size)) * size + positions % size
 
     def identity(self) -> list[Any]:
         return ["batches", *self.chosen.identity()]
 
 
 View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
-"""Has ``count(length)`` positions of a line, their ``places(positions, length, epoch)`` in it, and an ``identity()`` of
-plain values. Which positions it has may depend on the epoch, how many may not."""
+"""Has ``count(length)`` positions of a line, says by ``placed(length, epoch)`` where they lie in it, and has an
+``identity()`` of plain values. Which positions it has may depend on the epoch, how many may not."""
 
 
 class Viewed:
@@ -156,18 +156,15 @@ class Viewed:
         return self.view.count(self.source.length(epoch))
 
     def reader(self, epoch: int) -> EpochReader:
-        return _ViewReader(self.source.reader(epoch), self.view, self.source.length(epoch), epoch)
+        return _ViewReader(self.source.reader(epoch), self.view.placed(self.source.length(epoch), epoch))
 
 
 class _ViewReader:
-    def __init__(self, reader: EpochReader, view: View, length: int, epoch: int) -> None:
-        self._reader = reader
-        self._view = view
-        self._length = length
-        self._epoch = epoch
+    def __init__(self, reader: EpochReader, placed: Placed) -> None:
+        self._reader, self._placed = reader, placed
 
     def read(self, positions: I64) -> list[Any]:
-        return self._reader.read(self._view.places(positions, self._length, self._epoch))
+        return self._reader.read(self._placed(positions))
 
     def close(self) -> None:
         self._reader.close()

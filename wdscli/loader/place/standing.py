@@ -26,7 +26,7 @@ from threading import Lock, local
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from wdscli.loader.place.ranks import in_worker, iteration_of_worker
+from wdscli.loader.place.ranks import in_worker, worker_info
 from wdscli.loader.place.state import Place
 
 ROWS = 32
@@ -237,14 +237,15 @@ class Standing:
 
     def begins(self) -> Place:
         """Where an iteration begins that begins now; in a worker, where all that began it do."""
-        worker = iteration_of_worker()
+        worker = worker_info()
         if worker is None or self._board is None or self._board.is_mine:
             if self._latest_of_workers is not None:
                 self.start = self.start
             return self._start
         self._times += 1
         birth = _started() if self._birth is None else self._birth
-        begun = Begun(worker.seed, birth - worker.number, self._times, worker.workers)
+        # The seed less the worker's number is the same for all that were started together.
+        begun = Begun(worker.seed - worker.id, birth - worker.id, self._times, worker.num_workers)
         if self._moved:  # a state was loaded in this worker
             self._moved = False
             self._board.note(begun, self._start.epoch)

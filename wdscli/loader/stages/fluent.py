@@ -54,6 +54,10 @@ class PerSample:
     _counts: Counts
     _policy: Policy | None = None
 
+    def stats(self) -> dict[str, Any]:
+        """What was left out so far, by shard and reason, in this process."""
+        return {"dropped": self._counts.by_shard()}
+
     def _with(self: Self, **changes: Any) -> Self:
         """A copy with some attributes changed."""
         new = object.__new__(type(self))
