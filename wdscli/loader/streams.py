@@ -19,7 +19,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError
-from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, key
+from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, drawn, key
 from wdscli.loader.place.ranks import Share, in_worker
 from wdscli.loader.place.share import Tail
 from wdscli.loader.read.catalog import Catalog, only_streams
@@ -196,15 +196,9 @@ def buffered(items: Iterator[Any], size: int, initial: int, of_buffer: int) -> I
         if len(held) < size:
             held.extend(islice(items, 1))
         if len(held) >= initial:
-            yield _drawn(held, mix(of_buffer ^ next(draws)))
+            yield drawn(held, mix(of_buffer ^ next(draws)))
     while held:
-        yield _drawn(held, mix(of_buffer ^ next(draws)))
-
-
-def _drawn(held: list[Any], draw: int) -> Any:
-    place = draw % len(held)
-    held[place], held[-1] = held[-1], held[place]
-    return held.pop()
+        yield drawn(held, mix(of_buffer ^ next(draws)))
 
 
 _read: set[str] = set()

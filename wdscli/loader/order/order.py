@@ -77,6 +77,13 @@ def gathered(numbers: I64, read: Callable[[int, I64], list[Any]]) -> list[Any]:
     return found
 
 
+def drawn(held: list[Any], draw: int) -> Any:
+    """What a draw takes out of a shuffle buffer. What came last comes to its place."""
+    place = draw % len(held)
+    held[place], held[-1] = held[-1], held[place]
+    return held.pop()
+
+
 def stretches(ends: I64, positions: I64) -> tuple[I64, I64]:
     """(stretch, place in it) of some positions on a line of stretches that have these ends."""
     import numpy

@@ -336,25 +336,22 @@ class Files(Stage):
             split = split_name(to_bytes(name))
             if split is None or (self._select is not None and not self._select(name)):
                 continue
-            key = self._one_key(item, key, to_text(split[0]))
-            found["__key__"] = key
-            if to_text(split[1]).lower() in found:
-                raise several(item, to_text(split[1]).lower())
-            found[to_text(split[1]).lower()] = payload
+            one, renamed = to_text(split[0]), to_text(split[1]).lower()
+            if key not in (None, one):
+                raise DataError(
+                    f'rename_files gives {named(item)} two keys, "{key}" and "{one}"',
+                    code="interleaved",
+                    shard=text_of(item, "__url__"),
+                    hint="rewrite the shards with `wds create` or `wds cat --rename`",
+                )
+            key = found["__key__"] = one
+            if renamed in found:
+                raise several(item, renamed)
+            found[renamed] = payload
         if key is None:
             self.guard.drop(item)
             return DROPPED
         return found
-
-    def _one_key(self, item: Any, known: str | None, key: str) -> str:
-        if known not in (None, key):
-            raise DataError(
-                f'rename_files gives {named(item)} two keys, "{known}" and "{key}"',
-                code="interleaved",
-                shard=text_of(item, "__url__"),
-                hint="rewrite the shards with `wds create` or `wds cat --rename`",
-            )
-        return key
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
