@@ -16,6 +16,7 @@ import torch_processes  # noqa: F401 - those of "forkserver" have torch already
 import wdscli.loader as wds
 from wdscli.errors import UsageError
 from wdscli.loader.place.standing import ROWS, Begun, Board
+from wdscli.loader.place.state import Place
 from wdscli.shards import ShardWriter
 
 torch_data = pytest.importorskip("torch.utils.data")
@@ -173,8 +174,8 @@ def test_a_process_that_was_forked_and_is_no_worker_has_workers_of_its_own(url: 
 class TestBoard:
     def test_all_workers_of_an_iteration_get_one_epoch(self) -> None:
         board = Board.made()
-        board.tell(4, 2, 0, None)
-        assert board.told() == (4, 2, 0, None)
+        board.tell(Place(4, 2))
+        assert board.told() == Place(4, 2)
         found = [board.epoch_of(Begun(7, 0, 1, 3), 4) for _ in range(3)]
         again = [board.epoch_of(Begun(7, 0, 2, 3), 4) for _ in range(3)]  # workers that stayed
         anew = [
@@ -183,8 +184,8 @@ class TestBoard:
         late = board.epoch_of(Begun(7, 0, 2, 3), 4)
         assert (found, again, anew, late) == ([4, 4, 4], [5, 5, 5], [6, 6, 6], 5)
         assert board.latest == 6
-        board.tell(1, 0, 3, (2, 5))
-        assert (board.told(), board.latest, board.turn) == ((1, 0, 3, (2, 5)), None, 2)
+        board.tell(Place(1, 0, 3, topology=(2, 5)))
+        assert (board.told(), board.latest, board.turn) == (Place(1, 0, 3, topology=(2, 5)), None, 2)
 
     def test_old_iterations_are_forgotten(self) -> None:
         board = Board.made()

@@ -472,9 +472,9 @@ def test_counts_add_up_and_pickle() -> None:
     other = pickle.loads(pickle.dumps(counts))
     other.merge([("a", "x", 1), ("b", "y", 4)])
     assert other.rows() == [("a", "x", 3), ("b", "y", 4)]
-    assert (counts.total, other.total) == (2, 7)
+    assert counts.rows() == [("a", "x", 2)]
     other.clear()
-    assert other.total == 0
+    assert other.rows() == []
 
 
 def tripled(items: Iterator[Any]) -> Iterator[Any]:

@@ -94,7 +94,8 @@ def bench(
         is_over = first is None or is_once or clock() - first >= seconds
     first = last if first is None else first
     stats: dict[str, Any] = loader.stats()
-    shares = _shares(stats)
+    parts = [stats[f"seconds_{name}"] for name in ("reading", "working", "waiting")]
+    shares = Shares(*[part / (sum(parts) or 1.0) for part in parts])
     return BenchReport(
         samples=samples,
         bytes=round(stats["bytes"] / max(1, stats["samples"]) * samples),
@@ -134,12 +135,6 @@ def _count(item: Any) -> int:
         return len(item)
     key = item.get("__key__")
     return 1 if isinstance(key, str) else len(key or ())
-
-
-def _shares(stats: dict[str, Any]) -> Shares:
-    parts = [stats[f"seconds_{name}"] for name in ("reading", "working", "waiting")]
-    total = sum(parts) or 1.0
-    return Shares(*[part / total for part in parts])
 
 
 def _sentence(shares: Shares, decode: str | None, workers: int, threads: int) -> str:

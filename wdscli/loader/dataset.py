@@ -11,14 +11,15 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
-from wdscli.loader.order.views import ENDLESS, BatchSlice, Span, Viewed
+from wdscli.loader.order.order import ENDLESS
+from wdscli.loader.order.views import BatchSlice, Span, Viewed
 from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker, launched_rank, widen
 from wdscli.loader.place.share import Batches, Tail
 from wdscli.loader.place.standing import Cursor, Standing
@@ -34,10 +35,7 @@ from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stats import Counts, warning_of_losses
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    I64: TypeAlias = NDArray[numpy.int64]
+    from wdscli.loader.order.order import I64
 
 Self = TypeVar("Self", bound="PositionDataset")
 Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
@@ -151,16 +149,12 @@ class PositionDataset(Fluent):
             counts.merge(one.rows())
         return counts
 
-    def take_counts(self) -> list[tuple[str, str, int]]:
-        """What was counted as left out, which is not counted any more."""
+    def take(self) -> Tally:
+        """What was counted as left out and where the time went, which is not counted any more."""
         rows = self.losses().rows()
         for one in self.all_counts:
             one.clear()
-        return rows
-
-    def take(self) -> Tally:
-        """What was counted as left out and where the time went, which is not counted any more."""
-        return self.take_counts(), self._times.take()
+        return rows, self._times.take()
 
     def add(self, tally: Tally) -> None:
         """What :meth:`take` of a copy in another process gave."""
@@ -266,15 +260,11 @@ class PositionDataset(Fluent):
         """What comes out for each batch from ``start`` on, for this worker, before any generators."""
         if in_worker():
             widen()
-        line = self._line(share)
-        batches = self._batches(line, start.epoch)
-        if self.is_stream:
-            maker = self._maker(Spare(line, start.epoch), batches)
-            with closing(self.streamed(batches, start)) as reads:
-                yield from maker.units(reads, self._stage_threads)
-            return
-        with self._making(line, batches, start) as (maker, blocks):
-            yield from warning_of_gaps(maker.units(by_batch(blocks), self._stage_threads), batches)
+        with self._making(start, share) as (maker, batches, found):
+            if self.is_stream:
+                yield from maker.units(found, self._stage_threads)
+            else:
+                yield from warning_of_gaps(maker.units(by_batch(found), self._stage_threads), batches)
 
     def streamed(self, batches: Batches, start: Place) -> Generator[Read, None, None]:
         """The samples of each batch of a stream from ``start`` on, for this worker. Batch n of a rank is made by worker
@@ -311,16 +301,6 @@ class PositionDataset(Fluent):
                 self.trail = [*who, number + workers, trail.shards, trail.before]
                 yield Read(number, nowhere, samples)
 
-    def _maker(self, spare: Spare, batches: Batches) -> Maker:
-        return Maker(
-            self.pipeline,
-            self._policy,
-            spare,
-            batches.length,
-            self._times,
-            self.replaces and not self.is_stream,
-        )
-
     @property
     def replaces(self) -> bool:
         """Whether samples may be taken in the place of others."""
@@ -332,8 +312,7 @@ class PositionDataset(Fluent):
 
     def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
         """What :meth:`units` makes where there is no batch stage: (number, what comes out)."""
-        line = self._line(share)
-        with self._making(line, self._batches(line, start.epoch), start) as (maker, blocks):
+        with self._making(start, share) as (maker, _, blocks):
             yield from maker.samples(blocks)
 
     @property
@@ -344,18 +323,23 @@ class PositionDataset(Fluent):
 
     @contextmanager
     def _making(
-        self, line: PositionSource, batches: Batches, start: Place
-    ) -> Iterator[tuple[Maker, Generator[Any, None, None]]]:
-        """What makes something of samples, and the blocks of them that are read from ``start`` on."""
-        numbers = range(start.batch, batches.total, batches.share.workers)
-        reader, spare = line.reader(start.epoch), Spare(line, start.epoch)
-        blocks = read_blocks(reader, Agenda(batches, numbers), self._times, self._prefetch)
-        try:
-            yield self._maker(spare, batches), blocks
-        finally:
-            blocks.close()
-            reader.close()
-            spare.close()
+        self, start: Place, share: Share
+    ) -> Iterator[tuple[Maker, Batches, Generator[Any, None, None]]]:
+        """What makes something of samples, of which batches, and the blocks of them that are read from ``start`` on, or
+        the batches of a stream."""
+        line = self._line(share)
+        batches, spare = self._batches(line, start.epoch), Spare(line, start.epoch)
+        replaces = self.replaces and not self.is_stream
+        maker = Maker(self.pipeline, self._policy, spare, batches.length, self._times, replaces)
+        with ExitStack() as stack:
+            stack.callback(spare.close)
+            if self.is_stream:
+                found: Generator[Any, None, None] = self.streamed(batches, start)
+            else:
+                reader = stack.enter_context(closing(line.reader(start.epoch)))
+                numbers = range(start.batch, batches.total, batches.share.workers)
+                found = read_blocks(reader, Agenda(batches, numbers), self._times, self._prefetch)
+            yield maker, batches, stack.enter_context(closing(found))
 
     def __len__(self) -> int:
         """Batches (or samples, when there is no batch stage) that one rank sees in an epoch, or what ``with_length``

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.checks import Urls, addresses_of, wanted_fields
+from wdscli.loader.order.order import stretches
 from wdscli.loader.order.ordinals import Layout, Ordinals, layout
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, read_each
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
+    from wdscli.loader.order.order import I64
     from wdscli.loader.read.keyindex import KeyIndex
-
-    I64: TypeAlias = NDArray[numpy.int64]
 
 Self = TypeVar("Self", bound="IndexedDataset")
 
@@ -177,13 +177,10 @@ class IndexedDataset(PerSample):
     def keys(self) -> Iterator[str]:
         """The keys in the order of the table; payloads are not read."""
         for first in range(0, len(self), SAMPLES_PER_READ):
-            yield from self._keys(slice(first, first + SAMPLES_PER_READ))
-
-    def _keys(self, part: slice) -> list[str]:
-        shards, samples = self._located(self.ordinals.cut(part).every())
-        places = self.catalog.places(shards, samples)
-        table = self.catalog.table
-        return [table(shard).key(place) for shard, place in zip(shards.tolist(), places.tolist())]
+            part = self.ordinals.cut(slice(first, first + SAMPLES_PER_READ))
+            shards, places = self._located(part.every())
+            for shard, place in zip(shards.tolist(), places.tolist()):
+                yield self.catalog.table(shard).key(place)
 
     def number(self, key: str) -> int:
         """The number of the sample with this key, the first one of several. Raises KeyError."""
@@ -237,8 +234,7 @@ class IndexedDataset(PerSample):
         """Which samples of this view are selected; only the shards that it shows are looked at."""
         import numpy
 
-        shards, samples = self._located(self.ordinals.every())
-        places = self.catalog.places(shards, samples)
+        shards, places = self._located(self.ordinals.every())
         mask: NDArray[numpy.bool_] = numpy.zeros(len(shards), dtype=bool)
         for shard in numpy.unique(shards).tolist():
             those = shards == shard
@@ -253,10 +249,6 @@ class IndexedDataset(PerSample):
         assert self.catalog.counts is not None
         return layout(self.ordinals, self.catalog.counts, self.catalog.fingerprint)
 
-    def stats(self) -> dict[str, Any]:
-        """What was left out so far, by shard and reason, in this process."""
-        return {"dropped": self._counts.by_shard()}
-
     def close(self) -> None:
         """Let go of files, threads and loaded indexes' readers; what is asked later opens them again."""
         self._pool.close()
@@ -265,17 +257,14 @@ class IndexedDataset(PerSample):
         return f"<{type(self).__name__}: {len(self)} samples in {len(self.catalog.addresses)} shards>"
 
     def _located(self, ordinals: I64) -> tuple[I64, I64]:
-        """(shard, sample as the catalog counts) of some samples of the set."""
-        import numpy
-
-        shards: I64 = numpy.searchsorted(self._ends, ordinals, side="right").astype(numpy.int64)
-        return shards, ordinals - numpy.where(shards > 0, self._ends[shards - 1], 0)
+        """(shard, place in the shard) of some samples of the set."""
+        shards, samples = stretches(self._ends, ordinals)
+        return shards, self.catalog.places(shards, samples)
 
     def read(self, positions: I64) -> list[Raw | Failed]:
         """Samples by their numbers as they are read, before any stage; Failed in the place of one that cannot be, but
         with ``on_error="raise"`` its error is raised."""
-        shards, samples = self._located(self.ordinals.at(positions))
-        places = self.catalog.places(shards, samples)
+        shards, places = self._located(self.ordinals.at(positions))
         try:
             return list(self._pool.fetch(shards, places))
         except (DataError, StorageError):

@@ -108,19 +108,14 @@ class ShardSampler:
         self._place = self._begun = start
         for first in range(start.batch, batches.total, some):
             end = min(first + some, batches.total)
-            numbers = self._numbers(order, batches, first, end)
+            positions, _ = batches.several(range(first, end))
+            numbers = self._layout.numbers(*order.locate(positions)).tolist()
             for number, at in zip(range(first, end), range(0, len(numbers), batches.batch)):
                 self._place = Place(start.epoch, number + 1)
                 yield numbers[at] if self._batch_size is None else numbers[at : at + batches.batch]
         if self._start == start:
             self._place = Place(start.epoch, batches.total)
             self._start = Place(start.epoch + 1)
-
-    def _numbers(self, order: EpochOrder, batches: Batches, first: int, end: int) -> list[int]:
-        """The samples of batches ``first`` to ``end`` of this rank, one behind the other."""
-        positions, _ = batches.several(range(first, end))
-        numbers: list[int] = self._layout.numbers(*order.locate(positions)).tolist()
-        return numbers
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """Where this is: plain values, the same on every rank. A DataLoader with workers asks for batches before they

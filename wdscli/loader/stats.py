@@ -53,11 +53,6 @@ class Counts:
             found.setdefault(shard, {})[reason] = number
         return found
 
-    @property
-    def total(self) -> int:
-        """Of all shards and reasons."""
-        return self._numbers.total()
-
     def clear(self) -> None:
         """Begin at none again."""
         with self._lock:

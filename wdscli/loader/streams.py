@@ -16,11 +16,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError
-from wdscli.loader.order.order import SHARDS, Permutation, Shuffle, key
-from wdscli.loader.order.views import ENDLESS
+from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, drawn, key
 from wdscli.loader.place.ranks import Share, in_worker
 from wdscli.loader.place.share import Tail
 from wdscli.loader.read.catalog import Catalog, only_streams
@@ -34,13 +33,9 @@ from wdscli.shown import shown
 from wdscli.storage import open_source
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
+    from wdscli.loader.order.order import I64
 
-    I64: TypeAlias = NDArray[numpy.int64]
-
-BUFFERED = 7
-"""What a key is for, as in :mod:`wdscli.loader.order.order`."""
+Self = TypeVar("Self", bound="Stream")
 PASS = 1 << 32
 """Between the numbers of two passes of one epoch."""
 
@@ -54,28 +49,59 @@ class Trail:
         self.stops = False
 
 
-class ShardStream:
-    """A source without positions: the samples of shards, from front to back. ``permuted`` shards come in another order
-    in each epoch. ``buffer`` is the size of the shuffle buffer, 0 for none, which gives from ``initial`` samples on.
-    ``spelled`` fields keep their capitals; ``fields`` limits which are kept."""
+def turns(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
+    """The numbers of the passes of an epoch behind those that are ``done``, endless for None."""
+    if passes is None:
+        return (epoch + number * PASS for number in count(done))
+    return iter(range(epoch * passes + done, (epoch + 1) * passes))
+
+
+class Stream:
+    """A source without positions."""
 
     is_stream = True
+
+    def __init__(self, seed: int, is_shuffled: bool) -> None:
+        self.seed, self.is_shuffled = seed, is_shuffled
+        self._buffer = 0, 0
+        """The size of the shuffle buffer, 0 for none, and from how many samples on it gives."""
+
+    def shuffled(self: Self, size: int, initial: int, seed: int) -> Self:
+        """The same through a buffer."""
+        new = copy(self)
+        new.seed, new.is_shuffled, new._buffer = seed, True, (size, min(initial, size))
+        return new
+
+    def buffered(self, samples: Iterator[Any], *turn: int) -> Iterator[Any]:
+        """``samples`` through the buffer, if there is one, which throws the dice of ``turn``."""
+        if self._buffer[0] < 2:
+            return samples
+        return buffered(samples, *self._buffer, key(self.seed, BUFFERED, *turn))
+
+    def length(self, epoch: int) -> int:
+        """Nobody knows."""
+        return ENDLESS
+
+    def reader(self, epoch: int) -> EpochReader:
+        """Refused: raises UsageError."""
+        raise UsageError("what can only be streamed has no positions")
+
+
+class ShardStream(Stream):
+    """The samples of shards, from front to back. Shards that are shuffled come in another order in each epoch.
+    ``spelled`` fields keep their capitals; ``fields`` limits which are kept."""
 
     def __init__(
         self,
         addresses: Sequence[str],
         *,
-        seed: int = 0,
-        permuted: bool = False,
-        buffer: int = 0,
-        initial: int = 100,
-        fields: Sequence[str] | None = None,
-        spelled: bool = False,
+        seed: int,
+        is_shuffled: bool,
+        fields: Sequence[str] | None,
+        spelled: bool,
     ) -> None:
+        super().__init__(seed, is_shuffled)
         self.addresses = list(addresses)
-        self.seed = seed
-        self.is_shuffled = permuted or buffer > 1
-        self._permuted, self._buffer, self._initial = permuted, buffer, min(initial, buffer)
         self._fields = None if fields is None else frozenset(field.lower() for field in fields)
         self._spelled = spelled
 
@@ -84,31 +110,13 @@ class ShardStream:
         from xxhash import xxh3_128_hexdigest
 
         names = "\0".join(self.addresses).encode("utf-8", "surrogateescape")
-        how = [self._permuted, self._buffer, self._initial]
+        how = [self.is_shuffled, *self._buffer]
         return {"addresses": f"xxh3_128:{xxh3_128_hexdigest(names)}", "seed": self.seed, "stream": how}
-
-    def shuffled(self, size: int, initial: int, seed: int) -> ShardStream:
-        """The same shards permuted, through a buffer."""
-        new = copy(self)
-        new.seed, new.is_shuffled, new._permuted = seed, True, True
-        new._buffer, new._initial = size, min(initial, size)
-        return new
-
-    def length(self, epoch: int) -> int:
-        """Nobody knows."""
-        return ENDLESS
-
-    def reader(self, epoch: int) -> EpochReader:
-        """Refused: raises UsageError."""
-        raise UsageError(
-            f"{self.addresses[0]} can only be streamed",
-            hint="an index or a plain local copy of the shards helps",
-        )
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
         """Where to begin reading for a place: behind the shards that a state knows to be done there, else at the start.
         What a buffer held nobody knows."""
-        if known is None or list(known[:4]) != wanted or self._buffer > 1:
+        if known is None or list(known[:4]) != wanted or self._buffer[0] > 1:
             return Trail()
         return Trail(known[4], known[5])
 
@@ -127,11 +135,9 @@ class ShardStream:
             )
             return
         done, first = divmod(trail.shards, mine)
-        for number in count(done) if passes is None else range(done, passes):
-            turn = epoch + number * PASS if passes is None else epoch * passes + number
+        for turn in turns(epoch, passes, done):
             samples = self._of_shards(self._order(turn)[slot::slots][first:], policy, trail)
-            if self._buffer > 1:
-                samples = buffered(samples, self._buffer, self._initial, key(self.seed, BUFFERED, turn, slot))
+            samples = self.buffered(samples, turn, slot)
             before = trail.samples
             yield from samples
             if trail.stops or (not first and before == trail.samples):
@@ -153,7 +159,7 @@ class ShardStream:
         import numpy
 
         places: I64 = numpy.arange(len(self.addresses), dtype=numpy.int64)
-        if self._permuted:
+        if self.is_shuffled:
             places = Permutation(len(places), key(self.seed, turn, SHARDS)).at(places)
         order: list[int] = places.tolist()
         return order
@@ -190,15 +196,9 @@ def buffered(items: Iterator[Any], size: int, initial: int, of_buffer: int) -> I
         if len(held) < size:
             held.extend(islice(items, 1))
         if len(held) >= initial:
-            yield _drawn(held, mix(of_buffer ^ next(draws)))
+            yield drawn(held, mix(of_buffer ^ next(draws)))
     while held:
-        yield _drawn(held, mix(of_buffer ^ next(draws)))
-
-
-def _drawn(held: list[Any], draw: int) -> Any:
-    place = draw % len(held)
-    held[place], held[-1] = held[-1], held[place]
-    return held.pop()
+        yield drawn(held, mix(of_buffer ^ next(draws)))
 
 
 _read: set[str] = set()
@@ -236,17 +236,12 @@ def opened_stream(
             f"{what} needs shards that can be read at any place, and some of these can only be streamed",
             hint="copy them to plain files, or leave it out",
         )
-    _note_mixed(catalog.addresses)
-    permuted = shuffle == "window"
-    return ShardStream(
-        catalog.addresses, seed=seed, permuted=permuted, fields=fields, spelled=catalog.spelled
-    )
-
-
-def _note_mixed(addresses: Sequence[str]) -> None:
+    addresses = catalog.addresses
     streams = [address for address in addresses if only_streams(address)]
     if 0 < len(streams) < len(addresses):
         warnings.warn(
             f"{shown(streams[0])} can only be streamed, and so the whole set of {len(addresses)} shards is streamed",
             stacklevel=2,
         )
+    is_shuffled = shuffle == "window"
+    return ShardStream(addresses, seed=seed, is_shuffled=is_shuffled, fields=fields, spelled=catalog.spelled)

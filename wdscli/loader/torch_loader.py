@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset, Tally
@@ -168,7 +168,7 @@ class WebLoader(Fluent):
         limit = None if self._span is None else self._span.items
         return islice(items, limit)
 
-    def _units(self, start: Place) -> Iterator[_MadeBatch]:
+    def _units(self, start: Place) -> Iterator[Unit]:
         """What workers made of each batch, in order."""
         torch = _torch()
         data = self._ours()
@@ -185,18 +185,18 @@ class WebLoader(Fluent):
         self._asked.epoch, self._asked.numbers = start.epoch, range(start.batch, data.total(start.epoch))
         self._asked.run = run = self._asked.run + 1
         ended = 0
-        for made in self._loader:
+        for unit, tally in self._loader:
             if self._asked.run != run and self._options.get("persistent_workers"):
                 raise UsageError(
                     "another iteration of this loader has taken its workers",
                     hint="with persistent_workers, one iteration at a time",
                 )
-            if made.tally is not None:
-                data.add(made.tally)
-            if not made.is_last:
-                yield made
-            ended = ended + 1 if made.is_last else 0
-            if made.stops or ended >= max(1, self.num_workers):
+            if tally is not None:
+                data.add(tally)
+            if unit is not None:
+                yield unit
+            ended = ended + 1 if unit is None else 0
+            if (unit is not None and unit.stops) or ended >= max(1, self.num_workers):
                 return
 
     def _plain(self, dataset: Any) -> Iterator[Any]:
@@ -238,20 +238,10 @@ class _NumberSampler:
         return len(self.numbers)
 
 
-class _MadeBatch(NamedTuple):
-    """What a worker made of a batch, and what it counted meanwhile. ``is_last`` when there was nothing more for this
-    worker to make."""
-
-    number: int
-    items: list[Any]
-    stops: bool
-    tally: Tally | None
-    is_last: bool
-
-
 class _BatchesByNumber:
     """What torch's DataLoader takes for a map-style dataset: batches by (epoch, number), best in steps of as many as
-    there are workers."""
+    there are workers. Each comes as its unit, None when there is nothing more for this worker to make, and what was
+    counted meanwhile."""
 
     def __init__(self, dataset: PositionDataset, convert: Function) -> None:
         self._dataset = dataset
@@ -260,7 +250,7 @@ class _BatchesByNumber:
         self._units: Iterator[Unit] = iter(())
         self._expected: tuple[int, int] | None = None
 
-    def __getitem__(self, asked: tuple[int, int]) -> _MadeBatch:
+    def __getitem__(self, asked: tuple[int, int]) -> tuple[Unit | None, Tally | None]:
         if self._process != os.getpid():
             # What was counted before this process began is the parent's.
             self._dataset.take()
@@ -273,10 +263,10 @@ class _BatchesByNumber:
         self._expected = epoch, number + workers
         with self._dice(epoch, number):
             unit = next(self._units, None)
-            items = [] if unit is None else list(map(self._convert, unit.items))
+            if unit is not None:
+                unit = unit._replace(items=list(map(self._convert, unit.items)))
         # In the main process the dataset itself counts.
-        tally = self._dataset.take() if in_worker() else None
-        return _MadeBatch(number, items, unit is not None and unit.stops, tally, unit is None)
+        return unit, self._dataset.take() if in_worker() else None
 
     def _dice(self, epoch: int, number: int) -> AbstractContextManager[None]:
         if not (self._dataset.pipeline.before or self._dataset.pipeline.after):

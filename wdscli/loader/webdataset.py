@@ -7,7 +7,6 @@ It must not know how the samples of an epoch are ordered, read or shared.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
@@ -103,8 +102,14 @@ class WebDataset(PositionDataset):
         url_to_name: Callable[[str], str] | None = None,
         verbose: bool = False,
     ) -> None:
-        resampled = _is_resampled(mode, resampled)
-        _refuse_cache(cache_dir)
+        if mode not in (None, "resampled"):
+            raise UsageError(f'WebDataset(mode="{mode}") is not there', hint='mode="resampled", or none')
+        resampled = resampled or mode == "resampled"
+        if cache_dir is not None:
+            raise UsageError(
+                "WebDataset(cache_dir=) is not there",
+                hint="leave it out: only the ranges that are needed are read; or copy the shards with `wds cat`",
+            )
         check_splitter("nodesplitter", nodesplitter)
         check_splitter("workersplitter", workersplitter)
         check_pipe(keys_from or "", pipes=pipes)
@@ -193,20 +198,6 @@ class Dataset(WebDataset):
     def pipe(self: Self, stage: Any) -> Self:
         """The old name of :meth:`compose`."""
         return self.compose(stage)
-
-
-def _is_resampled(mode: str | None, resampled: bool) -> bool:
-    if mode not in (None, "resampled"):
-        raise UsageError(f'WebDataset(mode="{mode}") is not there', hint='mode="resampled", or none')
-    return resampled or mode == "resampled"
-
-
-def _refuse_cache(cache_dir: str | os.PathLike[str] | None) -> None:
-    if cache_dir is not None:
-        raise UsageError(
-            "WebDataset(cache_dir=) is not there",
-            hint="leave it out: only the ranges that are needed are read; or copy the shards with `wds cat`",
-        )
 
 
 def _order(shuffle: Shuffle | None, shardshuffle: bool | int | None, resampled: bool) -> Shuffle:

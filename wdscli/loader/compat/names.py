@@ -17,6 +17,7 @@ from wdscli.loader.checks import Urls
 from wdscli.loader.place.splitters import Splitter
 from wdscli.loader.stages.flow import Pipeline
 from wdscli.loader.stages.fluent import Fluent
+from wdscli.loader.stages.generators import epochs_over
 from wdscli.loader.stages.per_sample import getfirst
 from wdscli.loader.stats import Counts
 from wdscli.loader.webdataset import WebDataset
@@ -201,8 +202,6 @@ class FluidWrapper(Fluent):
         self._counts = Counts()
 
     def __iter__(self) -> Iterator[Any]:
-        from wdscli.loader.stages.generators import epochs_over
-
         self._turn += 1
         return epochs_over(self.initial, self.pipeline.generators, self._span, self._turn)
 
@@ -210,10 +209,6 @@ class FluidWrapper(Fluent):
         if self._length is None:
             raise TypeError("the length is not known; with_length(n) would say one")
         return self._length
-
-    def stats(self) -> dict[str, Any]:
-        """What was left out so far, by shard and reason."""
-        return {"dropped": self._counts.by_shard()}
 
 
 class MockDataset(FluidWrapper):

@@ -82,7 +82,9 @@ class Mixed(PositionDataset):
         rules.check()
         source: Any
         if any(part.is_stream for part in parts):
-            _check_stream(rules.per, tail)
+            if rules.per == "batch" or tail in ("drop", "pad"):
+                what = 'per="batch"' if rules.per == "batch" else f'tail="{tail}"'
+                raise UsageError(f"{what} of sets of which some can only be streamed", hint="leave it out")
             source = MixStream(parts, rules)
         else:
             source = MixSource(
@@ -113,13 +115,6 @@ class Mixed(PositionDataset):
     def all_counts(self) -> list[Counts]:
         """Where it is counted what is left out, by the sets' own stages too."""
         return [*super().all_counts, *self._parts_counts]
-
-
-def _check_stream(per: Per, tail: Tail | None) -> None:
-    """Raise UsageError for what is impossible for sets of which some can only be streamed."""
-    if per == "batch" or tail in ("drop", "pad"):
-        what = 'per="batch"' if per == "batch" else f'tail="{tail}"'
-        raise UsageError(f"{what} of sets of which some can only be streamed", hint="leave it out")
 
 
 def _by_sample(pipelines: tuple[Pipeline, ...]) -> Pipeline:

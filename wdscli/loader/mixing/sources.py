@@ -18,18 +18,16 @@ It must not know how the samples of a set are had, nor what stages do."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from copy import copy
 from functools import partial
-from itertools import chain, count, islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.order.order import key
-from wdscli.loader.order.schedule import MIX, Pattern, Schedule, Stop, check_stop
-from wdscli.loader.order.views import ENDLESS
+from wdscli.loader.order.order import ENDLESS, gathered
+from wdscli.loader.order.schedule import Pattern, Schedule, Stop, check_stop
+from wdscli.loader.order.views import Span
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is
 from wdscli.loader.read.source import EpochReader, PositionSource, instead
@@ -37,20 +35,17 @@ from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.loader.stages.per_sample import Label, named
-from wdscli.loader.streams import BUFFERED, PASS, Trail, buffered
+from wdscli.loader.streams import PASS, Stream, Trail, turns
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    I64: TypeAlias = NDArray[numpy.int64]
+    from wdscli.loader.order.order import I64
 
 Per = Literal["sample", "batch"]
 TOLD_BYTES = 400
 """What a state says of the sets; above, it has a digest of them."""
 SAMPLES_PER_READ = 256
 """Of an indexed set in a stream."""
-END = object()
+END: Any = object()
 
 
 class Tagged(NamedTuple):
@@ -111,11 +106,9 @@ class Rules(NamedTuple):
 
 class MixSource:
     """Sources as one. ``run`` positions at a time are of one set. ``policies`` say for each set what becomes of samples
-    that cannot be read; where they raise, or say nothing, whoever reads the mix decides."""
+    that cannot be read; where they raise, whoever reads the mix decides."""
 
-    def __init__(
-        self, sources: Sequence[PositionSource], rules: Rules, policies: Sequence[Policy] = ()
-    ) -> None:
+    def __init__(self, sources: Sequence[PositionSource], rules: Rules, policies: Sequence[Policy]) -> None:
         self.sources, self.rules, self.policies = tuple(sources), rules, tuple(policies)
         self.seed = rules.seed or 0
         self.run = 1
@@ -145,8 +138,7 @@ class MixSource:
             up = 0 if rules.stop == "first" else self.run - 1
             lengths = [(source.length(0) + up) // self.run for source in self.sources]
             if rules.stop != "all" and 0 in lengths:
-                which = lengths.index(0)
-                name = rules.names[which] if which < len(rules.names) else which
+                name = rules.names[lengths.index(0)]
                 raise UsageError(f"set {name} of the mix has no samples", hint="leave it out")
             known = Schedule(rules.quotas, lengths, stop=rules.stop, seed=rules.seed)
             self._schedules = {self.run: known}
@@ -163,126 +155,74 @@ class MixSource:
 
 
 class _MixReader:
+    """Every set is read through a :class:`~wdscli.loader.order.views.Span`: one of its epochs, or the next stretch of
+    all of them."""
+
     def __init__(self, source: MixSource, epoch: int) -> None:
-        self._source = source
-        self._schedule = source.schedule()
-        self._run = source.run
-        self._apart = source.rules.stop == "all"
-        """Whether no run has samples of two epochs of a set: the last is short instead."""
-        self._epoch = epoch
+        self._rules, self._policies = source.rules, source.policies
+        self._schedule, self._run = source.schedule(), source.run
         self._lengths = [one.length(0) for one in source.sources]
-        self._readers: list[OrderedDict[int, EpochReader]] = [OrderedDict() for _ in source.sources]
+        # No run has samples of two epochs of a set then: the last is short instead.
+        apart = source.rules.stop == "all"
+        self._ends = self._lengths if apart else [ENDLESS] * len(self._lengths)
+        self._readers = [
+            Span(one, 1 if apart else None, None if apart else taken * self._run, []).reader(epoch)
+            for one, taken in zip(source.sources, self._schedule.taken)
+        ]
 
     def read(self, positions: I64) -> list[Any]:
+        sets, places = self._located(positions)
+        return gathered(sets, lambda number, rows: self._of_set(number, places[rows]))
+
+    def _located(self, positions: I64) -> tuple[I64, I64]:
+        """(set, which of its samples of this epoch of the mix)."""
         import numpy
 
         runs, within = numpy.divmod(positions, self._run)
         sets, places = self._schedule.locate(runs)
-        places = places * self._run + within
-        found: list[Any] = [DROPPED] * len(positions)
-        for number in numpy.unique(sets).tolist():
-            rows = numpy.flatnonzero(sets == number)
-            for row, item in zip(rows.tolist(), self._of_set(number, places[rows])):
-                found[row] = self._tagged(number, item)
-        return found
+        return sets, places * self._run + within
 
     def _tagged(self, number: int, item: Any) -> Any:
         """A sample with its set; anything else as it is."""
-        return item if item is DROPPED or type(item) is Failed else self._source.rules.tagged(number, item)
+        return item if item is DROPPED or type(item) is Failed else self._rules.tagged(number, item)
 
     def instead(self, position: int, step: int) -> Any:
         """A sample of the same epoch of the same set."""
         import numpy
 
-        run, within = divmod(position, self._run)
-        sets, places = self._schedule.locate(numpy.array([run], dtype=numpy.int64))
-        number = int(sets[0])
-        epochs, at = self._in_epochs(number, places * self._run + within)
-        reader = self._reader(number, int(epochs[0]))
-        return self._tagged(number, instead(reader, int(at[0]), step, self._lengths[number]))
+        [number], [place] = self._located(numpy.array([position], dtype=numpy.int64))
+        other = instead(self._readers[number], int(place), step, self._lengths[number])
+        return self._tagged(int(number), other)
 
     def _of_set(self, number: int, places: I64) -> list[Any]:
-        """Samples of one set, by their numbers in this epoch of the mix."""
-        import numpy
-
+        """Samples of one set, where something is done already about those that cannot be read."""
         found: list[Any] = [DROPPED] * len(places)
-        epochs, at = self._in_epochs(number, places)
-        inside = at < self._lengths[number]
-        for epoch in numpy.unique(epochs[inside]).tolist():
-            rows = numpy.flatnonzero(inside & (epochs == epoch))
-            for row, item in zip(rows.tolist(), self._of_epoch(number, epoch, at[rows])):
-                found[row] = item
+        rows = (places < self._ends[number]).nonzero()[0]
+        policy = self._policies[number]
+        items: list[Any] = self._readers[number].read(places[rows])
+        for row, item in zip(rows.tolist(), items):
+            if type(item) is Failed and not policy.raises:
+                other = partial(instead, self._readers[number])
+                made = Replacing(policy, as_it_is, other, self._lengths[number]).made
+                item = next(iter(made(int(places[row]), item)), DROPPED)
+            found[row] = self._tagged(number, item)
         return found
 
-    def _in_epochs(self, number: int, places: I64) -> tuple[I64, I64]:
-        """(epoch of the set, position in it)."""
-        import numpy
-
-        if self._apart:
-            return numpy.full_like(places, self._epoch), places
-        length = self._lengths[number]
-        first, skipped = divmod(self._epoch * self._schedule.taken[number] * self._run, length)
-        epochs, at = numpy.divmod(places + skipped, length)
-        return epochs + first, at
-
-    def _of_epoch(self, number: int, epoch: int, positions: I64) -> list[Any]:
-        """Samples of one set, where something is done already about those that cannot be read."""
-        reader = self._reader(number, epoch)
-        items: list[Any] = reader.read(positions)
-        if number < len(self._source.policies):
-            policy = self._source.policies[number]
-            for row, item in enumerate(items):
-                if type(item) is Failed and not policy.raises:
-                    other = partial(instead, reader)
-                    made = Replacing(policy, as_it_is, other, self._lengths[number]).made
-                    items[row] = next(iter(made(int(positions[row]), item)), DROPPED)
-        return items
-
-    def _reader(self, number: int, epoch: int) -> EpochReader:
-        readers = self._readers[number]
-        if epoch not in readers:
-            readers[epoch] = self._source.sources[number].reader(epoch)
-            if len(readers) > 2:
-                readers.popitem(last=False)[1].close()
-        readers.move_to_end(epoch)
-        return readers[epoch]
-
     def close(self) -> None:
-        for readers in self._readers:
-            for reader in readers.values():
-                reader.close()
-            readers.clear()
+        for reader in self._readers:
+            reader.close()
 
 
-class MixStream:
+class MixStream(Stream):
     """Datasets as one stream."""
 
-    is_stream = True
-
-    def __init__(
-        self, parts: Sequence[PositionDataset], rules: Rules, buffer: tuple[int, int] = (0, 0)
-    ) -> None:
+    def __init__(self, parts: Sequence[PositionDataset], rules: Rules) -> None:
         self._parts = tuple(map(_Part, parts))
-        self.rules, self._buffer = rules, buffer
-        self.seed = rules.seed or 0
-        self.is_shuffled = buffer[0] > 1 or all(part.is_shuffled for part in self._parts)
+        self.rules = rules
+        super().__init__(rules.seed or 0, all(part.is_shuffled for part in self._parts))
 
     def identity(self) -> dict[str, Any]:
         return {**self.rules.identity([one.identity() for one in self._parts]), "stream": list(self._buffer)}
-
-    def length(self, epoch: int) -> int:
-        """Nobody knows."""
-        return ENDLESS
-
-    def reader(self, epoch: int) -> EpochReader:
-        """Refused: raises UsageError."""
-        raise UsageError("a mix of sets that can only be streamed has no positions")
-
-    def shuffled(self, size: int, initial: int, seed: int) -> MixStream:
-        """The same through a buffer."""
-        new = copy(self)
-        new._buffer, new.is_shuffled, new.seed = (size, min(initial, size)), True, seed
-        return new
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
         """To go on is to begin again."""
@@ -292,40 +232,30 @@ class MixStream:
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Tagged]:
         """What worker ``share`` has of ``passes`` epochs, endless for None. Each set has its own policy."""
-        size, initial = self._buffer
-        for number in count() if passes is None else range(passes):
-            turn = epoch + number * PASS if passes is None else epoch * passes + number
-            items = self._of_turn(turn, share)
-            if size > 1:
-                items = buffered(
-                    items, size, initial, key(self.seed, BUFFERED, turn, share.worker, share.rank)
-                )
-            empty = True
-            for item in items:
-                empty = False
-                yield item
-            if empty:
+        for turn in turns(epoch, passes):
+            items = self.buffered(self._of_turn(turn, share), turn, share.worker, share.rank)
+            first = next(items, END)
+            if first is END:
                 return
+            yield first
+            yield from items
 
     def _of_turn(self, turn: int, share: Share) -> Iterator[Tagged]:
         walks = [_Walk(part, turn, share) for part in self._parts]
         sets = [number for number, walk in enumerate(walks) if not walk.is_empty]
         phase = 0
         while sets:
-            ended = yield from self._of_phase(phase, sets, walks)
+            pattern = Pattern(self.rules.quotas, sets, self.rules.seed, phase)
+            ended = yield from self._of_phase(pattern, sets, walks)
             if ended is None or self.rules.stop == "first":
                 return
-            sets = (
-                sets[ended + 1 :] + sets[:ended]
-                if self.rules.seed is None
-                else sets[:ended] + sets[ended + 1 :]
-            )
+            sets = pattern.others(ended)
             phase += 1
 
-    def _of_phase(self, phase: int, sets: list[int], walks: list[_Walk]) -> Any:
+    def _of_phase(self, pattern: Pattern, sets: list[int], walks: list[_Walk]) -> Any:
         """The samples of a phase; gives which of the sets ended it, None for the end of all."""
         ended: set[int] = set()
-        for which in self._labels(phase, sets):
+        for which in pattern.labels():
             item = walks[sets[which]].take()
             if item is END and self.rules.stop != "repeat":
                 return which
@@ -337,16 +267,6 @@ class MixStream:
             if item is not DROPPED:
                 yield self.rules.tagged(sets[which], item)
         return None
-
-    def _labels(self, phase: int, sets: list[int]) -> Iterator[int]:
-        """Which of the sets is next, without end."""
-        import numpy
-
-        seed = self.rules.seed
-        of_phase = None if seed is None else key(seed, MIX, phase)
-        pattern = Pattern(sets, [self.rules.quotas[number] for number in sets], of_phase)
-        for block in count():
-            yield from pattern.rows(numpy.array([block], dtype=numpy.int64))[0][0].tolist()
 
 
 class _Part:

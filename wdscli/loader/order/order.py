@@ -23,11 +23,11 @@ reads which position.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from math import isqrt
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wdscli.errors import UsageError
 from wdscli.ordering import mix, mix_array
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     U64: TypeAlias = NDArray[numpy.uint64]
 
 Shuffle = Literal["window", "full", "none"]
-SHARDS, WINDOW, FULL, DICE = 1, 2, 3, 9
-"""What a key is for. Others: ``MIX`` of schedule, ``THINNED`` and ``MIXED`` of views, and those of stages."""
+SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DICE = 1, 2, 3, 4, 5, 6, 7, 9
+"""What a key is for."""
+ENDLESS = 1 << 62
+"""Positions of an epoch that never ends."""
 SORTED = 1 << 20
 """Things that are permuted by sorting them; more are computed one by one."""
 ROUNDS = 6
@@ -64,6 +66,30 @@ def groups(numbers: I64) -> Iterator[tuple[int, I64]]:
 
     for number in numpy.unique(numbers).tolist():
         yield number, (numbers == number).nonzero()[0]
+
+
+def gathered(numbers: I64, read: Callable[[int, I64], list[Any]]) -> list[Any]:
+    """What ``read(number, rows)`` gives for the rows where each number stands, in the order of the rows."""
+    found: list[Any] = [None] * len(numbers)
+    for number, rows in groups(numbers):
+        for row, item in zip(rows.tolist(), read(number, rows)):
+            found[row] = item
+    return found
+
+
+def drawn(held: list[Any], draw: int) -> Any:
+    """What a draw takes out of a shuffle buffer. What came last comes to its place."""
+    place = draw % len(held)
+    held[place], held[-1] = held[-1], held[place]
+    return held.pop()
+
+
+def stretches(ends: I64, positions: I64) -> tuple[I64, I64]:
+    """(stretch, place in it) of some positions on a line of stretches that have these ends."""
+    import numpy
+
+    numbers: I64 = ends.searchsorted(positions, "right")
+    return numbers, positions - numpy.where(numbers > 0, ends[numbers - 1], 0)
 
 
 class Permutation:
@@ -139,14 +165,11 @@ class EpochOrder:
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """(shard, sample in the shard) at each of some positions, 0 <= position < ``total``."""
-        import numpy
-
         if self._shuffle == "full":
             positions = self._permutation(self.total, FULL).at(positions)
         elif self._shuffle == "window":
             positions = self._in_windows(positions)
-        rows = self._ends.searchsorted(positions, "right")
-        samples = positions - numpy.where(rows > 0, self._ends[rows - 1], 0)
+        rows, samples = stretches(self._ends, positions)
         return (rows if self._shards is None else self._shards[rows]), samples
 
     def _in_windows(self, positions: I64) -> I64:

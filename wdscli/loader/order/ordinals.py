@@ -1,8 +1,7 @@
 """Which samples of a set a view shows, and in which order: numbers in the set, by numbers in the view.
 
 What it is: :class:`Ordinals`, immutable, and :class:`Layout`, which is what a sampler needs of a view. How: a slice of
-a slice is a range and costs nothing; any other choice is an array, which travels as packed differences. It must not
-know what is in a sample.
+a slice is a range and costs nothing; any other choice is an array. It must not know what is in a sample.
 """
 
 from __future__ import annotations
@@ -91,13 +90,7 @@ class Ordinals:
         return found if found >= 0 and int(numbers[found]) == number else None
 
     def __getstate__(self) -> dict[str, Any]:
-        if isinstance(self.numbers, range):
-            return {"numbers": self.numbers}
-        return {"packed": _packed(self.numbers)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.numbers = state["numbers"] if "numbers" in state else _unpacked(state["packed"])
-        self._order = None
+        return {"numbers": self.numbers, "_order": None}
 
 
 class Layout(NamedTuple):
@@ -134,21 +127,3 @@ def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
 def _listed(numbers: Any) -> Any:
     """What numpy makes an array of, for any iterable and for a tensor."""
     return numbers if hasattr(numbers, "__array__") or not isinstance(numbers, Iterable) else list(numbers)
-
-
-def _packed(numbers: I64) -> bytes:
-    """Differences of neighbours, their lowest bytes first and their highest, which are alike, last."""
-    from zlib import compress
-
-    import numpy
-
-    return compress(numpy.diff(numbers, prepend=0).view("u1").reshape(-1, 8).T.tobytes(), 1)
-
-
-def _unpacked(data: bytes) -> I64:
-    from zlib import decompress
-
-    import numpy
-
-    steps = numpy.frombuffer(decompress(data), "u1").reshape(8, -1).T.copy().view(numpy.int64)
-    return steps.reshape(-1).cumsum()

@@ -16,15 +16,16 @@ It must not know what a sample is, nor a dataset.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from itertools import count
 from math import gcd, inf, lcm
 from numbers import Rational
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from wdscli.errors import UsageError
-from wdscli.loader.order.order import groups, key
+from wdscli.loader.order.order import ENDLESS, MIX, groups, key
 from wdscli.ordering import mix_array
 
 if TYPE_CHECKING:
@@ -32,11 +33,8 @@ if TYPE_CHECKING:
 
 Stop = Literal["first", "all", "repeat"]
 Weight: TypeAlias = "int | float | str | Fraction"
-MIX = 4
-"""What a key is for, as in :mod:`wdscli.loader.order.order`."""
 LARGEST = 1 << 16
 """Positions of the largest block. Finer weights are rounded to it."""
-ENDLESS = 1 << 62
 TOGETHER = 1 << 20
 """Positions of the blocks that are laid out at a time."""
 
@@ -94,19 +92,25 @@ def _rounded(exact: Sequence[Fraction]) -> list[int]:
 
 
 class Pattern:
-    """Blocks of some sets: ``sets`` are their numbers, in turn. ``of_phase`` is the key, None for taking turns."""
+    """Blocks of phase ``phase``: ``sets`` are the numbers of those that are in it, in turn, ``quotas`` those of all.
+    Without a seed they take turns."""
 
-    def __init__(self, sets: Sequence[int], quotas: Sequence[int], of_phase: int | None) -> None:
+    def __init__(self, quotas: Sequence[int], sets: Sequence[int], seed: int | None, phase: int) -> None:
         import numpy
 
-        divisor = gcd(*quotas)
         self.sets: I64 = numpy.array(sets, dtype=numpy.int64)
-        self.quotas: I64 = numpy.array(quotas, dtype=numpy.int64) // divisor
+        self.quotas: I64 = numpy.array(quotas, dtype=numpy.int64)[self.sets]
+        self.quotas //= gcd(*self.quotas.tolist())
         self.size = int(self.quotas.sum())
         self._firsts: I64 = self.quotas.cumsum() - self.quotas
         self._labels: I64 = numpy.arange(len(sets)).repeat(self.quotas)
-        self._key = of_phase
+        self._key = None if seed is None else key(seed, MIX, phase)
         self._kept: tuple[bytes, tuple[I64, I64]] | None = None
+
+    def others(self, which: int) -> list[int]:
+        """The sets of the next phase, when this one ended it. The set behind it is next in turn."""
+        sets: list[int] = self.sets.tolist()
+        return sets[which + 1 :] + sets[:which] if self._key is None else sets[:which] + sets[which + 1 :]
 
     def rows(self, blocks: I64) -> tuple[I64, I64]:
         """(which of ``sets``, how often it was there before in this block) at each place of some blocks."""
@@ -114,6 +118,13 @@ class Pattern:
         if self._kept is None or self._kept[0] != known:
             self._kept = known, self._laid_out(blocks)
         return self._kept[1]
+
+    def labels(self) -> Iterator[int]:
+        """Which of ``sets`` is at each place, without end."""
+        import numpy
+
+        for block in count():
+            yield from self.rows(numpy.array([block], dtype=numpy.int64))[0][0].tolist()
 
     def _laid_out(self, blocks: I64) -> tuple[I64, I64]:
         import numpy
@@ -182,23 +193,20 @@ class Schedule:
         check_stop(stop)
         if stop != "all" and not all(lengths):
             raise UsageError(f"set {list(lengths).index(0)} of the mix has no samples", hint="leave it out")
-        self._quotas, self._lengths, self._seed = quotas, lengths, seed
+        self._lengths = lengths
         self.taken = [0] * len(quotas)
         self._phases: list[Phase] = []
         self._ends: list[int] = []
         sets = list(range(len(quotas)))
         for number in range(len(quotas) if stop == "all" else 1):
-            ended = self._phase(number, sets, stop)
-            # The set behind the one that ended is next in turn.
-            sets = sets[ended + 1 :] + sets[:ended] if seed is None else sets[:ended] + sets[ended + 1 :]
+            sets = self._phase(Pattern(quotas, sets, seed, number), stop)
         self.length = self._ends[-1]
 
-    def _phase(self, number: int, sets: list[int], stop: Stop) -> int:
-        """Add a phase of some sets; which of them ended it."""
+    def _phase(self, pattern: Pattern, stop: Stop) -> list[int]:
+        """Add a phase; the sets of the next one."""
         import numpy
 
-        of_phase = None if self._seed is None else key(self._seed, MIX, number)
-        pattern = Pattern(sets, [self._quotas[one] for one in sets], of_phase)
+        sets = pattern.sets.tolist()
         before = [self.taken[one] for one in sets]
         left = [self._lengths[one] - taken for one, taken in zip(sets, before)]
         length, ended = _longest(pattern, left) if stop == "repeat" else _shortest(pattern, left)
@@ -207,7 +215,7 @@ class Schedule:
             self.taken[one] += given
         self._phases.append(Phase(pattern, numpy.array(before, dtype=numpy.int64)))
         self._ends.append(min(ENDLESS, length + (self._ends[-1] if self._ends else 0)))
-        return ended
+        return pattern.others(ended)
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """(set, which of its samples of this epoch) at some positions. A number at or above the set's length is of the

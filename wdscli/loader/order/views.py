@@ -10,23 +10,21 @@ state stays exact. It must not know what a sample is, nor who reads.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from wdscli.errors import UsageError
-from wdscli.loader.order.order import EpochOrder, groups, key
+from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, key
 from wdscli.loader.read.source import EpochReader, PositionSource, instead
 from wdscli.ordering import mix_array
 
 if TYPE_CHECKING:
     from wdscli.loader.order.order import I64
 
+Placed: TypeAlias = "Callable[[I64], I64]"
+"""From positions of a view to those of the line."""
 
-THINNED, MIXED = 5, 6
-"""What a key is for, as in :mod:`wdscli.loader.order.order`."""
-ENDLESS = 1 << 62
-"""Positions of an epoch that never ends."""
 OPEN_EPOCHS = 2
 """Epochs of the source whose readers are kept: batches lie across the end of one and the beginning of the next."""
 
@@ -44,9 +42,9 @@ class Slice(NamedTuple):
     def count(self, length: int) -> int:
         return len(self.range(length))
 
-    def places(self, positions: I64, length: int, epoch: int) -> I64:
+    def placed(self, length: int, epoch: int) -> Placed:
         chosen = self.range(length)
-        return chosen.start + chosen.step * positions
+        return lambda positions: chosen.start + chosen.step * positions
 
     def identity(self) -> list[Any]:
         return ["slice", self.start, self.stop, self.step]
@@ -66,9 +64,11 @@ class Thinned(NamedTuple):
     def count(self, length: int) -> int:
         return round(self.p * length)
 
-    def places(self, positions: I64, length: int, epoch: int) -> I64:
+    def placed(self, length: int, epoch: int) -> Placed:
+        return partial(self._places, length, key(self.seed, epoch, THINNED))
+
+    def _places(self, length: int, of_epoch: int, positions: I64) -> I64:
         count = self.count(length)
-        of_epoch = key(self.seed, epoch, THINNED)
         turn = key(of_epoch, 1) % length
         first = self._first_behind(length - turn, length, of_epoch)
         return (self._chosen((positions + first) % count, length, of_epoch) + turn) % length
@@ -97,29 +97,23 @@ class Thinned(NamedTuple):
         return ["rsample", self.p, self.seed]
 
 
-class Mixed:
+class Mixed(NamedTuple):
     """All positions, in the window order of a single shard."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._order: tuple[tuple[int, int], EpochOrder] | None = None
+    seed: int
 
     def count(self, length: int) -> int:
         return length
 
-    def places(self, positions: I64, length: int, epoch: int) -> I64:
+    def placed(self, length: int, epoch: int) -> Placed:
         import numpy
 
-        if self._order is None or self._order[0] != (length, epoch):
-            counts = numpy.array([length], dtype=numpy.int64)
-            self._order = (length, epoch), EpochOrder(counts, seed=key(self._seed, MIXED), epoch=epoch)
-        return self._order[1].locate(positions)[1]
+        counts = numpy.array([length], dtype=numpy.int64)
+        order = EpochOrder(counts, seed=key(self.seed, MIXED), epoch=epoch)
+        return lambda positions: order.locate(positions)[1]
 
     def identity(self) -> list[Any]:
-        return ["shuffle", self._seed]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_seed": self._seed, "_order": None}
+        return ["shuffle", self.seed]
 
 
 class BatchSlice(NamedTuple):
@@ -134,17 +128,17 @@ class BatchSlice(NamedTuple):
         short = blocks * self.size - length if chosen and chosen[-1] == blocks - 1 else 0
         return len(chosen) * self.size - short
 
-    def places(self, positions: I64, length: int, epoch: int) -> I64:
-        chosen = self.chosen.range(-(-length // self.size))
-        return (chosen.start + chosen.step * (positions // self.size)) * self.size + positions % self.size
+    def placed(self, length: int, epoch: int) -> Placed:
+        chosen, size = self.chosen.range(-(-length // self.size)), self.size
+        return lambda positions: (chosen.start + chosen.step * (positions // size)) * size + positions % size
 
     def identity(self) -> list[Any]:
         return ["batches", *self.chosen.identity()]
 
 
 View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
-"""Has ``count(length)`` positions of a line, their ``places(positions, length, epoch)`` in it, and an ``identity()`` of
-plain values. Which positions it has may depend on the epoch, how many may not."""
+"""Has ``count(length)`` positions of a line, says by ``placed(length, epoch)`` where they lie in it, and has an
+``identity()`` of plain values. Which positions it has may depend on the epoch, how many may not."""
 
 
 class Viewed:
@@ -162,25 +156,23 @@ class Viewed:
         return self.view.count(self.source.length(epoch))
 
     def reader(self, epoch: int) -> EpochReader:
-        return _ViewReader(self.source.reader(epoch), self.view, self.source.length(epoch), epoch)
+        return _ViewReader(self.source.reader(epoch), self.view.placed(self.source.length(epoch), epoch))
 
 
 class _ViewReader:
-    def __init__(self, reader: EpochReader, view: View, length: int, epoch: int) -> None:
-        self._reader = reader
-        self._view = view
-        self._length = length
-        self._epoch = epoch
+    def __init__(self, reader: EpochReader, placed: Placed) -> None:
+        self._reader, self._placed = reader, placed
 
     def read(self, positions: I64) -> list[Any]:
-        return self._reader.read(self._view.places(positions, self._length, self._epoch))
+        return self._reader.read(self._placed(positions))
 
     def close(self) -> None:
         self._reader.close()
 
 
 class Span:
-    """Epochs of ``passes`` epochs of a source, None for no end, cut off at ``positions``, None for no cut.
+    """Epochs of ``passes`` epochs of a source, all of one length, None for no end, cut off at ``positions``, None for
+    no cut.
 
     When there is a cut and no other end, the next epoch goes on where the last was cut; with ``passes`` it begins with
     the next epoch of the source. ``told`` is what a state must share: plain values.
@@ -201,8 +193,7 @@ class Span:
         limit = ENDLESS if self.positions is None else self.positions
         if self.passes is None:
             return limit if self.source.length(0) else 0
-        first = epoch * self.passes
-        return min(limit, sum(self.source.length(first + number) for number in range(self.passes)))
+        return min(limit, self.passes * self.source.length(0))
 
     def reader(self, epoch: int) -> EpochReader:
         if self.passes is not None:
@@ -217,41 +208,22 @@ class _SpanReader:
 
     def __init__(self, source: PositionSource, first: int, skipped: int) -> None:
         self._source = source
-        self._first = first
-        self._skipped = skipped
-        self._ends: list[int] = []
+        self._length = max(1, source.length(first))
+        more, self._skipped = divmod(skipped, self._length)
+        self._first = first + more
         self._readers: OrderedDict[int, EpochReader] = OrderedDict()
 
     def read(self, positions: I64) -> list[Any]:
         """The samples at some positions, in their order."""
         import numpy
 
-        if not len(positions):
-            return []
-        places = positions + self._skipped
-        self._measure(int(places.max()))
-        found: list[Any] = [None] * len(places)
-        for number, rows in groups(numpy.array(self._ends).searchsorted(places, "right")):
-            begin = self._ends[number - 1] if number else 0
-            for row, sample in zip(rows.tolist(), self._reader(number).read(places[rows] - begin)):
-                found[row] = sample
-        return found
+        epochs, places = numpy.divmod(positions + self._skipped, self._length)
+        return gathered(epochs, lambda epoch, rows: self._reader(epoch).read(places[rows]))
 
     def instead(self, position: int, step: int) -> Any:
         """A sample of the same epoch of the source."""
-        place = position + self._skipped
-        self._measure(place)
-        number = bisect_right(self._ends, place)
-        begin = self._ends[number - 1] if number else 0
-        return instead(self._reader(number), place - begin, step, self._ends[number] - begin)
-
-    def _measure(self, place: int) -> None:
-        """Know the ends of epochs up to the one that ``place`` is in."""
-        while not self._ends or self._ends[-1] <= place:
-            length = self._source.length(self._first + len(self._ends))
-            if not length:
-                raise UsageError("an epoch without samples cannot be repeated")
-            self._ends.append((self._ends[-1] if self._ends else 0) + length)
+        epoch, place = divmod(position + self._skipped, self._length)
+        return instead(self._reader(epoch), place, step, self._length)
 
     def _reader(self, number: int) -> EpochReader:
         reader = self._readers.get(number)

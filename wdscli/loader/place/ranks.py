@@ -74,32 +74,17 @@ def _from_environment() -> tuple[int, int] | None:
 
 def find_worker() -> tuple[int, int]:
     """(worker, workers) of the DataLoader whose worker this process is; (0, 1) elsewhere."""
-    info = _worker_info()
+    info = worker_info()
     return (0, 1) if info is None else (int(info.id), int(info.num_workers))
-
-
-class WorkerIteration(NamedTuple):
-    """Worker ``number`` of ``workers``; ``seed`` is the same for all that were started together."""
-
-    seed: int
-    number: int
-    workers: int
-
-
-def iteration_of_worker() -> WorkerIteration | None:
-    """Which worker this process is, None when it is none."""
-    info = _worker_info()
-    if info is None:
-        return None
-    return WorkerIteration(int(info.seed) - int(info.id), int(info.id), int(info.num_workers))
 
 
 def in_worker() -> bool:
     """Whether this process is a DataLoader's worker."""
-    return _worker_info() is not None
+    return worker_info() is not None
 
 
-def _worker_info() -> Any:
+def worker_info() -> Any:
+    """What torch says of the worker that this process is, None when it is none: ``id`` of ``num_workers``, ``seed``."""
     data = sys.modules.get("torch.utils.data")
     return None if data is None else data.get_worker_info()
 

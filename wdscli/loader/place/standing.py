@@ -26,7 +26,7 @@ from threading import Lock, local
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from wdscli.loader.place.ranks import in_worker, iteration_of_worker
+from wdscli.loader.place.ranks import in_worker, worker_info
 from wdscli.loader.place.state import Place
 
 ROWS = 32
@@ -91,16 +91,16 @@ class Board:
         found = int(self._numbers[LATEST])
         return None if found == NONE else found
 
-    def tell(self, epoch: int, batch: int, item: int, topology: tuple[int, int] | None) -> None:
+    def tell(self, start: Place) -> None:
         """Where to begin from now on."""
-        for place, number in enumerate([epoch, batch, item, *(topology or (NONE, NONE)), NONE], EPOCH):
+        for place, number in enumerate([*start[:3], *(start.topology or (NONE, NONE)), NONE], EPOCH):
             self._numbers[place] = number
         self._numbers[TURN] += 1
 
-    def told(self) -> tuple[int, int, int, tuple[int, int] | None]:
+    def told(self) -> Place:
         """What :meth:`tell` was told."""
         epoch, batch, item, world, workers = self._numbers[EPOCH:LATEST]
-        return epoch, batch, item, None if world == NONE else (world, workers)
+        return Place(epoch, batch, item, topology=None if world == NONE else (world, workers))
 
     def epoch_of(self, begun: Begun, first: int) -> int:
         """The epoch of an iteration: ``first`` for the first one."""
@@ -223,7 +223,7 @@ class Standing:
 
     def _tell(self, board: Board) -> None:
         self._origin = self._start
-        board.tell(*self._start[:3], self._start.topology)
+        board.tell(self._start)
         self._turn = board.turn
 
     def shared(self) -> Board:
@@ -237,21 +237,21 @@ class Standing:
 
     def begins(self) -> Place:
         """Where an iteration begins that begins now; in a worker, where all that began it do."""
-        worker = iteration_of_worker()
+        worker = worker_info()
         if worker is None or self._board is None or self._board.is_mine:
             if self._latest_of_workers is not None:
                 self.start = self.start
             return self._start
         self._times += 1
         birth = _started() if self._birth is None else self._birth
-        begun = Begun(worker.seed, birth - worker.number, self._times, worker.workers)
+        # The seed less the worker's number is the same for all that were started together.
+        begun = Begun(worker.seed - worker.id, birth - worker.id, self._times, worker.num_workers)
         if self._moved:  # a state was loaded in this worker
             self._moved = False
             self._board.note(begun, self._start.epoch)
             return self._start
         if self._board.turn != self._turn:
-            epoch, batch, item, topology = self._board.told()
-            self._origin, self._turn = Place(epoch, batch, item, topology=topology), self._board.turn
+            self._origin, self._turn = self._board.told(), self._board.turn
         epoch = self._board.epoch_of(begun, self._origin.epoch)
         return self._origin if epoch == self._origin.epoch else Place(epoch)
 

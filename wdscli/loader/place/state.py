@@ -106,12 +106,10 @@ def _difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
 
 def _difference_of_set(theirs: list[Any], ours: list[Any]) -> tuple[str, Any, Any]:
     """``theirs`` and ``ours`` are [weight, identity]."""
-    if theirs[0] != ours[0] or not (isinstance(theirs[1], dict) and isinstance(ours[1], dict)):
-        return (
-            ("another weight", theirs[0], ours[0])
-            if theirs[0] != ours[0]
-            else ("other data", theirs[1], ours[1])
-        )
+    if theirs[0] != ours[0]:
+        return "another weight", theirs[0], ours[0]
+    if not (isinstance(theirs[1], dict) and isinstance(ours[1], dict)):
+        return "other data", theirs[1], ours[1]
     names = sorted({*theirs[1], *ours[1]}, key=lambda name: (name != "fingerprint", name))
     name = next(name for name in names if theirs[1].get(name) != ours[1].get(name))
     return _difference(name, theirs[1].get(name), ours[1].get(name))

@@ -305,24 +305,22 @@ class Maker:
                 yield from zip(block.numbers, found)
                 times.waiting += clock() - begin
                 continue
-            try:
-                yield from self._one_by_one(block, found)
-            except StopEpoch:
-                return
-
-    def _one_by_one(self, block: Block, found: list[Any]) -> Iterator[tuple[int, Any]]:
-        times, clock = self._times, time.perf_counter
-        for at, (number, sample) in enumerate(zip(block.numbers, found)):
-            begin = clock()
-            if self._replacing is not None:
-                items = self._replacing.made(int(block.positions[at]), sample)
-            else:
-                items = [item for one in self._policy.kept([sample]) for item in self._pipeline.each(one)]
-            end = clock()
-            times.working += end - begin
-            for item in items:
-                yield number, item
-            times.waiting += clock() - end
+            for at, (number, sample) in enumerate(zip(block.numbers, found)):
+                begin = clock()
+                try:
+                    if self._replacing is not None:
+                        items = self._replacing.made(int(block.positions[at]), sample)
+                    else:
+                        items = [
+                            item for one in self._policy.kept([sample]) for item in self._pipeline.each(one)
+                        ]
+                except StopEpoch:
+                    return
+                end = clock()
+                times.working += end - begin
+                for item in items:
+                    yield number, item
+                times.waiting += clock() - end
 
 
 def warning_of_gaps(units: Iterator[Unit], batches: Batches) -> Iterator[Unit]:
@@ -337,15 +335,11 @@ def warning_of_gaps(units: Iterator[Unit], batches: Batches) -> Iterator[Unit]:
                 and unit.number + 1 < batches.total
                 and batches.share.world > 1
             ):
-                _warn_of_gap(unit.number, batches.share.rank)
+                warnings.warn(
+                    f"nothing is left of batch {unit.number} of rank {batches.share.rank}, so that ranks may have "
+                    'different numbers of batches; where= in the place of select() and on_error="substitute" keep '
+                    "them equal, and so does WebLoader(data.repeat()).unbatched().batched(size).with_epoch(n)",
+                    stacklevel=2,
+                )
                 break
         yield from units
-
-
-def _warn_of_gap(number: int, rank: int) -> None:
-    warnings.warn(
-        f"nothing is left of batch {number} of rank {rank}, so that ranks may have different numbers of batches; "
-        'where= in the place of select() and on_error="substitute" keep them equal, and so does '
-        "WebLoader(data.repeat()).unbatched().batched(size).with_epoch(n)",
-        stacklevel=3,
-    )

@@ -10,6 +10,8 @@ than replay. It must not know how samples are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
@@ -22,7 +24,7 @@ from wdscli.loader.stages.flow import BatchStage, Pipeline
 from wdscli.loader.stages.generators import Buffer, Islice, Regroup, Thin
 from wdscli.loader.stages.handlers import Guard, Handler, reraise_exception
 from wdscli.loader.stages.per_batch import collated, unbatched, unlisted
-from wdscli.loader.stages.per_sample import XDECODERS, Stage, want_callable
+from wdscli.loader.stages.per_sample import XDECODERS, Stage, alternatives, want_callable
 
 if TYPE_CHECKING:
     from wdscli.loader.read.failures import Policy
@@ -54,6 +56,10 @@ class PerSample:
     _counts: Counts
     _policy: Policy | None = None
 
+    def stats(self) -> dict[str, Any]:
+        """What was left out so far, by shard and reason, in this process."""
+        return {"dropped": self._counts.by_shard()}
+
     def _with(self: Self, **changes: Any) -> Self:
         """A copy with some attributes changed."""
         new = object.__new__(type(self))
@@ -64,7 +70,8 @@ class PerSample:
     def _then(self: Self, function: Function) -> Self:
         return self._with(pipeline=self.pipeline.then(function))
 
-    def _guarded(self: Self, name: str, stage: Stage, handler: Handler = reraise_exception) -> Self:
+    def _guarded(self: Self, name: str, function: Function, handler: Handler = reraise_exception) -> Self:
+        stage = function if isinstance(function, Stage) else Stage(function)
         stage.guard = Guard(name, handler, self._counts)
         return self._then(stage)
 
@@ -75,11 +82,18 @@ class PerSample:
 
     def map_dict(self: Self, handler: Handler = reraise_exception, **functions: Function) -> Self:
         """Each named field by its function; samples are dicts, and copied."""
-        return self._guarded("map_dict", per_sample.MapDict(functions), handler)
+        if not functions:
+            raise TypeError("map_dict() without a field")
+        for name, function in functions.items():
+            want_callable(function, f"map_dict({name}=)")
+        return self._guarded("map_dict", partial(per_sample.map_dict, functions), handler)
 
     def map_tuple(self: Self, *functions: Function | None, handler: Handler = reraise_exception) -> Self:
         """The first values of a tuple, each by its function; None for one that stays."""
-        return self._guarded("map_tuple", per_sample.MapTuple(functions), handler)
+        for place, function in enumerate(functions):
+            if function is not None:
+                want_callable(function, f"map_tuple, value {place}")
+        return self._guarded("map_tuple", partial(per_sample.map_tuple, functions), handler)
 
     def to_tuple(
         self: Self,
@@ -96,7 +110,9 @@ class PerSample:
         self: Self, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]
     ) -> Self:
         """``new="old"`` or ``new="jpg;png"``, the first that is there. With ``keep`` the fields not named stay."""
-        return self._guarded("rename", per_sample.Rename(names, keep), handler)
+        olds = {new: alternatives(old) for new, old in names.items()}
+        replaced = frozenset(chain.from_iterable(olds.values())) if keep else None
+        return self._guarded("rename", partial(per_sample.rename, olds, replaced), handler)
 
     def rename_keys(
         self: Self,
@@ -107,8 +123,8 @@ class PerSample:
         **more: str,
     ) -> Self:
         """``(new name, pattern)`` or ``new="*.pattern"`` for fields; the last that fits counts."""
-        pairs = [(pattern, name) for name, pattern in (*renamings, *more.items())]
-        stage = per_sample.RenameKeys(pairs, keep_unselected, must_match, duplicate_is_error)
+        pairs = [(pattern, name) for name, pattern in (*renamings, *more.items())][::-1]
+        stage = partial(per_sample.rename_keys, pairs, keep_unselected, must_match, duplicate_is_error)
         return self._guarded("rename_keys", stage)
 
     def extract_keys(
@@ -118,7 +134,8 @@ class PerSample:
         ignore_missing: bool = False,
     ) -> Self:
         """A tuple of the fields that match patterns such as ``"*.jpg;*.png"``."""
-        stage = per_sample.ExtractKeys(patterns, duplicate_is_error, ignore_missing)
+        wanted = [alternatives(pattern) for pattern in patterns]
+        stage = partial(per_sample.extract_keys, wanted, duplicate_is_error, ignore_missing)
         return self._guarded("extract_keys", stage)
 
     def decode(
@@ -139,7 +156,7 @@ class PerSample:
         decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial, max_decoded=max_decoded)
         if handler is None:
             handler = reraise_exception if self._policy is None else self._policy.undecodable
-        return self._guarded("decode", per_sample.Apply(decoder), handler)
+        return self._guarded("decode", decoder, handler)
 
     def xdecode(
         self: Self,
@@ -151,7 +168,7 @@ class PerSample:
         """Payloads decoded by ``(pattern, function of a stream)``, or ``ext=function``. There is no pickle among the
         defaults."""
         pairs = [*defaults, *decoders, *((f"*.{name}", function) for name, function in more.items())]
-        return self._guarded("xdecode", per_sample.XDecode(pairs, must_decode))
+        return self._guarded("xdecode", partial(per_sample.xdecode, pairs[::-1], must_decode))
 
 
 class Fluent(PerSample):
@@ -171,7 +188,7 @@ class Fluent(PerSample):
 
     def associate(self: Self, associator: Any) -> Self:
         """More fields for each sample, by its key: a mapping of mappings, or a function of the key."""
-        return self._guarded("associate", per_sample.Associate(associator))
+        return self._guarded("associate", partial(per_sample.associate, associator))
 
     def info(
         self: Self,

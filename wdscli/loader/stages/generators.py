@@ -10,13 +10,10 @@ from contextlib import suppress
 from itertools import count, islice
 from typing import Any, NamedTuple
 
-from wdscli.loader.order.order import key
+from wdscli.loader.order.order import BUFFERED, THINNED, drawn, key
 from wdscli.loader.order.views import Slice
 from wdscli.loader.stages.flow import OverAll
 from wdscli.loader.stages.handlers import StopEpoch
-
-BUFFERED, THINNED = 7, 5
-"""What a key is for, as in :mod:`wdscli.loader.order.order`."""
 
 
 def through(generators: Sequence[OverAll], items: Iterator[Any], epoch: int) -> Iterator[Any]:
@@ -59,16 +56,9 @@ class Buffer(NamedTuple):
         for number, item in enumerate(items):
             held.append(item)
             if len(held) >= self.size:
-                yield self._taken(held, number)
-        for number in count():
-            if not held:
-                return
-            yield self._taken(held, -1 - number)
-
-    def _taken(self, held: list[Any], number: int) -> Any:
-        place = key(self.seed, BUFFERED, number) % len(held)
-        held[place], held[-1] = held[-1], held[place]
-        return held.pop()
+                yield drawn(held, key(self.seed, BUFFERED, number))
+        for number in range(len(held)):
+            yield drawn(held, key(self.seed, BUFFERED, -1 - number))
 
 
 class Thin(NamedTuple):

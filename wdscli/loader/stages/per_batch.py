@@ -78,8 +78,10 @@ class _Shapes(DataError):
 
 def combine_values(values: list[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
     """One column, joined by the type of its first value; see :func:`default_collation`."""
+    import numpy
+
     first = values[0]
-    if _is_scalar(first):
+    if isinstance(first, (int, float, numpy.number, numpy.bool_)):
         return _numbers(values) if combine_scalars else values
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(first, torch.Tensor):
@@ -89,25 +91,10 @@ def combine_values(values: list[Any], combine_tensors: bool = True, combine_scal
 
         _same_shapes(values)
         return default_collate(values)
-    if combine_tensors and _is_array(first):
-        import numpy
-
+    if combine_tensors and isinstance(first, numpy.ndarray):
         _same_shapes(values)
         return numpy.stack(values)
     return values
-
-
-def _is_scalar(value: Any) -> bool:
-    """A number, of Python or of numpy."""
-    if isinstance(value, (int, float)):
-        return True
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, (numpy.number, numpy.bool_))
-
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _numbers(values: list[Any]) -> Any:

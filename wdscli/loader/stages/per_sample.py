@@ -1,6 +1,6 @@
 """What each stage does to one sample: small picklable functions, after webdataset's filters.
 
-What it is: fields of a sample, found by name; one class a stage, of which the methods of
+What it is: fields of a sample, found by name; one class or function a stage, of which the methods of
 :class:`~wdscli.loader.stages.fluent.Fluent` are made. How: a stage is called with a sample and gives what becomes of
 it, or :data:`~wdscli.loader.stages.flow.DROPPED`; its :class:`~wdscli.loader.stages.handlers.Guard` decides about
 exceptions and counts. A sample that is changed is copied first, because a cache may hold it. It must not know of
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from io import BytesIO
 from operator import methodcaller
@@ -84,9 +84,8 @@ class Stage:
 
     guard: Guard
 
-    def apply(self, item: Any) -> Any:
-        """What becomes of ``item``."""
-        raise NotImplementedError
+    def __init__(self, function: Function) -> None:
+        self.apply = function
 
     def __call__(self, item: Any) -> Any:
         try:
@@ -94,13 +93,6 @@ class Stage:
         except Exception as error:
             self.guard.caught(error, item)
             return DROPPED
-
-
-class Apply(Stage):
-    """A function, as it is."""
-
-    def __init__(self, function: Function) -> None:
-        self.apply = function  # type: ignore[method-assign,assignment]
 
 
 class Map(Stage):
@@ -132,45 +124,28 @@ class Select(Stage):
         return DROPPED
 
 
-class MapDict(Stage):
+def map_dict(functions: Mapping[str, Function], item: Any) -> Any:
     """Functions of named fields."""
-
-    def __init__(self, functions: Mapping[str, Function]) -> None:
-        if not functions:
-            raise TypeError("map_dict() without a field")
-        for name, function in functions.items():
-            want_callable(function, f"map_dict({name}=)")
-        self._functions = dict(functions)
-
-    def apply(self, item: Any) -> Any:
-        found = dict(want_dict(item, "map_dict"))
-        for name, function in self._functions.items():
-            if name not in found:
-                raise missing(item, name)
-            found[name] = function(found[name])
-        return found
+    found = dict(want_dict(item, "map_dict"))
+    for name, function in functions.items():
+        if name not in found:
+            raise missing(item, name)
+        found[name] = function(found[name])
+    return found
 
 
-class MapTuple(Stage):
+def map_tuple(functions: Sequence[Function | None], item: Any) -> Any:
     """Functions of the first values of a tuple."""
-
-    def __init__(self, functions: Sequence[Function | None]) -> None:
-        for place, function in enumerate(functions):
-            if function is not None:
-                want_callable(function, f"map_tuple, value {place}")
-        self._functions = list(functions)
-
-    def apply(self, item: Any) -> Any:
-        if not isinstance(item, (list, tuple)):
-            raise TypeError(f"map_tuple() wants tuples, not {type(item).__name__}: call to_tuple() first")
-        found = list(item)
-        for place, function in enumerate(self._functions[: len(found)]):
-            if function is not None:
-                found[place] = function(found[place])
-        return tuple(found)
+    if not isinstance(item, (list, tuple)):
+        raise TypeError(f"map_tuple() wants tuples, not {type(item).__name__}: call to_tuple() first")
+    found = list(item)
+    for place, function in enumerate(functions[: len(found)]):
+        if function is not None:
+            found[place] = function(found[place])
+    return tuple(found)
 
 
-class ToTuple(Stage):
+class ToTuple:
     """Fields as a tuple."""
 
     def __init__(self, fields: Sequence[str | Sequence[str]], missing: bool, none: bool | None) -> None:
@@ -184,7 +159,7 @@ class ToTuple(Stage):
         self._missing = missing
         self._none = missing if none is None else none
 
-    def apply(self, item: Any) -> Any:
+    def __call__(self, item: Any) -> Any:
         found = self._values(want_dict(item, "to_tuple"))
         if self._none:
             for value in found:
@@ -201,34 +176,21 @@ class ToTuple(Stage):
         return tuple([getfirst(item, names, missing_is_error=self._missing) for names in self._fields])
 
 
-class Rename(Stage):
-    """Fields by other names."""
-
-    def __init__(self, names: Mapping[str, str | Sequence[str]], keep: bool) -> None:
-        self._names = {new: alternatives(old) for new, old in names.items()}
-        self._replaced = {name for old in self._names.values() for name in old}
-        self._keep = keep
-
-    def apply(self, item: Any) -> Any:
-        item = want_dict(item, "rename")
-        found = {new: getfirst(item, old) for new, old in self._names.items()}
-        if not self._keep:
-            return found
-        kept = {name: value for name, value in item.items() if name not in self._replaced}
-        kept.update(found)
-        return kept
+def rename(names: Mapping[str, Sequence[str]], replaced: Set[str] | None, item: Any) -> Any:
+    """Fields by other names; those not ``replaced`` stay, with None no others."""
+    item = want_dict(item, "rename")
+    found = {new: getfirst(item, old) for new, old in names.items()}
+    if replaced is None:
+        return found
+    kept = {name: value for name, value in item.items() if name not in replaced}
+    return {**kept, **found}
 
 
-class Associate(Stage):
+def associate(associator: Any, item: Any) -> Any:
     """More fields, found by the key."""
-
-    def __init__(self, associator: Any) -> None:
-        self._associator = associator
-
-    def apply(self, item: Any) -> Any:
-        key = want_dict(item, "associate")["__key__"]
-        found = self._associator(key) if callable(self._associator) else self._associator.get(key, {})
-        return {**item, **found}
+    key = want_dict(item, "associate")["__key__"]
+    found = associator(key) if callable(associator) else associator.get(key, {})
+    return {**item, **found}
 
 
 class LogKeys:
@@ -294,50 +256,42 @@ class Remembered:
         return {"_functions": self._functions, "_known": {}}
 
 
-class RenameKeys(Stage):
-    """Fields by other names, found by patterns."""
-
-    def __init__(self, pairs: Sequence[tuple[str, str]], keep: bool, must_match: bool, unique: bool) -> None:
-        self._pairs = list(reversed(pairs))
-        self._keep, self._must_match, self._unique = keep, must_match, unique
-
-    def apply(self, item: Any) -> Any:
-        found: dict[str, Any] = {}
-        unmatched = {pattern for pattern, _ in self._pairs}
-        for name, value in want_dict(item, "rename_keys").items():
-            base = name.rpartition("/")[2].lower()
-            pattern, new = next((pair for pair in self._pairs if fnmatchcase(base, pair[0])), ("", None))
-            unmatched.discard(pattern)
-            if new is None:
-                if self._keep:
-                    found[name] = value
-            elif new not in found:
-                found[new] = value
-            elif self._unique:
-                raise several(item, new)
-        if self._must_match and unmatched:
-            raise missing(item, ", ".join(sorted(unmatched)))
-        return found
+def rename_keys(
+    pairs: Sequence[tuple[str, str]], keep: bool, must_match: bool, unique: bool, item: Any
+) -> Any:
+    """Fields by other names, found by patterns; the first that fits counts."""
+    found: dict[str, Any] = {}
+    unmatched = {pattern for pattern, _ in pairs}
+    for name, value in want_dict(item, "rename_keys").items():
+        base = name.rpartition("/")[2].lower()
+        pattern, new = next((pair for pair in pairs if fnmatchcase(base, pair[0])), ("", None))
+        unmatched.discard(pattern)
+        if new is None:
+            if keep:
+                found[name] = value
+        elif new not in found:
+            found[new] = value
+        elif unique:
+            raise several(item, new)
+    if must_match and unmatched:
+        raise missing(item, ", ".join(sorted(unmatched)))
+    return found
 
 
-class ExtractKeys(Stage):
+def extract_keys(
+    several_patterns: Sequence[Sequence[str]], unique: bool, ignore_missing: bool, item: Any
+) -> Any:
     """Fields as a tuple, found by patterns."""
-
-    def __init__(self, patterns: Sequence[str | Sequence[str]], unique: bool, ignore_missing: bool) -> None:
-        self._patterns = [alternatives(pattern) for pattern in patterns]
-        self._unique, self._ignore_missing = unique, ignore_missing
-
-    def apply(self, item: Any) -> Any:
-        found = []
-        for patterns in self._patterns:
-            names = [name for name in want_dict(item, "extract_keys") if _matches(name, patterns)]
-            if len(names) > 1 and self._unique:
-                raise several(item, ";".join(patterns))
-            if names:
-                found.append(item[names[0]])
-            elif not self._ignore_missing:
-                raise missing(item, ";".join(patterns))
-        return tuple(found)
+    found = []
+    for patterns in several_patterns:
+        names = [name for name in want_dict(item, "extract_keys") if _matches(name, patterns)]
+        if len(names) > 1 and unique:
+            raise several(item, ";".join(patterns))
+        if names:
+            found.append(item[names[0]])
+        elif not ignore_missing:
+            raise missing(item, ";".join(patterns))
+    return tuple(found)
 
 
 def _read_text(stream: Any) -> Any:
@@ -348,29 +302,21 @@ XDECODERS: tuple[tuple[str, Function], ...] = (("*.bin", methodcaller("read")), 
 """What ``xdecode`` decodes unless told. webdataset's has ``*.pyd`` too, which is pickle: name it if you want it."""
 
 
-class XDecode(Stage):
-    """Payloads through functions of a stream, found by patterns; the last that fits counts."""
-
-    def __init__(self, pairs: Sequence[tuple[str, Any]], must_decode: bool) -> None:
-        self._pairs = list(reversed(pairs))
-        self._must_decode = must_decode
-
-    def apply(self, item: Any) -> Any:
-        return {name: self._decoded(item, name) for name in want_dict(item, "xdecode")}
-
-    def _decoded(self, item: Any, name: str) -> Any:
-        value = item[name]
+def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, item: Any) -> Any:
+    """Payloads through functions of a stream, found by patterns; the first that fits counts."""
+    found = dict(want_dict(item, "xdecode"))
+    for name, value in found.items():
         base = name.rpartition("/")[2].lower()
         if name.startswith("__") or base.startswith("__"):
-            return value
-        decoder = next((function for pattern, function in self._pairs if _matches(base, [pattern])), None)
-        if decoder is None and self._must_decode:
+            continue
+        decoder = next((function for pattern, function in pairs if _matches(base, [pattern])), None)
+        if decoder is None and must_decode:
             raise FieldError(
                 f'no decoder for field "{name}" of {named(item)}', shard=text_of(item, "__url__")
             )
-        if decoder is None or decoder is False:
-            return value
-        return decoder(BytesIO(value) if isinstance(value, bytes) else value)
+        if decoder is not None and decoder is not False:
+            found[name] = decoder(BytesIO(value) if isinstance(value, bytes) else value)
+    return found
 
 
 class Files(Stage):
@@ -390,25 +336,22 @@ class Files(Stage):
             split = split_name(to_bytes(name))
             if split is None or (self._select is not None and not self._select(name)):
                 continue
-            key = self._one_key(item, key, to_text(split[0]))
-            found["__key__"] = key
-            if to_text(split[1]).lower() in found:
-                raise several(item, to_text(split[1]).lower())
-            found[to_text(split[1]).lower()] = payload
+            one, renamed = to_text(split[0]), to_text(split[1]).lower()
+            if key not in (None, one):
+                raise DataError(
+                    f'rename_files gives {named(item)} two keys, "{key}" and "{one}"',
+                    code="interleaved",
+                    shard=text_of(item, "__url__"),
+                    hint="rewrite the shards with `wds create` or `wds cat --rename`",
+                )
+            key = found["__key__"] = one
+            if renamed in found:
+                raise several(item, renamed)
+            found[renamed] = payload
         if key is None:
             self.guard.drop(item)
             return DROPPED
         return found
-
-    def _one_key(self, item: Any, known: str | None, key: str) -> str:
-        if known not in (None, key):
-            raise DataError(
-                f'rename_files gives {named(item)} two keys, "{known}" and "{key}"',
-                code="interleaved",
-                shard=text_of(item, "__url__"),
-                hint="rewrite the shards with `wds create` or `wds cat --rename`",
-            )
-        return key
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -75,13 +75,12 @@ def tell_ignored(**given: Any) -> None:
 
 @contextmanager
 def says_how_to_replace() -> Iterator[None]:
-    """Raises OutputExistsError again, with the way out that a program has."""
+    """OutputExistsError says the way out that a program has."""
     try:
         yield
     except OutputExistsError as error:
-        raise OutputExistsError(
-            error.message, hint="choose another name, or replace it with force=True"
-        ) from error
+        error.hint = "choose another name, or replace it with force=True"
+        raise
 
 
 def open_shard(
