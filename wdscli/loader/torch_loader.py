@@ -234,9 +234,6 @@ class _NumberSampler:
         epoch = self.epoch
         return ((epoch, number) for number in self.numbers)
 
-    def __len__(self) -> int:
-        return len(self.numbers)
-
 
 class _BatchesByNumber:
     """What torch's DataLoader takes for a map-style dataset: batches by (epoch, number), best in steps of as many as

@@ -126,7 +126,11 @@ class WebDataset(PositionDataset):
             catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error)
         losses = catalog.losses if catalog.is_indexed else {}  # a stream counts what it comes to
         fields = wanted_fields(fields, catalog.fields)
-        chosen = _order(shuffle, shardshuffle, resampled)
+        if shuffle == "none" and shardshuffle:
+            raise UsageError(
+                'WebDataset(shuffle="none", shardshuffle=...) cannot both be', hint="give one of them"
+            )
+        chosen: Shuffle = shuffle or ("window" if shardshuffle or resampled else "none")
         source: PositionSource
         if catalog.is_indexed:
             source = IndexedSource(catalog, seed=seed or 0, shuffle=chosen, window=window, fields=fields)
@@ -198,12 +202,3 @@ class Dataset(WebDataset):
     def pipe(self: Self, stage: Any) -> Self:
         """The old name of :meth:`compose`."""
         return self.compose(stage)
-
-
-def _order(shuffle: Shuffle | None, shardshuffle: bool | int | None, resampled: bool) -> Shuffle:
-    wanted = bool(shardshuffle) or resampled
-    if shuffle == "none" and shardshuffle:
-        raise UsageError(
-            'WebDataset(shuffle="none", shardshuffle=...) cannot both be', hint="give one of them"
-        )
-    return shuffle or ("window" if wanted else "none")

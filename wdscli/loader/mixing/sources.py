@@ -256,7 +256,7 @@ class MixStream(Stream):
         """The samples of a phase; gives which of the sets ended it, None for the end of all."""
         ended: set[int] = set()
         for which in pattern.labels():
-            item = walks[sets[which]].take()
+            item = next(walks[sets[which]].items, END)
             if item is END and self.rules.stop != "repeat":
                 return which
             if item is END:
@@ -311,21 +311,17 @@ class _Part:
 
 
 class _Walk:
-    """A set as one worker goes through it, as often as it is asked to."""
+    """A set as one worker goes through it, as often as it is asked to: ``items`` are what is left of this time."""
 
     def __init__(self, part: _Part, turn: int, share: Share) -> None:
         self._part, self._turn, self._share = part, turn, share
-        self._items = part.samples(turn, share)
-        first = next(self._items, END)
+        items = part.samples(turn, share)
+        first = next(items, END)
         self.is_empty = first is END
-        self._items = chain([first], self._items)
-
-    def take(self) -> Any:
-        """The next sample, or END."""
-        return next(self._items, END)
+        self.items: Iterator[Any] = chain([first], items)
 
     def again(self) -> Any:
         """The first sample of the next time through."""
         self._turn += PASS
-        self._items = self._part.samples(self._turn, self._share)
-        return next(self._items, DROPPED)
+        self.items = self._part.samples(self._turn, self._share)
+        return next(self.items, DROPPED)

@@ -49,17 +49,9 @@ def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, i
 def launched_rank() -> tuple[int, int] | None:
     """(rank, world size) as torch.distributed or the launcher says, None when neither does. Raises UsageError for what
     are no numbers."""
-    return _from_torch() or _from_environment()
-
-
-def _from_torch() -> tuple[int, int] | None:
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return int(distributed.get_rank()), int(distributed.get_world_size())
-
-
-def _from_environment() -> tuple[int, int] | None:
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
     for rank, world in LAUNCHERS:
         if os.environ.get(rank) and os.environ.get(world):
             try:

@@ -28,7 +28,7 @@ from wdscli.loader.read.source import Spare
 from wdscli.loader.stages.handlers import StopEpoch
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor
 
 Function = Callable[[Any], Any]
 OverAll = Callable[[Iterator[Any]], Iterable[Any]]
@@ -205,13 +205,12 @@ def _flow(functions: tuple[Function | Spread, ...], items: Iterator[Any]) -> Ite
 
 
 class _Begun(NamedTuple):
-    """A batch whose samples are in the pool: what becomes of them, how many were ``given``, whether the epoch ends
-    here."""
+    """A batch of which ``samples`` are in the pool, for which ``make`` waits; ``stops`` when the epoch ends here."""
 
     number: int
-    futures: list[Future[list[Any]]]
-    given: int
-    stops: bool = False
+    samples: int
+    make: Callable[[], list[Any]]
+    stops: bool
 
 
 class Maker:
@@ -236,7 +235,9 @@ class Maker:
     def units(self, reads: Iterable[Read], threads: int = 1) -> Iterator[Unit]:
         """A unit for each batch, up to one that stops; with functions of samples in ``threads`` threads."""
         times, clock = self._times, time.perf_counter
-        tasks = self._in_turn(reads) if threads == 1 else self._in_threads(reads, threads)
+        tasks: Tasks = ((read.number, partial(self._unit, read)) for read in reads)
+        if threads > 1:
+            tasks = self._in_threads(reads, threads)
         with closing(tasks):
             for number, make in tasks:
                 begin = clock()
@@ -251,9 +252,6 @@ class Maker:
                 if unit.stops:
                     return
 
-    def _in_turn(self, reads: Iterable[Read]) -> Tasks:
-        return ((read.number, partial(self._unit, read)) for read in reads)
-
     def _in_threads(self, reads: Iterable[Read], threads: int) -> Tasks:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -264,35 +262,32 @@ class Maker:
             for read in reads:
                 begun = self._begun(read, pool)
                 waiting.append(begun)
-                ahead += len(begun.futures)
-                while waiting and ahead - len(waiting[0].futures) >= LOOKAHEAD_SAMPLES * threads:
-                    ahead -= len(waiting[0].futures)
-                    yield waiting[0].number, partial(self._ended, waiting.popleft())
+                ahead += begun.samples
+                while waiting and ahead - waiting[0].samples >= LOOKAHEAD_SAMPLES * threads:
+                    ahead -= waiting[0].samples
+                    yield waiting[0].number, waiting.popleft().make
                 if begun.stops:
                     break
             while waiting:
-                yield waiting[0].number, partial(self._ended, waiting.popleft())
+                yield waiting[0].number, waiting.popleft().make
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _begun(self, read: Read, pool: ThreadPoolExecutor) -> _Begun:
         given = self._pipeline.given(read.samples)
-        if self._replacing is not None:
-            made = self._replacing.made
-            each = zip(read.positions.tolist(), read.samples)
-            return _Begun(read.number, [pool.submit(made, *one) for one in each], given)
         samples: Sequence[Any] = read.samples
         stops = False
-        try:
-            samples = self._policy.kept(samples)
-        except StopEpoch as stop:
-            samples, stops = stop.items, True
-        futures = [pool.submit(self._pipeline.each, sample) for sample in samples]
-        return _Begun(read.number, futures, given, stops)
-
-    def _ended(self, begun: _Begun) -> list[Any]:
-        """What comes out for a batch. Raises what the policy and the stages raise."""
-        return self._pipeline.joined((future.result() for future in begun.futures), begun.given, begun.stops)
+        if self._replacing is not None:
+            each = zip(read.positions.tolist(), samples)
+            futures = [pool.submit(self._replacing.made, *one) for one in each]
+        else:
+            try:
+                samples = self._policy.kept(samples)
+            except StopEpoch as stop:
+                samples, stops = stop.items, True
+            futures = [pool.submit(self._pipeline.each, sample) for sample in samples]
+        results = (future.result() for future in futures)
+        return _Begun(read.number, len(futures), partial(self._pipeline.joined, results, given, stops), stops)
 
     def samples(self, blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[tuple[int, Any]]:
         """(number, what the functions of a sample make of it) where there is no batch stage, up to where a handler ends

@@ -62,7 +62,12 @@ def default_collation(
                 [sample[name] for sample in samples], combine_tensors, combine_scalars
             )
         except _Shapes as error:
-            raise _unequal(samples, name, error) from None
+            column = f'field "{name}"' if isinstance(name, str) else f"value {name} of the tuples"
+            hint = (
+                "bring them to one shape with map_dict or map_tuple, or batched(collation_fn=None) for lists"
+            )
+            said = f"{column} cannot be batched, {error.message}"
+            raise _misfit(samples[error.place], said, hint) from None
     return columns if isinstance(first, dict) else tuple(columns.values())
 
 
@@ -82,7 +87,12 @@ def combine_values(values: list[Any], combine_tensors: bool = True, combine_scal
 
     first = values[0]
     if isinstance(first, (int, float, numpy.number, numpy.bool_)):
-        return _numbers(values) if combine_scalars else values
+        if not combine_scalars:
+            return values
+        try:
+            return numpy.array(values)
+        except ValueError as error:
+            raise DataError(f"numbers and other values in one column: {error}", code="collation") from error
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(first, torch.Tensor):
         if not combine_tensors:
@@ -95,15 +105,6 @@ def combine_values(values: list[Any], combine_tensors: bool = True, combine_scal
         _same_shapes(values)
         return numpy.stack(values)
     return values
-
-
-def _numbers(values: list[Any]) -> Any:
-    import numpy
-
-    try:
-        return numpy.array(values)
-    except ValueError as error:
-        raise DataError(f"numbers and other values in one column: {error}", code="collation") from error
 
 
 def _same_shapes(values: list[Any]) -> None:
@@ -132,13 +133,6 @@ def _same_lengths(samples: Sequence[Any]) -> None:
     lengths = {len(sample) if isinstance(sample, (list, tuple)) else -1 for sample in samples}
     if len(lengths) > 1:
         raise DataError(f"samples of one batch have different lengths: {sorted(lengths)}", code="collation")
-
-
-def _unequal(samples: Sequence[Any], name: str | int, error: _Shapes) -> DataError:
-    sample = samples[error.place]
-    column = f'field "{name}"' if isinstance(name, str) else f"value {name} of the tuples"
-    hint = "bring them to one shape with map_dict or map_tuple, or batched(collation_fn=None) for lists"
-    return _misfit(sample, f"{column} cannot be batched, {error.message}", hint)
 
 
 def _misfit(sample: Any, said: str, hint: str) -> DataError:
