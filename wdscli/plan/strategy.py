@@ -33,7 +33,7 @@ from wdscli.units import human_size
 
 LONG_RUN_BYTES = 1 << 20
 """Runs of so many bytes are read about as fast as a whole file, wherever they are."""
-SHORT_GAP = 16
+SHORT_GAP = 4
 """A gap of so many times the sample behind it is read through."""
 SPILL_WORTH_BYTES = 32 << 20
 """Below this many bytes in all, a second pass never pays."""
