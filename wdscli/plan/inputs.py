@@ -148,7 +148,8 @@ class Inputs:
         """Tell the inputs that are far away what will be read of them next, one number a range in each column."""
         import numpy
 
-        for number in numpy.unique(files).tolist():
+        far = [number for number, one in self._inputs.items() if not one.is_near]
+        for number in numpy.intersect1d(files, far).tolist() if far else ():
             source = self[number]
             if source.fd is None:
                 of_it = files == number

@@ -88,12 +88,6 @@ make_form(PyObject *mtime, int gnu_names, Form *form)
         PyErr_SetString(PyExc_ValueError, "an mtime field has 12 bytes");
         return -1;
     }
-    static Form last; /* forms hardly ever change */
-    if (last.sum && !memcmp(last.model + 136, field, 12)) {
-        *form = last;
-        form->gnu_names = gnu_names;
-        return 0;
-    }
     memset(form->model, 0, BLOCK);
     memcpy(form->model + 100, "0000644\0" "0000000\0" "0000000", 24);
     memcpy(form->model + 136, field, 12);
@@ -102,7 +96,6 @@ make_form(PyObject *mtime, int gnu_names, Form *form)
     memcpy(form->model + 329, "0000000\0" "0000000", 16);
     form->sum = sum_of(form->model, BLOCK) + 8 * ' ';
     form->gnu_names = gnu_names;
-    last = *form;
     return 0;
 }
 
@@ -148,6 +141,14 @@ split_at(const byte *name, Py_ssize_t length)
     return slash > 0 && length - slash - 1 <= NAME ? slash : 0;
 }
 
+/* The bytes of a name that the prefix of one canonical block holds, -1 for a name that takes more than a block. */
+static Py_ssize_t
+prefix_of(const byte *name, Py_ssize_t length)
+{
+    Py_ssize_t prefix = length <= NAME || length > PREFIX + 1 + NAME ? 0 : split_at(name, length);
+    return length <= NAME || prefix ? prefix : -1;
+}
+
 /* A block with a right checksum and a size that is written in octal. */
 static int
 sound_block(const byte *b, i64 *size)
@@ -166,6 +167,15 @@ digits_only(const byte *b, int count)
     return 1;
 }
 
+/* Prefix, slash and name, one behind the other. */
+static void
+join_name(const Member *m, char *to)
+{
+    memcpy(to, m->prefix, (size_t)m->prefix_len);
+    to[m->prefix_len] = '/';
+    memcpy(to + m->prefix_len + 1, m->name, (size_t)m->name_len);
+}
+
 /* Whether a sound block of a regular member is byte for byte what we would write. */
 static int
 is_canonical(const byte *b, const Member *m, const Form *form)
@@ -180,13 +190,11 @@ is_canonical(const byte *b, const Member *m, const Form *form)
     if (m->prefix_len) {
         /* Where it must be split. */
         Py_ssize_t length = m->prefix_len + 1 + m->name_len;
-        byte whole[PREFIX + 1 + NAME];
+        char whole[PREFIX + 1 + NAME];
         if (length <= NAME)
             return 0;
-        memcpy(whole, m->prefix, (size_t)m->prefix_len);
-        whole[m->prefix_len] = '/';
-        memcpy(whole + m->prefix_len + 1, m->name, (size_t)m->name_len);
-        return split_at(whole, length) == m->prefix_len;
+        join_name(m, whole);
+        return split_at((const byte *)whole, length) == m->prefix_len;
     }
     return 1;
 }
@@ -296,12 +304,8 @@ name_of(const Member *m)
     if (!m->prefix_len)
         return PyBytes_FromStringAndSize((const char *)m->name, m->name_len);
     PyObject *name = PyBytes_FromStringAndSize(NULL, m->prefix_len + 1 + m->name_len);
-    if (name) {
-        char *to = PyBytes_AsString(name);
-        memcpy(to, m->prefix, (size_t)m->prefix_len);
-        to[m->prefix_len] = '/';
-        memcpy(to + m->prefix_len + 1, m->name, (size_t)m->name_len);
-    }
+    if (name)
+        join_name(m, PyBytes_AsString(name));
     return name;
 }
 
@@ -491,6 +495,14 @@ key_end(const char *name, Py_ssize_t length)
     return dot - name;
 }
 
+/* Whether a member of this name belongs to the sample of this key and dot. */
+static int
+goes_on(const char *name, Py_ssize_t length, const char *prefix, Py_ssize_t prefix_len)
+{
+    return prefix_len && length > prefix_len && !memcmp(name, prefix, (size_t)prefix_len) &&
+           !memchr(name + prefix_len, '/', (size_t)(length - prefix_len));
+}
+
 PyDoc_STRVAR(group_doc, "group(names, flags, row, prefix, keys, firsts, fields)\n--\n\n"
 "Append keys, the places of their first members in `fields`, and fields of members by their names, by the key rule,\n"
 "from `row` on up to the first that belongs to no sample or takes more to know. `prefix` is the last key and its\n"
@@ -522,8 +534,7 @@ core_group(PyObject *self, PyObject *args)
         }
         if (kind & KIND_MASK)
             break;
-        if (!(prefix_len && length > prefix_len && !memcmp(name, prefix, (size_t)prefix_len) &&
-              !memchr(name + prefix_len, '/', (size_t)(length - prefix_len)))) {
+        if (!goes_on(name, length, prefix, prefix_len)) {
             Py_ssize_t end = key_end(name, length);
             if (!end)
                 break;
@@ -702,8 +713,7 @@ core_cut(PyObject *self, PyObject *args)
         if (!is_near && (descriptor < 0 || offset > limit || size > limit - offset))
             break;
         Py_ssize_t skip = prefix_len;
-        if (!(prefix_len && cutting.fields && length > prefix_len && !memcmp(name, prefix, (size_t)prefix_len) &&
-              !memchr(name + prefix_len, '/', (size_t)(length - prefix_len)))) {
+        if (!cutting.fields || !goes_on(name, length, prefix, prefix_len)) {
             key = key_end(name, length);
             if (!key || read > ENOUGH_READ)
                 break;
@@ -1164,10 +1174,8 @@ done:
 static int
 write_header(byte *to, const byte *name, Py_ssize_t length, i64 size, const Form *form)
 {
-    Py_ssize_t prefix = 0;
-    if (size < 0 || size >= ONE_BLOCK_SIZE || !length || memchr(name, 0, (size_t)length))
-        return 0;
-    if (length > NAME && !(length <= PREFIX + 1 + NAME && (prefix = split_at(name, length))))
+    Py_ssize_t prefix = prefix_of(name, length);
+    if (prefix < 0 || size < 0 || size >= ONE_BLOCK_SIZE || !length || memchr(name, 0, (size_t)length))
         return 0;
     memcpy(to, form->model, BLOCK);
     const byte *last = prefix ? name + prefix + 1 : name;
@@ -1321,8 +1329,10 @@ core_members(PyObject *self, PyObject *const *args, Py_ssize_t count)
     if (!takes(count, 7))
         return NULL;
     long long base = PyLong_AsLongLong(args[5]);
-    if ((base == -1 && PyErr_Occurred()) || make_form(args[4], 0, &form) < 0)
+    const Form *known = base == -1 && PyErr_Occurred() ? NULL : form_of(args[4]);
+    if (!known)
         return NULL;
+    form = *known; /* a payload may be an object that writes too when it is asked for its bytes */
     for (int i = 0; i < 3; i++)
         if (!(lists[i] = PyTuple_GetItem(args[6], i)))
             return NULL;
@@ -1409,19 +1419,9 @@ whole_name(const Member *m, char *joined, Py_ssize_t *length)
         *length = m->name_len;
         return (const char *)m->name;
     }
-    memcpy(joined, m->prefix, (size_t)m->prefix_len);
-    joined[m->prefix_len] = '/';
-    memcpy(joined + m->prefix_len + 1, m->name, (size_t)m->name_len);
+    join_name(m, joined);
     *length = m->prefix_len + 1 + m->name_len;
     return joined;
-}
-
-/* Whether one canonical block says this name and size. */
-static int
-fits_in_block(const char *name, Py_ssize_t length, i64 size)
-{
-    int is_short = length <= NAME || (length <= PREFIX + 1 + NAME && split_at((const byte *)name, length));
-    return is_short && size < ONE_BLOCK_SIZE;
 }
 
 /* What the members of some samples are, one number each. */
@@ -1466,7 +1466,7 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
             PADDED(m.size) > end - at - m.head)
             return 0;
         const char *name = whole_name(&m, joined, &length);
-        if (!fits_in_block(name, length, m.size))
+        if (prefix_of((const byte *)name, length) < 0 || m.size >= ONE_BLOCK_SIZE)
             return 0;
         if (!key) {
             key_len = key_end(name, length);
