@@ -16,6 +16,7 @@ import argparse
 import io
 import mmap
 import os
+import resource
 import shutil
 import signal
 import statistics
@@ -155,6 +156,12 @@ def touch_memory(size_bytes: int) -> None:
     mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
 
 
+def processor_seconds() -> float:
+    """What all programs that were started, and have ended, took of the processors."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def timed_command(given: str, data: Data) -> float:
     """Seconds of a whole process. The shell that splits the words is not counted where there is no redirection."""
     command = given
@@ -171,11 +178,11 @@ def timed_command(given: str, data: Data) -> float:
     if "$OUT" in given:
         touch_memory(2 * data.total_bytes)
     words = [f"{BIN}/wds" if word == "wds" else word for word in command.split()]
-    begin = time.perf_counter()
+    begin, spent = time.perf_counter(), processor_seconds()
     subprocess.run(
         command if shell else words, shell=shell, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT
     )
-    seconds = time.perf_counter() - begin
+    seconds = processor_seconds() - spent if data.by_processor else time.perf_counter() - begin
     shutil.rmtree(out)
     return seconds
 
@@ -385,9 +392,9 @@ def print_rest(folder: Path, rounds: int, memory: float) -> None:
     print(f"\nresident memory while a shard is read as a stream: {memory:.0f} MB (at most 40)")
 
 
-def chosen(only: str) -> list[Row]:
-    """Rows with this in their names whose peers are here; what is left out is said."""
-    rows = [row for row in ROWS if only in row.work]
+def chosen(only: list[str]) -> list[Row]:
+    """Rows with one of these in their names, or all, whose peers are here; what is left out is said."""
+    rows = [row for row in ROWS if not only or any(text in row.work for text in only)]
     missing = {name for name in NEED.values() if find_spec(name) is None}
     for row in list(rows):
         gone = {NEED[side] for side in (row.ours, row.theirs) if NEED.get(side) in missing}
@@ -405,7 +412,7 @@ class Peaks(NamedTuple):
 
 
 def run(folder: Path, counts: dict[str, int], ways: list[str], options: argparse.Namespace) -> None:
-    rows = chosen(options.only)
+    rows = chosen(options.only or [])
     all_of_it = not options.only and len(counts) == len(KINDS) and len(ways) == len(WAYS)
     table: Table = {}
     peaks = Peaks({}, [])
@@ -415,7 +422,7 @@ def run(folder: Path, counts: dict[str, int], ways: list[str], options: argparse
             if not those:
                 continue
             print(f"{kind}, {WAYS[way]}: {count} samples ...", file=sys.stderr, flush=True)
-            data = Data(folder / kind, kind, count, way)
+            data = Data(folder / kind, kind, count, way, options.processor)
             for row, found in measured_set(folder, data, those, options.rounds):
                 table[way, row.work, kind] = found
                 span = f"{found.least:.2f} to {found.greatest:.2f}"
@@ -446,13 +453,20 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--dir", help="where to put data; default /dev/shm if it has room")
     parser.add_argument("--rounds", type=int, help="counted rounds of each row; default 4, with --quick 2")
-    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name contains this")
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="rows whose name contains this; may be repeated"
+    )
     parser.add_argument("--set", action="append", choices=KINDS, help="this set alone; may be repeated")
     parser.add_argument(
         "--way", action="append", choices=WAYS, help="sets written in this way alone; may be repeated"
     )
     parser.add_argument(
         "--plan", action="store_true", help="the planning alone, and one plan of 10^8 samples"
+    )
+    parser.add_argument(
+        "--processor",
+        action="store_true",
+        help="compare processor time, where a command is the row: for a machine that others use too",
     )
     parser.add_argument("--jobs", action="store_true", help="efficiency in many processes alone")
     options = parser.parse_args(words)
@@ -470,7 +484,7 @@ def main() -> None:
     version = subprocess.run([BIN / "wds", "--version"], capture_output=True, text=True, check=True).stdout
     print(
         f"{version.splitlines()[0]}, {os.cpu_count()} processors, data in {folder.parent}, "
-        f"median of {options.rounds} rounds",
+        f"median of {options.rounds} rounds{', processor time of commands' if options.processor else ''}",
         flush=True,
     )
     # A bench that is stopped leaves nothing behind either.

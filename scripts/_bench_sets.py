@@ -38,12 +38,13 @@ FIRST_AGE, LAST_AGE = 1_400_000_000, 1_700_000_000
 
 
 class Data(NamedTuple):
-    """Where a set lies and what is in it."""
+    """Where a set lies and what is in it; ``by_processor`` is whether commands on it are measured by processor time."""
 
     folder: Path
     kind: str
     count: int
     way: str = "canonical"
+    by_processor: bool = False
 
     @property
     def shards(self) -> list[Path]:

@@ -21,6 +21,7 @@ from shard_cases import Ran, numbered, write_shards
 
 from wdscli.cli import main as cli
 from wdscli.cli.main import main
+from wdscli.storage import retry
 
 Command = Callable[..., Ran]
 
@@ -39,17 +40,27 @@ typer.main.get_command = functools.cache(typer.main.get_command)
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(tempfile.gettempdir(), f"wdscli-bytecode-{os.getuid()}")
 
+# Tests that look into s3fs, or stand in for it, say nothing of obstore; those that are about it choose it.
+os.environ.setdefault("WDSCLI_STORE", "fsspec")
+
+# What fails here is meant to.
+retry.FIRST_PAUSE_SECONDS = 0.001
+
 SECONDS = {
     "test_create_memory.py": 28,
     "test_demo.py": 11,
     "test_engine_dask.py": 45,
+    "test_faults.py": 45,
     "test_example_train.py": 8,
     "test_join_ways.py": 20,
     "test_kill.py": 45,
+    "test_loader_as_webdataset.py": 8,
     "test_loader_epochs.py": 20,
+    "test_loader_guides.py": 12,
     "test_loader_torch.py": 35,
     "test_matrix.py": 55,
     "test_memory.py": 15,
+    "test_on_s3.py": 25,
     "test_memory_limit.py": 25,
     "test_post.py": 15,
     "test_progress.py": 15,

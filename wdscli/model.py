@@ -76,8 +76,8 @@ class ShardInfo:
 
     ``name`` is the file's name (no folder), ``checksum`` is ``algorithm:hex`` or None, ``headers`` the hexadecimal
     XXH3-64 over all header blocks (see the index format), ``index`` says whether a ``.wdx`` was written beside it.
-    ``version`` tells the file that was written from another of the same name (:mod:`~wdscli.storage.opening`);
-    no manifest has it.
+    ``version`` tells the file that was written from another of the same name (:mod:`~wdscli.storage.opening`), and
+    ``tar_bytes`` are those of the archive, compressed or not; no manifest has either, and -1 is for what nobody knows.
     """
 
     name: str
@@ -89,3 +89,4 @@ class ShardInfo:
     fields: Mapping[str, FieldTotals] = field(default_factory=dict)
     index: bool = False
     version: str = field(default="", compare=False)
+    tar_bytes: int = field(default=-1, compare=False)

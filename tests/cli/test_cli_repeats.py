@@ -13,15 +13,17 @@ from wdscli.cli.main import COMMANDS, build, load, main
 
 ADD_UP = {
     "bench": {"fields"},
-    "cat": {"fields", "drop", "rename", "keys", "keys_from"},
+    "cat": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "create": {"from_list", "from_table", "field", "include", "exclude", "require"},
+    "diff": {"fields"},
     "index": {"dialect"},
-    "ls": {"fields", "drop", "rename", "keys", "keys_from"},
-    "merge": {"fields", "drop", "rename", "keys", "keys_from", "table", "field", "dedup"},
+    "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
+    "map": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
+    "merge": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "table", "field", "dedup"},
     "run": set(),
-    "shuffle": {"fields", "drop", "rename", "keys", "keys_from"},
-    "sort": {"fields", "drop", "rename", "keys", "keys_from", "by"},
-    "split": {"fields", "drop", "rename", "keys", "keys_from", "by_map"},
+    "shuffle": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
+    "sort": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "by"},
+    "split": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "by_map"},
     "verify": {"require", "profile"},
 }
 """What has the values of all that are given. Where samples are selected, ``--where`` narrows."""
@@ -50,13 +52,14 @@ def test_every_option_of_every_command(name: str, command: Any, option: Any, cap
     spelled = max(option.opts, key=len)
     required = [] if spelled == "--output" else ["-o", "out.tar"]
     takes_output = any("--output" in one.opts and one.required for one in command.params)
-    words = ["in.tar", *(required if takes_output else [])]
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    words = ["in.tar"] * len(arguments) + (required if takes_output else [])
     if option.is_flag:
         assert main([name, *words, spelled, spelled, "--help"]) == 0
         assert not option.multiple
         return
     value = value_of(option)
-    twice = [spelled, value, spelled, value]
+    twice = [spelled, *[value] * option.nargs] * 2
     if option.name in ADD_UP[name] | NARROW:
         assert option.multiple
         ctx = command.make_context(name, [*words, *twice])

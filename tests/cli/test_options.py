@@ -14,6 +14,7 @@ from wdscli.cli.options import (
     DuplicateOptions,
     ErrorOptions,
     JsonOptions,
+    NetworkOptions,
     OutputOptions,
     SelectionOptions,
     Shards,
@@ -54,7 +55,8 @@ def call(*args: str) -> dict[str, Any]:
 def test_defaults() -> None:
     assert call() == {
         "shards": ["a.tar"], "extra": 3,
-        "fields": None, "drop": None, "rename": None, "keys": None, "keys_from": None, "where": None, "slice": None,
+        "fields": None, "drop": None, "rename": None, "keys": None, "keys_from": None, "not_keys_from": None,
+        "where": None, "slice": None,
         "limit": None,
         "max_count": None, "max_size": None, "shard_count": None,
         "output": "out.tar", "force": False, "fsync": False, "no_index": False, "checksum": "xxh3_128", "mtime": None,
@@ -134,3 +136,29 @@ def test_every_option_of_a_group_names_its_panel_and_has_help(group: Any) -> Non
 def test_the_selection_is_parsed_by_the_library() -> None:
     assert SelectionOptions().parse().is_trivial
     assert SelectionOptions(limit=3).parse().limit == 3
+
+
+def test_the_network_is_in_force_while_a_command_runs() -> None:
+    from wdscli.storage.retry import Network, network
+
+    got: list[Network] = []
+
+    @grouped
+    def command(shards: Shards, options: NetworkOptions) -> None:
+        """Do it."""
+        got.append(network())
+
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    before = network()
+    for args in ([], ["--retries", "0", "--timeout", "1.5", "--read-ahead", "8MiB"]):
+        assert CliRunner().invoke(app, ["a.tar", *args], catch_exceptions=False).exit_code == 0
+    assert got == [before, before._replace(read_ahead_bytes=8 << 20, retries=0, timeout_seconds=1.5)]
+    assert network() == before
+
+
+@pytest.mark.parametrize("words", ["--retries -1", "--timeout 0", "--timeout nan", "--read-ahead 0"])
+def test_a_network_that_makes_no_sense(words: str) -> None:
+    from wdscli.cli.main import main
+
+    assert main(["ls", "a.tar", *words.split()]) == 2

@@ -23,6 +23,7 @@ from shard_cases import (
     assert_true_set,
     by_gnu_tar,
     content,
+    foreign_tar,
     keys_of,
     leftovers,
     members_of,
@@ -36,6 +37,8 @@ from shard_cases import (
 )
 
 from wdscli.look import picking
+from wdscli.ops.cat import _Copier
+from wdscli.tar import core
 
 Command = Callable[..., Ran]
 COMMAND = ["cat"]
@@ -622,3 +625,91 @@ class TestUnpack:
         good(*shards, "--to-dir", tmp_path / "out", "--limit", 1)
         assert (tmp_path / "out" / "a000.cls").exists()
         assert (tmp_path / "out" / "in-0.tar").exists()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_all_whole_samples_of_a_broken_file_go_to_standard_output(
+    tmp_path: Path, run: Command, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(core, "CORE", None)
+    samples = numbered(9)
+    data = tar_of([member for of_one in samples for member in of_one])
+    (tmp_path / "cut.tar").write_bytes(data[: len(data) - 1024 - 600])
+    ran = run(tmp_path / "cut.tar")
+    assert ran.code == 3
+    assert ran.out == data[: (len(data) - 1024) // 9 * 8]
+
+
+@pytest.mark.skipif(core.CORE is None, reason="there is no compiled core")
+class TestOnePass:
+    """Usual samples are looked at where they are copied; from the first other one on headers are read before."""
+
+    @pytest.fixture(autouse=True)
+    def begins(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+        """Where the second way began with each input, as a byte and a sample."""
+        found: list[tuple[int, int]] = []
+        usual = _Copier.copy_usual
+
+        def watched(*args: Any) -> tuple[int, int]:
+            found.append(usual(*args))
+            return found[-1]
+
+        monkeypatch.setattr(_Copier, "copy_usual", watched)
+        monkeypatch.setattr("wdscli.ops.cat.COPY_BUFFER_BYTES", 1 << 14)
+        return found
+
+    @pytest.mark.parametrize("make", [tar_of, foreign_tar])
+    def test_all_but_the_last_sample(
+        self, tmp_path: Path, good: Command, begins: list[tuple[int, int]], make: Callable[..., bytes]
+    ) -> None:
+        samples = numbered(300)
+        shard = tmp_path / "in.tar"
+        shard.write_bytes(make([member for sample in samples for member in sample]))
+        assert good(shard).out == tar_of(members_of(shard))
+        assert [place for _, place in begins] == [299]
+
+    def test_up_to_what_takes_more_to_know(
+        self, tmp_path: Path, good: Command, begins: list[tuple[int, int]]
+    ) -> None:
+        samples = numbered(300)
+        samples[200].insert(1, ("between", b"no field"))
+        (shard,) = write_shards(tmp_path / "in", [samples])
+        del samples[200][1]
+        good(shard, "-o", tmp_path / "all.tar")
+        assert (tmp_path / "all.tar").read_bytes() == tar_of(
+            [member for sample in samples for member in sample]
+        )
+        assert [place for _, place in begins] == [200]
+
+    def test_a_sample_larger_than_the_buffer(
+        self, tmp_path: Path, good: Command, begins: list[tuple[int, int]]
+    ) -> None:
+        shards = write_shards(tmp_path / "in", [[*numbered(9), *numbered(2, "z", [1 << 15])]])
+        assert good(*shards).out == canonical(shards)
+        assert [place for _, place in begins] == [9]
+
+    def test_a_field_that_comes_twice(
+        self, tmp_path: Path, run: Command, begins: list[tuple[int, int]]
+    ) -> None:
+        samples = numbered(20)
+        samples[12].append(samples[12][0])
+        ran = run(*write_shards(tmp_path / "in", [samples]), "-o", tmp_path / "all.tar")
+        assert (ran.code, "the same field twice" in ran.err) == (3, True)
+        assert [place for _, place in begins] == [12]
+
+    @pytest.mark.parametrize("place", [0, 1, 7, 150, 299])
+    def test_a_key_that_comes_back_is_found_in_another_shard(
+        self, tmp_path: Path, run: Command, place: int
+    ) -> None:
+        shards = write_shards(tmp_path / "in", [numbered(300), [*numbered(150, "b"), numbered(300)[place]]])
+        ran = run(*shards, "-o", tmp_path / "all.tar")
+        assert (ran.code, f"(first: sample {place} of {shards[0]})" in ran.err) == (3, True)
+        assert run(*shards, "-o", tmp_path / "all.tar", "--on-duplicate", "skip").code == 0
+        assert keys_of(tmp_path / "all.tar") == [*keys_of(shards[0]), *keys_of(shards[1])[:150]]
+
+    def test_an_unsafe_name(self, tmp_path: Path, run: Command, begins: list[tuple[int, int]]) -> None:
+        shards = write_shards(tmp_path / "in", [[*numbered(500), sample("../up", 1), *numbered(2, "z")]])
+        ran = run(*shards, "-o", tmp_path / "all.tar")
+        assert (ran.code, "unsafe name" in ran.err) == (3, True)
+        assert 0 < begins[0][1] <= 500

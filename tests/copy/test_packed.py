@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tar_cases import with_checksum
 
@@ -126,6 +126,7 @@ def foreign(name: bytes, payload: bytes, way: int) -> bytes:
 
 
 @given(sample_lists, st.lists(st.integers(0, 3), min_size=1))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_it_finds_and_makes_what_the_exact_path_does(samples: list[Sample], ways: list[int]) -> None:
     data, begins, number = bytearray(), [], 0
     for key, of_sample in samples:

@@ -18,7 +18,7 @@ from wdscli.shards import ShardWriter
 from wdscli.storage import open_sink
 
 FEW, MANY = 40_000, 160_000
-MOST_BYTES_A_FILE = 100
+MOST_BYTES_A_FILE = 110
 GROWN = """
 import ctypes, resource, sys
 # No huge pages (PR_SET_THP_DISABLE): whether the kernel has one at hand is two megabytes more or less.

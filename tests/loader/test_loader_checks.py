@@ -130,11 +130,13 @@ def test_a_traceback_of_a_stage_ends_in_the_sample(url: str) -> None:
     assert "sample" in str(missing.value)
 
 
-def test_a_module_of_webdataset_is_told_where_its_names_are() -> None:
-    with pytest.raises(AttributeError, match=r"utils.*wdscli-webdataset\(7\)"):
-        wds.utils  # noqa: B018
-    with pytest.raises(AttributeError, match=r"no attribute 'shufle'$"):
+def test_modules_of_webdataset_are_there_and_a_misspelt_name_is_told_the_nearest() -> None:
+    assert wds.utils.identity(3) == 3
+    assert wds.compat.FluidInterface is wds.FluidInterface
+    with pytest.raises(AttributeError, match=r"no attribute 'shufle'; did you mean shuffle\?$"):
         wds.shufle  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        wds.compat.Nothing  # noqa: B018
 
 
 def test_empty_variables_of_a_launcher_are_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

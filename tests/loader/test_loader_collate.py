@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+from loader_cases import make_set
 
+import wdscli.loader as wds
 from wdscli.errors import DataError
 from wdscli.loader.stages.per_batch import default_collation
 
@@ -109,3 +114,33 @@ def test_a_batch_of_arrays_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) is False
+
+
+def test_a_column_of_bytes_that_came_from_a_worker_passes_for_a_list() -> None:
+    values = [b"ab", b"", b"cde"]
+    here = wds.Packed(values)
+    assert not isinstance(here, list), "torch looks through lists value by value, in a worker"
+    column = pickle.loads(pickle.dumps(here))
+    assert isinstance(column, list)
+    assert isinstance(column, wds.Packed)
+    assert column == values
+    assert (column + [b"x"], [b"x"] + column) == ([*values, b"x"], [b"x", *values])  # noqa: RUF005
+    assert (column.index(b"cde"), column.count(b""), column.copy(), sorted(column)[0]) == (2, 1, values, b"")
+    for what in ("append", "sort"):
+        with pytest.raises(AttributeError, match=r"wds.Packed.*list\(column\)"):
+            getattr(column, what)
+    assert type(type(column)(one for one in values)) is wds.Packed
+    assert type(column)(len(one) for one in values) == [2, 0, 3]
+    assert pickle.loads(pickle.dumps(column)) == copy.deepcopy(column) == values
+
+
+def test_code_that_asks_for_lists_runs_on_what_workers_send(tmp_path: Path) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    url = make_set(tmp_path, 12, 5)
+    loader = data.DataLoader(
+        wds.WebDataset(url).to_tuple("bin", "cls").batched(4), batch_size=None, num_workers=1
+    )
+    for pictures, classes in loader:
+        assert isinstance(pictures, list)
+        assert [len(one) for one in pictures] == [10] * 4
+        assert isinstance(classes, list)

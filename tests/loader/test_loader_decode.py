@@ -28,10 +28,15 @@ from wdscli.codecs.parts import Continue, handle_extension
 from wdscli.codecs.tenbin import decode_tensors, encode_tensors
 from wdscli.errors import DataError, UsageError
 from wdscli.loader import IndexedDataset, ShardWriter, WebDataset, ignore_and_continue, mix, reraise_exception
-from wdscli.loader.stages.decoding import Decoder, make_decoder
+from wdscli.loader.stages.decoding import Decoder
 
 autodecode = pytest.importorskip("webdataset.autodecode")
 Image = pytest.importorskip("PIL.Image")
+
+
+def make_decoder(*handlers: Any, **options: Any) -> Decoder:
+    """A decoder with its handlers as arguments, as ``decode(...)`` of a dataset takes them."""
+    return Decoder(handlers, **options)
 
 
 def theirs(*handlers: Any, **options: Any) -> Any:
@@ -582,11 +587,11 @@ def test_torch_is_loaded_when_a_tensor_is_made_and_not_before() -> None:
         **{name: values()[name] for name in ("f4.npy", "ten")},
     }
     code = (
-        "import sys, json; from wdscli.loader.stages.decoding import make_decoder\n"
+        "import sys, json; from wdscli.loader.stages.decoding import Decoder\n"
         f"data = {sample!r}\n"
         "assert 'numpy' not in sys.modules and 'PIL' not in sys.modules\n"
-        "make_decoder('rgb')(data)\n"
-        "make_decoder('pil')(data)\n"
+        "Decoder(['rgb'])(data)\n"
+        "Decoder(['pil'])(data)\n"
         "print(json.dumps(sorted(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -16,9 +16,16 @@ import pytest
 
 from wdscli.codecs.encode import ENCODERS, gzipped, make_encoder
 from wdscli.errors import UsageError
-from wdscli.loader.stages.decoding import make_decoder
+from wdscli.loader.stages.decoding import Decoder
 
 Image = pytest.importorskip("PIL.Image")
+
+
+def make_decoder(*handlers: Any) -> Decoder:
+    """A decoder with its handlers as arguments, as ``decode(...)`` of a dataset takes them."""
+    return Decoder(handlers)
+
+
 RGB = (numpy.arange(20 * 30 * 3) % 251).astype(numpy.uint8).reshape(20, 30, 3)
 GRAY = RGB[:, :, 0]
 ARRAYS = {"a": numpy.arange(6, dtype=numpy.float32).reshape(2, 3), "b": numpy.array(3)}

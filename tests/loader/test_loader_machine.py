@@ -70,6 +70,8 @@ class Training(RuleBasedStateMachine):
                 return
             assert self._whole(tuple(one or [] for one in given)) == expected(epoch)[batch]
             self.at = (epoch, batch + 1)
+            if batch + 1 == len(expected(epoch)):
+                self.start = (epoch + 1, 0)  # whether more is asked for or not
 
     @rule()
     def leave(self) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 import wdscli.loader as wds
-from wdscli.loader.compat.names import Refused
+from wdscli.errors import UsageError
 
 theirs = pytest.importorskip("webdataset")
 
@@ -48,7 +50,7 @@ def public(thing: Any) -> set[str]:
 
 
 def test_every_name_of_webdataset_is_listed_once() -> None:
-    everything = all_of(NAMES)
+    everything = [*all_of(NAMES), *(LISTED["MODULES"][""] - {"gopen"})]
     assert len(everything) == len(set(everything))
     assert set(everything) == public(theirs)
 
@@ -68,13 +70,21 @@ def test_every_argument_of_webdataset_is_listed_once() -> None:
     assert set(everything) == set(signature(theirs.WebDataset.__init__).parameters) - {"self"}
 
 
+def test_every_module_of_webdataset_is_listed_once_and_is_there() -> None:
+    modules = {module.name for module in iter_modules(theirs.__path__)} - {"gopen"}
+    missing = LISTED["MODULES"]["Modules that are not there"]
+    assert set(all_of(LISTED["MODULES"])) == modules
+    for name in modules - missing:
+        assert isinstance(import_module(f"wdscli.loader.compat.{name}"), ModuleType)
+
+
 def test_names_are_there_unless_they_are_said_to_be_refused() -> None:
-    refused = NAMES["Names that are refused"]
     for name in sorted(NAMES["Names that work as there"] | NAMES["Names that work differently"]):
-        assert not isinstance(getattr(wds, name), (Refused, ModuleType)), name
-    for name in sorted(refused - {"LMDBCached"}):
-        assert isinstance(getattr(wds, name), Refused), name
-    assert {name for name in public(theirs) if isinstance(getattr(wds, name, None), Refused)} <= refused
+        assert not isinstance(getattr(wds, name), ModuleType), name
+    for name in NAMES["Names that are refused"]:
+        with pytest.raises(UsageError, match=name) as caught:
+            getattr(wds, name)("x")
+        assert caught.value.hint
 
 
 def test_methods_are_there_unless_they_are_said_not_to_be() -> None:

@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from itertools import count, cycle, islice
+from itertools import chain, count, cycle, islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy
 import pytest
+from loader_cases import Cls, Even, make_set
 from loader_sets import write_set
 from shard_cases import mix as splitmix
 
@@ -548,9 +549,6 @@ class TestErrors:
                 wds.mix({"x": value})
         with pytest.raises(UsageError, match="is not a weight"):
             wds.mix({"x": f"{folder}/a"})
-        with pytest.raises(UsageError, match="an IndexedDataset cannot be mixed") as caught:
-            wds.mix([wds.IndexedDataset(f"{folder}/a/a-manifest.json")])
-        assert "WebDataset of its shards" in str(caught.value.hint)
         with pytest.raises(UsageError, match="a WebLoader cannot be mixed"):
             wds.mix([wds.WebLoader(a)])
         with pytest.raises(UsageError, match=r"mix\(shuffle=\) is for addresses"):
@@ -687,3 +685,52 @@ print(len({{(one["__url__"], one["__key__"]) for one in data}}))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "1200", done.stderr
+
+
+class TestTables:
+    """What can be looked at by number and key is mixed too, with what was chosen of it."""
+
+    def test_a_table_and_views_of_it(self, tmp_path: Path) -> None:
+        url = make_set(tmp_path / "a", 20, 6)
+        table = wds.IndexedDataset(url).map(Cls())
+        found = list(
+            wds.mix([table[:10:2], table.select("cls >= 17"), table.select(keys="n001?")], stop="all")
+        )
+        assert sorted(found) == sorted([0, 2, 4, 6, 8, 17, 18, 19, *range(10, 20)])
+        assert list(wds.mix([table])) == list(range(20))
+        for world in (2, 3):
+            ranks = [
+                list(wds.mix([table, table[::2]], stop="all", rank=rank, world_size=world))
+                for rank in range(world)
+            ]
+            assert Counter(chain(*ranks)) == Counter(chain(range(20), range(0, 20, 2)))
+
+    def test_it_is_shuffled_by_the_mix_and_goes_on_at_a_state(self, tmp_path: Path) -> None:
+        url = make_set(tmp_path / "a", 20, 6)
+
+        def made() -> Any:
+            return wds.mix(
+                [wds.IndexedDataset(url).map(Cls()), wds.WebDataset(url).map(Cls())], stop="all"
+            ).shuffle()
+
+        data, other = made().listed(4), made().listed(4)
+        whole = list(data)
+        assert sorted(chain(*whole)) == sorted([*range(20)] * 2) != list(chain(*whole))
+        list(islice(other, 3))
+        resumed = made().listed(4)
+        resumed.load_state_dict(other.state_dict())
+        assert list(resumed) == whole[3:]
+        with pytest.raises(UsageError, match="other data"):
+            wds.mix([wds.IndexedDataset(url)[::2], wds.WebDataset(url)], stop="all").shuffle().listed(
+                4
+            ).load_state_dict(other.state_dict())
+
+    def test_select_and_slice_of_sets(self, tmp_path: Path) -> None:
+        url = make_set(tmp_path / "a", 20, 6)
+        data = wds.WebDataset(url).map(Cls())
+        found = list(
+            wds.mix(
+                [wds.WebDataset(url, keys="n001?").map(Cls()), data.slice(3), data.select(Even())], stop="all"
+            )
+        )
+        assert sorted(found) == sorted([*range(10, 20), 0, 1, 2, *range(0, 20, 2)])

@@ -138,7 +138,7 @@ def test_a_mix_is_resumed_like_one_set(stop: Any, monkeypatch: pytest.MonkeyPatc
             {"a": (a, 0.7), "b": (b, 0.3)}, stop=stop, rank=rank, world_size=world_size, tail="pad"
         )
         if stop == "repeat":
-            mixed = mixed.with_epoch(20 // world_size * world_size)
+            mixed = mixed.with_epoch(samples=20 // world_size * world_size)
         return mixed.listed(WHOLE // world_size)
 
     for epoch in (0, 2):

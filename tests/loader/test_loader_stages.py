@@ -490,7 +490,7 @@ EXACT: dict[str, Callable[[Any], Any]] = {
     "slice": lambda data: data.slice(3, 50, 2).map(number_of).listed(4),
     "slice of batches": lambda data: data.map(number_of).listed(4).slice(1, None, 2),
     "rsample": lambda data: data.rsample(0.5).map(number_of).listed(4),
-    "with_epoch": lambda data: data.map(number_of).listed(4).with_epoch(9),
+    "with_epoch": lambda data: data.map(number_of).listed(4).with_epoch(batches=9),
     "repeat": lambda data: data.map(number_of).listed(4).repeat(2),
     "unlisted": lambda data: data.map(number_of).listed(4).unlisted(),
     "unlisted, with_epoch": lambda data: data.map(number_of).listed(4).unlisted().with_epoch(33),
@@ -526,7 +526,7 @@ CHOSEN: dict[str, Callable[[Any, int], Any]] = {
     "slice": lambda data, size: data.slice(3, 50, 2).map(number_of).listed(size),
     "slice of batches": lambda data, size: data.map(number_of).listed(size).slice(1, None, 2),
     "rsample": lambda data, size: data.rsample(0.5).map(number_of).listed(size),
-    "with_epoch": lambda data, size: data.map(number_of).listed(size).with_epoch(9),
+    "with_epoch": lambda data, size: data.map(number_of).listed(size).with_epoch(batches=9),
     "repeat": lambda data, size: data.map(number_of).listed(size).repeat(2),
     "shuffle of a slice": lambda data, size: data.slice(40).shuffle(5).map(number_of).listed(size),
 }
@@ -595,10 +595,10 @@ def test_workers_share_what_is_spread_and_cut(urls: list[str], workers: int) -> 
     built = ours(urls).map(number_of).listed(4).unlisted()
     loader = data.DataLoader(built, batch_size=None, num_workers=workers)
     assert sorted(loader) == list(range(SHARDS * EACH))
-    cut = data.DataLoader(built.with_epoch(21), batch_size=None, num_workers=workers)
+    cut = data.DataLoader(built.with_epoch(batches=21), batch_size=None, num_workers=workers)
     cut.dataset.set_epoch(0)
     assert sorted(cut) == list(range(21))
-    generated = ours(urls).map(number_of).compose(tripled).with_epoch(21)
+    generated = ours(urls).map(number_of).compose(tripled).with_epoch(batches=21)
     assert len(list(data.DataLoader(generated, batch_size=None, num_workers=workers))) == 21
 
 

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -259,6 +260,37 @@ class TestThreads:
             PositionDataset(Slow(40, waits=False)).map(fail, handler=wds.ignore_and_stop).listed(5)
         )
 
+    def test_samples_of_large_batches_are_handed_over_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They come in order, up to an error among them, and handlers have the same say."""
+        calls = []
+        submit = ThreadPoolExecutor.submit
+
+        def counted(*arguments: Any) -> Any:
+            calls.append(arguments)
+            return submit(*arguments)
+
+        def fail(item: Any) -> int:
+            if item["number"] in (130, 171):
+                raise ValueError(f"number {item['number']}")
+            return int(item["number"])
+
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", counted)
+        assert list(self.data(lambda item: item["number"], 3, 300).listed(100).unlisted()) == list(range(300))
+        assert len(calls) < 60
+        data, found = self.data(fail, 3, 300).listed(100), []
+        with pytest.raises(ValueError, match="number 130"):
+            for batch in data:
+                found.append(batch)
+        assert found == [list(range(100))]
+        for handler in (wds.ignore_and_continue, wds.ignore_and_stop):
+            several, one = (
+                PositionDataset(Slow(300, waits=False), threads=threads)
+                .map(fail, handler=handler)
+                .listed(100)
+                for threads in (3, 1)
+            )
+            assert list(several) == list(one)
+
     def test_leaving_early_ends_them(self) -> None:
         items = iter(self.data(lambda item: item["number"], 3, 10_000))
         assert [next(items), next(items)] == [0, 1]
@@ -396,12 +428,6 @@ class TestWorkers:
     def test_pinning_leaves_them(self) -> None:
         column = Packed([b"a"])
         assert column.pin_memory() is column
-
-    def test_parts_without_a_file_are_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("torch")
-        monkeypatch.setattr(packing, "_written", lambda storage, parts: False)
-        tensor = packing._shared([b"ab", b"c"], 3)
-        assert bytes(tensor.numpy()) == b"abc"
 
     def test_stats_reach_the_main_process(self, tmp_path: Path) -> None:
         pytest.importorskip("torch")

@@ -22,6 +22,7 @@ from torch_processes import Program
 
 import wdscli.loader as wds
 from wdscli.errors import InputError, UsageError
+from wdscli.shards import ShardWriter
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -592,3 +593,18 @@ def test_importing_the_loader_takes_under_five_times_nothing() -> None:
         return best
 
     assert seconds("import wdscli.loader") < 5 * seconds("pass")
+
+
+def test_a_loader_hears_of_epochs_by_its_sampler_and_says_what_it_is(tmp_path: Path) -> None:
+    """Lightning tells the sampler, when it has the iterator already."""
+    with ShardWriter(f"{tmp_path}/in-%06d.tar", max_count=4) as writer:
+        for number in range(8):
+            writer.write(f"n{number}", {"cls": b"0"})
+    data = wds.WebDataset(str(tmp_path), shuffle="window", seed=3).map(lambda sample: sample["__key__"])
+    epochs = [list(data), list(data)]
+    loader = wds.WebLoader(data.listed(1))
+    items = iter(loader)
+    loader.sampler.set_epoch(1)
+    assert [key for [key] in items] == epochs[1]
+    assert repr(loader).startswith("<WebLoader of <WebDataset of 2 shards, 8 samples")
+    assert repr(wds.WebLoader(data, num_workers=2).batched(3)).endswith(" by 2 workers, then regroup>")

@@ -110,6 +110,11 @@ def test_tails(
         return
     lengths = {len(batches) for batches in ranks}
     assert lengths == {len(make(0, world))} == {len(make(world - 1, world))}
+    if tail is None:
+        assert set(given) == set(range(count))
+        assert len(given) == -(-count // world) * world, "fewer than there are ranks come twice"
+        assert len({tuple(map(len, batches)) for batches in ranks}) == 1, "all ranks have batches of one size"
+        return
     assert {len(some) for batches in ranks for some in batches} <= {batch}
     if tail == "drop":
         assert len(set(given)) == len(given) == count // (batch * world) * batch * world
@@ -118,17 +123,22 @@ def test_tails(
         assert len(given) == -(-count // (batch * world)) * batch * world
 
 
-def test_one_rank_has_all_samples_and_several_have_as_many_by_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_rank_and_several_have_the_same_tail_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = PositionDataset(Numbers((10,))).listed(4)
     assert [len(batch) for batch in alone] == [4, 4, 2]
     assert len(alone) == 3
     of_two = PositionDataset(Numbers((10,)), rank=1, world_size=2).listed(4)
-    assert [len(batch) for batch in of_two] == [4, 4]
+    assert [len(batch) for batch in of_two] == [4, 1]
+    for world in (1, 2, 5):
+        of_all = World(monkeypatch, world, 0).batches(
+            lambda **who: PositionDataset(Numbers((30,)), **who).listed(20 // who["world_size"])
+        )
+        assert of_all == World(monkeypatch, 1, 0).batches(
+            lambda **who: PositionDataset(Numbers((30,)), **who).listed(20)
+        )
 
 
-@pytest.mark.parametrize("tail", ["drop", "pad", "uneven"])
+@pytest.mark.parametrize("tail", ["drop", "pad", "uneven", "even"])
 @pytest.mark.parametrize("partial", [True, False])
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("together", [1, 6])

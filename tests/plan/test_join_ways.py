@@ -26,6 +26,7 @@ from wdscli.plan.cut import Cuts
 from wdscli.plan.join.join import Join
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
+from wdscli.plan.scratch import NO_ROOM
 from wdscli.progress import NullProgress
 from wdscli.tar import END_OF_ARCHIVE, build_header
 
@@ -210,10 +211,12 @@ class TestElsewhere:
         for number, one in enumerate(sets):
             s3.client.put_object(Bucket=place, Key=f"set{number}.tar", Body=tar_of(members(one)))
         inputs = [f"s3://{place}/set{number}.tar" for number in range(2)]
-        monkeypatch.setattr(strategy, "SPILL_WORTH_BYTES", 1)
+        # Such little sets are copied, or gathered, as long as nobody says that it costs more.
+        monkeypatch.setattr("wdscli.plan.plan._Planning._room", lambda _: NO_ROOM)
+        monkeypatch.setattr(strategy, "cost_of_gathering", lambda *_: strategy.Cost(1000, 1 << 30))
         plan = make_plan(Request(inputs, "/nowhere/o.tar", jobs=1), Join("left", "suffix"))
         assert plan.strategy == "spill"
-        assert "samples lie scattered" in plan.reason
+        assert "gathering takes 1000 requests" in plan.reason
         seen = files_read(monkeypatch)
         for number, tmp in enumerate([None, f"s3://{place}/t"]):
             found = way(tmp_path / f"far{number}", inputs, Join("left", "suffix"), tmp=tmp)

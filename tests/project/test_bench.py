@@ -87,7 +87,7 @@ def test_headers_of_the_second_way_are_those_of_gnu_tar(sets: Any, tmp_path: Pat
 
 def test_one_set_in_one_way_is_measured_in_the_rows_that_are_named(tmp_path: Path) -> None:
     program = "import _bench; _bench.QUICK['tiny'] = 200; _bench.main()"
-    words = f"--quick --rounds 1 --set tiny --way gnu --way canonical --only ls --dir {tmp_path}".split()
+    words = f"--quick --rounds 1 --set tiny --way gnu --way canonical --only ls --only none --dir {tmp_path}".split()
     done = subprocess.run(
         [sys.executable, "-c", program, *words],
         cwd=ROOT / "scripts",
@@ -101,6 +101,14 @@ def test_one_set_in_one_way_is_measured_in_the_rows_that_are_named(tmp_path: Pat
     assert "(0.7)" in lines[1]
     assert "starting takes more than 10%" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_processor_time_is_that_of_the_programs_and_not_what_they_wait_for(
+    bench: Any, tmp_path: Path
+) -> None:
+    data = bench.Data(tmp_path, "tiny", 1, by_processor=True)
+    assert bench.timed_command("$ sleep 1", data) < 0.5
+    assert bench.timed_command("$ sleep 1", data._replace(by_processor=False)) >= 1
 
 
 def test_tables_fit_120_columns(bench: Any) -> None:
@@ -138,3 +146,20 @@ def test_efficiency_has_a_row_for_each_command(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[2] for line in lines if line.startswith("| wds")] == ["shuffle", "verify", "create"]
     assert all(line.endswith(" 1.00 |") for line in lines if line.startswith("| wds"))
+
+
+def test_pictures_are_measured_in_the_rows_that_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image")
+    program = "import _bench_pictures as bench; bench.QUICK_COUNT = 6; bench.main()"
+    words = ["--quick", "--rounds", "1", "--only", "1 thread", "--dir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=ROOT / "scripts",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("| ours")]
+    assert [line.split(" |")[0] for line in lines] == ["| ours, 1 thread" + 18 * " "]
+    assert all(len(line) <= 120 and int(line.split("|")[2].split()[0]) > 0 for line in lines)
+    assert not list(tmp_path.iterdir())

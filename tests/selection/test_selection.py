@@ -218,6 +218,33 @@ def test_keys_from_a_file(shard: str, tmp_path: Path) -> None:
     assert choose(shard, keys_from=str(listed), keys=["n01/*"]) == ["n01/a"]
 
 
+def test_keys_that_a_file_leaves_out(shard: str, tmp_path: Path) -> None:
+    everything = choose(shard)
+    (tmp_path / "gone").write_text("n01/a\nnot/there\n")
+    state, options = SelectionState(), {"not_keys_from": str(tmp_path / "gone")}
+    assert choose(shard, state, **options) == [key for key in everything if key != "n01/a"]
+    assert state.dropped == {"not-keys": 1}
+    assert Selection.parse(**options).remarks(state) == [f"1 key of {tmp_path}/gone not found: not/there"]
+    (tmp_path / "kept").write_text("n01/a\nn02/d\n")
+    assert choose(shard, keys_from=str(tmp_path / "kept"), **options) == ["n02/d"]
+    with pytest.raises(UsageError):
+        Selection.parse(keys_from="-", not_keys_from="-")
+
+
+def test_a_share_of_the_samples_by_key_and_seed(tmp_path: Path) -> None:
+    keys = [f"k{number}" for number in range(400)]
+    shards = [str(tmp_path / name) for name in ("a.tar", "b.tar")]
+    for path, some in zip(shards, (keys, keys[::-1]), strict=True):
+        Path(path).write_bytes(tar_of([(key, {"x": b""}) for key in some]))
+    one = choose(shards[0], where="rand() < 0.25")
+    assert sorted(one) == sorted(choose(shards[1], where="rand() < 0.25"))
+    assert 60 < len(one) < 140
+    assert one != choose(shards[0], where="rand(7) < 0.25")
+    tenths = [choose(shards[0], where=f"hash(key) % 10 == {rest}") for rest in range(10)]
+    assert sorted(key for tenth in tenths for key in tenth) == sorted(keys)
+    assert tenths[0] != choose(shards[0], where="hash(key, 1) % 10 == 0")
+
+
 def test_no_key_is_missed_when_a_limit_ended_the_search(shard: str, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("n01/a\nzz")
     state = SelectionState()

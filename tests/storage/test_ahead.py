@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import Command
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_cases import numbered, write_shards
 from storage_servers import S3, Web, s3_server, web_server
@@ -47,6 +46,7 @@ class Store:
 ranges = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 300)).map(lambda one: (one[0], sum(one))))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ranges, st.integers(0, 100), st.integers(0, 4000))
 def test_what_is_joined_holds_all_and_little_more(wanted: list[tuple[int, int]], gap: int, most: int) -> None:
     found = joined(wanted, gap, most)
@@ -65,6 +65,7 @@ def test_what_is_joined_holds_all_and_little_more(wanted: list[tuple[int, int]],
         assert len(found) <= len(gaps) + 1 - len(read_gaps) or sum(read_gaps) + len(needed) > most
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ranges, st.lists(st.tuples(st.integers(0, 2300), st.integers(1, 400))), st.data())
 def test_what_is_read_is_what_is_there(
     expected: list[tuple[int, int]], reads: list[tuple[int, int]], draw: st.DataObject
@@ -143,24 +144,6 @@ def test_an_answer_that_is_cut_is_no_answer(web: Web, monkeypatch: pytest.Monkey
             source.read_at(100_000, 500)
 
 
-@pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The keys and bytes of all that is asked of S3."""
-    from s3fs import S3FileSystem
-
-    found: list[tuple[str, int]] = []
-    original = S3FileSystem._call_s3
-
-    async def watched(self: Any, method: str, *args: Any, **options: Any) -> Any:
-        if method == "get_object":
-            asked = re.match(r"bytes=(\d+)-(\d+)", options.get("Range") or "")
-            found.append((options["Key"], int(asked[2]) - int(asked[1]) + 1 if asked else 0))
-        return await original(self, method, *args, **options)
-
-    monkeypatch.setattr(S3FileSystem, "_call_s3", watched)
-    return found
-
-
 @pytest.mark.parametrize(
     ("command", "most_requests", "most_bytes"),
     [
@@ -178,7 +161,6 @@ def test_few_requests(
     s3: S3,
     run: Command,
     tmp_path: Path,
-    requests: list[tuple[str, int]],
 ) -> None:
     """Issue 12: the requests and bytes that commands take for each shard of a set, 240 samples in each."""
     place = s3.bucket("few-" + re.sub("[^a-z]+", "-", command).strip("-"))
@@ -201,11 +183,42 @@ def test_few_requests(
     else:
         options += ["-j", "1"]
     assert run(verb, *names, "-o", near, *options).code == 0
+    s3.seen.clear()
     assert run(verb, f"s3://{place}/", "-o", far, *options).code == 0
     made = sorted(tmp_path.glob("far*.tar"))
     assert [path.read_bytes() for path in made] == [
         path.read_bytes() for path in sorted(tmp_path.glob("near*.tar"))
     ]
-    of_shards = [(key, count) for key, count in requests if "manifest" not in key]
+    of_shards = [(one.key, one.sent) for one in s3.seen if one.verb == "GET" and "manifest" not in one.key]
     assert len(of_shards) <= most_requests * len(names), of_shards
     assert sum(count for _, count in of_shards) <= most_bytes * size
+
+
+def test_objects_share_what_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "LEAST_GAP_BYTES", 1000)
+    monkeypatch.setattr(ahead, "LEAST_SHARE_BYTES", 4000)
+    store = Store()
+    several = [Ahead(store.fetch, store.result, Line(), 40_000) for _ in range(4)]
+    for blocks in several:
+        blocks.expect([(0, len(DATA))])
+    for begin in range(0, len(DATA), 700):
+        for blocks in several:
+            assert blocks.read(begin, min(begin + 700, len(DATA))) == DATA[begin : begin + 700]
+        assert sum(blocks._held_bytes for blocks in several) <= 40_000 + 4 * 10_000
+    for blocks in several:
+        blocks.close()
+
+
+def test_what_is_read_ahead_is_an_option(web: Web, run: Command, tmp_path: Path) -> None:
+    """No request, and no requests together, are for more; and the environment says the same."""
+    [name] = write_shards(tmp_path, [numbered(400, "a", [3000])])
+    web.files["b.tar"] = Path(name).read_bytes()
+    requests = []
+    for words in ([], ["--read-ahead", "256KiB"]):
+        web.ranges.clear()
+        assert run("cat", web.url("b.tar"), "-o", tmp_path / "o.tar", "--force", *words).code == 0
+        asked = [re.match(r"bytes=(\d+)-(\d+)", one or "") for one in web.ranges]
+        requests.append([int(one[2]) - int(one[1]) + 1 for one in asked if one])
+        assert (tmp_path / "o.tar").read_bytes() == Path(name).read_bytes()
+    assert max(requests[0]) > 1 << 20
+    assert max(requests[1]) <= 1 << 16

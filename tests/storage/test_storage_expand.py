@@ -178,6 +178,10 @@ class TestFolders:
         assert expand("d") == ["d/img1.tar.gz", "d/img2.tar", "d/img10.tar"]
         assert expand("d/") == expand("d")
 
+    def test_by_braces(self, here: Path) -> None:
+        touch("d1/a.tar", "d2/b.tar")
+        assert expand("d{1,2}") == ["d1/a.tar", "d2/b.tar"]
+
     def test_current(self, here: Path) -> None:
         touch("a.tar")
         assert expand(".") == ["./a.tar"]
@@ -250,6 +254,20 @@ class TestRemote:
             expand(f"{bucket}/e/")
         with pytest.raises(InputError, match="no such object"):
             expand(f"{bucket}/gone/")
+
+    def test_folders_without_their_slash(self, bucket: str, tmp_path: Path) -> None:
+        """As on this machine; names of shards are not asked about."""
+        import fsspec
+
+        assert expand(f"{bucket}/d") == [f"{bucket}/d/img2.tar", f"{bucket}/d/img10.tar"]
+        assert expand(f"{bucket}/{{d/sub,d}}")[:2] == [f"{bucket}/d/sub/x.tar", f"{bucket}/d/img2.tar"]
+        assert expand(f"{bucket}/gone") == [f"{bucket}/gone"]
+        with pytest.raises(InputError, match='there is no bucket "no-such-bucket"'):
+            expand("s3://no-such-bucket/d")
+        with pytest.raises(InputError, match="no shard matches s3://shards: "):
+            expand(bucket)
+        fsspec.filesystem("memory").pipe_file(f"{tmp_path}/m/a1.tar", b"")
+        assert expand(f"memory://{tmp_path}/m") == [f"memory://{tmp_path}/m/a1.tar"]
 
     def test_listing(self, bucket: str) -> None:
         assert list_folder(f"{bucket}/d") == [

@@ -110,10 +110,12 @@ class TestSingle:
     def test_is_stream(self, text: str, stream: bool) -> None:
         assert parse(text).is_stream == stream
 
-    def test_compressed_names_are_refused(self) -> None:
+    def test_compressed_names(self) -> None:
+        """Issue 12: they are written."""
         for text in ("out.tar.gz", "out-%06d.tgz", "s3://b/{0..3}.tar.zst", "out.xz"):
-            with pytest.raises(UsageError, match="read but not written"):
-                parse(text)
+            assert not parse(text).is_stream
+        with pytest.raises(UsageError, match=r"compress\(1\)"):
+            parse("out.tar.Z")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,8 @@ class TestSingle:
     [
         ("out-%06d.tar", "out-manifest.json"),
         ("out.tar", "out-manifest.json"),
+        ("out.tar.zst", "out-manifest.json"),
+        ("out.tzst", "out-manifest.json"),
         ("out", "out-manifest.json"),
         ("out-000.v1.tar", "out-000.v1-manifest.json"),
         ("dir/%05d.tar", "dir/manifest.json"),

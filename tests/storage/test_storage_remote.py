@@ -69,7 +69,6 @@ class TestRequests:
             assert source.read_at(0, 512) == DATA[:512]
             assert source.read_at(65_000, 600) == DATA[65_000:65_600]
         assert asked == [
-            ("head_object", None),
             ("get_object", "bytes=0-65535"),
             ("get_object", "bytes=65000-65599"),
         ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
+import asyncio
+import base64
 import errno
 import gc
 import os
@@ -9,13 +12,18 @@ import random
 import shlex
 import subprocess
 import sys
+import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from storage_servers import S3, s3_server, web_server
+from botocore.exceptions import ClientError
+from s3fs import S3FileSystem
+from shard_cases import numbered, wds, write_shards
+from storage_servers import S3, forget_s3, s3_server, web_server
 
 from wdscli.errors import InputError, OutputError, OutputExistsError, UsageError
 from wdscli.storage import Sink, exists, expand, open_sink, read_all, remove, uploads
@@ -156,11 +164,10 @@ class TestEveryKind:
 
     @pytest.mark.parametrize("name", ["out.tar.gz", "out.tgz", "out.tar.zst"])
     def test_compressed_names_are_refused(self, folder: str, there: Any, name: str) -> None:
-        with pytest.raises(UsageError, match="read but not written") as caught:
+        """What is no shard (a plan, a list, raw payloads) is not compressed, whatever its name promises."""
+        with pytest.raises(UsageError, match="what goes there is no shard") as caught:
             open_sink(f"{folder}/{name}")
-        tool = "zstd" if name.endswith("zst") else "gzip"
-        local = f", or compress on the way: 'pipe:{tool} > {folder}/{name}'" if folder.startswith("/") else ""
-        assert caught.value.hint == f"leave the {name[3:]} off{local}"
+        assert caught.value.hint == f"leave the {name[3:]} off"
         assert there() == []
 
 
@@ -445,6 +452,23 @@ class TestCommands:
         )
         assert (tmp_path / "b").read_bytes() == b"hi"
 
+    def test_a_hundred_leave_nothing(self) -> None:
+        """Committed, discarded, failing: neither descriptors nor processes stay."""
+
+        def left_open() -> tuple[int, str]:
+            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+            return len(os.listdir("/proc/self/fd")), children.read_text()
+
+        before = left_open()
+        for number in range(34):
+            put("pipe:cat > /dev/null", b"hi")
+            with pytest.raises(ValueError), open_sink("pipe:cat > /dev/null") as sink:
+                sink.write(b"hi")
+                raise ValueError
+            with pytest.raises(OutputError, match=f"exit status {number + 1}"):
+                put(f"pipe:cat > /dev/null; exit {number + 1}", b"hi")
+        assert left_open() == before
+
     def test_a_failing_command(self) -> None:
         with pytest.raises(OutputError, match="exit status 7"):
             put("pipe:cat > /dev/null; exit 7", DATA)
@@ -515,23 +539,148 @@ class TestS3:
 
     def test_a_failing_part_aborts(self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
         sink = self._begin(bucket)
-        monkeypatch.setattr(
-            "s3fs.core.S3File._call_s3", lambda self, method, *a, **o: _fail(method, self, a, o)
-        )
+        fail_requests(monkeypatch, "upload_part")
         with pytest.raises(OutputError, match="the line went dead"):
-            sink.write(b"y" * 6_000_000)
+            for _ in range(20):
+                sink.write(b"y" * 6_000_000)
         monkeypatch.undo()
         assert s3.names(bucket) == s3.pending(bucket) == []
 
     def test_a_failing_completion_aborts(self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
         sink = self._begin(bucket)
-        monkeypatch.setattr(
-            "s3fs.core.S3File._call_s3", lambda self, method, *a, **o: _fail(method, self, a, o)
-        )
+        fail_requests(monkeypatch, "complete_multipart_upload")
         with pytest.raises(OutputError, match="the line went dead"):
             sink.commit()
         monkeypatch.undo()
         assert s3.names(bucket) == s3.pending(bucket) == []
+
+    @pytest.mark.parametrize("when", ["create_multipart_upload", "upload_part"])
+    def test_an_interrupt_in_mid_request_aborts(
+        self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch, when: str
+    ) -> None:
+        """Also of an upload whose beginning was not answered yet."""
+        asked = threading.Event()
+
+        async def slow(fs: Any, method: str, *args: Any, **options: Any) -> Any:
+            if method == when:
+                asked.set()
+                await asyncio.sleep(0.5)
+            return await call_s3(fs, method, *args, **options)
+
+        monkeypatch.setattr(S3FileSystem, "_call_s3", slow)
+
+        def interrupt() -> None:
+            asked.wait(30)
+            _thread.interrupt_main()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt), open_sink(f"s3://{bucket}/out.tar") as sink:
+            while True:
+                sink.write(b"x" * 6_000_000)
+        thread.join()
+        assert s3.names(bucket) == s3.pending(bucket) == []
+
+    def test_parts_go_out_several_at_a_time(
+        self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(uploads, "UNDER_WAY_BYTES", 16 << 20)
+        under_way, most = 0, 0
+
+        async def counted(fs: Any, method: str, *args: Any, **options: Any) -> Any:
+            nonlocal under_way, most
+            # Parts of an upload that another test has given up may still be on their way.
+            if method != "upload_part" or options["Bucket"] != bucket:
+                return await call_s3(fs, method, *args, **options)
+            under_way += 1
+            most = max(most, under_way)
+            end = time.monotonic() + 30
+            while most < 3 and time.monotonic() < end:  # wait for the others
+                await asyncio.sleep(0.01)
+            try:
+                return await call_s3(fs, method, *args, **options)
+            finally:
+                under_way -= 1
+
+        monkeypatch.setattr(S3FileSystem, "_call_s3", counted)
+        data = random.Random(1).randbytes(50_000_000)
+        with open_sink(f"s3://{bucket}/out.tar") as sink:
+            sink.write(data)
+        assert most == 3  # of 5 MiB in 16
+        assert s3.get(bucket, "out.tar") == data
+
+    @pytest.mark.parametrize("size", [10, 12_000_000])
+    def test_checksums_go_along(
+        self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
+        sent = []
+
+        async def noted(fs: Any, method: str, *args: Any, **options: Any) -> Any:
+            if "Body" in options:
+                sent.append((options["Body"], options.get("ChecksumCRC32")))
+            return await call_s3(fs, method, *args, **options)
+
+        monkeypatch.setattr(S3FileSystem, "_call_s3", noted)
+        put(f"s3://{bucket}/out.tar", b"x" * size)
+        assert sum(len(body) for body, _ in sent) == size
+        for body, checksum in sent:
+            assert checksum == base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
+        sent.clear()
+        monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+        forget_s3()
+        put(f"s3://{bucket}/plain.tar", b"x" * size)
+        assert {checksum for _, checksum in sent} == {None}
+        forget_s3()
+
+    @pytest.mark.parametrize("says", ["the store", "the answer"])
+    @pytest.mark.parametrize(("times", "size"), [(1, 10), (1, 6_000_000), (99, 10), (99, 6_000_000)])
+    def test_bytes_that_change_on_their_way(
+        self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch, says: str, times: int, size: int
+    ) -> None:
+        """They are sent again, and refused at last. The store compares the checksum, or only names its own."""
+        left = times
+
+        async def changing(fs: Any, method: str, *args: Any, **options: Any) -> Any:
+            nonlocal left
+            if not left or "Body" not in options:
+                return await call_s3(fs, method, *args, **options)
+            left -= 1
+            if says == "the store":
+                answer = {"Error": {"Code": "BadDigest"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+                raise OSError(errno.EIO, "bad digest") from ClientError(answer, method)  # type: ignore[arg-type]
+            return {"ETag": "x", "ChecksumCRC32": "AAAAAA=="}
+
+        monkeypatch.setattr(S3FileSystem, "_call_s3", changing)
+        monkeypatch.setattr("wdscli.storage.retry.FIRST_PAUSE_SECONDS", 0.001)
+        if times == 1:
+            put(f"s3://{bucket}/out.tar", b"x" * size)
+            assert s3.get(bucket, "out.tar") == b"x" * size
+        else:
+            with pytest.raises(OutputError, match="are not those that were sent"):
+                put(f"s3://{bucket}/out.tar", b"x" * size)
+            assert s3.names(bucket) == []
+        assert s3.pending(bucket) == []
+
+    @pytest.mark.parametrize("size", [10, 12_000_000])
+    def test_an_answer_that_is_lost(
+        self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
+        """The second attempt finds the name taken, by the first."""
+        lost = []
+
+        async def losing(fs: Any, method: str, *args: Any, **options: Any) -> Any:
+            answer = await call_s3(fs, method, *args, **options)
+            if method in ("put_object", "complete_multipart_upload") and not lost:
+                lost.append(method)
+                raise ConnectionResetError("reset by peer")
+            return answer
+
+        monkeypatch.setattr(S3FileSystem, "_call_s3", losing)
+        monkeypatch.setattr("wdscli.storage.retry.FIRST_PAUSE_SECONDS", 0.001)
+        put(f"s3://{bucket}/out.tar", b"x" * size)
+        assert lost
+        assert s3.get(bucket, "out.tar") == b"x" * size
+        assert s3.pending(bucket) == []
 
     def test_a_name_taken_meanwhile(self, s3: S3, bucket: str) -> None:
         sink = self._begin(bucket)
@@ -551,15 +700,13 @@ class TestS3:
     def test_a_store_without_conditions(
         self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch, size: int
     ) -> None:
-        from botocore.exceptions import ClientError
-
-        def refusing(file: Any, method: str, *args: Any, **options: Any) -> Any:
+        async def refusing(fs: Any, method: str, *args: Any, **options: Any) -> Any:
             if "IfNoneMatch" in options:
                 answer = {"Error": {"Code": "NotImplemented", "Message": "A header you provided ..."}}
                 raise OSError("not implemented") from ClientError(answer, method)  # type: ignore[arg-type]
-            return file.fs.call_s3(method, file.s3_additional_kwargs, *args, **options)
+            return await call_s3(fs, method, *args, **options)
 
-        monkeypatch.setattr("s3fs.core.S3File._call_s3", refusing)
+        monkeypatch.setattr(S3FileSystem, "_call_s3", refusing)
         put(f"s3://{bucket}/out.tar", b"x" * size)
         assert s3.get(bucket, "out.tar") == b"x" * size
         assert s3.pending(bucket) == []
@@ -570,11 +717,55 @@ class TestS3:
         with pytest.raises(OutputError, match=r"cannot write s3://no-such-bucket-here/a\.tar"):
             put("s3://no-such-bucket-here/a.tar", b"hi")
 
+    def test_what_killed_writers_have_left(self, s3: S3, bucket: str, tmp_path: Path) -> None:
+        """Whoever finishes a set aborts the uploads that were begun under its names, and no others."""
+        shards = write_shards(tmp_path, [numbered(3)])
+        ours = ("d/out-000007.tar", "d/out-manifest.json", "d/.wds/out-000001.tar.wdx")
+        for key in (*ours, "d/out-7.tar", "out-000007.tar"):
+            s3.client.create_multipart_upload(Bucket=bucket, Key=key)
+        done = wds("merge", *shards, "-o", f"s3://{bucket}/d/out-%06d.tar")
+        assert done.code == 0, done.err
+        assert s3.pending(bucket) == ["d/out-7.tar", "out-000007.tar"]
 
-def _fail(method: str, file: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    if method in ("upload_part", "complete_multipart_upload"):
-        raise OSError(errno.EIO, "the line went dead")
-    return file.fs.call_s3(method, file.s3_additional_kwargs, *args, **options)
+
+class TestUploadsByFsspec:
+    """The way of other stores than S3, with the one fsspec client that is here."""
+
+    @pytest.fixture(autouse=True)
+    def _as_other_stores(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(uploads, "S3Sink", uploads.UploadSink)
+        monkeypatch.setattr(uploads, "PART_BYTES", 5 << 20)
+
+    @pytest.mark.parametrize("size", [0, 10, 12_000_000])
+    def test_commit_and_discard(self, s3: S3, tmp_path: Path, size: int) -> None:
+        bucket = s3.bucket("up-" + tmp_path.name.replace("_", "-")[:50].strip("-"))
+        with pytest.raises(ValueError), open_sink(f"s3://{bucket}/out.tar") as sink:
+            sink.write(b"x" * size)
+            raise ValueError
+        assert s3.names(bucket) == s3.pending(bucket) == []
+        put(f"s3://{bucket}/out.tar", b"x" * size)
+        assert s3.get(bucket, "out.tar") == b"x" * size
+
+    def test_a_name_taken_meanwhile(self, s3: S3, tmp_path: Path) -> None:
+        bucket = s3.bucket("taken-by-fsspec")
+        sink = open_sink(f"s3://{bucket}/out.tar")
+        sink.write(b"x")
+        s3.client.put_object(Bucket=bucket, Key="out.tar", Body=b"other")
+        with pytest.raises(OutputExistsError):
+            sink.commit()
+        assert s3.get(bucket, "out.tar") == b"other"
+
+
+call_s3 = S3FileSystem._call_s3
+
+
+def fail_requests(monkeypatch: pytest.MonkeyPatch, *methods: str) -> None:
+    async def failing(fs: Any, method: str, *args: Any, **options: Any) -> Any:
+        if method in methods:
+            raise OSError(errno.EIO, "the line went dead")
+        return await call_s3(fs, method, *args, **options)
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", failing)
 
 
 def test_web_servers_are_only_read() -> None:

@@ -7,10 +7,12 @@ import random
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from shard_cases import numbered, wds, write_shards
 from storage_servers import S3, s3_server, web_server
 
 from wdscli.errors import InputError
@@ -18,7 +20,7 @@ from wdscli.storage import Source, exists, open_source, read_all
 
 SIZE = 300_000
 DATA = random.Random(5).randbytes(SIZE)
-SEEKABLE = ["file", "file-url", "memory", "http", "s3"]
+SEEKABLE = ["file", "file-url", "memory", "http", "s3", "s3-obstore"]
 STREAMS = ["stdin", "pipe", "fifo", "http-plain", "http-chunked", "http-unsized", "gzip", "gzip-http"]
 
 Opener = Callable[[bytes], Source]
@@ -36,8 +38,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """What puts bytes at an address of the kind asked for and opens them."""
     kind = request.param
     yield from {
-        "file": _file, "file-url": _file_url, "memory": _memory, "s3": _s3, "stdin": _stdin, "pipe": _pipe,
-        "fifo": _fifo, "gzip": _gzip,
+        "file": _file, "file-url": _file_url, "memory": _memory, "s3": _s3, "s3-obstore": _s3, "stdin": _stdin,
+        "pipe": _pipe, "fifo": _fifo, "gzip": _gzip,
     }.get(kind, _web)(request, tmp_path)  # fmt: skip
 
 
@@ -72,6 +74,9 @@ def _memory(_: pytest.FixtureRequest, folder: Path) -> Iterator[Opener]:
 
 def _s3(request: pytest.FixtureRequest, folder: Path) -> Iterator[Opener]:
     server = request.getfixturevalue("s3")
+    if request.param == "s3-obstore":
+        pytest.importorskip("obstore")
+        request.getfixturevalue("monkeypatch").setenv("WDSCLI_STORE", "obstore")
 
     def opened(data: bytes) -> Source:
         server.client.put_object(Bucket="sources", Key=f"{folder.name}/a.tar", Body=data)
@@ -291,6 +296,47 @@ class TestCommands:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
+    def test_what_a_command_has_started_is_stopped_too(self, tmp_path: Path) -> None:
+        source = open_source(
+            f"pipe:echo hi; sh -c 'echo $$ > {tmp_path}/pid; exec sleep 600'; true", decompress=False
+        )
+        assert source.read_some(0, 10) == b"hi\n"
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
+            time.sleep(0.01)
+        source.close()
+        pid = int((tmp_path / "pid").read_text())
+        assert wait_for(lambda: not is_running(pid))
+
+    def test_what_a_failing_command_says_is_shown(self, tmp_path: Path) -> None:
+        done = wds("cat", "pipe:echo no such bucket >&2; exit 3", "-o", tmp_path / "b.tar")
+        assert done.code == 4
+        assert "no such bucket\n" in done.err
+        assert "failed: exit status 3" in done.err
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("end", [2560, 3071, 3584, 4096])
+    def test_a_command_that_succeeds_with_half_a_tar(self, tmp_path: Path, end: int) -> None:
+        """As a pipeline does whose first command fails. The tar's own end counts too."""
+        (shard,) = write_shards(tmp_path, [numbered(2)])
+        done = wds("cat", f"pipe:head -c {end} {shard}", "-o", tmp_path / "b.tar")
+        assert done.code == 3, done.err
+        assert not (tmp_path / "b.tar").exists()
+
+    def test_a_hundred_leave_nothing(self) -> None:
+        """Read to the end, left early, failing: neither descriptors nor processes stay."""
+        before = left_open()
+        for number in range(34):
+            with open_source("pipe:echo hi", decompress=False) as source:
+                assert source.read_at(0, 10) == b"hi\n"
+            with open_source("pipe:yes", decompress=False) as source:
+                assert source.read_some(0, 2) == b"y\n"
+            with (
+                pytest.raises(InputError),
+                open_source(f"pipe:exit {number + 1}", decompress=False) as source,
+            ):
+                source.read_at(0, 10)
+        assert left_open() == before
+
     def test_a_silent_command_is_stopped(self) -> None:
         source = open_source("pipe:echo hi; exec sleep 600", decompress=False)
         assert source.read_some(0, 10) == b"hi\n"
@@ -301,6 +347,27 @@ class TestCommands:
 
         with pytest.raises(UsageError, match="needs a command"):
             open_source("pipe: ")
+
+
+def left_open() -> tuple[int, str]:
+    """The open descriptors of this process, and its child processes, zombies too."""
+    return len(os.listdir("/proc/self/fd")), Path(
+        f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+    ).read_text()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
 
 
 def test_read_some_does_not_wait_for_more() -> None:

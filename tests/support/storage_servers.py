@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from email.utils import formatdate
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from unittest.mock import patch
+from urllib.parse import unquote
 
 
 class Web(ThreadingHTTPServer):
@@ -29,7 +33,11 @@ class Web(ThreadingHTTPServer):
         self.on_get: Callable[[str], None] = lambda name: None
         """Called with the name before each answer, in the server's thread."""
         self.ranges: list[str | None] = []
+        self.sent_bytes = 0
+        """Of bodies that were answered with."""
         """The Range header of each request, in order."""
+        self.heads: list[str] | None = None
+        """The names that HEAD asked for; None for a server that does not know HEAD."""
 
     def handle_error(self, *_: object) -> None:
         """A reader that hangs up early is what some tests are about."""
@@ -63,6 +71,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._chunked(data)
         else:
             self._answer(200, data, short=self.server.mode == "short")
+
+    def do_HEAD(self) -> None:
+        self.name = name = self.path.lstrip("/").partition("?")[0]
+        data = self.server.files.get(name)
+        if self.server.heads is not None:
+            self.server.heads.append(name)
+        status = 501 if self.server.heads is None else 404 if data is None else 200
+        self.send_response(self.server.status.get(name, status))
+        for header, value in {**self._validators(), "Content-Length": str(len(data or b""))}.items():
+            self.send_header(header, value)
+        self.end_headers()
 
     def _is_refused(self, data: bytes) -> bool:
         asked = self.headers.get("If-Match")
@@ -100,6 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.server.sent_bytes += len(body)
         self.wfile.write(body[: len(body) // 2] if short else body)
         self.close_connection = short
 
@@ -125,13 +145,50 @@ def web_server(mode: str) -> Iterator[Web]:
         server.server_close()
 
 
-class S3:
-    """moto's S3 and a client that looks at it from outside."""
+class Seen(NamedTuple):
+    """One request that a server answered. ``verb`` is its method, or LIST for a listing; ``part`` the range asked for,
+    ``sent`` the bytes of the answer's body."""
 
-    def __init__(self, endpoint: str) -> None:
+    verb: str
+    key: str
+    part: str
+    sent: int
+
+
+class _Counted:
+    """An application that notes what it is asked for and how much it answers."""
+
+    def __init__(self, kind: Callable[[Any], Any], seen: list[Seen], create: Any) -> None:
+        self._app = kind(create)
+        self._seen = seen
+
+    def __call__(self, environ: dict[str, Any], start: Any) -> Iterator[bytes]:
+        bucket, _, key = unquote(environ["PATH_INFO"]).lstrip("/").partition("/")
+        verb = environ["REQUEST_METHOD"]
+        if verb == "GET" and bucket and not key:
+            verb = "LIST"
+        answer: Iterable[bytes] = self._app(environ, start)
+        return self._counted(answer, verb, key, environ.get("HTTP_RANGE", ""))
+
+    def _counted(self, answer: Any, verb: str, key: str, part: str) -> Iterator[bytes]:
+        sent = 0
+        try:
+            with closing(answer):
+                for data in answer:
+                    sent += len(data)
+                    yield data
+        finally:
+            self._seen.append(Seen(verb, key, part, sent))
+
+
+class S3:
+    """moto's S3 and a client that looks at it from outside. ``seen`` are the requests that it answered."""
+
+    def __init__(self, endpoint: str, seen: list[Seen]) -> None:
         import boto3
 
         self.endpoint = endpoint
+        self.seen = seen
         self.client = boto3.client(
             "s3",
             endpoint_url=endpoint,
@@ -161,10 +218,13 @@ def s3_server() -> Iterator[S3]:
     """The server runs in this process, in a thread, on a port of its own; the environment leads s3fs to it."""
     import os
 
-    from moto.server import ThreadedMotoServer
+    from moto.moto_server import threaded_moto_server as moto
 
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
+    seen: list[Seen] = []
+    counted = partial(_Counted, moto.DomainDispatcherApplication, seen)
+    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    with patch.object(moto, "DomainDispatcherApplication", counted):
+        server.start()
     host, port = server.get_host_and_port()
     wanted = {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
@@ -176,7 +236,7 @@ def s3_server() -> Iterator[S3]:
     os.environ.update(wanted)
     forget_s3()
     try:
-        yield S3(wanted["AWS_ENDPOINT_URL"])
+        yield S3(wanted["AWS_ENDPOINT_URL"], seen)
     finally:
         for name, value in before.items():
             if value is None:

@@ -107,17 +107,17 @@ def test_a_payload_may_change_once_it_is_added(pure: bool, monkeypatch: pytest.M
 def test_members_that_have_no_room_are_left() -> None:
     assert core.CORE is not None
     for room in (0, 1, 511, 512, 1023):
-        assert core.CORE.member(bytearray(room), 0, b"a", b"x", MTIME) == 0
         assert core.CORE.members(bytearray(room), 0, b"k.", [(b"a", b"x")], MTIME, 0, ([], [], [])) == 0
-    assert core.CORE.member(bytearray(1024), 0, b"a", b"x", MTIME) == 1024
-    assert core.CORE.member(bytearray(1024), 1, b"a", b"x", MTIME) == 0
+    for used, end in ((0, 1024), (1, 0)):
+        columns: tuple[list[bytes], list[int], list[int]] = ([], [], [])
+        members = [(b"a", b"x")]
+        assert core.CORE.members(bytearray(1024), used, b"", members, MTIME, 0, columns) == end
+        assert columns == (([b"a"], [512], [1]) if end else ([], [], []))
 
 
 @pytest.mark.parametrize("used", [-1, 1025, 1 << 62])
 def test_a_place_outside_the_buffer(used: int) -> None:
     assert core.CORE is not None
-    with pytest.raises(ValueError, match="behind what a buffer has"):
-        core.CORE.member(bytearray(1024), used, b"a", b"x", MTIME)
     with pytest.raises(ValueError, match="behind what a buffer has"):
         core.CORE.members(bytearray(1024), used, b"", [(b"a", b"x")], MTIME, 0, ([], [], []))
 

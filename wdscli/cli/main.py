@@ -3,14 +3,15 @@
 Commands are imported when they are called: the table below holds what ``wds --help`` and completion need, so that
 neither loads a command. Typer parses; nothing here prints data.
 
-Exit codes: 0 done, 1 ``verify`` found something, 2 usage, 3 bad data, 4 storage, 5 an engine or a mistake of ours, 130
-interrupted. A reader that goes away (``| head``) ends the command quietly with 0.
+Exit codes: 0 done, 1 ``verify`` or ``diff`` found something, 2 usage, 3 bad data, 4 storage, 5 an engine or a mistake
+of ours, 130 interrupted. A reader that goes away (``| head``) ends the command quietly with 0.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
@@ -39,10 +40,14 @@ COMMANDS = {
     ),
     "shuffle": Listing("Make and change", "Write all samples in an order that only the seed decides."),
     "sort": Listing("Make and change", "Write all samples sorted by key, by a field or by a value in JSON."),
+    "map": Listing(
+        "Make and change", "Make new samples of samples, by a command, a function, or to another size."
+    ),
     "run": Listing("Make and change", "Do what a plan says: some of its shards, or all that is not done."),
     "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),
     "ls": Listing("Look and check", "List what is in shards: samples, members, shards or a summary."),
     "verify": Listing("Look and check", "Check shards and report everything that is wrong with them."),
+    "diff": Listing("Look and check", "Compare two sets as data: keys, fields, payloads, order, shards."),
     "index": Listing("Look and check", "Write indexes and manifests for shards made elsewhere."),
     "bench": Listing("Look and check", "Measure how fast the loader reads a set, and say what limits it."),
 }
@@ -171,11 +176,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; whatever goes wrong has been said on standard error."""
     args = sys.argv[1:] if argv is None else argv
     try:
-        try:
-            code = _run(list(args))
-        finally:
-            output.close()
-        output.flush()
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: output.say(str(message), label="warning")
+            try:
+                code = _run(list(args))
+            finally:
+                output.close()
+            output.flush()
     except BaseException as error:
         # Asked of the words, because parsing them may be what failed.
         words = args[: args.index("--")] if "--" in args else args

@@ -16,7 +16,8 @@ Its annotations are real objects, not text (no ``from __future__ import annotati
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
@@ -62,7 +63,7 @@ def panel(title: str | None) -> Callable[[str], _Decorator]:
                 names = [word.rstrip(",") for word in words if word.startswith("-")]
                 long = next(name for name in names if name.startswith("--"))
                 field = field or long[2:].partition("/")[0].replace("-", "_")
-                metavar = None if words[-1].startswith("-") else words[-1]
+                metavar = " ".join(word for word in words if not word.startswith("-")) or None
                 kind, more = group.__annotations__[field], {}
                 if get_origin(kind) is Annotated:
                     kind, more["min"] = get_args(kind)
@@ -83,6 +84,7 @@ _cuts = panel("Cuts")
 _output = panel("Output")
 _engine = panel("Engine")
 _errors = panel("Trouble")
+_network = panel("Network")
 _common = panel("Common")
 
 _shards = "Shards to read: paths, folders, globs, braces, a::b, a manifest, @LIST, -, pipe:CMD, URLs."
@@ -114,6 +116,37 @@ class TrustOptions(NamedTuple):
     trust_addresses: bool = False
 
 
+@_network("""
+    --read-ahead SIZE  At most SIZE bytes of remote shards on their way or held in each process. Default:
+        64MiB.
+    --retries N  How often a request is made again while nothing comes. Default: 5.
+    --timeout SECONDS  How long nothing may come before a request has failed. Default: 60.
+    --cache DIR  Keep whole remote shards in DIR, and read from there what has not changed since.
+    --cache-limit SIZE  At most SIZE bytes of them: those that were used longest ago go first. Default: as
+        many as the disc takes.
+    """)
+class NetworkOptions(NamedTuple):
+    """How much is read ahead from other machines, how patiently, and what is kept. What is not given is as the
+    environment says."""
+
+    read_ahead: Number = None
+    retries: Natural = None
+    timeout: float | None = None
+    cache: Text = None
+    cache_limit: Number = None
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """The block, and the tasks that it submits, go by these. Raises UsageError."""
+        if self == NetworkOptions():
+            yield
+            return
+        from wdscli.storage.retry import changed, using
+
+        with using(changed(*self)):
+            yield
+
+
 @_output("""
     --json  Print JSON Lines.
     """)
@@ -128,6 +161,7 @@ class GeneralOptions(NamedTuple):
 
     json: JsonOptions
     trust: TrustOptions
+    network: NetworkOptions
     common: CommonOptions
 
 
@@ -138,6 +172,7 @@ class GeneralOptions(NamedTuple):
         once.
     --keys GLOB  Samples whose key matches. May be given more than once.
     --keys-from FILE  Samples whose key is a line of FILE. May be given more than once.
+    --not-keys-from FILE  Samples whose key is no line of FILE. May be given more than once.
     --where EXPR  Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt. Given
         more than once, all must hold.
     --slice A:B:STEP  Of the samples that remain, those from A up to B, every STEP.
@@ -151,6 +186,7 @@ class SelectionOptions(NamedTuple):
     rename: Texts = None
     keys: Texts = None
     keys_from: Texts = None
+    not_keys_from: Texts = None
     where: Texts = None
     slice: Text = None
     limit: Natural = None
@@ -254,11 +290,20 @@ class OutputOptions(NamedTuple):
 _jobs = _output("""
     -j, --jobs N  Processes to work in. Default: the processors there are. The bytes written are the same.
     """)
-_machines = _engine("""
+_elsewhere = _engine("""
     --engine URL  Work on other machines: dask://HOST:PORT, or another engine that is installed. Default:
         this machine, with -j.
+    """)
+_bounded = _engine("""
     --memory SIZE  At most SIZE bytes of memory, all processes together: 500MB, 1GiB.
     """)
+
+
+@_jobs
+class JobsOptions(NamedTuple):
+    """How many shards are made at a time."""
+
+    jobs: Positive = None
 
 
 @_jobs
@@ -273,7 +318,8 @@ class TaskOptions(NamedTuple):
 
 
 @_jobs
-@_machines
+@_elsewhere
+@_bounded
 class WorkOptions(NamedTuple):
     """Where a plan that is there is carried out."""
 
@@ -282,15 +328,47 @@ class WorkOptions(NamedTuple):
     memory: Number = None
 
 
-@_machines
-@_engine("""
-    --strategy  Copy samples straight from the inputs, or by way of a scratch folder; auto takes what is
-        quicker, and -v says why. The bytes are the same.
-    --tmp DIR  Where scratch space is made: a folder, or a URL. Default: TMPDIR.
+_resumed = _engine("""
     --resume  Go on with the same command that was ended early: keep its whole shards, make the rest.
+    """)
+_planned = _engine("""
+    --tmp DIR  Where scratch space is made: a folder, or a URL. Default: TMPDIR.
     plan_file: --plan FILE  Write no shard but a plan, whose tasks `wds run` does, here or on other
         machines.
     """)
+
+
+@_elsewhere
+@_resumed
+class ResumedWorkOptions(NamedTuple):
+    """Where shards are made whose plan is never stored."""
+
+    engine: Text = None
+    resume: bool = False
+
+
+@_elsewhere
+@_bounded
+@_resumed
+@_planned
+class PlannedWorkOptions(NamedTuple):
+    """Where a plan that is made now is carried out, or stored."""
+
+    engine: Text = None
+    memory: Number = None
+    tmp: Text = None
+    resume: bool = False
+    plan_file: Text = None
+
+
+@_elsewhere
+@_bounded
+@_engine("""
+    --strategy  Copy samples straight from the inputs, or by way of a scratch folder; auto takes what is
+        quicker, and -v says why. The bytes are the same.
+    """)
+@_resumed
+@_planned
 class EngineOptions(NamedTuple):
     """How samples are brought into another order, and where."""
 
@@ -323,10 +401,13 @@ class DuplicateOptions(NamedTuple):
     rekey: Text = None
 
 
-@_select("""
+allow_empty = _select("""
     --allow-empty  Write also when a name (a field, a key, a place in JSON) is found nowhere, or no sample
         is left.
     """)
+
+
+@allow_empty
 class InputOptions(NamedTuple):
     """Which samples of the inputs, and what is done about those that are no good: for commands that write shards of
     shards."""
@@ -336,6 +417,7 @@ class InputOptions(NamedTuple):
     duplicates: DuplicateOptions = DuplicateOptions()
     errors: ErrorOptions = ErrorOptions()
     trust: TrustOptions = TrustOptions()
+    network: NetworkOptions = NetworkOptions()
     common: CommonOptions = CommonOptions()
 
 
@@ -356,7 +438,8 @@ def changed_options(group: Any) -> list[str]:
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with each argument that is an option group replaced by the group's fields.
+    """``function`` with each argument that is an option group replaced by the group's fields. What is said of the
+    network is in force while it runs, and no command hands it on.
 
     The order of ``--help`` is the order of the arguments. Two options of one name are a mistake in the command, told
     when its module is imported.
@@ -365,7 +448,9 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     arguments = signature.parameters.values()
 
     def command(**values: Any) -> Any:
-        return function(**{one.name: _gather(one.name, one.annotation, values) for one in arguments})
+        network = NetworkOptions(*map(values.get, NetworkOptions._fields))
+        with network.in_force():
+            return function(**{one.name: _gather(one.name, one.annotation, values) for one in arguments})
 
     command.__name__ = function.__name__
     command.__doc__ = function.__doc__

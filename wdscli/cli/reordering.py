@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PARTS_SHOWN = 20
 """So many parts are listed one by one; more only with ``-v``."""
-_DONE = {"shuffle": "shuffled", "sort": "sorted", "merge": "merged"}
+_DONE = {"shuffle": "shuffled", "sort": "sorted", "merge": "merged", "map": "mapped"}
 
 
 class PartTotals(NamedTuple):
@@ -55,7 +55,7 @@ def read_request(shards: Sequence[str], output: OutputOptions, inputs: InputOpti
 
     # As it was typed, without defaults. What may be given more than once and usually is not stands as its one value.
     typed = {name: value for name, value in inputs.selection._asdict().items() if value not in (None, [], ())}
-    for name in ("keys_from", "where"):
+    for name in ("keys_from", "not_keys_from", "where"):
         if len(typed.get(name, ())) == 1:
             typed[name] = typed[name][0]
     return Request(
@@ -82,7 +82,8 @@ def reorder(
     ``planned`` is called once the plan is made."""
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
-    from wdscli.run.execute import run_plan
+    from wdscli.run.execute import finished_before, run_plan
+    from wdscli.run.kept_plan import plan_of_run
     from wdscli.storage import exists
 
     address = None if dry_run else request.plan_file
@@ -92,7 +93,14 @@ def reorder(
         )
     progress = out.progress()
     with Scratch(request.tmp) as scratch:
-        plan = make_plan(request, order, scratch, progress=progress)
+        runs = not dry_run and request.plan_file is None
+        if runs and (finished := finished_before(request, order)) is not None:
+            print_report(out, finished, 0, done)
+            return
+        if runs:
+            plan = plan_of_run(request, order, scratch, progress)
+        else:
+            plan = make_plan(request, order, scratch, progress=progress)
         out.note(f"strategy {plan.strategy}: {plan.reason}")
         planned(plan)
         if dry_run:

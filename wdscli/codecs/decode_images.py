@@ -13,11 +13,13 @@ What it is: :class:`Images`, a handler for one of :data:`SPECS`.
     ``pilrgb``, ``pilrgba``
     ===========================  =====================================================================
 
-How: Pillow decodes and converts. JPEGs of three components go through simplejpeg to ``rgb8``, ``rgb`` and their torch
-kin where it is installed: it makes the same pixels (both are libjpeg-turbo) in about 60 % of the time;
-``imagehandler(spec, jpeg="pillow")`` does without. What simplejpeg will not decode is left to Pillow. Arrays may be
-changed. Formats that Pillow hands to other programs (EPS to Ghostscript) are never opened, whatever a field is called.
-It must not know of samples.
+How: Pillow decodes and converts. JPEGs of three components go through simplejpeg to ``rgb8``, ``rgb``, ``pil`` and
+their torch kin where it is installed: it makes the same pixels (both are libjpeg-turbo) in about half the time;
+``imagehandler(spec, jpeg="pillow")`` does without it and without OpenCV. What simplejpeg will not decode is left to
+Pillow. With ``size`` and ``crop`` pictures are brought to one size (:mod:`~wdscli.codecs.resize`), JPEGs while they
+are decoded. Pixels stay as they are stored: an orientation in EXIF is not applied, nor does ``PIL.Image.open`` apply
+it; Pillow's images keep it (``ImageOps.exif_transpose``). Arrays may be changed. Formats that Pillow hands to other
+programs (EPS to Ghostscript) are never opened, whatever a field is called. It must not know of samples.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any, NamedTuple
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES, check_size
 from wdscli.codecs.parts import INSTALL_IMAGES, ByExtension, needed
+from wdscli.codecs.resize import Fit, Size, fitted
 from wdscli.errors import DataError, UsageError
 
 FIRST_FORMATS = ("JPEG", "PNG", "PPM", "GIF", "BMP")
@@ -64,34 +67,52 @@ SPECS = _specs()
 
 
 class Images(ByExtension):
-    """Decodes pictures as a spec says. ``jpeg`` is ``"auto"`` or ``"pillow"``. Raises UsageError for a spec that there
-    is not, and for one whose packages are not there."""
+    """Decodes pictures as a spec says, in the size that ``size`` and ``crop`` give. ``jpeg`` is ``"auto"`` or
+    ``"pillow"``. Raises UsageError for a spec or size that there is not, and for one whose packages are not there."""
 
-    def __init__(self, spec: str, extensions: Iterable[str] = EXTENSIONS, jpeg: str = "auto") -> None:
+    def __init__(
+        self,
+        spec: str,
+        extensions: Iterable[str] = EXTENSIONS,
+        jpeg: str = "auto",
+        size: Size | None = None,
+        crop: Size | None = None,
+    ) -> None:
         if spec not in SPECS:
             raise UsageError(f'no such image spec: "{spec}"', hint=", ".join(sorted(SPECS)))
         if jpeg not in ("auto", "pillow"):
             raise UsageError(f'jpeg is "auto" or "pillow", not "{jpeg}"')
-        self.spec = SPECS[spec]
+        self.spec, self.fit = SPECS[spec], fitted(size, crop)
         names = frozenset(name.lower() for name in extensions)
         super().__init__(dict.fromkeys(names, self._decode), limited=names)
         needed("PIL.Image", f'decode("{spec}")', INSTALL_IMAGES)
         if self.spec.kind == "torch":
             needed("torch", f'decode("{spec}")', "torch")
-        self.uses_simplejpeg = (
-            jpeg == "auto" and self.spec.kind != "pil" and self.spec.mode == "RGB" and _simplejpeg()
-        )
+        self.uses_simplejpeg = jpeg == "auto" and self.spec.mode == "RGB" and _simplejpeg()
 
     def _decode(self, data: bytes, limit: int) -> Any:
         spec = self.spec
+        array = _fast(data, limit, self.fit) if self.uses_simplejpeg else None
         if spec.kind == "pil":
-            return open_image(data, limit).convert(spec.mode)
-        array = _fast(data, limit) if self.uses_simplejpeg else None
+            return self._by_pillow(data, limit) if array is None else _image_of(array, data, limit)
         if array is None:
-            array = _pixels(data, spec.mode, limit)
+            import numpy
+
+            array = numpy.array(self._by_pillow(data, limit))
         if spec.kind == "torch" and array.ndim == 3:
             array = array.transpose(2, 0, 1)
         return _finished(array, spec)
+
+    def _by_pillow(self, data: bytes, limit: int) -> Any:
+        """Pillow's image in mode and size of this."""
+        image = opened_image(data, limit)
+        width, height = image.size
+        if self.fit is not None:
+            high, wide = self.fit.target(height, width)
+            check_size(high * wide * len(self.spec.mode), limit)
+            image.draft(None, (wide, high))
+        image = image.convert(self.spec.mode)
+        return image if self.fit is None else self.fit.image(image, height, width)
 
 
 def _finished(array: Any, spec: Spec) -> Any:
@@ -111,6 +132,13 @@ def _finished(array: Any, spec: Spec) -> Any:
 def open_image(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
     """Pillow's image of a payload, decoded. Raises DataError for what is no image and for one whose pixels have more
     than ``limit`` bytes, and what Pillow raises for one that is broken."""
+    image = opened_image(data, limit)
+    image.load()
+    return image
+
+
+def opened_image(data: bytes, limit: int) -> Any:
+    """The same, of which only the header was read."""
     from PIL import Image, UnidentifiedImageError
 
     stream = io.BytesIO(data)
@@ -123,7 +151,6 @@ def open_image(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
     except Image.DecompressionBombError:
         raise DataError("it has more pixels than Pillow takes (twice PIL.Image.MAX_IMAGE_PIXELS)") from None
     check_size(image.width * image.height * _pixel_bytes(image), max(limit, len(data)))
-    image.load()
     return image
 
 
@@ -142,13 +169,6 @@ def _open_other(module: Any, stream: io.BytesIO) -> Any:
         raise DataError("not an image in any format that is decoded") from None
 
 
-def _pixels(data: bytes, mode: str, limit: int) -> Any:
-    import numpy
-
-    image = open_image(data, limit)
-    return numpy.array(image if image.mode == mode else image.convert(mode))
-
-
 def _simplejpeg() -> bool:
     """Whether simplejpeg is there and makes the pixels that Pillow makes."""
     from importlib.util import find_spec
@@ -158,7 +178,7 @@ def _simplejpeg() -> bool:
     return find_spec("simplejpeg") is not None and bool(features.check("libjpeg_turbo"))
 
 
-def _fast(data: bytes, limit: int) -> Any:
+def _fast(data: bytes, limit: int, fit: Fit | None) -> Any:
     """(height, width, 3) of a JPEG in YCbCr; None for anything else, and for what is broken."""
     if data[:2] != b"\xff\xd8":
         return None
@@ -169,11 +189,37 @@ def _fast(data: bytes, limit: int) -> Any:
         if colors != "YCbCr":
             return None
         check_size(height * width * 3, limit)
-        return simplejpeg.decode_jpeg(data)
+        if fit is None:
+            return simplejpeg.decode_jpeg(data)
+        high, wide = fit.target(height, width)
+        check_size(high * wide * 3, limit)
+        # The least sides are those of that factor, so that it takes no other.
+        factor = fit.factor(height, width)
+        least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
+        array = simplejpeg.decode_jpeg(data, min_factor=factor, **least)
     except ValueError:
         return None
+    return fit.array(array, height, width)
 
 
-def imagehandler(imagespec: str, extensions: Iterable[str] = EXTENSIONS, *, jpeg: str = "auto") -> Images:
-    """A handler for :meth:`WebDataset.decode` that decodes fields of these extensions as ``imagespec`` says."""
-    return Images(imagespec, extensions, jpeg)
+def _image_of(array: Any, data: bytes, limit: int) -> Any:
+    """Pillow's image of these pixels, with what the payload says beside them: EXIF, colour profile, resolution."""
+    from PIL import Image
+
+    image = Image.fromarray(array)
+    image.info = opened_image(data, limit).info
+    return image
+
+
+def imagehandler(
+    imagespec: str,
+    extensions: Iterable[str] = EXTENSIONS,
+    *,
+    jpeg: str = "auto",
+    size: Size | None = None,
+    crop: Size | None = None,
+) -> Images:
+    """A handler for :meth:`WebDataset.decode` that decodes fields of these extensions as ``imagespec`` says. ``size``
+    and ``crop`` are torchvision's ``Resize(size)`` and ``CenterCrop(crop)``; ``jpeg="pillow"`` does it with Pillow
+    alone, which is slower, to the same pixels on every machine that has the same Pillow."""
+    return Images(imagespec, extensions, jpeg, size, crop)

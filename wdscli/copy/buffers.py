@@ -74,23 +74,25 @@ def clear_padding(
 
 class Packed(NamedTuple):
     """Usual samples in a buffer: what they are once :meth:`settle` has run, and where the headers of their members
-    begin (``heads``) until then. ``names`` are the keys, one by one."""
+    begin (``heads``), and all of them end, until then. ``names`` are the keys, one by one."""
 
     names: list[bytes]
     arrays: SampleArrays
     heads: I64
+    end: int
     form: Form
 
     def settle(self, view: memoryview) -> memoryview:
         """Make all members canonical where they are, padding included; returns what they fill now."""
         assert core.CORE is not None
         form = self.form
-        return view[: core.CORE.settle(view, form.mtime_field, form.long_names == "gnu")]
+        return view[: core.CORE.settle(view[: self.end], form.mtime_field, form.long_names == "gnu")]
 
 
-def packed(view: memoryview, begins: I64, form: Form) -> Packed | None:
-    """The samples that begin at the bytes ``begins`` of ``view``, the first at 0, and fill it. None when they are not
-    the usual ones, or where there is no compiled core: then it takes the exact path to know them."""
+def packed(view: memoryview, begins: I64 | None, form: Form) -> Packed | None:
+    """The samples that begin at the bytes ``begins`` of ``view``, the first at 0, and fill it; without ``begins`` those
+    of its first bytes that are known to be whole. None when they are not the usual ones, or where there is no compiled
+    core: then it takes the exact path to know them."""
     import numpy
 
     found = None
@@ -98,10 +100,10 @@ def packed(view: memoryview, begins: I64, form: Form) -> Packed | None:
         found = core.CORE.pack(view, begins, form.mtime_field, form.long_names == "gnu")
     if found is None:
         return None
-    keys, fields, *columns = found[:9]
+    keys, fields, *columns, end = found
     counts, starts, lengths, heads, codes, offsets, sizes = [
         numpy.frombuffer(column, dtype=numpy.int64) for column in columns
     ]
     widths = numpy.fromiter(map(len, keys), dtype=numpy.int64, count=len(keys))
     arrays = SampleArrays(b"".join(keys), widths, starts, lengths, counts, fields, codes, offsets, sizes)
-    return Packed(keys, arrays, heads, form)
+    return Packed(keys, arrays, heads, end, form)

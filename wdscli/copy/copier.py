@@ -37,12 +37,14 @@ from wdscli.plan.inputs import (
 )
 from wdscli.plan.join.joined import CHANGED, Joined, Shape, collision, in_turn, lay_out
 from wdscli.plan.names import Rekey, shard_stem
+from wdscli.plan.strategy import EXPECTED_BYTES
 from wdscli.plan.survey import RENAMED, hash_key
 from wdscli.plan.table import Ordered, PlanTable, are_those, hashes_of, headers_of, headers_of_batch
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.shards.writing import ShardFile, ShardSettings
-from wdscli.tar import FOREIGN, GLOBAL, Scanner
+from wdscli.storage.ends import Data, Sink
+from wdscli.tar import FOREIGN, GLOBAL, Form, Scanner
 
 if TYPE_CHECKING:
     from wdscli.plan.table import I64, U64
@@ -51,8 +53,6 @@ COPY_BUFFER_BYTES = 1 << 22
 """Bytes that are read, looked at and written together."""
 READ_AHEAD_BYTES = 1 << 24
 """Bytes that are asked for before they are read, where they lie on a device."""
-EXPECTED_BYTES = 1 << 25
-"""Bytes that are told to inputs that are far away before they are read."""
 ROWS_PER_CHUNK = 1 << 14
 """Rows that are lists in memory at a time."""
 VIEWS_PER_READ = 512
@@ -83,6 +83,43 @@ def gather(task: GatherTask) -> ShardInfo:
         Copier(task, inputs, shard).run()
         inputs.confirm()
         return shard.commit()
+
+
+def gathered_bytes(task: GatherTask) -> memoryview:
+    """The samples of a task in memory, as the shard would have them, without the end of archive. Raises as
+    :func:`gather` does."""
+    memory = _Memory(task.address)
+    settings = ShardSettings(task.settings.form, "none", with_index=False)
+    with Inputs(task.inputs) as inputs, ShardFile(task.address, settings, memory) as shard:
+        Copier(task, inputs, shard).run()
+        inputs.confirm()
+        shard.flush()
+        memory.flush()
+    return memoryview(memory.data)
+
+
+def samples_of(data: memoryview, address: str, form: Form) -> SampleBatch:
+    """What lies in :func:`gathered_bytes`."""
+    scanner = Scanner(address, form=form)
+    scanner.feed(data, 0)
+    return group_columns(scanner.take(), address)
+
+
+class _Memory(Sink):
+    """A sink that keeps what it gets."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.data = bytearray()
+
+    def _put(self, data: Data) -> None:
+        self.data += data
+
+    def _commit(self) -> None:
+        """Nothing is to be done."""
+
+    def _discard(self) -> None:
+        """Nothing is to be done."""
 
 
 class Chunk:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
@@ -158,6 +158,13 @@ def require(
     for absence in sightings.absent(names) if lacking else ():
         raise DataError(absence.message, code="missing-field", hint=absence.hint)
     return (take(samples, whole) if lacking and incomplete == "skip" else samples), lacking
+
+
+def leave_out(samples: Samples, keys: Collection[bytes], skipped: Skipped) -> Samples:
+    """All samples but those with these keys, each of which is counted, also where nothing of it was found."""
+    for key in sorted(keys):
+        skipped.add("incomplete", key + b" (a source is missing)")
+    return take(samples, (one for one in range(samples.total) if samples.key(one) not in keys))
 
 
 def take(samples: Samples, chosen: Iterable[int]) -> Samples:

@@ -29,7 +29,6 @@ from wdscli.create.files import (
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_text
-from wdscli.run.post_hook import run_post
 from wdscli.samples import SampleBatch
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.tar import build_header, core, padding
@@ -56,22 +55,24 @@ class PackTask(NamedTuple):
     files: Files
     members: array[int]
     firsts: array[int]
-    post: str | None = None
-    """The command that is run for the shard once it has its name."""
 
-    def portable(self) -> PackTask:
-        """The same with no files but its own, for another process."""
+    def portable(self, *, holds_all: bool = False) -> PackTask:
+        """The same with no files but its own, for another process; with ``holds_all`` for another machine, which cannot
+        read what was put into a scratch file of this one."""
         files = self.files.part(self.members)
+        for number in range(len(files)) if holds_all else ():
+            place, size = files.place(number), files.size(number)
+            if isinstance(place, Stored):
+                with ExitStack() as stack:
+                    payload = bytearray(size)
+                    _opened(place, size, stack)(memoryview(payload), 0)
+                    files.put(number, size, files.keep(Inline(bytes(payload))))
         return self._replace(files=files, members=numbers_of(range(len(files)), len(files)))
 
 
 def pack(task: PackTask) -> ShardInfo:
-    """Write the shard. Raises InputError, DataError ``changed-while-read``, OutputError, and EngineError when the
-    command that follows fails."""
-    return run_post(task.post, task.address, _packed(task, tick_of_task()))
-
-
-def _packed(task: PackTask, advance: Advance) -> ShardInfo:
+    """Write the shard. Raises InputError, DataError ``changed-while-read``, OutputError."""
+    advance = tick_of_task()
     with task.settings.open(task.address) as shard, ExitStack() as stack:
         packer = _Packer(shard, task, stack)
         for first in range(0, len(task.firsts) - 1, _SAMPLES_TOGETHER):
@@ -79,7 +80,7 @@ def _packed(task: PackTask, advance: Advance) -> ShardInfo:
             advance(done)
         done = shard.position
         info = shard.commit()
-        advance(info.size_bytes - done)
+        advance(info.tar_bytes - done)
         return info
 
 

@@ -9,11 +9,13 @@ mean.
 from __future__ import annotations
 
 import os
-from typing import IO
+from typing import IO, NamedTuple
 
 from wdscli.create.files import Inline, Place, Remote, Stored
 from wdscli.create.walk import Outputs
-from wdscli.errors import InputError, OutputError
+from wdscli.errors import InputError, InputNotFoundError, OutputError
+from wdscli.model import to_text
+from wdscli.selection.choice import OnError
 
 _SMALL_BYTES = 256
 _MAX_IN_MEMORY_BYTES = 1 << 24
@@ -21,14 +23,34 @@ _PIECE_BYTES = 1 << 20
 _HINT = "set TMPDIR to a folder with room"
 
 
+class Unread(NamedTuple):
+    """A source that a list or table names and that could not be read, and the member that it was to be."""
+
+    key: str
+    field: str
+    source: str
+    reason: str
+
+
 class Payloads:
-    """Use it as a context manager around planning and writing."""
+    """Use it as a context manager around planning and writing.
+
+    ``on_error="skip"`` goes on after a source that cannot be read, as ``incomplete`` other than ``error`` does after
+    one that is not there: the member is left out, and ``unread`` tells of it. With ``incomplete="skip"`` its sample is
+    to be left out too: ``lacking`` has the keys.
+    """
 
     outputs: Outputs | None = None
     """What is about to be written, and cannot be a payload."""
 
-    def __init__(self, trust_addresses: bool = False) -> None:
+    def __init__(
+        self, trust_addresses: bool = False, *, on_error: OnError = "stop", incomplete: str = "error"
+    ) -> None:
+        self.unread: list[Unread] = []
+        self.lacking: set[bytes] = set()
         self._trusts = trust_addresses
+        self._on_error = on_error
+        self._incomplete = incomplete
         self._in_memory = 0
         self._scratch: IO[bytes] | None = None
         self._end = 0
@@ -41,6 +63,19 @@ class Payloads:
         file, place = self._file(), self._end
         self._append(file, payload)
         return Stored(file.name, place)
+
+    def of_member(self, key: bytes, field: bytes, address: str, where: str) -> tuple[int, Place] | None:
+        """What :func:`fetch` gives for one member; None for one that is left out. Raises InputError."""
+        try:
+            return self.fetch(address, where)
+        except InputError as error:
+            is_absent = isinstance(error, InputNotFoundError) and self._incomplete != "error"
+            if not (is_absent or self._on_error == "skip"):
+                raise
+            self.unread.append(Unread(to_text(key), to_text(field), address, error.message))
+        if self._incomplete == "skip":
+            self.lacking.add(key)
+        return None
 
     def fetch(self, address: str, where: str) -> tuple[int, Place]:
         """Bytes and place of what lies at an address that a list or table, itself at ``where``, names. A stream and a

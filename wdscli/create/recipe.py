@@ -12,7 +12,7 @@ import os
 import re
 from typing import NamedTuple
 
-from wdscli.create.files import Files, Place
+from wdscli.create.files import Files, Place, Skipped
 from wdscli.create.keys import KeyRule, check_written
 from wdscli.create.payloads import Payloads
 from wdscli.create.table import stream_of
@@ -60,7 +60,12 @@ def parse_line(number: int, line: bytes) -> Line | None:
 
 
 def read_recipe(
-    address: str, rule: KeyRule, files: Files, payloads: Payloads, progress: Progress = QUIET
+    address: str,
+    rule: KeyRule,
+    files: Files,
+    payloads: Payloads,
+    skipped: Skipped,
+    progress: Progress = QUIET,
 ) -> None:
     """Add the members of a list. Raises InputError for a source that cannot be read, DataError ``bad-list``
     and ``unsafe-name`` for a line that cannot be used, both with the line's number."""
@@ -69,7 +74,11 @@ def read_recipe(
             try:
                 if (line := parse_line(number, text)) is not None:
                     key, field = _split(line.name, rule)
-                    files.add(key, field, *locate(line.source, payloads, address))
+                    found = locate(key, field, line.source, payloads, address)
+                    if found is None:
+                        skipped.add("no-source", line.name)
+                    else:
+                        files.add(key, field, *found)
             except WdsError as error:
                 error.message = f"{address}, line {number}: {error.message}"
                 raise
@@ -89,8 +98,10 @@ def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:
     return found
 
 
-def locate(source: bytes, payloads: Payloads, where: str) -> tuple[int, Place]:
-    """Bytes and place of what a source in the list at ``where`` names."""
+def locate(
+    key: bytes, field: bytes, source: bytes, payloads: Payloads, where: str
+) -> tuple[int, Place] | None:
+    """Bytes and place of what a source in the list at ``where`` names for a member; None to leave it out."""
     if source.startswith(b"text:"):
         payload = source[5:]
         return len(payload), payloads.keep(payload)
@@ -98,4 +109,4 @@ def locate(source: bytes, payloads: Payloads, where: str) -> tuple[int, Place]:
         source = source[5:]
         if not is_local(where):
             source = b"file://" + source
-    return payloads.fetch(os.fsdecode(source), where)
+    return payloads.of_member(key, field, os.fsdecode(source), where)

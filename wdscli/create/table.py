@@ -328,7 +328,11 @@ def read_table(
                 if value is None:
                     skipped.add("no-value", raw + b"." + field)
                 elif isinstance(value, str):
-                    files.add(key, field, *payloads.fetch(value, row.file))
+                    found = payloads.of_member(key, field, value, row.file)
+                    if found is None:
+                        skipped.add("no-source", key + b"." + field)
+                    else:
+                        files.add(key, field, *found)
                 else:
                     files.add(key, field, len(value), payloads.keep(value))
         except UsageError:

@@ -13,14 +13,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wdscli.errors import UsageError
-from wdscli.executors.local import default_jobs, is_stuck, local_executor
+from wdscli.executors.local import WORTH_BYTES, default_jobs, is_stuck, local_executor, useful_jobs
 from wdscli.executors.tasks import run_tasks, workers_of
 from wdscli.executors.ticks import tick_of_task
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = ["default_jobs", "is_stuck", "make_executor", "run_tasks", "tick_of_task", "workers_of"]
+__all__ = [
+    "WORTH_BYTES",
+    "default_jobs",
+    "is_stuck",
+    "make_executor",
+    "run_tasks",
+    "tick_of_task",
+    "useful_jobs",
+    "workers_of",
+]
 
 
 def make_executor(jobs: int | None = None, engine: str | None = None) -> Executor:

@@ -19,6 +19,7 @@ from wdscli.errors import EngineError, UsageError, WdsError
 from wdscli.executors.tasks import task_failed, workers_of
 from wdscli.shown import cause_of
 from wdscli.storage import relative_to
+from wdscli.storage.retry import Network, network, using
 
 GROUP = "wdscli.executors"
 
@@ -64,7 +65,8 @@ class Engine(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         try:
-            return self._inner.submit(run_elsewhere, __version__, self._folder, fn, *args, **kwargs)
+            here = (__version__, self._folder, network())
+            return self._inner.submit(run_elsewhere, *here, fn, *args, **kwargs)
         except WdsError:
             raise
         except Exception as error:
@@ -90,14 +92,16 @@ class Engine(Executor):
         self.shutdown(wait=kind is None, cancel_futures=kind is not None)
 
 
-def run_elsewhere(version: str, folder: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_elsewhere(
+    version: str, folder: str, patience: Network, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """One task on a worker; ``folder`` is where relative paths begin."""
     if version != __version__:
         raise EngineError(
             f"a worker has wdscli {__version__}, this is {version}", hint="install one version everywhere"
         )
     try:
-        with relative_to(folder):
+        with relative_to(folder), using(patience):
             return function(*args, **kwargs)
     except WdsError as error:
         # distributed sends along what was being handled, which may hold a whole request, and may not be pickled at all.

@@ -14,19 +14,25 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from wdscli.errors import UsageError
 from wdscli.executors.ticks import run_reporting
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
+    from wdscli.storage.retry import Network
+
 PATIENCE_SECONDS = 5.0
 """How long a worker that was told to end may take to clean up."""
 SLOTS = 1024
 """At most so many tasks in flight: each has a counter of its own."""
+WORTH_BYTES = 64 << 20
+"""Below this many bytes to be copied, starting processes costs more than they bring."""
 
 
 def default_jobs() -> int:
@@ -34,6 +40,21 @@ def default_jobs() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1
+
+
+def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int = WORTH_BYTES) -> int:
+    """As many as were asked for (None: one a processor, when there are ``worth_bytes`` to do), never more than there
+    are tasks. Raises UsageError.
+
+    >>> useful_jobs(8, 3, 0), useful_jobs(None, 3, 1000)
+    (3, 1)
+    """
+    if jobs is None and size_bytes < worth_bytes:
+        return 1
+    wanted = default_jobs() if jobs is None else jobs
+    if wanted < 1:
+        raise UsageError(f"--jobs must be at least 1, not {wanted}")
+    return max(1, min(wanted, tasks))
 
 
 def local_executor(jobs: int) -> Executor:
@@ -66,6 +87,8 @@ def _processes(jobs: int) -> Executor:
     from multiprocessing import get_context
     from multiprocessing.resource_tracker import ensure_running
 
+    from wdscli.storage.retry import network
+
     context = get_context("spawn")
 
     class Processes(ProcessPoolExecutor):
@@ -81,7 +104,7 @@ def _processes(jobs: int) -> Executor:
             # Workers are started here, and inherit the mask: Ctrl-C must not reach one that is not ready for it.
             ensure_running()
             with _interrupts_held():
-                return super().submit(_in_worker, fn, *args, **kwargs)
+                return super().submit(_in_worker, network(), fn, *args, **kwargs)
 
         def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
             if kind is None:
@@ -212,6 +235,7 @@ def _prepare_worker(counters: Any) -> None:
     signal.signal(signal.SIGTERM, _end_worker)
     signal.signal(signal.SIGALRM, _end_worker)
     sys.unraisablehook = _raise_again
+    warnings.showwarning = _say_warning
     parent = parent_process()
     if parent is not None:
         Thread(target=_follow, args=(parent,), daemon=True).start()
@@ -241,10 +265,18 @@ def _follow(parent: Any) -> None:
 _busy = False
 
 
-def _in_worker(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """As the command itself does."""
+    with suppress(OSError):
+        sys.stderr.write(f"warning: {message}\n")
+
+
+def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """One task in a worker."""
+    from wdscli.storage.retry import using
+
     global _busy
-    with suppress(_Stopped):
+    with suppress(_Stopped), using(patience):
         try:
             _busy = True
             result = function(*args, **kwargs)

@@ -49,6 +49,26 @@ def want_size(name: str, value: Any) -> int:
     return want_whole(name, value, 0, hint=f'{name}="256MB", or 0 for none')
 
 
+def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
+    """A folder for copies of shards, and how many bytes of them it may hold (0: all that fit), as webdataset's
+    arguments say it. Raises UsageError."""
+    if folder is None:
+        if size_bytes not in (-1, None):
+            raise UsageError(
+                f"cache_size={size_bytes!r} needs cache_dir=", hint='cache_dir="/scratch/shards"'
+            )
+        return None
+    path = os.fspath(folder)
+    if not isinstance(path, str) or not path:
+        raise UsageError(f"cache_dir={folder!r} is not a folder's name")
+    if size_bytes in (-1, None):
+        return os.path.abspath(os.path.expanduser(path)), 0
+    size = parse_size(size_bytes) if isinstance(size_bytes, str) else size_bytes
+    if isinstance(size, bool) or not isinstance(size, (int, float)) or not 1 <= size < 1 << 63:
+        raise UsageError(f"cache_size={size_bytes!r} is no number of bytes", hint="-1 for as many as fit")
+    return os.path.abspath(os.path.expanduser(path)), int(size)
+
+
 def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] | None:
     """What ``fields=`` names: a list of names, or text with commas between them; None for all. ``known`` are those that
     the set has, where that was counted: warns when no sample has any of them. Raises UsageError for what are no names.
@@ -107,12 +127,14 @@ def addresses_of(urls: Urls) -> list[str]:
     if isinstance(urls, dict) or not isinstance(urls, Iterable):
         raise UsageError(
             f"shards are named by strings, not by a {type(urls).__name__}",
-            hint="several sets with weights: wds.mix({...})",
+            hint="several sets with weights: wds.mix({...}); a specification: MultiShardSample in a DataPipeline",
         )
     return [_address(url) for url in urls]
 
 
 def _address(url: Any) -> str:
+    if isinstance(url, dict) and "url" in url:  # of a list of shards, such as SimpleShardList
+        url = url["url"]
     if not isinstance(url, (str, os.PathLike)):
         raise UsageError(f"a shard is named by a string, not by a {type(url).__name__}")
     address = os.fspath(url)

@@ -20,10 +20,21 @@ from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.order.order import ENDLESS
 from wdscli.loader.order.views import BatchSlice, Span, Viewed
-from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker, launched_rank, widen
-from wdscli.loader.place.share import Batches, Tail
+from wdscli.loader.place.ranks import (
+    Share,
+    find_rank,
+    find_worker,
+    in_worker,
+    is_dealt_out,
+    launched_rank,
+    taken_by_caller,
+    widen,
+    workers_of_caller,
+)
+from wdscli.loader.place.share import TAILS, Batches, Tail
+from wdscli.loader.place.splitters import EXACT, Split
 from wdscli.loader.place.standing import Cursor, Standing
-from wdscli.loader.place.state import Place, check_fits, check_topology, of_loader, regrouped
+from wdscli.loader.place.state import ANY, Place, check_fits, check_topology, of_loader, regrouped
 from wdscli.loader.read.failures import OnError, Policy
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
@@ -32,6 +43,7 @@ from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through
 from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
+from wdscli.loader.stages.per_batch import prepare_worker
 from wdscli.loader.stats import Counts, warning_of_losses
 
 if TYPE_CHECKING:
@@ -48,6 +60,10 @@ class PositionDataset(Fluent):
     _policy: Policy
     _told: tuple[int, int] | None = None
     """Rank and world size of the process that made this copy, when they were known."""
+    _dealt = False
+    """Whether accelerate deals out what this gives: nobody tells, it is seen."""
+    _split: Split = EXACT
+    """Who shares the samples."""
     _empty_check = False
     """Whether an epoch without samples is an error."""
     trail: list[int] | None = None
@@ -67,7 +83,7 @@ class PositionDataset(Fluent):
         batch_size: int = 1,
     ) -> None:
         if tail is not None:
-            want_word("tail", tail, ("drop", "pad", "uneven"))
+            want_word("tail", tail, TAILS)
         if rank is not None or world_size is not None:
             rank, world_size = find_rank(rank, world_size)
         self.source = source
@@ -106,19 +122,55 @@ class PositionDataset(Fluent):
         """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded. Workers hear of it,
         also those that stay alive."""
         epoch = want_whole("epoch", epoch, 0)
+        self._dealt = self._dealt or is_dealt_out()
         start = self.standing.start
         self.standing.move(start if start.epoch == epoch else Place(epoch))
 
     def share(self) -> Share:
         """Whose part this process makes."""
         # A worker that was spawned knows no rank: what the process that started it said is what counts.
+        self._dealt = self._dealt or (self._rank is None and is_dealt_out())
         told = self._told if self._rank is None and self._told is not None and in_worker() else None
-        return Share(*(told or find_rank(self._rank, self._world)), *find_worker())
+        rank, world = (0, 1) if self._dealt else told or find_rank(self._rank, self._world)
+        return self._split.share(Share(rank, world, *find_worker()))
 
     def of_rank(self: Self) -> Self:
         """The same for a process that cannot find its rank by itself."""
         share = self.share()
         return self._with(_rank=share.rank, _world=share.world)
+
+    def splitting(self: Self, name: str) -> Self:
+        """The same behind webdataset's splitter of this name."""
+        return (
+            self._with(_empty_check=True)
+            if name == "non_empty"
+            else self._with(_split=self._split.also(name))
+        )
+
+    @property
+    def split(self) -> Split:
+        """Who shares the samples."""
+        return self._split
+
+    @property
+    def ranks(self) -> tuple[int | None, int | None]:
+        """Rank and world size as they were given."""
+        return self._rank, self._world
+
+    @property
+    def counts_workers(self) -> bool:
+        """Whether this has more samples with more workers or ranks."""
+        return self._span is not None and self._span.items is not None and self._span.of != "all"
+
+    def of_workers(self: Self, workers: int) -> Self:
+        """The same where it is known how many workers each rank has."""
+        return self if self._span is None else self._with(_span=self._span.resolved(workers))
+
+    def in_samples(self: Self) -> Self:
+        """The same, of an epoch that stays as long whatever is batched from now on."""
+        if self._span is None or self.pipeline.batch is not None:
+            return self
+        return self._with(_span=self._span._replace(samples=True))
 
     def beginning_at(self: Self, place: Place) -> Self:
         """The same, beginning elsewhere."""
@@ -164,20 +216,29 @@ class PositionDataset(Fluent):
     def _line(self, share: Share) -> PositionSource:
         """The source as the stages that choose positions leave it: slices, and epochs of another length."""
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
-        source = self.source
+        source = self._base(share)
         for view, of_batches in self._views:
             source = Viewed(source, BatchSlice(view, size * share.world) if of_batches else view)
         if self._span is None:
             return source
-        passes, items = self._span
-        whole = share.world * (1 if self.pipeline.spreads else size)
-        cut = None if items is None or self.pipeline.generators else items * whole
-        return Span(source, passes, cut, [passes, items])
+        cut = None
+        if self._span.samples or not self.pipeline.generators:
+            cut = self._span.positions(share, 1 if self.pipeline.spreads else size)
+        return Span(source, self._span.passes, cut, self._span.told())
 
-    def _batches(self, source: PositionSource | None = None, epoch: int | None = None) -> Batches:
-        share = self.share()
+    def _base(self, share: Share) -> PositionSource:
+        """The source of an iteration of so many ranks and workers."""
+        return self.source
+
+    def _batches(
+        self,
+        source: PositionSource | None = None,
+        epoch: int | None = None,
+        share: Share | None = None,
+    ) -> Batches:
+        share = share or self.share()
         size = self._together if self.pipeline.batch is None else self.pipeline.batch.size
-        tail = self._tail or ("uneven" if share.world == 1 else "pad")
+        tail = self._tail or "even"
         length = (source or self._line(share)).length(self.epoch if epoch is None else epoch)
         return Batches(length, size, share, tail)
 
@@ -192,28 +253,46 @@ class PositionDataset(Fluent):
             start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
         iteration = self.standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
-        found = items(start, share, iteration)
+        found = self.ending(items(start, share, iteration), self._last_taken(), start, iteration)
         return warning_of_losses(found, share.worker, self.losses) if in_worker() else found
+
+    def _last_taken(self) -> int | None:
+        """How many things whoever iterates this takes of an epoch, where that is said or is not all of them."""
+        if self._length is not None or in_worker():
+            return self._length
+        with suppress(TypeError):
+            return taken_by_caller(len(self))
+        return None
 
     def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """The state follows what was given."""
         standing = self.standing
-        topology = (share.world, share.workers) if self.is_stream else None
+        topology = self._topology(share)
         check_topology(start, topology)
         start = start._replace(topology=topology)
         if self._is_single and not start.item:
             cursor = Cursor(start, share.workers)
             standing.follow(iteration, cursor)
+            last = self._given(start.epoch) - share.workers
             for number, item in self._singles(start, share):
                 cursor.number = number
+                if number >= last:
+                    standing.over(iteration, start.epoch)
                 yield item
             self._finish(iteration, cursor.place)
             return
         yield from self.followed(self.units(start, share), start, share.workers, iteration)
 
+    def _topology(self, share: Share) -> tuple[int, int] | None:
+        """Ranks and workers that a place is of, None when it is of any number of both."""
+        if self.is_stream or self.pipeline.generators:
+            return share.world, share.workers
+        return (ANY, share.workers) if self._span is not None and self._span.by_worker else None
+
     def followed(self, units: Iterable[Any], start: Place, step: int, iteration: int) -> Iterator[Any]:
-        """What is in ``units``, every ``step``-th of an epoch from ``start`` on; the place is behind what was given."""
-        place = start
+        """What is in ``units``, every ``step``-th of an epoch from ``start`` on; the place is behind what was given.
+        Who has the last thing has had the epoch, whether more is asked for or not."""
+        place, end = start, self._given(start.epoch)
         for unit in units:
             number, items = unit.number, unit.items
             behind = start._replace(batch=number + step, item=0)
@@ -221,20 +300,36 @@ class PositionDataset(Fluent):
             for at in range(begin, len(items)):
                 place = behind if at + 1 == len(items) else start._replace(batch=number, item=at + 1)
                 self.standing.at(iteration, place)
+                if place.batch >= end:
+                    self.standing.over(iteration, start.epoch)
                 yield items[at]
             place = behind
             self.standing.at(iteration, place)
         self._finish(iteration, place)
 
+    def ending(self, items: Iterator[Any], last: int | None, start: Place, iteration: int) -> Iterator[Any]:
+        """``items`` of an epoch that is said to have ``last``: who has so many has had it."""
+        if last is None or start.batch or start.worker is not None:
+            return items
+        return self._ending(items, last, start, iteration)
+
+    def _ending(self, items: Iterator[Any], last: int, start: Place, iteration: int) -> Iterator[Any]:
+        for number, item in enumerate(items, start.item + 1):
+            if number == last:
+                self.standing.over(iteration, start.epoch)
+            yield item
+
     def _finish(self, iteration: int, place: Place) -> None:
         """The next epoch is next. A worker is at the end of this one until then, for other workers may not be."""
         following = Place(place.epoch + 1)
-        self.standing.finish(iteration, following, following if place.worker is None else place)
+        topology = place.topology if self._span is not None and self._span.by_worker else None
+        told = following._replace(topology=topology) if place.worker is None else place
+        self.standing.finish(iteration, following, told)
 
     def _replayed(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """What generators make of it. Nobody knows how far they have read, so the state counts what came out of them,
         and to go on is to begin again and leave out as many."""
-        topology = share.world, share.workers
+        topology = self._topology(share)
         check_topology(start, topology)
         items: Iterator[Any]
         if self._is_single:
@@ -242,9 +337,10 @@ class PositionDataset(Fluent):
         else:
             items = chain.from_iterable(unit.items for unit in self.units(start, share))
         items = through(self.pipeline.generators, items, start.epoch)
-        if self._span is not None and self._span.items is not None:
-            items = islice(items, len(range(share.worker, self._span.items, share.workers)))
-        yield from self.replayed(items, start._replace(topology=topology), iteration)
+        last = None if self._span is None else self._span.of_worker(share)
+        items = islice(items, last)
+        items = self.replayed(items, start._replace(topology=topology), iteration)
+        yield from self.ending(items, last, start, iteration)
 
     def replayed(self, items: Iterable[Any], start: Place, iteration: int) -> Iterator[Any]:
         """Those of ``items`` that a place has not counted yet; the place counts them."""
@@ -327,6 +423,8 @@ class PositionDataset(Fluent):
     ) -> Iterator[tuple[Maker, Batches, Generator[Any, None, None]]]:
         """What makes something of samples, of which batches, and the blocks of them that are read from ``start`` on, or
         the batches of a stream."""
+        if in_worker():
+            prepare_worker()
         line = self._line(share)
         batches, spare = self._batches(line, start.epoch), Spare(line, start.epoch)
         replaces = self.replaces and not self.is_stream
@@ -346,21 +444,31 @@ class PositionDataset(Fluent):
         says. Raises TypeError when there is no end or nobody knows."""
         if self._length is not None:
             return self._length
-        pipeline = self.pipeline
-        batches = self._batches()._replace(share=self.share()._replace(worker=0, workers=1))
-        if pipeline.generators or pipeline.spreads or batches.length >= ENDLESS:
+        share = self.share()
+        share = share._replace(worker=0, workers=max(share.workers, workers_of_caller()))
+        batches = self._batches(share=share)
+        if self.pipeline.generators or self.pipeline.spreads or batches.length >= ENDLESS:
             raise TypeError("the length of this dataset is not known; with_length(n) would say one")
+        if self.pipeline.batch is not None:
+            return self._given(self.epoch, share)
         total = batches.total
-        last = len(batches.positions(total - 1)) if total else 0
-        if pipeline.batch is None:
-            return max(0, total - 1) * self._together + last
-        wanted = 1 if pipeline.batch.partial else pipeline.batch.size
-        return total - (total > 0 and last < wanted)
+        return max(0, total - 1) * self._together + (len(batches.positions(total - 1)) if total else 0)
+
+    def _given(self, epoch: int, share: Share | None = None) -> int:
+        """Batches of an epoch, without the last where this rank gives nothing for it."""
+        batches = self._batches(None, epoch, share)
+        total = batches.total
+        if not total or batches.length >= ENDLESS:
+            return total
+        batch = self.pipeline.batch
+        wanted = 1 if batch is None or batch.partial else batch.size
+        return total - (len(batches.positions(total - 1)) < wanted)
 
     def stats(self) -> dict[str, Any]:
         """What happened so far in this process, and in workers that tell it, as WebLoader's do: ``dropped``, what was
-        left out, by shard and reason; ``samples`` and ``bytes`` that were read; ``seconds_reading`` in waiting for
-        bytes, ``seconds_working`` in stages such as decode, ``seconds_waiting`` for whoever takes what comes out."""
+        left out, by shard and reason; ``samples`` and ``bytes`` that were read; ``requests`` made of other machines
+        and ``bytes_received`` from there, for whichever dataset; ``seconds_reading`` in waiting for bytes,
+        ``seconds_working`` in stages such as decode, ``seconds_waiting`` for whoever takes what comes out."""
         return {"dropped": self.losses().by_shard(), **self._times.shown()}
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
@@ -370,6 +478,7 @@ class PositionDataset(Fluent):
         nobody tells this dataset. Without it that is an error where it can be noticed; at the beginning of an epoch,
         behind :meth:`set_epoch`, every state is exact.
         """
+        self._line(self.share()).identity()  # an error where there are no places at all
         place = self.standing.place
         if batches is not None:
             place = self._place_behind(batches)
@@ -395,13 +504,16 @@ class PositionDataset(Fluent):
             raise UsageError(
                 "batches do not say where a stream is", hint="StatefulDataLoader asks its workers"
             )
-        start = self.standing.begun
-        left = self._batches().total - start.batch
+        start, share = self.standing.begun, self.share()._replace(workers=self.standing.crew)
+        left = self._batches(share=share).total - start.batch
         if start.item or self.pipeline.generators or self.pipeline.spreads:
             raise UsageError("batches do not say where this is: stages make several things of one")
         if not 0 <= batches <= left:
             raise UsageError(f"{batches} batches of an epoch that has {left} left")
-        return Place(start.epoch + 1) if batches == left else start._replace(batch=start.batch + batches)
+        if not self._split.by_worker and share.workers > 1:
+            raise UsageError("batches do not say where this is: every worker gives all of them")
+        place = Place(start.epoch + 1) if batches == left else start._replace(batch=start.batch + batches)
+        return place._replace(topology=self._topology(share))
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
         """Go on at a state, with any number of ranks and workers; that of a StatefulDataLoader around this dataset will
@@ -430,6 +542,8 @@ def _facts(source: Any) -> list[str]:
     while hasattr(source, "source"):
         source = source.source
     catalog = getattr(source, "catalog", None)
+    if getattr(source, "splitters", ()):
+        return [f"{len(source.addresses):,} shards split by functions, without an exact place"]
     if catalog is None:
         return ["a stream" if getattr(source, "is_stream", False) else "several sets"]
     total = "" if catalog.total is None else f", {catalog.total:,} samples"

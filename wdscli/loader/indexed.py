@@ -19,14 +19,15 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.checks import Urls, addresses_of, wanted_fields
+from wdscli.loader.checks import Urls, addresses_of, cache_of, wanted_fields
+from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import stretches
 from wdscli.loader.order.ordinals import Layout, Ordinals, layout
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, read_each
 from wdscli.loader.read.fetch import Pool, Raw
 from wdscli.loader.read.selected import Filter, FilteredCatalog, filtered
-from wdscli.loader.read.source import instead
+from wdscli.loader.read.source import EpochReader, instead
 from wdscli.loader.stages.fluent import PerSample
 from wdscli.loader.stats import Counts
 from wdscli.storage.addresses import check_pipe
@@ -56,7 +57,7 @@ class IndexedDataset(PerSample):
     (left out of iteration and of :meth:`__getitems__`; asked for alone it is an error) or ``"substitute"`` (one behind
     it in this table is given); :meth:`stats` counts them. ``threads`` read the samples of one call, by default one for
     local shards and 16 for remote ones. ``trust_addresses`` and ``pipes`` as in
-    :class:`~wdscli.loader.webdataset.WebDataset`.
+    :class:`~wdscli.loader.webdataset.WebDataset`, and ``cache_dir`` and ``cache_size``, too.
 
     Raises UsageError for shards that can only be streamed.
 
@@ -89,12 +90,18 @@ class IndexedDataset(PerSample):
         threads: int | None = None,
         trust_addresses: bool = False,
         pipes: bool = True,
+        cache_dir: str | None = None,
+        cache_size: int = -1,
     ) -> None:
         self._counts = Counts()
         self._policy = Policy(on_error, self._counts)
         check_pipe(keys_from or "", pipes=pipes)
         catalog = Catalog(
-            addresses_of(urls), salvage=on_error != "raise", trust_addresses=trust_addresses, pipes=pipes
+            addresses_of(urls),
+            salvage=on_error != "raise",
+            trust_addresses=trust_addresses,
+            pipes=pipes,
+            cache=cache_of(cache_dir, cache_size),
         )
         if not catalog.is_indexed:
             raise UsageError(
@@ -249,6 +256,11 @@ class IndexedDataset(PerSample):
         assert self.catalog.counts is not None
         return layout(self.ordinals, self.catalog.counts, self.catalog.fingerprint)
 
+    def in_order(self) -> PositionDataset:
+        """The same samples as a dataset that is iterated, in the order of this table."""
+        data = PositionDataset(_TableSource(self), on_error=self._policy.on_error)
+        return data._with(pipeline=self.pipeline, _counts=self._counts, _policy=self._policy)
+
     def close(self) -> None:
         """Let go of files, threads and loaded indexes' readers; what is asked later opens them again."""
         self._pool.close()
@@ -300,3 +312,25 @@ class IndexedDataset(PerSample):
         assert self.catalog.counts is not None
         self._ends = numpy.cumsum(self.catalog.counts)
         self._ends_list = self._ends.tolist()
+
+
+class _TableSource:
+    """A table by position; each epoch is the same."""
+
+    def __init__(self, table: IndexedDataset) -> None:
+        self._table = table
+
+    def identity(self) -> dict[str, Any]:
+        return {"fingerprint": self._table.layout().fingerprint, "table": True}
+
+    def length(self, epoch: int) -> int:
+        return len(self._table)
+
+    def reader(self, epoch: int) -> EpochReader:
+        return self
+
+    def read(self, positions: I64) -> list[Any]:
+        return self._table.read(positions)
+
+    def close(self) -> None:
+        """The table keeps its files."""

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import want_whole
+from wdscli.loader.checks import want_whole, want_word
 from wdscli.loader.order.order import EpochOrder, Shuffle
 from wdscli.loader.place.ranks import Share, find_rank
-from wdscli.loader.place.share import Batches, Tail
+from wdscli.loader.place.share import TAILS, Batches, Tail
 from wdscli.loader.place.state import Place, check_fits
 
 if TYPE_CHECKING:
@@ -31,9 +31,8 @@ class ShardSampler:
     ``batch_size`` lists of numbers, for ``DataLoader(table, batch_sampler=...)``.
 
     ``shuffle``, ``window`` (in shards) and ``seed`` are those of WebDataset. ``tail`` says what becomes of the last
-    global batch when it is not whole: ``"pad"`` (the default for several ranks: it is filled up from the beginning),
-    ``"drop"``, or ``"uneven"`` (the default for one rank). Each iteration is one epoch, and the next one begins the
-    next; where workers or a launcher make new samplers, say which with :meth:`set_epoch`.
+    global batch when it is not whole: see :data:`~wdscli.loader.place.share.Tail`. Each iteration is one epoch, and the
+    next one begins the next; where workers or a launcher make new samplers, say which with :meth:`set_epoch`.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -67,8 +66,8 @@ class ShardSampler:
             )
         if batch_size is not None:
             batch_size = want_whole("batch_size", batch_size, least=1)
-        if tail not in (None, "drop", "pad", "uneven"):
-            raise UsageError(f'no such tail: "{tail}"', hint='"drop", "pad" or "uneven"')
+        if tail is not None:
+            want_word("tail", tail, TAILS)
         seed, window = want_whole("seed", seed), want_whole("window", window, least=1)
         find_rank(rank, world_size)
         self._layout = table.layout()
@@ -85,7 +84,7 @@ class ShardSampler:
 
     def _batches(self) -> Batches:
         rank, world = find_rank(self._rank, self._world)
-        tail = self._tail or ("uneven" if world == 1 else "pad")
+        tail = self._tail or "even"
         return Batches(int(self._layout.counts.sum()), self._batch_size or 1, Share(rank, world), tail)
 
     def set_epoch(self, epoch: int) -> None:
@@ -102,7 +101,7 @@ class ShardSampler:
         return -(-len(range(batches.share.rank, batches.length, batches.share.world)) // batches.batch)
 
     def __iter__(self) -> Iterator[Any]:
-        batches, start = self._batches(), self._start
+        batches, start, last = self._batches(), self._start, len(self)
         order = self._order(start.epoch)
         some = max(1, POSITIONS_AT_ONCE // batches.batch)
         self._place = self._begun = start
@@ -112,10 +111,16 @@ class ShardSampler:
             numbers = self._layout.numbers(*order.locate(positions)).tolist()
             for number, at in zip(range(first, end), range(0, len(numbers), batches.batch)):
                 self._place = Place(start.epoch, number + 1)
+                if number + 1 == last:
+                    self._finish(start)
                 yield numbers[at] if self._batch_size is None else numbers[at : at + batches.batch]
+        if start.batch >= last:
+            self._finish(start)
+
+    def _finish(self, start: Place) -> None:
+        """The epoch of an iteration that began at ``start`` is over, unless this has been moved since."""
         if self._start == start:
-            self._place = Place(start.epoch, batches.total)
-            self._start = Place(start.epoch + 1)
+            self._place = self._start = Place(start.epoch + 1)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """Where this is: plain values, the same on every rank. A DataLoader with workers asks for batches before they

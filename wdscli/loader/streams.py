@@ -13,10 +13,10 @@ It must not know what stages do.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, drawn, key
@@ -30,12 +30,14 @@ from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
 from wdscli.shown import shown
-from wdscli.storage import open_source
+from wdscli.storage import Source, open_source
+from wdscli.storage.opening import COMPRESSED_SUFFIX
 
 if TYPE_CHECKING:
     from wdscli.loader.order.order import I64
 
 Self = TypeVar("Self", bound="Stream")
+Splitter: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
 PASS = 1 << 32
 """Between the numbers of two passes of one epoch."""
 
@@ -89,7 +91,8 @@ class Stream:
 
 class ShardStream(Stream):
     """The samples of shards, from front to back. Shards that are shuffled come in another order in each epoch.
-    ``spelled`` fields keep their capitals; ``fields`` limits which are kept."""
+    ``spelled`` fields keep their capitals; ``fields`` limits which are kept. ``splitters``, functions of the user's
+    over ``{"url": ...}``, say which shards a worker gets: nobody knows what they do, so there is no exact place."""
 
     def __init__(
         self,
@@ -99,14 +102,24 @@ class ShardStream(Stream):
         is_shuffled: bool,
         fields: Sequence[str] | None,
         spelled: bool,
+        splitters: Sequence[Splitter] = (),
+        opener: Callable[[str], Source] = open_source,
     ) -> None:
         super().__init__(seed, is_shuffled)
+        self.splitters = tuple(splitters)
+        self._open = opener
         self.addresses = list(addresses)
         self._fields = None if fields is None else frozenset(field.lower() for field in fields)
         self._spelled = spelled
 
     def identity(self) -> dict[str, Any]:
-        """The addresses stand for the data, of which no more is known."""
+        """The addresses stand for the data, of which no more is known. Raises UsageError where there is no place."""
+        if self.splitters:
+            by = ", ".join(getattr(one, "__name__", type(one).__name__) for one in self.splitters)
+            raise UsageError(
+                f"there is no exact place in shards that are split by {by}",
+                hint='nodesplitter="exact" and wds.split_by_worker have a state',
+            )
         from xxhash import xxh3_128_hexdigest
 
         names = "\0".join(self.addresses).encode("utf-8", "surrogateescape")
@@ -126,17 +139,18 @@ class ShardStream(Stream):
         """The samples that worker ``share`` has of ``passes`` epochs, endless for None, behind the shards of ``trail``,
         which follows what is given."""
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
-        mine = len(range(slot, len(self.addresses), slots))
+        mine = len(self._dealt(epoch, slot, slots))
         if not mine:
+            how = "split by functions" if self.splitters else "that can only be streamed"
             warnings.warn(
-                f"{len(self.addresses)} shards that can only be streamed, for {slots} workers of all ranks: "
+                f"{len(self.addresses)} shards {how}, for {slots} workers of all ranks: "
                 f"worker {share.worker} of rank {share.rank} gets none",
                 stacklevel=2,
             )
             return
         done, first = divmod(trail.shards, mine)
         for turn in turns(epoch, passes, done):
-            samples = self._of_shards(self._order(turn)[slot::slots][first:], policy, trail)
+            samples = self._of_shards(self._dealt(turn, slot, slots)[first:], policy, trail)
             samples = self.buffered(samples, turn, slot)
             before = trail.samples
             yield from samples
@@ -144,10 +158,20 @@ class ShardStream(Stream):
                 return
             first = 0
 
-    def _of_shards(self, numbers: Sequence[int], policy: Policy, trail: Trail) -> Iterator[Raw]:
+    def _dealt(self, turn: int, slot: int, slots: int) -> list[str]:
+        """The shards of one of ``slots`` workers of all ranks, in order."""
+        if not self.splitters:
+            return [self.addresses[number] for number in self._order(turn, len(self.addresses))[slot::slots]]
+        shards: Any = ({"url": address} for address in self.addresses)
+        for splitter in self.splitters:
+            shards = splitter(shards)
+        found = [_url(shard) for shard in shards]
+        return [found[number] for number in self._order(turn, len(found))]
+
+    def _of_shards(self, addresses: Sequence[str], policy: Policy, trail: Trail) -> Iterator[Raw]:
         try:
-            for number in numbers:
-                for sample in self._of_shard(self.addresses[number], policy):
+            for address in addresses:
+                for sample in self._of_shard(address, policy):
                     trail.samples += 1
                     yield sample
                 trail.shards += 1
@@ -155,10 +179,10 @@ class ShardStream(Stream):
         except StopEpoch:  # what a buffer holds comes nevertheless
             trail.stops = True
 
-    def _order(self, turn: int) -> list[int]:
+    def _order(self, turn: int, count: int) -> list[int]:
         import numpy
 
-        places: I64 = numpy.arange(len(self.addresses), dtype=numpy.int64)
+        places: I64 = numpy.arange(count, dtype=numpy.int64)
         if self.is_shuffled:
             places = Permutation(len(places), key(self.seed, turn, SHARDS)).at(places)
         order: list[int] = places.tolist()
@@ -167,7 +191,7 @@ class ShardStream(Stream):
     def _of_shard(self, address: str, policy: Policy) -> Iterator[Raw]:
         _want_readable(address)
         try:
-            with open_source(address) as source:
+            with self._open(address) as source:
                 for sample in iter_samples(source):
                     yield self._raw(address, sample.key, sample.fields)
         except (DataError, StorageError) as error:
@@ -184,6 +208,15 @@ class ShardStream(Stream):
                 size += len(payload)
         METER.add(size)
         return raw
+
+
+def _url(shard: Any) -> str:
+    if not isinstance(shard, dict) or not isinstance(shard.get("url"), str):
+        raise UsageError(
+            f'a splitter gave {shard!r:.80}: shards are {{"url": ...}}',
+            hint="give some of those that it gets",
+        )
+    return str(shard["url"])
 
 
 def buffered(items: Iterator[Any], size: int, initial: int, of_buffer: int) -> Iterator[Any]:
@@ -224,11 +257,12 @@ def opened_stream(
     *,
     tail: Tail | None,
     on_error: OnError,
+    splitters: Sequence[Splitter] = (),
 ) -> ShardStream:
     """The stream of a set of which some shards can only be streamed. Raises UsageError for what is impossible then."""
     impossible = {
         'shuffle="full"': shuffle == "full",
-        f'tail="{tail}"': tail in ("drop", "pad"),
+        f'tail="{tail}"': tail in ("even", "drop", "pad"),
         'on_error="substitute"': on_error == "substitute",
     }
     for what in [one for one, is_asked in impossible.items() if is_asked]:
@@ -237,11 +271,19 @@ def opened_stream(
             hint="copy them to plain files, or leave it out",
         )
     addresses = catalog.addresses
-    streams = [address for address in addresses if only_streams(address)]
+    streams = [one for one in addresses if only_streams(one) or COMPRESSED_SUFFIX.search(one)]
     if 0 < len(streams) < len(addresses):
         warnings.warn(
             f"{shown(streams[0])} can only be streamed, and so the whole set of {len(addresses)} shards is streamed",
             stacklevel=2,
         )
     is_shuffled = shuffle == "window"
-    return ShardStream(addresses, seed=seed, is_shuffled=is_shuffled, fields=fields, spelled=catalog.spelled)
+    return ShardStream(
+        addresses,
+        seed=seed,
+        is_shuffled=is_shuffled,
+        fields=fields,
+        spelled=catalog.spelled,
+        splitters=splitters,
+        opener=catalog.open,
+    )

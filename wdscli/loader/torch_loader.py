@@ -18,10 +18,11 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from wdscli.errors import UsageError
+from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset, Tally
 from wdscli.loader.order.order import seeded
 from wdscli.loader.place.ranks import find_worker, in_worker
-from wdscli.loader.place.state import Place, check_topology
+from wdscli.loader.place.state import ANY, Place, check_topology
 from wdscli.loader.stages.flow import Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, items_of
 from wdscli.loader.stages.generators import through
@@ -29,9 +30,6 @@ from wdscli.loader.stats import Counts
 
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
-
-ANY_NUMBER = 0
-"""Workers of a topology in which their number makes no difference."""
 
 
 class WebLoader(Fluent):
@@ -56,14 +54,22 @@ class WebLoader(Fluent):
         drop_last: bool = False,
         **options: Any,
     ) -> None:
-        _refuse(options)
+        if isinstance(dataset, Fluent):
+            _refuse(options)
         self.dataset = dataset
         self.num_workers = num_workers
         self._collate = collate_fn
         self._batch: dict[str, Any] = {}
-        self._exact = isinstance(dataset, PositionDataset) and not dataset.pipeline.generators
+        self._exact = (
+            isinstance(dataset, PositionDataset)
+            and not dataset.pipeline.generators
+            and (num_workers < 2 or dataset.split.by_worker)
+        )
+        if self._exact:
+            self.dataset = dataset = dataset.of_workers(num_workers)
         if batch_size is not None and self._exact and not dataset.pipeline.spreads:
-            self.dataset = dataset.batched(batch_size, partial(_collated, collate_fn), partial=not drop_last)
+            collate = partial(_collated, collate_fn)
+            self.dataset = dataset.in_samples().batched(batch_size, collate, partial=not drop_last)
             self._collate = _same
         elif batch_size is not None:
             self._exact = False
@@ -82,17 +88,41 @@ class WebLoader(Fluent):
     def _staged(self) -> bool:
         return len(self.pipeline.generators) > 1
 
-    def with_epoch(self: Self, nsamples: int = -1, nbatches: int = -1) -> Self:
-        """Epochs of so many items. Without other stages of the loader an epoch goes on where the one before was cut."""
-        items = items_of(nsamples, nbatches)
+    def with_epoch(
+        self: Self,
+        nsamples: int = -1,
+        nbatches: int = -1,
+        *,
+        samples: int | None = None,
+        batches: int | None = None,
+    ) -> Self:
+        """Epochs of so many items of this loader, of all its workers together: as ``batches=``. Without other stages of
+        the loader an epoch goes on where the one before was cut. ``samples`` of all ranks: without other stages."""
+        items = items_of(nsamples, -1 if batches is None else want_whole("with_epoch: batches", batches, 1))
+        items = max(items, items_of(nbatches, -1))
+        if samples is not None and (items > 0 or self._staged or not self._exact):
+            raise UsageError(
+                "WebLoader.with_epoch(samples=) with another length, or behind stages of the loader",
+                hint="with_epoch(batches=n)",
+            )
+        if samples is not None:
+            return self._with(dataset=self.dataset.with_epoch(samples=samples))
         if items > 0 and not self._staged and self._exact:
-            return self._with(dataset=self.dataset.with_epoch(items))
+            return self._with(dataset=self.dataset.with_epoch(batches=items))
         return self.repeat(nbatches=items)
 
     def repeat(self: Self, nepochs: int = -1, nbatches: int = -1) -> Self:
         """Epochs of ``nepochs`` epochs of the dataset, at most ``nbatches`` items; endless without a number."""
         new = super().repeat(-1, nbatches)
         return new._with(dataset=self.dataset.repeat(nepochs))
+
+    def slice(self: Self, *args: int | None) -> Self:
+        """A slice of the batches, of each epoch that :meth:`repeat` joins; behind other stages of what these give."""
+        if self._exact and not self._staged and self.dataset.pipeline.batch is not None:
+            sliced = self.dataset.slice(*args)
+            if not sliced.pipeline.generators and not sliced.pipeline.spreads:
+                return self._with(dataset=sliced)
+        return super().slice(*args)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded."""
@@ -102,6 +132,11 @@ class WebLoader(Fluent):
     def epoch(self) -> int:
         """The epoch that the next iteration is of."""
         return int(self.dataset.epoch)
+
+    @property
+    def sampler(self) -> EpochSetter:
+        """What trainers tell of epochs, as Lightning does: ``loader.sampler.set_epoch(epoch)``."""
+        return EpochSetter(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this is: plain values under 1 KB, the same on every rank, exact for any number of workers."""
@@ -122,6 +157,12 @@ class WebLoader(Fluent):
             raise UsageError(f"a {type(self.dataset).__name__} has no state that a WebLoader knows")
         return self.dataset
 
+    def __repr__(self) -> str:
+        stages = "".join(f", then {name}" for name in self.pipeline.names()[1:])
+        workers = f"{self.num_workers} workers" if self.num_workers else "no workers"
+        exact = "" if self._exact else ", as torch's DataLoader"
+        return f"<{type(self).__name__} of {self.dataset!r} by {workers}{exact}{stages}>"
+
     def __len__(self) -> int:
         """Items of an epoch. Raises TypeError when nobody knows."""
         if self._length is not None:
@@ -133,6 +174,11 @@ class WebLoader(Fluent):
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Any]:
+        """What comes out from here to the end of the epoch. It begins when the first item is asked for: Lightning says
+        which epoch it is when it has the iterator already."""
+        yield from self._items()
+
+    def _items(self) -> Iterator[Any]:
         if not isinstance(self.dataset, PositionDataset):
             return self._run(self._plain(self.dataset), 0)
         self.dataset.check_samples()
@@ -141,7 +187,8 @@ class WebLoader(Fluent):
         check_topology(start, topology)
         start, iteration = start._replace(topology=topology), data.standing.begin()
         if not self._replays:
-            return data.followed(self._units(start), start, 1, iteration)
+            found = data.followed(self._units(start), start, 1, iteration)
+            return data.ending(found, self._length, start, iteration)
         # No worker starts before the first item is asked for.
         if self._exact:
             items = chain.from_iterable(unit.items for unit in self._units(start))
@@ -149,7 +196,9 @@ class WebLoader(Fluent):
             items = chain.from_iterable(
                 map(self._plain, [data.beginning_at(start._replace(item=0, topology=None))])
             )
-        return data.replayed(self._run(items, start.epoch), start, iteration)
+        found = data.replayed(self._run(items, start.epoch), start, iteration)
+        last = self._length or (self._span and self._span.items)
+        return data.ending(found, last, start, iteration)
 
     @property
     def _replays(self) -> bool:
@@ -160,7 +209,7 @@ class WebLoader(Fluent):
         """Ranks and workers that a state is of, None when it is of any."""
         if not self._replays and not dataset.is_stream:
             return None
-        workers = ANY_NUMBER if self._exact and not dataset.is_stream else max(1, self.num_workers)
+        workers = ANY if self._exact and not dataset.is_stream else max(1, self.num_workers)
         return dataset.share().world, workers
 
     def _run(self, items: Iterator[Any], epoch: int) -> Iterator[Any]:
@@ -220,6 +269,18 @@ def _torch() -> Any:
             hint="pip install 'wdscli[torch]'; without it, iterate the dataset itself, with threads=",
         ) from None
     return torch
+
+
+class EpochSetter:
+    """In the place of a sampler, which a loader has none of."""
+
+    def __init__(self, loader: WebLoader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded."""
+        if hasattr(self._loader.dataset, "set_epoch"):
+            self._loader.set_epoch(epoch)
 
 
 class _NumberSampler:

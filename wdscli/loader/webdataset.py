@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import Urls, addresses_of, wanted_fields
+from wdscli.loader.checks import Urls, addresses_of, cache_of, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import Shuffle
 from wdscli.loader.place.share import Tail
-from wdscli.loader.place.splitters import check_splitter, single_node_only, split_by_worker
+from wdscli.loader.place.splitters import EXACT, Split, name_of, split_by_node, split_by_worker
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError
 from wdscli.loader.read.reading import PREFETCH
@@ -33,28 +33,72 @@ Splitter: TypeAlias = Callable[..., Any]
 class WebDataset(PositionDataset):
     """The samples of a set of shards, in the order of an epoch.
 
-    ``urls`` are shards as everywhere in wdscli: paths, folders, globs, braces, manifests, URLs, one or a list.
-    ``shuffle`` is ``"window"`` (shards permuted, samples permuted among ``window`` shards), ``"full"`` or ``"none"``;
-    ``shardshuffle``, webdataset's name, chooses between the first and the last. ``where``, ``keys`` and ``keys_from``
-    keep the samples that wdscli's options of these names select, as if the set had no others (see
-    :mod:`wdscli.loader.read.selected`). ``resampled`` and ``repeat`` give an epoch without end, which ``with_epoch``
-    cuts. ``on_error`` says what becomes of a sample that cannot be read: ``"raise"``, ``"skip"`` (its batch is smaller)
-    or ``"substitute"`` (another one is given in its place, see :mod:`wdscli.loader.read.failures`); :meth:`stats`
-    counts them. ``handler``, webdataset's name, decides instead of ``"raise"``. ``prefetch`` is how many bytes each
-    process may read ahead (0 for none), where reading ahead pays; ``threads`` run the functions of samples, such as
-    ``decode``, in each process. ``batch_size`` is for who does without :meth:`batched`: as in ``DataLoader(data,
-    batch_size=64)``, whose batches are then the same for any number of workers; else every sample comes once, in
-    batches that depend on it. ``select_files`` and ``rename_files`` are functions of members' names. ``empty_check``
-    makes a set without samples an error when it is iterated. Manifests, and lists that are fetched, may name what lies
-    beside and below them and on their own host; with ``trust_addresses`` anything but commands. ``pipes=False`` refuses
-    ``pipe:`` everywhere.
+    SYNOPSIS
+        data = WebDataset("set/train-{000000..000099}.tar", shuffle="window", seed=1)
+        data = data.decode("pil").to_tuple("jpg", "cls").batched(64)
+        loader = WebLoader(data, num_workers=4)
 
-    When some shard can only be streamed (``pipe:``, ``-``, compressed, a web server without ranges, a named pipe), all
-    are, see :mod:`wdscli.loader.streams`: ranks and workers share shards, ``shuffle`` is a buffer, and a state is of as
-    many ranks and workers only.
+    DESCRIPTION
+        A sample is a dict of ``__key__``, ``__url__`` and its fields, whose payloads are bytes until :meth:`decode`.
+        Each stage method returns a new dataset. The order of an epoch is a function of the set, the seed and the
+        epoch; each iteration that comes to its end is followed by the next epoch. :meth:`state_dict` says where this
+        is.
 
-    Ranks and workers share each batch exactly, whatever the splitters are. ``detshuffle``, ``cache_size``,
-    ``url_to_name`` and ``verbose`` have nothing to say here.
+    WHAT IS READ
+        urls             shards as everywhere in wdscli: paths, folders, globs, braces, manifests, URLs, one or a list
+        fields           the fields to read, all by default
+        where, keys, keys_from
+                         the samples to keep, as wdscli's options of these names select, as if the set had no others
+        select_files, rename_files
+                         functions of members' names
+        trust_addresses  manifests, and lists that are fetched, may name anything but commands; else what lies beside
+                         and below them and on their own host
+        pipes            False refuses ``pipe:`` everywhere
+
+    ORDER
+        shuffle          "window" (shards permuted, samples permuted among ``window`` shards), "full" or "none"
+        window, seed     how many shards are mixed at a time, and what chooses the order
+        shardshuffle     webdataset's name: True or a number for "window"
+        resampled, mode, repeat
+                         an epoch without end, which :meth:`with_epoch` cuts
+
+    RANKS AND WORKERS
+        rank, world_size
+                         which of how many processes this is; the launcher and torch.distributed say it otherwise
+        nodesplitter     "exact" shares each batch exactly; None gives every rank all samples; single_node_only,
+                         webdataset's default, makes several ranks an error. A function of your own gets the shards,
+                         ``{"url": ...}``, and gives those of this rank: shards are then read from front to back,
+                         as they come, and there is no state
+        workersplitter   the same for workers of a DataLoader
+        tail             what becomes of the end of an epoch that the ranks cannot share evenly
+        batch_size       for who does without :meth:`batched`: as in ``DataLoader(data, batch_size=64)``, whose batches
+                         are then the same for any number of workers; else every sample comes once, in batches that
+                         depend on it
+
+    ERRORS
+        on_error         what becomes of a sample that cannot be read: "raise", "skip" (its batch is smaller) or
+                         "substitute" (another one is given in its place); :meth:`stats` counts them
+        handler          webdataset's name: a function of the exception, which decides instead of "raise"
+        empty_check      a set without samples is an error when it is iterated
+
+    SPEED
+        prefetch         bytes that each process may read ahead, 0 for none, where reading ahead pays
+        threads          threads that run the functions of samples, such as ``decode``, in each process
+        cache_dir, cache_size
+                         a folder in which whole shards of stores and web servers are kept, and at most how many bytes
+                         of them (-1: as many as the disc takes), see :mod:`wdscli.storage.cache`
+
+    OF WEBDATASET, WITHOUT A MEANING HERE
+        detshuffle, url_to_name, verbose
+                         are taken; every order is deterministic
+
+    STREAMS
+        When some shard can only be streamed (``pipe:``, ``-``, most compressed ones, a web server without ranges, a
+        named pipe), all are: ranks and workers share shards, ``shuffle`` is a buffer, and a state is of as many ranks
+        and workers only.
+
+    SEE ALSO
+        wdscli-loader(7), wdscli-webdataset(7)
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -90,7 +134,7 @@ class WebDataset(PositionDataset):
         resampled: bool = False,
         repeat: bool = False,
         detshuffle: bool = False,
-        nodesplitter: Splitter | None = single_node_only,
+        nodesplitter: Splitter | Literal["exact"] | None = "exact",
         workersplitter: Splitter | bool | None = split_by_worker,
         select_files: Callable[[str], bool] | None = None,
         rename_files: Callable[[str], str] | None = None,
@@ -105,19 +149,27 @@ class WebDataset(PositionDataset):
         if mode not in (None, "resampled"):
             raise UsageError(f'WebDataset(mode="{mode}") is not there', hint='mode="resampled", or none')
         resampled = resampled or mode == "resampled"
-        if cache_dir is not None:
+        if getattr(urls, "is_exact", False):  # ResampledShards
+            urls, resampled = getattr(urls, "given", urls), True
+        splitters = _splitters(nodesplitter, workersplitter)
+        split = EXACT if splitters else _split(nodesplitter, workersplitter, resampled or repeat)
+        if splitters and not (where is None and keys is None and keys_from is None and rank is None):
             raise UsageError(
-                "WebDataset(cache_dir=) is not there",
-                hint="leave it out: only the ranges that are needed are read; or copy the shards with `wds cat`",
+                "where=, keys=, keys_from= and rank= with a splitter of your own",
+                hint="leave the splitter out",
             )
-        check_splitter("nodesplitter", nodesplitter)
-        check_splitter("workersplitter", workersplitter)
+        if rank is not None and not split.by_node:
+            raise UsageError(
+                "WebDataset(nodesplitter=None, rank=...)",
+                hint="give one of them: None gives all samples to every rank",
+            )
         check_pipe(keys_from or "", pipes=pipes)
         catalog = Catalog(
             addresses_of(urls),
             salvage=on_error != "raise" or handler is not reraise_exception,
             trust_addresses=trust_addresses,
             pipes=pipes,
+            cache=cache_of(cache_dir, cache_size),
         )
         catalog.spelled = select_files is not None or rename_files is not None
         if where is not None or keys is not None or keys_from is not None:
@@ -132,12 +184,14 @@ class WebDataset(PositionDataset):
             )
         chosen: Shuffle = shuffle or ("window" if shardshuffle or resampled else "none")
         source: PositionSource
-        if catalog.is_indexed:
+        if catalog.is_indexed and not splitters:
             source = IndexedSource(catalog, seed=seed or 0, shuffle=chosen, window=window, fields=fields)
         else:
             from wdscli.loader.streams import opened_stream
 
-            source = opened_stream(catalog, seed or 0, chosen, fields, tail=tail, on_error=on_error)
+            source = opened_stream(
+                catalog, seed or 0, chosen, fields, tail=tail, on_error=on_error, splitters=splitters
+            )
         super().__init__(
             source,
             rank=rank,
@@ -154,6 +208,7 @@ class WebDataset(PositionDataset):
                 self._policy.leave_out(Failed(error, address))
         for address, number in catalog.undecodable.items():
             self._counts.add(address, "where: undecodable", number)
+        self._split = split
         self._empty_check = empty_check
         self._span = Epochs(None, None) if resampled or repeat else None
         if catalog.spelled:
@@ -168,6 +223,34 @@ class WebDataset(PositionDataset):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _splitters(nodes: Any, workers: Any) -> tuple[Splitter, ...]:
+    """The functions that deal out shards where one of them is the user's own, else none."""
+    chosen = [
+        split_by_node if nodes == "exact" else nodes,
+        split_by_worker if workers is True else workers,
+    ]
+    for argument, splitter in zip(("nodesplitter", "workersplitter"), chosen):
+        if splitter and not callable(splitter):
+            raise UsageError(
+                f"WebDataset({argument}={splitter!r}) is no function", hint="wds.split_by_node, ..."
+            )
+    if all(not splitter or name_of(splitter) for splitter in chosen):
+        return ()
+    return tuple(splitter for splitter in chosen if splitter)
+
+
+def _split(nodes: Any, workers: Any, is_endless: bool) -> Split:
+    """Who shares the samples, as the splitters say. An epoch without end is dealt out in any case: webdataset draws
+    other shards in every worker."""
+    names = {}
+    for argument, splitter in ("nodesplitter", nodes), ("workersplitter", workers):
+        names[argument] = name_of(splitter)
+    alone = names.get("nodesplitter") == "single_node_only"
+    if is_endless:
+        return EXACT._replace(alone=alone)
+    return Split(by_node=nodes is not None, by_worker=bool(workers), alone=alone)
 
 
 class Dataset(WebDataset):

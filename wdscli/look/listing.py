@@ -105,13 +105,16 @@ class Listing:
     :meth:`report`."""
 
     def __init__(self, shards: ShardSet, selection: Selection, on_error: OnError, progress: Progress) -> None:
-        from wdscli.shards.inputs import known_samples, missing_samples, missing_shards
+        from wdscli.shards.inputs import known_samples, missing_samples, missing_shards, without_index
 
         self.addresses = shards.addresses
         self.selection = selection
         self._missing = shards.missing or tuple(missing_shards(shards))
         self._skips = on_error == "skip"
         self._known = known_samples(shards) if self._skips else {}
+        self._unindexed = frozenset[str]()
+        if not all(map(is_local, shards.addresses)):
+            self._unindexed = without_index(shards)
         self._progress = progress
         self._state = selection.new_state(on_error)
         self._ignored = Ignored()
@@ -213,7 +216,7 @@ class Listing:
 
     def _indexed(self, source: Source) -> Iterable[SampleBatch] | None:
         """The samples from the index, where that saves requests."""
-        if is_local(source.name) or not source.seekable:
+        if is_local(source.name) or not source.seekable or source.name in self._unindexed:
             return None
         from wdscli.shards.reading import find_index, index_batches
 

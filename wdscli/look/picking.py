@@ -97,6 +97,11 @@ class Picker:
         self._known = known_samples(self.set) if self.skips else {}
 
     @property
+    def takes_all(self) -> bool:
+        """Whether all samples are wanted, and one that is no good is an error."""
+        return self.selection.is_trivial and self.limit is None and not self.skips and not self.state.done
+
+    @property
     def dropped(self) -> dict[str, int]:
         """Samples that were read and not selected, by reason."""
         total = Counter(self.state.dropped)
@@ -116,14 +121,15 @@ class Picker:
         """Count samples that the caller leaves out."""
         self._damaged[reason] = self._damaged.get(reason, 0) + count
 
-    def pages(self) -> Iterator[Page]:
+    def pages(self, begin: Callable[[Source], tuple[int, int]] | None = None) -> Iterator[Page]:
         """The selected samples of all inputs, in order. Raises InputError, DataError; at the end also for names that no
-        sample has."""
+        sample has. ``begin`` says of each input at which byte the samples begin that are to come, and how many lie
+        before it; the caller is done with those."""
         for address in self.set.addresses:
             if self.state.done:
                 break
-            with open_source(address) as source:
-                yield from self._pages(source)
+            with open_source(address, whole=self.selection.is_trivial) as source:
+                yield from self._pages(source, (0, 0) if begin is None else begin(source))
                 source.confirm()
                 self.bytes_in += source.size or 0
             self._progress.advance(1)
@@ -144,9 +150,9 @@ class Picker:
         )
         check_empty(samples, selection, on_error, self.dropped, allow=allow)
 
-    def _pages(self, source: Source) -> Iterator[Page]:
+    def _pages(self, source: Source, begin: tuple[int, int]) -> Iterator[Page]:
         if source.seekable or not self._copies_streams:
-            yield from self._picked(source)
+            yield from self._picked(source, begin)
             return
         with Scratch() as scratch:
             copy = Input(source.name, scratch.place(0))
@@ -154,7 +160,7 @@ class Picker:
             with copy.open() as again:
                 yield from self._picked(again)
 
-    def _picked(self, source: Source) -> Iterator[Page]:
+    def _picked(self, source: Source, begin: tuple[int, int] = (0, 0)) -> Iterator[Page]:
         form, ignored, batches = self._form, self._ignored, None
         held = None if source.seekable else _Held(source)
         if source.seekable and source.size and self.selection.is_trivial:
@@ -162,8 +168,8 @@ class Picker:
         see = None if held is None else held.see
         if self.skips:
             batches = self._sound(source, see)
-        elif see is not None:
-            batches = iter_batches(source, form=form, ignored=ignored, see=see)
+        elif see is not None or begin[0]:
+            batches = iter_batches(source, form=form, ignored=ignored, see=see, begin=begin)
         found = iter_selected(
             source, self.selection, self.state, form=form, ignored=ignored, batches=batches, payloads=held
         )

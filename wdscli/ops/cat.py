@@ -10,34 +10,42 @@ It must not know about terminals or printing.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from wdscli.copy.buffers import clear_padding, fill, packed
 from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.errors import DataError, UsageError, WdsError
+from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.look.picking import Page, Picker
-from wdscli.model import to_text
-from wdscli.plan.cut import END_BYTES
+from wdscli.model import ShardInfo, to_text
+from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT
-from wdscli.plan.inputs import Globals, cut_short, is_read_once
-from wdscli.plan.names import DEFAULT, Rekey, shard_stem
+from wdscli.plan.inputs import Globals, cut_short, is_of_this_process, is_ours_alone, is_read_once
+from wdscli.plan.names import DEFAULT, Rekey, is_suspect, shard_stem
 from wdscli.plan.plan import shaping_options
 from wdscli.plan.request import OnDuplicate, Request
 from wdscli.plan.survey import out_length, out_sizes
-from wdscli.progress import QUIET, Progress
+from wdscli.progress import QUIET, NullProgress, Progress
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keyset import KeySet
 from wdscli.selection import Selection
-from wdscli.shards.inputs import fingerprint_of
+from wdscli.shards.inputs import fingerprint_of, missing_samples, say_missing, whole_set
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.writing import OutputSet, ShardFile
-from wdscli.storage import Source, open_source
+from wdscli.storage import Source, is_local, local_path, open_source
+from wdscli.storage.patterns import NAME
 from wdscli.tar import FOREIGN, GLOBAL, core
 
-COPY_BUFFER_BYTES = 1 << 21
+COPY_BUFFER_BYTES = 1 << 22
+WORTH_COPYING_BYTES = 8 << 20
+"""Below this many bytes of input, starting processes costs more than they bring: most of the work is compressing."""
 LARGE_SAMPLE_BYTES = 1 << 20
 """A sample of more bytes is written piece by piece."""
 
@@ -60,8 +68,10 @@ def cat(
 ) -> CatReport:
     """Write the selected samples of ``request.inputs`` to ``request.output``, one archive.
 
-    With ``preserve`` the headers of members stay as they are.
-    ``cuts`` and ``jobs`` of the request are not used. Raises UsageError, InputError, DataError, OutputError.
+    With ``preserve`` the headers of members stay as they are. Where ``request.output`` has ``{name}``, each input is
+    written to a shard of its own, under its own name without suffixes: whole, by ``jobs`` processes.
+    ``cuts`` of the request are not used, nor ``jobs`` of one archive. Raises UsageError, InputError, DataError,
+    OutputError.
 
     >>> from wdscli.shards import ShardReader, ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -74,6 +84,8 @@ def cat(
     """
     if preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
+    if NAME in request.output:
+        return _cat_each(request, preserve, dry_run, progress)
     later = request.on_duplicate == "skip"
     picker = Picker(request, copies_streams=preserve, counts_later=later, progress=progress)
     output = OutputSet(request.output, request.settings)
@@ -86,11 +98,8 @@ def cat(
         return _measure(picker, keys, request, preserve)
     with output.claimed(picker.set.addresses):
         with output.settings.open(output.address(0)) as shard:
-            copier, written = _Copier(request.selection, preserve, shard), 0
-            for page, chosen in _chosen(picker, keys):
-                copier.copy(page, chosen)
-                written += len(chosen)
-            picker.check_empty(written)
+            _copy(picker, keys, request, preserve, shard)
+            picker.check_empty(shard.samples)
             info = shard.commit()
         progress.finish()
         manifest = output.finish(
@@ -104,10 +113,134 @@ def cat(
     )
 
 
-def _chosen(picker: Picker, keys: _Keys) -> Iterator[tuple[Page, list[tuple[int, bytes]]]]:
-    """The samples to write, up to the limit: the rows of each page and their keys."""
+def _copy(picker: Picker, keys: _Keys, request: Request, preserve: bool, shard: ShardFile) -> None:
+    """All samples to one shard."""
+    copier = _Copier(request.selection, preserve, shard)
+    begin = None
+    if core.CORE is not None and picker.takes_all and not preserve and keys.may_be_kept:
+        begin = partial(copier.copy_usual, keys)
+    try:
+        for page, chosen in _chosen(picker, keys, begin):
+            copier.copy(page, chosen)
+    except DataError:
+        shard.hand_on()
+        raise
+
+
+class CopyTask(NamedTuple):
+    """One input, which is the request's only one, and the address of the shard that it becomes; None for a dry run."""
+
+    request: Request
+    preserve: bool
+    output: str | None
+
+
+class _Copied(NamedTuple):
+    """What came of one input: the new shard, what a report says of it, and what its reader warned of."""
+
+    info: ShardInfo
+    report: CatReport
+    warnings: list[str]
+
+
+class _Warnings(NullProgress):
+    """Keeps what is to be said where the user is."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.said.append(message)
+
+
+def copy_shard(task: CopyTask) -> _Copied:
+    """The task: one input, whole, as a shard of its own."""
+    request, warnings = task.request, _Warnings()
+    picker = Picker(request, copies_streams=task.preserve, progress=warnings)
+    keys = _Keys(request.on_duplicate, None, picker)
+    if task.output is None:
+        measured = _measure(picker, keys, request, task.preserve)
+        info = ShardInfo("", measured.samples, measured.members, measured.bytes_out, "")
+    else:
+        with request.settings.open(task.output) as shard:
+            _copy(picker, keys, request, task.preserve, shard)
+            info = shard.commit()
+    counts = info.samples, info.members, picker.bytes_in, info.size_bytes
+    return _Copied(info, CatReport(*counts, picker.dropped, picker.ignored, None), warnings.said)
+
+
+def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progress) -> CatReport:
+    """Each input to a shard of its own."""
+    if not request.selection.is_trivial or request.rekey is not None or request.on_duplicate != "error":
+        raise UsageError(
+            f"{NAME} in -o copies whole shards, and no selection or new keys go with it",
+            hint="choose first: wds cat OPTIONS SHARDS -o all.tar, or wds split OPTIONS SHARDS -o out-%06d.tar",
+        )
+    found = whole_set(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
+    if found.missing:
+        progress.warn(say_missing(found.missing))
+    output = OutputSet(request.output, request.settings, names=names_of(found.addresses))
+    output.check(found.addresses)
+    progress.start("copying", len(found.addresses), "shards")
+    copied: list[_Copied] = []
+    with nullcontext() if dry_run else output.claimed(found.addresses):
+        request = request._replace(settings=output.settings)
+        tasks = [
+            CopyTask(request._replace(inputs=[one]), preserve, None if dry_run else output.address(at))
+            for at, one in enumerate(found.addresses)
+        ]
+        with make_executor(_jobs_for(request, found.addresses)) as executor:
+            for one in run_tasks(executor, copy_shard, tasks):
+                copied.append(one)
+                progress.advance(1)
+                for text in one.warnings:
+                    progress.warn(text)
+        progress.finish()
+        manifest = None
+        if not dry_run:
+            manifest = output.finish(
+                [one.info for one in copied],
+                operation="cat",
+                options=shaping_options(request, preserve),
+                inputs=[fingerprint_of(found)],
+            )
+    reports = [one.report for one in copied]
+    return CatReport(
+        samples=sum(one.samples for one in reports),
+        members=sum(one.members for one in reports),
+        bytes_in=sum(one.bytes_in for one in reports),
+        bytes_out=sum(one.bytes_out for one in reports),
+        dropped=_added([*(one.dropped for one in reports), missing_samples(found.missing)]),
+        ignored=_added(one.ignored for one in reports),
+        manifest=manifest,
+    )
+
+
+def _jobs_for(request: Request, addresses: Sequence[str]) -> int:
+    """Processes for this work. What only this process can read, it copies alone."""
+    if any(is_ours_alone(address) or is_of_this_process(address) for address in [*addresses, request.output]):
+        return 1
+    size = 0
+    for address in addresses:
+        with suppress(OSError):
+            size += os.stat(local_path(address)).st_size if is_local(address) else WORTH_COPYING_BYTES
+    return useful_jobs(request.jobs, len(addresses), size, WORTH_COPYING_BYTES)
+
+
+def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for some in counts:
+        total.update(some)
+    return dict(sorted(total.items()))
+
+
+def _chosen(
+    picker: Picker, keys: _Keys, begin: Callable[[Source], tuple[int, int]] | None = None
+) -> Iterator[tuple[Page, list[tuple[int, bytes]]]]:
+    """The samples to write, up to the limit: the rows of each page and their keys. ``begin`` is as in
+    :meth:`Picker.pages`."""
     left = picker.limit
-    for page in picker.pages():
+    for page in picker.pages(begin):
         if left is None:
             yield page, keys.resolve(page)
             continue
@@ -149,6 +282,15 @@ class _Keys:
         self._later = Rekey.parse(rekey or DEFAULT)
         self._seen = KeySet()
         self._picker = picker
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether samples keep their keys as long as none comes back."""
+        return self._all is None
+
+    def add_new(self, keys: Sequence[bytes]) -> bool:
+        """Take these keys as they are if none was there before; False, and none is taken, otherwise."""
+        return self._seen.add_new(keys)
 
     def resolve(self, page: Page) -> list[tuple[int, bytes]]:
         """The rows to write and their keys."""
@@ -223,6 +365,24 @@ class _Copier:
         self._selection = selection
         self._is_plain = not selection.changes_members
         self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
+
+    def copy_usual(self, keys: _Keys, source: Source) -> tuple[int, int]:
+        """All usual samples with which a plain file begins, here or on another machine, read once: the byte of the
+        first that was not taken, and its place."""
+        at = samples = held = 0
+        if source.seekable and source.size is not None:
+            source.expect([(0, source.size)])
+        while source.seekable and source.size is not None:
+            held += fill(self._buffer[held:], source, at + held)
+            found = packed(self._buffer[:held], None, self._shard.form)
+            if found is None or is_suspect(found.names, found.arrays.fields) or not keys.add_new(found.names):
+                break
+            self._shard.write_arrays(found.settle(self._buffer), found.arrays)
+            self._shard.flush()
+            rest = self._buffer[found.end : held]
+            at, held, samples = at + found.end, len(rest), samples + len(found.names)
+            self._buffer[:held] = rest
+        return at, samples
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
         """Write the chosen rows of a page under their keys: those that lie side by side and need no more than canonical

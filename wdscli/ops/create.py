@@ -2,14 +2,17 @@
 
 What it is: :func:`create`, and its two halves :func:`plan_create` and :func:`run_create`. How: first
 everything is found and measured, sorted bytewise, grouped into samples, selected, ordered and cut by real tar
-bytes; then each shard is one task, written in this process or in several, with the same bytes either way. A
+bytes; then each shard is one task, written in this process, in several, or on an engine, with the same bytes in each
+case; receipts let a run that was ended go on. A
 file that changes between the halves is an error. It must not print, and knows no tar headers.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -20,21 +23,32 @@ from wdscli.create.files import Files, Skipped, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.keys import KeyRule
 from wdscli.create.packing import PackTask, pack
-from wdscli.create.payloads import Payloads
+from wdscli.create.payloads import Payloads, Unread
 from wdscli.create.recipe import read_recipe
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
 from wdscli.errors import InputError, UsageError
-from wdscli.executors import make_executor, run_tasks
-from wdscli.model import to_text
-from wdscli.plan.cut import END_BYTES, Cuts
-from wdscli.plan.strategy import check_post, useful_jobs
+from wdscli.executors import make_executor, run_tasks, useful_jobs, workers_of
+from wdscli.model import ShardInfo, to_text
+from wdscli.plan.cut import END_BYTES, Cuts, PlannedPart, PlannedShard
+from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.planfile import digest_of
+from wdscli.plan.request import PlanMark, Request
+from wdscli.plan.strategy import check_post, check_reach
+from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
+from wdscli.run.execute import claimed, make_once
+from wdscli.run.receipts import Witness
+from wdscli.run.resume import Kept, begin, tidy
+from wdscli.selection.choice import OnError
+from wdscli.shards.inputs import ShardSet
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.writing import OutputSet, ShardSettings, make_form
-from wdscli.storage import addresses_of
+from wdscli.shown import shown_in
+from wdscli.storage import addresses_of, is_local, local_path, open_sink, remove
 
 WORTH_PROCESSES_BYTES = 400_000_000
+ROWS_TOGETHER = 1 << 10
 BYTES_PER_MEMBER = 13_000
 """To open a file costs as much as to copy so many bytes."""
 
@@ -43,6 +57,9 @@ BYTES_PER_MEMBER = 13_000
 class CreateOptions:
     """How shards are made of files; each is the option of the same name of ``wds create``.
 
+    ``on_error`` is what becomes of a source of a list or table that cannot be read: ``skip`` leaves its member out, and
+    ``report`` names a file that gets a line of JSON for each. ``incomplete`` other than ``error`` does the same for
+    sources that are not there, and ``skip`` leaves out their samples.
     ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post_hook`).
     ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.addresses`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
@@ -65,6 +82,10 @@ class CreateOptions:
     jobs: int | None = None
     post: str | None = None
     trust_addresses: bool = False
+    engine: str | None = None
+    resume: bool = False
+    on_error: OnError = "stop"
+    report: str | None = None
 
 
 class CreatedShard(NamedTuple):
@@ -95,6 +116,10 @@ class CreateReport:
     classes: tuple[str, ...] | None = None
     manifest: Manifest | None = None
     manifest_address: str | None = None
+    kept: int = 0
+    """Shards that an earlier run had made."""
+    unread: tuple[Unread, ...] = ()
+    """Sources that could not be read, each of which left a member out."""
 
     @property
     def samples(self) -> int:
@@ -106,6 +131,8 @@ class CreateReport:
 
     @property
     def size_bytes(self) -> int:
+        if self.manifest is not None:
+            return self.manifest.size_bytes
         return sum(shard.size_bytes for shard in self.shards)
 
 
@@ -119,19 +146,18 @@ class CreatePlan(NamedTuple):
     bounds: list[int]
     report: CreateReport
 
-    def tasks(self) -> Iterator[PackTask]:
-        """One task a shard, in order."""
+    def task(self, number: int) -> PackTask:
+        """What makes one shard."""
         files, order, firsts = self.samples.files, self.samples.order, self.samples.firsts
-        for number, (first, end) in enumerate(pairwise(self.bounds)):
-            low, high = firsts[first], firsts[end]
-            yield PackTask(
-                self.output.address(number),
-                self.output.settings,
-                files,
-                order[low:high],
-                numbers_of((at - low for at in firsts[first : end + 1]), len(order) + 1),
-                self.options.post,
-            )
+        first, end = self.bounds[number : number + 2]
+        low, high = firsts[first], firsts[end]
+        return PackTask(
+            self.output.address(number),
+            self.output.settings,
+            files,
+            order[low:high],
+            numbers_of((at - low for at in firsts[first : end + 1]), len(order) + 1),
+        )
 
 
 def create(
@@ -158,7 +184,9 @@ def create(
     [(1, 2), (1, 1)]
     """
     options = options or CreateOptions()
-    with Payloads(options.trust_addresses) as payloads:
+    with Payloads(
+        options.trust_addresses, on_error=options.on_error, incomplete=options.incomplete
+    ) as payloads:
         plan = plan_create(sources, output, options, payloads, progress=progress)
         return plan.report if dry_run else run_create(plan, progress=progress)
 
@@ -178,13 +206,16 @@ def plan_create(
     # What has one name and no limit is one shard, however large.
     is_one = out.pattern.single and options.cuts == Cuts()
     cuts = Cuts(shards=1) if is_one else options.cuts.checked(out.pattern.count)
-    out.check()
+    out.check(may_exist=options.resume)
+    if options.engine is not None:
+        request = Request([], output, engine=options.engine)
+        check_reach(request, [], is_stream=out.pattern.is_stream)
     rule, skipped = KeyRule(options.key_rule), Skipped(progress)
     payloads.outputs = outputs = Outputs(out)
     wanted = Wanted(rule, Globs(options.include), Globs(options.exclude), outputs)
     files, walked = _find(sources, options, wanted, payloads, skipped, progress)
     renamed_keys = rule.count_renamed(files.keys)
-    samples, incomplete, classes = _arrange(files, walked, options, skipped)
+    samples, incomplete, classes = _arrange(files, walked, options, skipped, payloads.lacking)
     counts = dict(sorted(skipped.counts.items()))
     if not samples.total:
         found = ", ".join(f"{count} {reason}" for reason, count in counts.items())
@@ -213,6 +244,7 @@ def plan_create(
         oversized=0 if limit is None else sum(shard.size_bytes > limit for shard in shards),
         classes=None if classes is None else tuple(classes),
         manifest_address=out.manifest_address,
+        unread=tuple(payloads.unread),
     )
     for new, old in report.renamed.items():
         progress.note(f"key {old} is written as {new}")
@@ -245,7 +277,7 @@ def _find(
     if lists or options.table is not None:
         walked = grouping.sorted_numbers(files)
     for address in lists:
-        read_recipe(address, wanted.rule, files, payloads, progress)
+        read_recipe(address, wanted.rule, files, payloads, skipped, progress)
     if options.table is not None:
         read_table(options.table, wanted.rule, files, payloads, skipped, progress)
     progress.finish()
@@ -253,18 +285,26 @@ def _find(
 
 
 def _arrange(
-    files: Files, walked: array[int] | None, options: CreateOptions, skipped: Skipped
+    files: Files,
+    walked: array[int] | None,
+    options: CreateOptions,
+    skipped: Skipped,
+    lacking: Collection[bytes],
 ) -> tuple[Samples, int, list[str] | None]:
-    """The samples in their order, how many are incomplete, and the classes."""
+    """The samples in their order, without those whose keys are ``lacking`` a source; how many are incomplete, and the
+    classes."""
     samples = grouping.group(files)
     if options.label_from is not None:
         grouping.add_labels(samples)
         samples = grouping.group(files)
     if walked is not None and options.order != "path":
         samples = grouping.as_given(samples, walked)
-    incomplete = 0
+    if lacking:
+        samples = grouping.leave_out(samples, lacking, skipped)
+    incomplete = len(lacking)
     if options.require:
-        samples, incomplete = grouping.require(samples, options.require, options.incomplete, skipped)
+        samples, more = grouping.require(samples, options.require, options.incomplete, skipped)
+        incomplete += more
     classes = grouping.number_labels(samples) if options.label_from is not None else None
     if options.order == "shuffle":
         samples = grouping.shuffled(samples, options.seed)
@@ -272,30 +312,170 @@ def _arrange(
 
 
 def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
-    """Write the shards of a plan, then their manifest. May be called once."""
+    """Write the shards of a plan that are not there yet, then their manifest. May be called once."""
     options, report = plan.options, plan.report
-    with plan.output.claimed():
-        progress.start("writing shards", report.size_bytes, "bytes")
-        # What other processes can take off the largest shard's task is all that there is to win; one where starting a
-        # process would take longer than the work.
-        work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in report.shards]
-        jobs = useful_jobs(options.jobs, len(work), sum(work) - max(work), WORTH_PROCESSES_BYTES)
-        if plan.output.pattern.is_stream:
-            jobs = 1
-        tasks = plan.tasks() if jobs == 1 else (task.portable() for task in plan.tasks())
-        with make_executor(jobs) as executor:
-            # A task has its files' names, so that few are made before they are needed.
-            window, advance, amount = jobs + 1, progress.advance, attrgetter("size_bytes")
-            infos = list(run_tasks(executor, pack, tasks, window=window, advance=advance, amount=amount))
-        progress.finish()
-        manifest = plan.output.finish(
-            infos,
-            operation="create",
-            options=_shaping(options),
-            seed=options.seed if options.order == "shuffle" else None,
-            classes=report.classes,
-        )
-    return replace(report, manifest=manifest)
+    work, mark = _work(plan), _mark(plan)
+    with claimed(work, mark):
+        kept = _trusted(plan, begin(work, mark, progress))
+        missing = [number for number in range(len(report.shards)) if number not in kept.shards]
+        made = dict(zip(missing, _write(plan, mark, missing, kept, progress), strict=True))
+        infos = [
+            made[number] if number in made else kept.shards[number] for number in range(len(report.shards))
+        ]
+        _write_report(options.report, report.unread)
+        manifest = kept.manifests.get(0) or plan.output.finish(infos, **work.made)
+        tidy(work)
+    return replace(report, manifest=manifest, kept=len(kept.shards))
+
+
+def _write(
+    plan: CreatePlan, mark: PlanMark, numbers: Sequence[int], kept: Kept, progress: Progress
+) -> list[ShardInfo]:
+    """Some of the shards."""
+    options = plan.options
+    shards = [plan.report.shards[number] for number in numbers]
+    progress.start("writing shards", sum(shard.size_bytes for shard in shards), "bytes")
+    # What other processes can take off the largest shard's task is all that there is to win; one where starting a
+    # process would take longer than the work.
+    work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in shards]
+    jobs = useful_jobs(options.jobs, len(work), sum(work) - max(work, default=0), WORTH_PROCESSES_BYTES)
+    if plan.output.pattern.is_stream:
+        jobs = 1
+    stays = options.engine is None
+    is_here = jobs == 1 and stays
+    tasks = (_task(plan, mark, number, kept, is_here) for number in numbers)
+    with make_executor(jobs) if stays else make_executor(engine=options.engine) as executor:
+        # A task has its files' names, so that few are made before they are needed.
+        window = workers_of(executor) + 1
+        advance, amount = progress.advance, attrgetter("tar_bytes")
+        infos = list(run_tasks(executor, pack_once, tasks, window=window, advance=advance, amount=amount))
+    progress.finish()
+    return infos
+
+
+def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
+    """A line of JSON for each source that could not be read."""
+    if address is None:
+        return
+    with open_sink(address, force=True) as sink:
+        for one in unread:
+            sink.write(json.dumps(shown_in(one._asdict())).encode("ascii") + b"\n")
+
+
+class PackOnce(NamedTuple):
+    """A shard to be made once, the witness that leaves its receipt, and the command that is run when it has its
+    name."""
+
+    pack: PackTask
+    witness: Witness
+    post: str | None
+
+
+def pack_once(task: PackOnce) -> ShardInfo:
+    """Raises what :func:`~wdscli.create.packing.pack` raises, and EngineError when the command that follows fails."""
+    given = task.pack
+
+    def made(settings: ShardSettings) -> ShardInfo:
+        return pack(given._replace(settings=settings))
+
+    return make_once(given.address, given.settings, made, task.witness, task.post)
+
+
+def _task(plan: CreatePlan, mark: PlanMark, number: int, kept: Kept, is_here: bool) -> PackOnce:
+    task, options = plan.task(number), plan.options
+    if not is_here:
+        task = task.portable(holds_all=options.engine is not None)
+    witness = Witness(mark, number, posted=options.post is None)
+    settings = task.settings._replace(
+        witness=witness.leave,
+        # Only a shard of ours is replaced unasked.
+        force=task.settings.force or number in kept.again,
+        # Other machines may know the claim's folder by other numbers.
+        ticket=plan.output.settings.ticket if options.engine is None else None,
+    )
+    return PackOnce(task._replace(settings=settings), witness, options.post)
+
+
+@dataclass(frozen=True, slots=True)
+class _CreateWork(ReorderPlan):
+    """A plan to create as what has to do with resuming sees it: shards, and no rows."""
+
+    classes: tuple[str, ...] | None = None
+
+    @property
+    def made(self) -> dict[str, Any]:
+        return {
+            "operation": self.operation,
+            "options": self.options,
+            "seed": self.seed,
+            "classes": self.classes,
+        }
+
+
+def _work(plan: CreatePlan) -> _CreateWork:
+    options, output = plan.options, plan.output
+    shards = [
+        PlannedShard(shard.address, 0, number, first, first + shard.samples, shard.size_bytes, shard.members)
+        for number, (shard, first) in enumerate(zip(plan.report.shards, plan.bounds))
+    ]
+    return _CreateWork(
+        request=Request([], output.pattern.text, output.settings, jobs=options.jobs, resume=options.resume),
+        operation="create",
+        seed=options.seed if options.order == "shuffle" else None,
+        options=_shaping(options),
+        shards=ShardSet([], None),
+        inputs=(),
+        parts=(PlannedPart("", output),),
+        planned=tuple(shards),
+        ordered=Ordered(PlanTable(no_rows())),
+        rekey=None,
+        samples_in=plan.samples.total,
+        bytes_in=0,
+        dropped={},
+        ignored={},
+        oversized=plan.report.oversized,
+        classes=plan.report.classes,
+    )
+
+
+def _mark(plan: CreatePlan) -> PlanMark:
+    """The fingerprint of a plan: names and sizes of all files in order, options, and shards. What files hold is not
+    known before they are read; see :func:`_trusted`."""
+    from xxhash import xxh3_128
+
+    files, rows = plan.samples.files, xxh3_128()
+    for first in range(0, len(plan.samples.order), ROWS_TOGETHER):
+        some = plan.samples.order[first : first + ROWS_TOGETHER]
+        for row, number in zip(files.rows(some), some):
+            rows.update(b"%d:%d:%b" % (len(row), files.size(number), row))
+    shaping = [_shaping(plan.options), plan.options.seed, plan.options.settings.checksum]
+    shards = [*map(list, plan.report.shards), plan.bounds]
+    return PlanMark("", digest_of(shaping), rows.hexdigest(), digest_of(shards))
+
+
+def _trusted(plan: CreatePlan, kept: Kept) -> Kept:
+    """Of the shards that are there those that are younger than all of their files, as make has it; the others are made
+    again. A file of the same size may hold something else by now."""
+    old = set()
+    for number in kept.shards:
+        shard = plan.output.address(number)
+        if is_local(shard) and _is_newer(plan.task(number), os.stat(local_path(shard)).st_mtime_ns):
+            old.add(number)
+    if not old:
+        return kept
+    shards = {number: info for number, info in kept.shards.items() if number not in old}
+    if kept.manifests and plan.output.manifest_address is not None:
+        remove(plan.output.manifest_address)
+    return Kept(shards, kept.again | old, {})
+
+
+def _is_newer(task: PackTask, than_ns: int) -> bool:
+    """Whether one of a shard's local files was written, or got its name, after a moment."""
+    for number in task.members:
+        place = task.files.place(number)
+        if isinstance(place, bytes) and os.stat(place).st_ctime_ns > than_ns:
+            return True
+    return False
 
 
 def _shaping(options: CreateOptions) -> dict[str, Any]:

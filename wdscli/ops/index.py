@@ -24,9 +24,18 @@ from wdscli.samples.keyset import KeySet
 from wdscli.shards.claims import Claim
 from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile, make_dialect
 from wdscli.shards.index import Index, index_address, parse_index
-from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest
+from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest, without_index
 from wdscli.shards.manifest import Manifest, common_folder, name_from, set_prefix
-from wdscli.shards.reading import checksum_of, etag_of, find_index, index_batches, new_digest, scan_index
+from wdscli.shards.reading import (
+    Digest,
+    checksum_of,
+    etag_of,
+    find_index,
+    index_batches,
+    new_digest,
+    scan_index,
+    written,
+)
 from wdscli.storage import (
     Source,
     base_name,
@@ -39,6 +48,7 @@ from wdscli.storage import (
     read_all,
 )
 from wdscli.storage.addresses import local_path
+from wdscli.storage.ends import DigestedSource
 
 WORTH_PROCESSES_BYTES = 1 << 27
 SHARED_CLAIM = "index"
@@ -81,6 +91,8 @@ class IndexTask(NamedTuple):
     force: bool
     write: bool
     want_index: bool
+    has_index: bool = True
+    """False where it is known that none lies beside it."""
 
 
 class Indexed(NamedTuple):
@@ -119,6 +131,7 @@ def index(
         if times > 1:
             raise UsageError(f"{address} is named twice")
     new_digest(checksum)
+    unindexed = without_index(shards)
     plan = SetPlan(shards, manifest, with_manifest and not dialects)
     if not force:
         plan.check()
@@ -131,6 +144,7 @@ def index(
             force and not dialects,
             write=with_index and not dialects and not dry_run,
             want_index=bool(dialects),
+            has_index=address not in unindexed,
         )
         for address in shards.addresses
     ]
@@ -178,16 +192,20 @@ def _worthwhile(tasks: Sequence[IndexTask]) -> int:
 
 def index_shard(task: IndexTask) -> Indexed:
     """The task: one shard's index, kept or made, and its facts."""
-    with open_source(task.address) as source:
+    digest = new_digest(task.checksum) if _reads_once(task) else None
+    update = None if digest is None else digest.update
+    with open_source(task.address, whole=task.checksum != "none", digest=update) as source:
         if not source.seekable or source.size is None:
             # Offsets in a compressed shard lead nowhere.
             raise UsageError(
                 f"cannot index {task.address}: it is compressed, or it can only be read from its beginning",
-                hint=f"write it plain first: wds cat {task.address} -o NAME.tar",
+                hint=f"write it plain first: wds cat {task.address} -o NAME.tar; or as NAME.tar.zst",
             )
         place = index_address(task.address)
         reasons: list[str] = []
-        old = None if task.force else find_index(task.address, source, reasons.append, whole=True)
+        old = None
+        if task.has_index and not task.force:
+            old = find_index(task.address, source, reasons.append, whole=True)
         if old is not None:
             return Indexed(Side(place, "kept", shard=task.address), _facts(task, old, source), None)
         builder, ignored = scan_index(source)
@@ -204,18 +222,23 @@ def index_shard(task: IndexTask) -> Indexed:
                 hint = "--no-index writes a manifest alone, which -o may put elsewhere; or index a copy of the shards"
                 raise OutputError(error.message, hint=hint) from error
         reason = "forced" if task.force else "it was stale" if reasons else "there was none"
-        info = replace(_facts(task, index, source), index=False)
+        info = replace(_facts(task, index, source, digest), index=False)
         return Indexed(Side(place, "made", reason, task.address), info, data if task.want_index else None)
 
 
-def _facts(task: IndexTask, index: Index, source: Source) -> ShardInfo:
+def _reads_once(task: IndexTask) -> bool:
+    """Whether headers and checksum come from one pass: of a shard that is far away and has nothing to compare with."""
+    return not is_local(task.address) and not (task.known or (task.has_index and not task.force))
+
+
+def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None = None) -> ShardInfo:
     """What a manifest says of the shard. The checksum of all bytes is taken over from the one that is there, where
     nothing speaks against it."""
     info = ShardInfo(
         name=base_name(task.address),
         samples=index.samples,
         members=index.members,
-        size_bytes=index.size,
+        size_bytes=source.stored.size or 0,
         headers=index.digest,
         fields=index.totals(),
         index=True,
@@ -227,7 +250,11 @@ def _facts(task: IndexTask, index: Index, source: Source) -> ShardInfo:
         and (known.headers, known.size_bytes) == (info.headers, info.size_bytes)
     ):
         return replace(info, checksum=known.checksum)
-    checksum = checksum_of(source, task.checksum)
+    if digest is not None and isinstance(source.stored, DigestedSource):
+        source.stored.read_rest()
+        checksum = written(task.checksum, digest)
+    else:
+        checksum = checksum_of(source.stored, task.checksum)
     source.confirm()
     return replace(info, checksum=checksum)
 

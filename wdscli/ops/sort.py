@@ -27,6 +27,7 @@ class SortOrder(Order):
     missing: Missing | None = None
     """As it was asked for; None puts what is missing last, and takes a value that no sample has for a mistake."""
     operation = "sort"
+    is_repeatable = True
     bytes_per_sample = VALUED_BYTES
 
     def options(self) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.errors import UsageError
 from wdscli.plan.table import ROWS_PER_BLOCK, Ordered
 from wdscli.shards.writing import OutputSet, ShardSettings
-from wdscli.storage.patterns import MAX_NAMES
+from wdscli.storage import base_name
+from wdscli.storage.patterns import MAX_NAMES, plain_name
 from wdscli.tar import END_OF_ARCHIVE
 
 if TYPE_CHECKING:
@@ -84,14 +85,23 @@ class Cuts(NamedTuple):
 
 
 class Outputs:
-    """The sets that one command writes. Raises UsageError for a text that cannot name shards. ``may_exist`` is for who
+    """The sets that one command writes; ``names`` are those that ``{name}`` stands for, one a shard. Raises UsageError
+    for a text that cannot name shards. ``may_exist`` is for who
     goes on with what is there."""
 
-    def __init__(self, text: str, settings: ShardSettings, *, may_exist: bool = False) -> None:
+    def __init__(
+        self,
+        text: str,
+        settings: ShardSettings,
+        *,
+        names: Sequence[str] | None = None,
+        may_exist: bool = False,
+    ) -> None:
         self.text = text
+        self._names = names
         self.may_exist = may_exist
         self._settings = settings
-        self._probe = OutputSet(text.replace(FIELD, "part"), settings)
+        self._probe = OutputSet(text.replace(FIELD, "part"), settings, names=names)
         if self.has_parts:
             self._check_apart()
 
@@ -142,7 +152,7 @@ class Outputs:
                 f'"{part}" cannot be the name of a part in a command',
                 hint="in pipe:CMD a part's name has letters, digits, - _ . + = only",
             )
-        return OutputSet(self.text.replace(FIELD, checked_part(part)), self._settings)
+        return OutputSet(self.text.replace(FIELD, checked_part(part)), self._settings, names=self._names)
 
     def check(self, parts: Sequence[str] | None, inputs: Sequence[str]) -> None:
         """Refuse what is there already, as far as the parts are known: None for not yet."""
@@ -236,6 +246,20 @@ class Sizes(NamedTuple):
         return count
 
 
+def names_of(addresses: Sequence[str]) -> list[str]:
+    """What :data:`NAME` stands for. Raises UsageError for two inputs of one name."""
+    first: dict[str, str] = {}
+    for address in addresses:
+        name = plain_name(base_name(address))
+        if name in first:
+            raise UsageError(
+                f"{first[name]} and {address} would both be written as {name}",
+                hint="copy one folder at a time, or number the shards: wds split SHARDS -o out-%06d.tar",
+            )
+        first[name] = address
+    return list(first)
+
+
 def cut(totals: I64, cuts: Cuts) -> list[int]:
     """The ends (exclusive) of the shards in a sequence of samples, of which ``totals`` has the bytes before each and
     behind the last. Raises UsageError when there are fewer samples than shards that must each have one."""
@@ -327,16 +351,21 @@ def _divided(ends: list[int], shards: int) -> list[int]:
 
 
 def planned_shards(
-    outputs: Outputs, parts: Sequence[Part] | None, sizes: Sizes, cuts: Cuts
+    outputs: Outputs,
+    parts: Sequence[Part] | None,
+    sizes: Sizes,
+    cuts: Cuts,
+    ends: Sequence[int] | None = None,
 ) -> tuple[tuple[PlannedPart, ...], tuple[PlannedShard, ...]]:
-    """The sets and shards to be made. Raises UsageError when the output's name does not fit the parts."""
+    """The sets and shards to be made; ``ends``, where there are no parts, says where shards end. Raises UsageError when
+    the output's name does not fit the parts."""
     made: list[PlannedPart] = []
     shards: list[PlannedShard] = []
     begin = 0
     for number, part in enumerate(parts if parts is not None else [Part("", len(sizes.members))]):
         made.append(PlannedPart(part.name, outputs.set_of(part.name or "part")))
         totals = sizes.totals[begin : begin + part.samples + 1]
-        bounds = pairwise([begin, *(begin + end for end in cut(totals, cuts))])
+        bounds = pairwise([begin, *(begin + end for end in (cut(totals, cuts) if ends is None else ends))])
         for at, (first, end) in enumerate(bounds):
             address = made[-1].output.address(at)
             shards.append(PlannedShard(address, number, at, first, end, *sizes.of_shard(first, end)))

@@ -20,7 +20,7 @@ from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.plan.table import PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
-from wdscli.storage.opening import is_device
+from wdscli.storage.opening import is_device, open_again
 from wdscli.tar import FOREIGN, Columns, Scanner, padded, scan
 from wdscli.tar.columns import new_columns
 from wdscli.tar.header import BLOCK
@@ -39,6 +39,8 @@ class Stamp(NamedTuple):
 
     size_bytes: int
     version: str
+    is_pinned: bool = False
+    """Whether it is a plain shard of which a store gives no bytes but those of this version."""
 
 
 class Input(NamedTuple):
@@ -50,6 +52,8 @@ class Input(NamedTuple):
     """What it was when the plan was made; bytes of any other stamp are refused, at the latest when all are read."""
     is_held: bool = False
     """Whether they are refused before any is read."""
+    is_packed: bool = False
+    """Whether it is read by blocks that are unpacked whole."""
 
     @property
     def is_near(self) -> bool:
@@ -59,8 +63,10 @@ class Input(NamedTuple):
     def open(self) -> Source:
         """The bytes, under the name that the user gave. Raises InputError, DataError when they are others now."""
         if not self.copy:
+            if self.stamp is not None and self.stamp.is_pinned and not self.is_held:
+                return open_again(self.address, self.stamp.size_bytes, self.stamp.version)
             source = open_source(self.address)
-            if self.stamp is None or self.stamp == (source.size, source.version):
+            if self.stamp is None or self.stamp[:2] == (source.size, source.version):
                 return source
             if source.fd is not None and not self.is_held:
                 # The headers of a local file tell better what is different; confirm() tells it of payloads.

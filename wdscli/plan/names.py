@@ -13,7 +13,7 @@ its last part has no dot. This module knows batches of samples, and nothing of w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import Formatter
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from wdscli.storage import base_name
 
 def check_names(batch: SampleBatch, shard: str) -> None:
     """Raise DataError ``unsafe-name`` for a sample that has an unsafe name."""
-    if _is_suspect(batch):
+    if is_suspect(batch.keys, batch.fields):
         for row in range(len(batch.keys)):
             found = _unsafe(batch, row)
             if found is not None:
@@ -44,9 +44,9 @@ def check_names(batch: SampleBatch, shard: str) -> None:
                 )
 
 
-def _is_suspect(batch: SampleBatch) -> bool:
+def is_suspect(keys: Sequence[bytes], fields: Iterable[bytes]) -> bool:
     """A quick look at all names together. Fields repeat, and few batches have many different ones."""
-    return may_be_unsafe(batch.keys) or may_be_unsafe(list(set(batch.fields)))
+    return may_be_unsafe(keys) or may_be_unsafe(list(set(fields)))
 
 
 def _unsafe(batch: SampleBatch, row: int) -> tuple[int, str] | None:
@@ -61,7 +61,7 @@ def _unsafe(batch: SampleBatch, row: int) -> tuple[int, str] | None:
 def keep_safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterator[SampleBatch]:
     """The samples with safe names; the others are counted in ``dropped``."""
     for batch in batches:
-        if not _is_suspect(batch):
+        if not is_suspect(batch.keys, batch.fields):
             yield batch
             continue
         for row in range(len(batch.keys)):

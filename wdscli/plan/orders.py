@@ -32,7 +32,10 @@ from wdscli.plan.duplicates import Dedup, Rereader
 from wdscli.plan.request import Request
 from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable, order_of_hashes
 from wdscli.plan.values import Extract, Values
+from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
+from wdscli.selection.named import Named
+from wdscli.selection.reading import Payloads
 
 if TYPE_CHECKING:
     from wdscli.plan.join.joined import Joined
@@ -96,13 +99,15 @@ class Surveyed(NamedTuple):
 class Arranged(NamedTuple):
     """Samples in output order. ``order`` has rows of the table, None for all as they are; ``parts`` divide it, None for
     one set; ``dropped`` counts those that were left out, by reason. ``joined`` has the further rows of samples that are
-    joined; ``remark`` is what the user should hear."""
+    joined; ``remark`` is what the user should hear. ``ends`` are those of shards, where the order says so and no cut
+    was given."""
 
     order: I64 | None = None
     parts: Sequence[Part] | None = None
     dropped: Mapping[str, int] = {}
     joined: Joined | None = None
     remark: str = ""
+    ends: Sequence[int] | None = None
 
 
 class Order:
@@ -120,6 +125,9 @@ class Order:
     """What the order takes of memory for each sample while it is made."""
     makes_parts: bool = False
     """Whether it divides samples into parts, in each of which they stay in input order."""
+
+    is_repeatable: bool = False
+    """Whether operation, options and seed say all that decides it, so that a plan of an earlier run may be used."""
 
     def may_leave_out(self) -> bool:
         """Whether some samples may come into no part."""
@@ -143,6 +151,48 @@ class InputOrder(Order):
     """All samples as they come."""
 
     operation: str
+    is_repeatable = True
+
+
+@dataclass(frozen=True)
+class FieldNamed(Extract):
+    """Nothing of any sample, but some must have the field that ``option`` names."""
+
+    field: str
+    option: str
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return [Named(self.field, f" for {self.option}", (self.field,))]
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+    ) -> list[bytes]:
+        return [b""] * len(rows)
+
+
+@dataclass(frozen=True)
+class MappedOrder(InputOrder):
+    """All samples as they come, to be transformed: a shard for each shard of the input. ``transform`` is as a plan
+    file holds it (the fields of :class:`wdscli.transform.transform.Transform`), ``shaping`` what the manifest tells."""
+
+    transform: Mapping[str, Any]
+    shaping: Mapping[str, Any]
+    keeps_shards: bool
+    extract: Extract | None = None
+    is_repeatable = False
+
+    def options(self) -> dict[str, Any]:
+        return dict(self.shaping)
+
+    def arrange(self, surveyed: Surveyed) -> Arranged:
+        import numpy
+
+        if not self.keeps_shards:
+            return Arranged()
+        shards: I64 = numpy.arange(len(surveyed.sets), dtype=numpy.int64)
+        rows = surveyed.samples.shards
+        return Arranged(ends=[int(end) for end in rows.searchsorted(shards, side="right")])
 
 
 @dataclass(frozen=True)
@@ -151,6 +201,7 @@ class ShuffledOrder(Order):
 
     seed: int = 0
     operation = "shuffle"
+    is_repeatable = True
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
         return Arranged(shuffled(surveyed.samples, self.seed))

@@ -9,20 +9,23 @@ column of rows for each set. It must not know why samples are reordered.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
-from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedPart, PlannedShard, Sizes, planned_shards
+from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedPart, PlannedShard, Sizes, names_of, planned_shards
 from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
-from wdscli.plan.inputs import Input, Stamp
+from wdscli.plan.inputs import Input
 from wdscli.plan.join.join import Join, nobody
 from wdscli.plan.join.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
 from wdscli.plan.orders import (
     LIMIT,
     Arranged,
+    InputOrder,
+    MappedOrder,
     Order,
     Surveyed,
     first_arranged,
@@ -30,8 +33,8 @@ from wdscli.plan.orders import (
     reading_selection,
 )
 from wdscli.plan.request import PlanMark, Request
-from wdscli.plan.scratch import Scratch, folder_of_scratch
-from wdscli.plan.strategy import Limits, check_fits, check_reach, choose, is_away, limits_for
+from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
+from wdscli.plan.strategy import Limits, available, check_fits, check_reach, choose, is_away, limits_for
 from wdscli.plan.survey import Collected, Survey, SurveyTask, survey_shards, survey_task
 from wdscli.plan.table import Ordered
 from wdscli.progress import QUIET, Progress
@@ -43,7 +46,11 @@ from wdscli.shards.inputs import (
     missing_samples,
     say_missing,
     whole_set,
+    without_index,
 )
+from wdscli.storage import is_local
+from wdscli.storage.ahead import REQUEST_BYTES
+from wdscli.storage.patterns import NAME
 
 if TYPE_CHECKING:
     from wdscli.plan.table import I64
@@ -92,6 +99,12 @@ class ReorderPlan:
     """Members of all samples that were read."""
     payload_bytes_in: int = 0
     """What is in these."""
+    transform: Mapping[str, Any] | None = None
+    """What is done to each sample, as plain values: then planned sizes are those before it."""
+    is_repeatable: bool = False
+    """Whether operation, options and seed say all that decides it, besides the inputs."""
+    brings: bool = False
+    """Whether inputs that are far away are copied before the first shard is made."""
 
     @property
     def samples(self) -> int:
@@ -120,15 +133,20 @@ class ReorderPlan:
 
 
 def make_plan(
-    request: Request, order: Order, scratch: Scratch | None = None, *, progress: Progress = QUIET
+    request: Request,
+    order: Order,
+    scratch: Scratch | None = None,
+    *,
+    brings: bool = False,
+    progress: Progress = QUIET,
 ) -> ReorderPlan:
     """Survey the inputs, order and cut. Reads headers or indexes only, and writes nothing but copies of inputs that can
     be read only once, and rows that memory cannot hold; these go to ``scratch``, which must live until the plan has
-    run.
+    run. Where it will be run, ``brings`` has inputs that are far away copied too, when all of them is read.
 
     Raises UsageError, InputError, DataError, OutputError.
     """
-    planning = _Planning(request, order, scratch, progress)
+    planning = _Planning(request, order, scratch, brings, progress)
     planning.check_request()
     planning.survey()
     planning.check_surveys()
@@ -160,8 +178,11 @@ class _Planning:
     ordered: Ordered
     """They in output order."""
 
-    def __init__(self, request: Request, order: Order, scratch: Scratch | None, progress: Progress) -> None:
+    def __init__(
+        self, request: Request, order: Order, scratch: Scratch | None, brings: bool, progress: Progress
+    ) -> None:
         self.request = request
+        self.brings = brings
         self.order = order
         self.join = order if isinstance(order, Join) else None
         self.scratch = scratch
@@ -180,7 +201,9 @@ class _Planning:
             self.join.check(request, addresses)
         if request.selection.reads_stdin and "-" in addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-        self.outputs = Outputs(request.output, request.settings, may_exist=request.resume)
+        is_named = isinstance(self.order, MappedOrder) and NAME in request.output
+        names = names_of(addresses) if is_named else None
+        self.outputs = Outputs(request.output, request.settings, names=names, may_exist=request.resume)
         check_reach(request, addresses, is_stream=self.outputs.is_stream)
         self.outputs.check(None, addresses)
         self.cuts = self.outputs.cuts(request.cuts)
@@ -204,10 +227,14 @@ class _Planning:
             self.bytes_of_table, self.dropped = made.size_bytes, made.dropped
         self.templates = self._templates()
         known = known_samples(self.shards) if request.on_error == "skip" else {}
+        room = self._room()
+        unindexed = without_index(self.shards) if request.use_index else frozenset[str]()
         tasks = []
         for number, (one, of_set) in enumerate(zip(inputs, self.sets, strict=True)):
             template = self.templates[of_set if self.join is not None else 0]
-            task = template._replace(input=one, known=known.get(one.address, -1))
+            task = template._replace(input=one, known=known.get(one.address, -1), room=room)
+            if one.address in unindexed:
+                task = task._replace(use_index=False)
             tasks.append(task if one.copy else survey_task(task, number, tasks_scratch, self.limits))
         self.states = [template.selection.new_state(request.on_error) for template in self.templates]
         self.collected = Collected(
@@ -215,9 +242,31 @@ class _Planning:
         )
         self.surveys = survey_shards(tasks, self.states, request, self.limits, self.collected, self.progress)
         self.inputs = tuple(
-            Input(one.address, one.copy or found.copy, one.stamp or Stamp(found.size_bytes, found.version))
+            Input(
+                one.address,
+                one.copy or found.copy,
+                one.stamp or found.stamp,
+                is_packed=found.is_packed,
+            )
             for one, found in zip(inputs, self.surveys, strict=True)
         )
+
+    def _room(self) -> Room:
+        """For copies of inputs that are far away: none where nothing is copied, or the workers are elsewhere."""
+        request, scratch = self.request, self.scratch
+        is_wanted = self.brings and request.strategy != "gather" and request.engine is None
+        if not is_wanted or scratch is None or all(map(is_local, self.shards.addresses)):
+            return NO_ROOM
+        free = scratch.free_bytes()
+        if free is None or any(one.selection.limit is not None for one in self.templates):
+            return NO_ROOM
+        takes_most = request.selection.takes_most
+        # What does not fit in memory either is better read in two passes; what is read from its beginning to its end
+        # costs less by an index, but for the requests of small shards.
+        share = min(free, available()) // (2 * len(self.shards.addresses)) if takes_most else 0
+        if isinstance(self.order, InputOrder):
+            share = min(share, REQUEST_BYTES)
+        return Room(os.path.dirname(scratch.folder), free, takes_most, share)
 
     def _templates(self) -> list[SurveyTask]:
         """What is asked of every shard; with a join, of the shards of each set."""
@@ -318,7 +367,7 @@ class _Planning:
         request, arranged = self.request, self.arranged
         self._check_parts()
         sizes = Sizes.of(self.ordered)
-        parts, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts)
+        parts, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, arranged.ends)
         for part in parts if self.outputs.has_parts else ():
             part.output.check(self.shards.addresses, may_exist=self.outputs.may_exist)
         lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
@@ -347,6 +396,8 @@ class _Planning:
             duplicates=self.duplicates,
             members_in=sum(found.members for found in self.surveys),
             payload_bytes_in=sum(found.payload_bytes for found in self.surveys),
+            is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
+            transform=self.order.transform if isinstance(self.order, MappedOrder) else None,
         )
 
     def _check_parts(self) -> None:

@@ -19,7 +19,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 from wdscli import __version__
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.cut import Outputs, PlannedPart, PlannedShard
+from wdscli.plan.cut import Outputs, PlannedPart, PlannedShard, names_of
 from wdscli.plan.inputs import Input, Stamp
 from wdscli.plan.join.joined import JoinCounts, Joined
 from wdscli.plan.names import Rekey
@@ -33,6 +33,7 @@ from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown, shown_command, shown_in
 from wdscli.storage import Source, base_name, is_local, is_stream, local_path, open_sink, open_source
 from wdscli.storage.addresses import listed_address
+from wdscli.storage.patterns import NAME
 from wdscli.tar import Form
 
 if TYPE_CHECKING:
@@ -82,6 +83,17 @@ HEADER: dict[str, Any] = {
         None,
     ),
     "rekey": (str, None),
+    "transform": (
+        {
+            **dict.fromkeys(("kind", "what", "field", "on_failure", "mode"), str),
+            **dict.fromkeys(("batch", "size"), int),
+            **dict.fromkeys(("multi", "only_if_bigger"), bool),
+            "timeout": (float, None),
+            "format": (str, None),
+            "quality": (int, None),
+        },
+        None,
+    ),
     "post": (str, None),
     "inputs": [[str, int, str], ...],
     "fingerprint": (str, None),
@@ -152,11 +164,13 @@ def _refuse_secrets(plan: ReorderPlan) -> None:
                 f"the plan would hold a password, token or signature: {text}",
                 hint="name it without, and have the tasks find credentials where they run: environment or profile",
             )
-    if post is not None and shown_command(post) != post:
-        raise UsageError(
-            f"the plan would hold a password, token or signature: --post {shown_command(post)}",
-            hint="have the command take it from the environment where the tasks run",
-        )
+    what = None if plan.transform is None else plan.transform["what"]
+    for option, command in (("--post", post), ("the command", what)):
+        if command is not None and shown_command(command) != command:
+            raise UsageError(
+                f"the plan would hold a password, token or signature: {option} {shown_command(command)}",
+                hint="have the command take it from the environment where the tasks run",
+            )
 
 
 def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int]:
@@ -189,8 +203,9 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         },
         "fields": plain_rule(request.selection.field_rule),
         "rekey": None if plan.rekey is None else plan.rekey.format,
+        "transform": plan.transform and dict(plan.transform),
         "post": request.post,
-        "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))] for one in plan.inputs],
+        "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))[:2]] for one in plan.inputs],
         "fingerprint": plan.fingerprint_in,
         "joined": plan.joined
         and {
@@ -384,11 +399,13 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
         return
     for address in named:
         listed_address(file.address, address)
-    if header["post"] is not None:
-        raise InputError(
-            f"{file.address} orders a command after each shard: {shown_command(header['post'])}",
-            hint="--trust-addresses, if you trust it; or fetch the plan first",
-        )
+    what = (header["transform"] or {}).get("what")
+    for when, command in (("after each shard", header["post"]), ("for each sample", what)):
+        if command is not None:
+            raise InputError(
+                f"{file.address} orders a command {when}: {shown_command(command)}",
+                hint="--trust-addresses, if you trust it; or fetch the plan first",
+            )
 
 
 def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
@@ -400,7 +417,8 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
         for address, size, version in header["inputs"]
     )
     request = _request(header, [one.address for one in inputs], settings)
-    outputs = Outputs(request.output, request.settings, may_exist=True)
+    names = names_of([one.address for one in inputs]) if NAME in request.output else None
+    outputs = Outputs(request.output, request.settings, names=names, may_exist=True)
     parts = tuple(PlannedPart(name, outputs.set_of(name or "part")) for name in header["parts"])
     rows = [PlanRows(file, number, counts["samples"]) for number in range(len(header["rows"]))]
     return ReorderPlan(
@@ -422,6 +440,7 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
         mark=PlanMark(**header["plan"]),
         is_stored=True,
         joined=_joined(header["joined"], rows[1:]),
+        transform=header["transform"],
     )
 
 
@@ -477,8 +496,13 @@ def mark_of(plan: ReorderPlan) -> PlanMark:
         for one in plan.planned
     ]
     return PlanMark(
-        _digest([len(plan.inputs), *inputs]), _digest(_shaping(plan)), rows.hexdigest(), _digest(shards)
+        digest_of([len(plan.inputs), *inputs]), shaping_mark(plan), rows.hexdigest(), digest_of(shards)
     )
+
+
+def shaping_mark(plan: ReorderPlan) -> str:
+    """The fingerprint of a plan's options."""
+    return digest_of(_shaping(plan))
 
 
 def _shaping(plan: ReorderPlan) -> dict[str, Any]:
@@ -507,5 +531,6 @@ def plain_rule(rule: FieldRule | None) -> dict[str, Any] | None:
     }
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
+    """A fingerprint of plain values."""
     return xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=str).encode("ascii"))

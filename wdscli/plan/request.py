@@ -74,3 +74,9 @@ class Request(NamedTuple):
     """Whether manifests and fetched lists may name any shard."""
     plan_file: str | None = None
     """Where the plan is to be stored instead of being run; then it can hold nothing that only this process has."""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the options alone say which samples are wanted: no file of keys does, and no sample was left out."""
+        has_files = self.selection.key_rule is not None and bool(self.selection.key_rule.sources)
+        return not has_files and self.on_error == "stop" and self.on_duplicate == "error"

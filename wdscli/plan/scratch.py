@@ -115,6 +115,28 @@ class Scratch:
         self.close()
 
 
+class Room(NamedTuple):
+    """What copies of inputs that are far away may take of a disc: half of the ``free_bytes`` that there were on that of
+    ``folder`` (empty: nothing). ``takes_most`` says that most of each shard is wanted in the end; ``share_bytes`` may
+    then be copied of each although an index would do."""
+
+    folder: str = ""
+    free_bytes: int = 0
+    takes_most: bool = False
+    share_bytes: int = 0
+
+    def holds(self, size: int | None, *, like_all: bool = False) -> bool:
+        """Whether there is room for a shard of this size, with ``like_all`` for all others too if they are like it."""
+        if not self.folder or size is None or (like_all and size > self.share_bytes):
+            return False
+        from shutil import disk_usage
+
+        return disk_usage(self.folder).free - size >= self.free_bytes // 2
+
+
+NO_ROOM = Room()
+
+
 def folder_of_scratch(scratch: Scratch | None) -> str | None:
     """A folder of this machine for scratch files without a name: the parent of ``scratch`` where it is here, None for
     TMPDIR."""
@@ -124,6 +146,8 @@ def folder_of_scratch(scratch: Scratch | None) -> str | None:
 def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None = None) -> None:
     """Copy a source that has not been read yet to a new file. With ``cut``, a compressed stream that breaks off is
     reported there and what came before it is kept. Raises InputError, DataError, OutputError."""
+    if source.seekable and source.size is not None:
+        source.expect([(0, source.size)])
     if not is_local(path):
         with open_sink(path) as sink:
             for data in pieces_to_end(source, cut):

@@ -1,11 +1,12 @@
 """How a plan is carried out: gather or spill, in how many processes, with how much memory, and within whose reach.
 
-What it is: :func:`choose`, what ``--strategy auto`` picks and why; :func:`useful_jobs`, how many processes pay for
-their start; :class:`Limits`, how memory is shared out among processes, the plan, and what tasks hold; and
-:func:`check_reach`, which refuses, before anything is read, what the workers of an engine could not read or write.
+What it is: :func:`choose`, what ``--strategy auto`` picks and why; :class:`Limits`, how memory is shared out among
+processes, the plan, and what tasks hold; and :func:`check_reach`, which refuses, before anything is read, what the
+workers of an engine could not read or write.
 
 How: a strategy follows from what is known before a payload is read, how long the runs are that lie side by side in the
-inputs as in the output, and where the inputs are; it changes no byte of the output. A process costs what Python and
+inputs as in the output, where the inputs are, and what it takes of requests and bytes to read what is far away, at the
+latency and bandwidth that were measured; it changes no byte of the output. A process costs what Python and
 numpy cost before it has done anything (measured); the number of processes is the largest that fits in ``--memory``, the
 rest is shared between the plan and the tasks. Too little is a warning and the least there can be, never a failure. The
 page cache is counted by nobody, but buckets are cut so that some of them fit in it. A path is taken for one that all
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from math import ceil
 from typing import NamedTuple
 
 from wdscli.errors import EngineError, UsageError
@@ -28,7 +30,7 @@ from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.table import Ordered, PlanTable
 from wdscli.storage import is_local
-from wdscli.storage.ahead import FIRST_GAP_BYTES
+from wdscli.storage.ahead import FIRST_GAP_BYTES, REQUEST_BYTES, line_to
 from wdscli.units import human_size
 
 LONG_RUN_BYTES = 1 << 20
@@ -36,11 +38,13 @@ LONG_RUN_BYTES = 1 << 20
 SHORT_GAP = 4
 """A gap of so many times the sample behind it is read through."""
 SPILL_WORTH_BYTES = 32 << 20
-"""Below this many bytes in all, a second pass never pays."""
+"""Below this many bytes in all, a second pass over compressed files of this machine never pays."""
+EXPECTED_BYTES = 1 << 25
+"""So many bytes are told to inputs that are far away before they are read, in output order."""
+SCRATCH_BYTES_PER_SECOND = 500e6
+"""What scratch space is taken to write and read of what is spilled."""
 _LOOKS = 16
 _ROWS_PER_LOOK = 4096
-WORTH_BYTES = 64 << 20
-"""Below this many bytes to be copied, starting processes costs more than they bring."""
 MIB = 1 << 20
 MAIN_BYTES = 44 * MIB
 """What is resident of the command itself with numpy and its bars, before it holds a row."""
@@ -68,22 +72,33 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
     if is_away(request):
         return Choice("gather", STORED if request.plan_file is not None else ALONE)
     copies = _copies(inputs)
+    run, total = mean_run(lists)
+    if request.strategy == "spill" and copies and (free := _free(request)) is not None and free < total:
+        return Choice("gather", f"the copies of inputs take the room that spilling needs{copies}")
     if request.strategy != "auto":
         return Choice(request.strategy, f"as --strategy asks{copies}")
-    run, total = mean_run(lists)
     runs = f"in runs of {human_size(run)}"
     remote = sum(not one.is_near for one in inputs)
-    if not remote:
+    compressed = sum(one.is_packed for one in inputs)
+    if not (remote or compressed):
         return Choice("gather", f"all inputs can be read at any place, {runs}{copies}")
-    slow = f"{remote} of {len(inputs)} inputs are remote"
+    count, what = (remote, "remote") if remote else (compressed, "compressed")
+    slow = f"{count} of {len(inputs)} inputs are {what}"
     if run >= LONG_RUN_BYTES:
         return Choice("gather", f"{slow}, but what is read lies {runs}{copies}")
-    if total < SPILL_WORTH_BYTES:
-        return Choice("gather", f"{slow}, but {human_size(total)} are little to read{copies}")
     reason = f"{slow}, and samples lie scattered, {runs}"
-    free = (
-        None if request.tmp is not None and not is_local(request.tmp) else Scratch(request.tmp).free_bytes()
-    )
+    if remote:
+        address = next(one.address for one in inputs if not one.is_near)
+        line, spilling = line_to(address), Cost(remote + total // REQUEST_BYTES, total)
+        gathering = cost_of_gathering(lists, line.gap_bytes)
+        reason = f"{slow}: gathering takes {gathering}, spilling {spilling}"
+        # What is spilled is written and read once more here.
+        here_seconds = total / SCRATCH_BYTES_PER_SECOND
+        if line.seconds(*gathering) <= line.seconds(*spilling) + here_seconds:
+            return Choice("gather", f"{reason}, {runs}{copies}")
+    elif total < SPILL_WORTH_BYTES:
+        return Choice("gather", f"{slow}, but {human_size(total)} are little to read{copies}")
+    free = _free(request)
     if free is not None and free < total:
         return Choice(
             "gather", f"{reason}; but spilling needs {human_size(total)} and {human_size(free)} are free"
@@ -91,11 +106,54 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
     return Choice("spill", reason + copies)
 
 
+class Cost(NamedTuple):
+    """What some way of reading takes of a store, about."""
+
+    requests: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.requests} request{'s' * (self.requests != 1)} and {human_size(self.size_bytes)}"
+
+
+def cost_of_gathering(lists: Sequence[Ordered], gap_bytes: int) -> Cost:
+    """What it takes to read rows in output order, some MiB of them together, where gaps of less than ``gap_bytes`` are
+    read too. Looks at some thousands of samples all over."""
+    import numpy
+
+    requests = size = 0.0
+    for ordered in lists:
+        step = max(1, ordered.total // _LOOKS, _ROWS_PER_LOOK)
+        found = [0, 0, 0]
+        for first in range(0, ordered.total, step):
+            rows = ordered.part(first, min(first + _ROWS_PER_LOOK, ordered.total)).rows
+            rows = rows[: max(1, int(numpy.cumsum(rows["length"]).searchsorted(EXPECTED_BYTES)))]
+            found[0] += len(rows)
+            rows = rows[numpy.lexsort((rows["start"], rows["shard"]))]
+            some = PlanTable(rows[rows["length"] > 0])
+            gaps = some.starts[1:].astype(numpy.int64) - (some.starts[:-1] + some.lengths[:-1]).astype(
+                numpy.int64
+            )
+            apart = (some.shards[1:] != some.shards[:-1]) | (gaps >= gap_bytes)
+            found[1] += 1 + int(apart.sum())
+            found[2] += int(some.lengths.sum()) + int(gaps[~apart].clip(0).sum())
+        share = ordered.total / max(1, found[0])
+        requests, size = requests + share * found[1], size + share * found[2]
+    return Cost(ceil(requests) + int(size) // REQUEST_BYTES, int(size))
+
+
+def _free(request: Request) -> int | None:
+    """What is free for scratch files; None where nobody can tell. Raises OutputError when there is no such folder."""
+    return (
+        None if request.tmp is not None and not is_local(request.tmp) else Scratch(request.tmp).free_bytes()
+    )
+
+
 def _copies(inputs: Sequence[Input]) -> str:
     copies = sum(1 for one in inputs if one.copy)
     if not copies:
         return ""
-    return f"; {copies} of {len(inputs)} inputs copied first, because they can be read only once"
+    return f"; {copies} of {len(inputs)} inputs copied first, so that they are read once"
 
 
 def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
@@ -175,21 +233,6 @@ def check_post(command: str | None, output: str, *, is_stream: bool) -> None:
         )
     if command is not None and not command.strip():
         raise UsageError("--post needs a command", hint="--post 'sha256sum {}'")
-
-
-def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int = WORTH_BYTES) -> int:
-    """As many as were asked for (None: one a processor, when there are ``worth_bytes`` to do), never more than there
-    are tasks. Raises UsageError.
-
-    >>> useful_jobs(8, 3, 0), useful_jobs(None, 3, 1000)
-    (3, 1)
-    """
-    if jobs is None and size_bytes < worth_bytes:
-        return 1
-    wanted = default_jobs() if jobs is None else jobs
-    if wanted < 1:
-        raise UsageError(f"--jobs must be at least 1, not {wanted}")
-    return max(1, min(wanted, tasks))
 
 
 class Limits(NamedTuple):

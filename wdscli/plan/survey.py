@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
-from wdscli.executors import make_executor, run_tasks
-from wdscli.plan.inputs import Input, is_of_this_process, is_ours_alone, is_read_once, refused
+from wdscli.executors import WORTH_BYTES, make_executor, run_tasks, useful_jobs
+from wdscli.plan.inputs import Input, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
 from wdscli.plan.names import Rekey, check_names, keep_safe, shard_stem
 from wdscli.plan.request import Request
-from wdscli.plan.scratch import Scratch, StoredRows, spool
-from wdscli.plan.strategy import LEAST_TASK_BYTES, WORTH_BYTES, Limits, useful_jobs
+from wdscli.plan.scratch import NO_ROOM, Room, Scratch, StoredRows, spool
+from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
 from wdscli.plan.table import (
     GrowingTable,
     PlanTable,
@@ -46,10 +46,11 @@ from wdscli.selection.named import Sightings
 from wdscli.selection.reading import Payloads, iter_selected
 from wdscli.shards.index import index_address
 from wdscli.shards.reading import index_batches, index_for
-from wdscli.storage import Source, is_local
+from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.addresses import local_path
 from wdscli.tar import FOREIGN, Form, build_header, padded
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
+from wdscli.tar.reader import is_dense
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -94,11 +95,26 @@ class SurveyTask(NamedTuple):
     """How many samples a manifest says that the shard has; -1 when none does, or nobody needs to know."""
     of_set: int = 0
     """The set, from 0, whose part of each joined sample it holds; 0 without a join."""
+    room: Room = NO_ROOM
+    """What copies of inputs that are far away may take of the disc on which ``spool`` lies."""
 
     @property
     def address(self) -> str:
         """The shard as the user named it."""
         return self.input.address
+
+    @property
+    def is_wanted_whole(self) -> bool:
+        """Whether all bytes of the shard are read, whatever an index says, as far as is known before it is open."""
+        has_index = self.use_index and self.on_error != "skip" and not self.payload_fields
+        is_far = self.room.takes_most and not self.input.copy
+        return is_far and (not has_index or self.room.share_bytes > 0)
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        """The fields whose payloads a survey looks into."""
+        looked_into = frozenset[bytes]() if self.extract is None else self.extract.payload_fields
+        return self.selection.payload_fields | looked_into
 
 
 @dataclass(slots=True)
@@ -106,9 +122,10 @@ class Survey:
     """What one input shard holds. ``rows`` are its ``total`` selected samples (:func:`~wdscli.plan.table.row_type`;
     ``shard`` is not set), ``values`` what an extract took of each; they may be ``stored`` instead, or were given away
     as they came. ``sightings`` is what was seen of the names that the extract has, ``shapes`` the lists of fields that
-    it numbers. ``copy`` is the path of the shard's copy, if it had to be copied. ``dropped`` counts samples and
-    ``ignored`` members, by reason. ``version`` is that of the input, empty for one that was copied. ``members`` and
-    ``payload_bytes`` are those of all samples that were read, the dropped ones too, if these were whole."""
+    it numbers. ``copy`` is the path of the shard's copy, if it had to be copied; ``is_packed`` is as an input has it.
+    ``dropped`` counts samples and ``ignored`` members, by reason. ``version`` is that of the input, empty for one that
+    was copied. ``members`` and ``payload_bytes`` are those of all samples that were read, the dropped ones too, if
+    these were whole."""
 
     rows: Rows = field(default_factory=no_rows)
     values: Packed = field(default_factory=lambda: Packed.of([]))
@@ -120,10 +137,17 @@ class Survey:
     members: int = 0
     payload_bytes: int = 0
     version: str = ""
+    is_pinned: bool = False
     copy: str = ""
+    is_packed: bool = False
     ignored: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def stamp(self) -> Stamp:
+        """By what the input is known again."""
+        return Stamp(self.size_bytes, self.version, self.is_pinned)
 
     def taken(self) -> Iterator[RowBlock]:
         """All rows with their values; the survey has them no longer."""
@@ -257,16 +281,12 @@ def survey(
     found, rows_found, ignored = Survey(), _Rows(), Ignored()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes = state.members, state.payload_bytes
-    task, source = _at_any_place(task, found.warnings)
     extract = task.extract
     values: list[bytes] = []
+    task, source, index = _at_any_place(task, found)
     with source:
-        found.size_bytes = source.size or 0
-        found.version = "" if task.input.copy else source.version
-        looked_into = frozenset() if extract is None else extract.payload_fields
-        payloads = Payloads(source, task.selection.payload_fields | looked_into)
-        index = _index_for(task, source, payloads, found)
-        payloads.by_index = index is not None
+        found.is_packed = source.stored is not source
+        payloads = Payloads(source, task.payload_fields, by_index=index is not None)
         if index is not None and (block := _plain_block(task, index)) is not None:
             found.ignored = index.ignored
             found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())
@@ -314,28 +334,45 @@ def _plain_block(task: SurveyTask, index: Index) -> RowBlock | None:
     return None if values is None else RowBlock(rows, values)
 
 
-def _at_any_place(task: SurveyTask, warnings: list[str]) -> tuple[SurveyTask, Source]:
-    """The task with an input that can be read at any place, the one it has or a copy; and this, open."""
-    source = task.input.open()
-    if source.seekable:
-        return task, source
+def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, Index | None]:
+    """The task with an input that can be read at any place, the one it has or a copy; this, open; and the index to go
+    by. What is far away is copied too where all of it is read now and samples are read again: nothing is read twice."""
+    source = open_source(task.address, whole=True) if task.is_wanted_whole else task.input.open()
+    try:
+        found.size_bytes, found.version, found.is_pinned = source.size or 0, source.version, source.is_pinned
+        if source.fd is None and task.room.holds(source.size, like_all=True):
+            task = task._replace(use_index=False)
+        asks_far = source.fd is None and bool(task.payload_fields)
+        index = None if asks_far else _index_for(task, source, found)
+        if source.seekable and (index is not None or source.fd is not None or not _is_kept(task, source)):
+            return task, source, index
+    except BaseException:
+        source.close()
+        raise
     with source:
         if not task.spool:
             raise refused(task.address)
-        spool(source, task.spool, cut=_warner(warnings) if task.on_error == "skip" else None)
+        spool(source, task.spool, cut=_warner(found.warnings) if task.on_error == "skip" else None)
+        source.confirm()
+        found.version, found.is_pinned = source.version, source.is_pinned
     task = task._replace(input=Input(task.address, task.spool))
-    return task, task.input.open()
+    source = task.input.open()
+    found.size_bytes = source.size or 0
+    return task, source, None
+
+
+def _is_kept(task: SurveyTask, source: Source) -> bool:
+    """Whether a shard that is far away is copied, because most of it is wanted or lies between its headers."""
+    return task.room.holds(source.size) and (task.room.takes_most or is_dense(source))
 
 
 def _warner(warnings: list[str]) -> Callable[[DataError], None]:
     return lambda error: warnings.append(str(error))
 
 
-def _index_for(task: SurveyTask, source: Source, payloads: Payloads, found: Survey) -> Index | None:
+def _index_for(task: SurveyTask, source: Source, found: Survey) -> Index | None:
     """The index to go by, if there is one and it says enough."""
     if task.on_error == "skip" or not task.use_index or task.input.copy:
-        return None
-    if payloads.fields and source.fd is None:
         return None
     return index_for(task.address, source, task.form, found.warnings.append)
 
@@ -562,7 +599,7 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
     wanted = iter(places)
     place = next(wanted, None)
     with task.input.open() as source:
-        index = _index_for(task, source, Payloads(source, frozenset()), Survey())
+        index = _index_for(task, source, Survey())
         for batch in _batches(task, source, Survey(), Ignored(), index):
             while place is not None and place < batch.index + len(batch.keys):
                 yield batch, place - batch.index

@@ -9,26 +9,30 @@ only then the manifests are written. It must not know why samples are reordered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
 from wdscli.errors import DataError, EngineError, OutputExistsError, WdsError
-from wdscli.executors import make_executor, run_tasks
+from wdscli.executors import default_jobs, make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import is_of_this_process
 from wdscli.plan.join.joined import JoinCounts
 from wdscli.plan.orders import Order
-from wdscli.plan.plan import ReorderPlan, make_plan
+from wdscli.plan.plan import ReorderPlan, sum_counts
 from wdscli.plan.planfile import mark_of
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import Scratch
-from wdscli.plan.strategy import check_scratch, limits_for, useful_jobs
+from wdscli.plan.strategy import check_scratch, limits_for
 from wdscli.progress import QUIET, Progress
+from wdscli.run.kept_plan import bring, finished_set, keep_plan, plan_of_run
 from wdscli.run.post_hook import run_post
 from wdscli.run.receipts import Witness, check_shard, read_receipt
 from wdscli.run.resume import Kept, begin, tidy
@@ -36,7 +40,12 @@ from wdscli.selection import Selection
 from wdscli.shards.claims import Claim, claim_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import find_index
+from wdscli.shards.writing import ShardSettings
 from wdscli.storage import is_stream
+from wdscli.storage.blocks import kind_of_name
+from wdscli.transform.shards import check_transformed, transform_folder, write_slices
+from wdscli.transform.slices import KEPT, SliceResult, Slices, SliceTask, Totals, transform_slice
+from wdscli.transform.transform import Transform
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -79,8 +88,38 @@ class ReorderReport:
 
 def reorder(request: Request, order: Order, *, progress: Progress = QUIET) -> ReorderReport:
     """Plan and run. Raises UsageError, InputError, DataError, OutputError, EngineError."""
+    if (done := finished_before(request, order)) is not None:
+        return done
     with Scratch(request.tmp) as scratch:
-        return run_plan(make_plan(request, order, scratch, progress=progress), progress=progress)
+        return run_plan(plan_of_run(request, order, scratch, progress), progress=progress)
+
+
+def finished_before(request: Request, order: Order) -> ReorderReport | None:
+    """What ``--resume`` finds of a set that is complete, by manifests and sizes alone: the one that was written tells
+    of these options and of all samples of the set that the inputs' manifest describes. None where that cannot be told
+    so, and where all files are of this machine."""
+    found = finished_set(request, order)
+    if found is None:
+        return None
+    manifest, source = found
+    payload_bytes = sum(map(payload_bytes_of, manifest.shards))
+    return ReorderReport(
+        operation=order.operation,
+        samples_in=source.samples,
+        samples=manifest.samples,
+        members=manifest.members,
+        bytes_in=source.size_bytes,
+        bytes_out=manifest.size_bytes,
+        dropped={},
+        ignored={},
+        strategy="gather",
+        parts=("",),
+        manifests=(manifest,),
+        kept=len(manifest.shards),
+        members_in=source.members,
+        payload_bytes_in=payload_bytes,
+        payload_bytes=payload_bytes,
+    )
 
 
 def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
@@ -90,8 +129,11 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
     with claimed(plan, mark):
         kept = begin(plan, mark, progress)
         missing = [task for task in range(len(plan.planned)) if task not in kept.shards]
-        made = dict(zip(missing, run_some(plan, mark, missing, kept, progress), strict=True))
-        return finish_plan(plan, {**kept.shards, **made}, kept)
+        if missing and plan.mark is None:
+            keep_plan(plan)
+        totals = Totals()
+        made = dict(zip(missing, run_some(plan, mark, missing, kept, progress, totals), strict=True))
+        return finish_plan(plan, {**kept.shards, **made}, kept, totals)
 
 
 @contextmanager
@@ -105,12 +147,21 @@ def claimed(plan: ReorderPlan, mark: PlanMark) -> Iterator[None]:
 
 
 def run_some(
-    plan: ReorderPlan, mark: PlanMark, numbers: Sequence[int], kept: Kept, progress: Progress
+    plan: ReorderPlan,
+    mark: PlanMark,
+    numbers: Sequence[int],
+    kept: Kept,
+    progress: Progress,
+    totals: Totals | None = None,
 ) -> list[ShardInfo]:
-    """Make some of the shards, by their numbers. Raises what a task raises."""
+    """Make some of the shards, by their numbers. ``totals`` adds up what a transform leaves out. Raises what a task
+    raises."""
     written: list[ShardInfo] = []
     if not numbers:
         return written
+    if plan.transform is not None:
+        transform = Transform(**plan.transform)
+        return _transform_some(plan, mark, numbers, kept, transform, totals or Totals(), progress)
     planned = [plan.planned[number] for number in numbers]
     held = sum(0 if rows.order is None else rows.order.nbytes for rows in plan.row_lists)
     limits = limits_for(plan.request.memory, plan.request.jobs, held)
@@ -121,7 +172,7 @@ def run_some(
     size = sum(shard.size for shard in planned)
     jobs = min(limits.jobs, useful_jobs(plan.request.jobs, tasks, size))
     with Scratch(plan.request.tmp) as scratch, _executor(plan, jobs) as executor:
-        spilled = None
+        plan, spilled = bring(plan, numbers, scratch, executor), None
         if plan.strategy == "spill":
             spilled = spill(plan, planned, executor, scratch, limits, progress)
         progress.start("writing", size, "bytes")
@@ -130,7 +181,7 @@ def run_some(
             make_shard,
             (_task(plan, mark, number, kept, spilled) for number in numbers),
             advance=progress.advance,
-            amount=lambda info: info.size_bytes,
+            amount=lambda info: info.tar_bytes,
         )
         for info, shard in zip(results, planned, strict=True):
             check_made(plan, info, shard)
@@ -142,6 +193,49 @@ def run_some(
         if spilled is not None:
             for one in plan.inputs:
                 one.confirm()
+    return written
+
+
+def _transform_some(
+    plan: ReorderPlan,
+    mark: PlanMark,
+    numbers: Sequence[int],
+    kept: Kept,
+    transform: Transform,
+    totals: Totals,
+    progress: Progress,
+) -> list[ShardInfo]:
+    """The same where samples are transformed: slices of shards are tasks, and this process writes what they make, so
+    that all processors are busy whatever the shape of the set."""
+    samples = sum(plan.planned[number].samples for number in numbers)
+    jobs = min(plan.request.jobs or default_jobs(), -(-samples // transform.batch) or 1)
+    written: list[ShardInfo] = []
+    with transform_folder(plan.request) as folder, _executor(plan, jobs) as executor:
+        slices, tasks = Slices(transform, folder), dict[int, ShardTask]()
+        progress.start("mapping", samples, "samples")
+
+        def all_slices() -> Iterator[SliceTask]:
+            for number in numbers:
+                tasks[number] = _task(plan, mark, number, kept, None)
+                yield from slices.of(number, tasks[number].gather)
+
+        def heard() -> Iterator[SliceResult]:
+            for result in run_tasks(executor, transform_slice, all_slices()):
+                slices.heard(result)
+                totals.add(result)
+                progress.advance(result.taken)
+                yield result
+
+        for number, results in groupby(heard(), key=attrgetter("shard")):
+            written.append(make_shard(tasks.pop(number), partial(write_slices, results)))
+            progress.note(
+                f"{written[-1].name}: {written[-1].samples} samples, {written[-1].size_bytes} bytes"
+            )
+        progress.finish()
+    for failure in totals.failures:
+        progress.warn(failure)
+    if kept_as_they_were := totals.counts.get(KEPT):
+        progress.warn(f"kept {kept_as_they_were} samples as they were, because their calls failed")
     return written
 
 
@@ -194,35 +288,55 @@ def _task(
     return ShardTask(task, witness, request.post)
 
 
-def make_shard(task: ShardTask) -> ShardInfo:
+def make_shard(task: ShardTask, make: Callable[[GatherTask], ShardInfo] | None = None) -> ShardInfo:
+    """Make one shard of a plan, once (:func:`make_once`), by the copier unless something else is named."""
+    given, chosen = task.gather, make or gather
+
+    def made(settings: ShardSettings) -> ShardInfo:
+        return chosen(given._replace(settings=settings))
+
+    return make_once(given.address, given.settings, made, task.witness, task.post)
+
+
+def make_once(
+    address: str,
+    settings: ShardSettings,
+    make: Callable[[ShardSettings], ShardInfo],
+    witness: Witness,
+    post: str | None,
+) -> ShardInfo:
     """Make one shard, once: a task may be run twice (a scheduler that lost a worker, an array job that was sent again),
     so a shard that is there already is a success when an earlier attempt of the same plan has made it, and an error
-    when anybody else has. Raises what :func:`~wdscli.copy.copier.gather` raises, and EngineError when the command that
-    follows fails; the shard stays."""
-    address, settings = task.gather.address, task.gather.settings
+    when anybody else has. Raises what ``make`` raises, and EngineError when the command that follows fails; the shard
+    stays."""
     try:
-        info = run_post(task.post, address, gather(task.gather))
+        info = run_post(post, address, make(settings))
     except OutputExistsError:
         receipt = read_receipt(address)
-        if receipt is None or receipt.mark != task.witness.mark:
+        if receipt is None or receipt.mark != witness.mark:
             raise
         state = check_shard(receipt.check(address, settings.form))
         if state == "other":
             raise
         if state == "whole" and receipt.posted:
             return receipt.shard
-        again = task.gather._replace(settings=settings._replace(force=True))
-        info = run_post(task.post, address, gather(again))
-    if not task.witness.posted:
+        info = run_post(post, address, make(settings._replace(force=True)))
+    if not witness.posted:
         settings.check_folder(address)
-        task.witness.done(address)
+        witness.done(address)
     return info
 
 
-def finish_plan(plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Kept) -> ReorderReport:
-    """Write the manifests that are not there yet. ``shards`` has what was made or kept, by the number of the task."""
+def finish_plan(
+    plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Kept, totals: Totals | None = None
+) -> ReorderReport:
+    """Write the manifests that are not there yet. ``shards`` has what was made or kept, by the number of the task;
+    ``totals`` what a transform left out."""
     written = [shards[task] for task in range(len(plan.planned))]
-    _check_whole(plan, written)
+    if plan.transform is None:
+        _check_whole(plan, written)
+    else:
+        check_transformed(plan, totals or Totals(), is_all=not kept.shards)
     of_parts: list[list[ShardInfo]] = [[] for _ in plan.parts]
     for info, shard in zip(written, plan.planned, strict=True):
         of_parts[shard.part].append(info)
@@ -238,7 +352,7 @@ def finish_plan(plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Kept) 
         members=sum(manifest.members for manifest in manifests),
         bytes_in=plan.bytes_in,
         bytes_out=sum(manifest.size_bytes for manifest in manifests),
-        dropped=plan.dropped,
+        dropped=plan.dropped if totals is None else sum_counts([plan.dropped, totals.dropped]),
         ignored=plan.ignored,
         strategy=plan.strategy,
         parts=tuple(part.name for part in plan.parts),
@@ -272,7 +386,13 @@ def _check_whole(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
 
 def check_made(plan: ReorderPlan, info: ShardInfo, shard: PlannedShard) -> None:
     """What was written must be what was planned: samples, members and bytes."""
-    found = (info.samples, info.members, info.size_bytes)
+    if plan.transform is not None:
+        return
+    size = info.size_bytes
+    if kind_of_name(shard.address):
+        # A receipt does not say it of a compressed shard.
+        size = shard.size if info.tar_bytes < 0 else info.tar_bytes
+    found = (info.samples, info.members, size)
     wanted = (shard.samples, shard.members, shard.size)
     if found != wanted:
         raise _mistake(

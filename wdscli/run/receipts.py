@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
-from wdscli.errors import WdsError
+from wdscli.errors import InputNotFoundError, WdsError
 from wdscli.model import ShardInfo
 from wdscli.plan.request import PlanMark
 from wdscli.shards.claims import receipt_address
 from wdscli.shards.index import index_address
 from wdscli.shards.manifest import parse_shard, plain_shard
 from wdscli.shards.reading import is_shard
-from wdscli.storage import exists, open_sink, read_all
+from wdscli.storage import exists, is_local, open_sink, open_source, read_all
+from wdscli.storage.opening import GONE, versions_at
 from wdscli.tar import Form
 
 VERSION = 1
@@ -48,6 +51,7 @@ class Receipt(NamedTuple):
                 "index": self.index_seal,
                 "posted": self.posted,
                 "shard": plain_shard(self.shard),
+                "stored": self.shard.version,
             }
         ).encode("ascii")
 
@@ -92,21 +96,24 @@ def _parse(plain: Mapping[str, Any]) -> Receipt:
         raise ValueError
     index = str(plain["index"])
     shard = parse_shard(plain["shard"], bool(index))
+    shard = replace(shard, version=str(plain.get("stored", "")))
     return Receipt(PlanMark(**plain["plan"]), int(plain["task"]), shard, index, bool(plain["posted"]))
 
 
 class CheckTask(NamedTuple):
-    """A shard and what it should be. ``index_seal`` as in :class:`Receipt`, None when nobody knows."""
+    """A shard and what it should be. ``index_seal`` as in :class:`Receipt`, None when nobody knows. With
+    ``by_size`` its bytes are not read."""
 
     address: str
     shard: ShardInfo
     index_seal: str | None
     form: Form
+    by_size: bool = False
 
 
 def check_shard(task: CheckTask) -> str:
     """``whole``, ``unindexed`` (whole, but its index is not), or ``other``. Raises InputError."""
-    if not exists(task.address) or not is_shard(task.address, task.shard, task.form):
+    if not _is_there(task):
         return "other"
     if task.index_seal is None or not task.shard.index:
         return "whole"
@@ -115,3 +122,17 @@ def check_shard(task: CheckTask) -> str:
     except WdsError:
         found = ""
     return "whole" if found == task.index_seal else "unindexed"
+
+
+def _is_there(task: CheckTask) -> bool:
+    """Whether a shard is what it should be: an object by its version, where that was noted when it got its name, else
+    its bytes tell."""
+    if task.shard.version and not is_local(task.address):
+        found = next(iter(versions_at([task.address])))
+        if found in (task.shard.version, GONE):
+            return found != GONE
+    if task.by_size:
+        with suppress(InputNotFoundError), open_source(task.address, decompress=False) as source:
+            return source.size == task.shard.size_bytes
+        return False
+    return exists(task.address) and is_shard(task.address, task.shard, task.form)

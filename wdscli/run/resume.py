@@ -14,16 +14,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, OutputExistsError, UsageError, WdsError
-from wdscli.executors import make_executor, run_tasks
+from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
 from wdscli.plan.request import PlanMark
-from wdscli.plan.strategy import useful_jobs
 from wdscli.progress import Progress
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
 from wdscli.shards.claims import RECEIPT, remove_receipts, remove_temporaries
 from wdscli.shards.inputs import names_in, read_manifest
 from wdscli.shards.manifest import INDEX_FOLDER, Manifest
 from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
+from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once, versions_at
 
 if TYPE_CHECKING:
@@ -96,11 +96,13 @@ def find_kept(
         for found in look(plan, [task for task in tasks if plan.planned[task].part not in manifests])
         if found.there and _is_ours(plan, mark, found) and found.receipt is not None
     ]
-    for task in tasks:
+    complete = [task for task in tasks if plan.planned[task].part in manifests]
+    list_folders([plan.planned[task].address for task in complete])
+    for task in complete:
         shard = plan.planned[task]
-        if shard.part in manifests:
-            info = manifests[shard.part].shards[shard.number]
-            checks.append((Found(task, shard, True, None), CheckTask(shard.address, info, None, form)))
+        info, address = manifests[shard.part].shards[shard.number], shard.address
+        check = CheckTask(address, info, None, form, by_size=not is_local(address))
+        checks.append((Found(task, shard, True, None), check))
     shards: dict[int, ShardInfo] = {}
     again = set()
     # Before they are read: what is replaced after that is noticed at the end.
@@ -116,8 +118,14 @@ def find_kept(
         elif state == "unindexed" or not posted:
             again.add(found.task)
         else:
-            shards[found.task] = replace(check.shard, version=version)
+            shards[found.task] = replace(check.shard, version=version or check.shard.version)
     return Kept(shards, frozenset(again), manifests)
+
+
+def list_folders(addresses: Sequence[str]) -> None:
+    """List each folder of an object store once, which tells the sizes and versions of all that it holds."""
+    for folder in dict.fromkeys(folder_of(one) for one in addresses if not is_local(one)):
+        names_in(folder)
 
 
 def look(plan: ReorderPlan, tasks: Sequence[int]) -> list[Found]:
@@ -186,19 +194,33 @@ def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifes
     counts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in parts}
     for shard in plan.planned:
         if shard.part in counts:
-            counts[shard.part].append((shard.samples, shard.members, shard.size))
+            # How many bytes a compressed shard has is known to its manifest alone.
+            size = -1 if kind_of_name(shard.address) else shard.size
+            counts[shard.part].append((shard.samples, shard.members, size))
     for number, wanted in counts.items():
         output = plan.parts[number].output
         try:
             manifest = None if output.manifest_address is None else read_manifest(output.manifest_address)
         except WdsError:
             continue
-        if manifest and wanted == [(one.samples, one.members, one.size_bytes) for one in manifest.shards]:
+        if manifest is None:
+            continue
+        there = [
+            (one.samples, one.members, -1 if kind_of_name(one.name) else one.size_bytes)
+            for one in manifest.shards
+        ]
+        # Nobody knows the sizes of transformed samples before they are there.
+        if wanted == there or (plan.transform is not None and len(wanted) == len(there)):
             ours = output.manifest_of(manifest.shards, **plan.made)
-            made = json.loads(json.dumps(dict(ours.made)))
-            if (made, ours.name) == (dict(manifest.made), manifest.name):
+            if says_the_same(manifest, ours):
                 found[number] = manifest
     return found
+
+
+def says_the_same(manifest: Manifest, ours: Manifest) -> bool:
+    """Whether a manifest that was read tells that its set was made as ours would be."""
+    made = json.loads(json.dumps(dict(ours.made)))
+    return (made, ours.name) == (dict(manifest.made), manifest.name)
 
 
 def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: Iterable[int]) -> None:

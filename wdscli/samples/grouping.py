@@ -26,9 +26,8 @@ from wdscli.tar import (
     Form,
     core,
     padded,
-    scan,
 )
-from wdscli.tar.reader import CHUNK_BYTES, Window
+from wdscli.tar.reader import CHUNK_BYTES, Window, new_scanner, walk
 
 RAGGED = 0b100000
 """Flag of a sample between whose members others lie (folders, names without a dot): it cannot be copied as one run."""
@@ -107,11 +106,11 @@ class Grouper:
     A field that comes twice in a sample raises DataError ``duplicate-field`` unless ``lenient``: then it stays, twice.
     """
 
-    def __init__(self, shard: str, *, lenient: bool = False) -> None:
+    def __init__(self, shard: str, *, lenient: bool = False, index: int = 0) -> None:
         self.shard = shard
         self.lenient = lenient
         self.ignored = Ignored()
-        self._batch = new_batch()
+        self._batch = new_batch(index)
         self._prefix = b""
         self._junk_since = False
 
@@ -272,19 +271,22 @@ def iter_batches(
     ignored: Ignored | None = None,
     chunk: int = CHUNK_BYTES,
     see: Callable[[Window], None] | None = None,
+    begin: tuple[int, int] = (0, 0),
 ) -> Iterator[SampleBatch]:
     """The samples of one archive, headers only, some hundreds at a time; memory is bounded by ``chunk``. With ``see``
-    payloads are read too, and it is shown every window before its samples come out.
+    payloads are read too, and it is shown every window before its samples come out. ``begin`` is the byte of the first
+    sample and its place in the archive, for who has seen those before it.
 
     Members that belong to no sample are counted into ``ignored``. Raises DataError after the whole samples that came
     before the trouble. The sample before it is among them when the trouble lies in a member of another key, or behind
     the last member.
     """
-    grouper = Grouper(source.name, lenient=lenient)
+    grouper, scanner = Grouper(source.name, lenient=lenient, index=begin[1]), new_scanner(source, form)
+    scanner.position = begin[0]
     if ignored is not None:
         grouper.ignored = ignored
     try:
-        for window in scan(source, form=form, payloads=see is not None, chunk=chunk):
+        for window in walk(source, scanner, payloads=see is not None, chunk=chunk):
             if see is not None:
                 see(window)
             batch = grouper.add(window)

@@ -1,8 +1,10 @@
-"""Which keys were seen before, at 16 bytes a key.
+"""Which keys were seen before, at 16 bytes a key and the room that a table needs to stay quick.
 
-What it is: :class:`KeySet`, a set of XXH3-128 of keys that grows by batches. How: a plain set while it is small; beyond
-that sorted arrays, each at least twice as long as the next, which are merged as they grow (a log-structured merge), so
-that a batch is looked up by a few binary searches. Two different keys of one hash are not expected before 10^17 keys.
+What it is: :class:`KeySet`, a set of 128-bit hashes of keys that grows by batches. How: with the compiled core a table
+of hashes, probed one place after the other, that is at most three quarters full and doubles when it would be fuller. In
+plain Python a set while it is small; beyond that sorted arrays of XXH3-128, each at least twice as long as the next,
+which are merged as they grow (a log-structured merge), so that a batch is looked up by a few binary searches. Two
+different keys of one hash are not expected before 10^17 keys.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from xxhash import xxh3_128_intdigest
 
+from wdscli.tar import core
+
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
 SMALL_KEYS = 1 << 16
 _LOW = (1 << 64) - 1
+_HASH_BYTES = 16
 
 
 class KeySet:
@@ -34,10 +39,33 @@ class KeySet:
         self._small_limit = small
         self._small: set[int] = set()
         self._runs: list[Run] = []
+        self._core = core.CORE
+        self._table = bytearray(_HASH_BYTES << 12)
+        self._count = 0
 
     def add(self, keys: Sequence[bytes]) -> list[int]:
         """Add ``keys``; returns the places of those that were added before, in this batch or an earlier one."""
-        hashes = list(map(xxh3_128_intdigest, keys))
+        if self._core is None:
+            return self._add_hashes(list(map(xxh3_128_intdigest, keys)))
+        if self.add_new(keys):
+            return []
+        return [at for at, key in enumerate(keys) if not self.add_new([key])]
+
+    def add_new(self, keys: Sequence[bytes]) -> bool:
+        """Add ``keys`` if all of them are new and no two the same; False, and none is added, otherwise. For who has
+        the compiled core."""
+        assert self._core is not None
+        table = self._table
+        while 4 * (self._count + len(keys)) > 3 * (len(table) // _HASH_BYTES):
+            table = bytearray(2 * len(table))
+        if table is not self._table:
+            self._core.remember(table, self._table)
+            self._table = table
+        is_new: bool = self._core.remember(table, list(keys))
+        self._count += len(keys) if is_new else 0
+        return is_new
+
+    def _add_hashes(self, hashes: list[int]) -> list[int]:
         small = self._small
         before = len(small)
         repeated = []

@@ -1,10 +1,10 @@
 """The selection itself: raw options in, rows of a batch out.
 
-The order in which the options take hold is fixed, whatever their order on the command line: ``--keys`` and
-``--keys-from`` (:class:`KeyRule`), then ``--where``, then the fields (:class:`FieldRule`; a sample left with none is
-dropped), then ``--slice`` over what remains, then ``--limit``, which a command that brings samples into another order,
-or leaves some out later, counts itself. The same option given twice widens (``--keys A --keys B`` is either), but
-``--where`` narrows; different options narrow each other.
+The order in which the options take hold is fixed, whatever their order on the command line: ``--keys``,
+``--keys-from`` and ``--not-keys-from`` (:class:`KeyRule`), then ``--where``, then the fields (:class:`FieldRule`; a
+sample left with none is dropped), then ``--slice`` over what remains, then ``--limit``, which a command that brings
+samples into another order, or leaves some out later, counts itself. The same option given twice widens (``--keys A
+--keys B`` is either), but ``--where`` narrows; different options narrow each other.
 
 Keys: a glob is matched against the whole key, case counts, and ``*`` matches ``/`` too, as in Python's fnmatch and in
 find's ``-path``. The lines of a key file are compared byte for byte.
@@ -40,7 +40,8 @@ class SelectionState:
     """What a selection has counted so far, over the whole sequence of inputs; one for each run of a command.
 
     ``seen`` samples were looked at; of these ``kept`` were selected and the others are in ``dropped``, by
-    reason: ``keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``, ``slice``.
+    reason: ``keys``, ``not-keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``,
+    ``slice``.
     ``done`` says that no further sample can be selected, so that reading may stop. ``members`` and ``payload_bytes``
     are those of the samples seen. ``found`` has the keys and globs that samples have, ``sightings`` what was seen of
     other names.
@@ -107,19 +108,22 @@ class Selection(NamedTuple):
         rename: Sequence[str] | None = (),
         keys: Sequence[str] | None = (),
         keys_from: str | Sequence[str] | None = None,
+        not_keys_from: str | Sequence[str] | None = None,
         where: str | Sequence[str] | None = None,
         slice: str | None = None,
         limit: int | None = None,
     ) -> Selection:
         """A selection from options as they were typed. Raises UsageError for what cannot mean anything,
-        InputError when ``keys_from`` cannot be read.
+        InputError when ``keys_from`` or ``not_keys_from`` cannot be read.
 
         >>> Selection.parse(keys=["n01/*"], slice="::2", limit=10).is_trivial
         False
         """
         keep, leave = _words(fields, "--fields"), _words(drop, "--drop")
         chosen = cls(
-            key_rule=KeyRule.parse(texts_of(keys), keys_from or None) if keys or keys_from else None,
+            key_rule=KeyRule.parse(texts_of(keys), keys_from or None, not_keys_from or None)
+            if keys or keys_from or not_keys_from
+            else None,
             where=_where(where),
             field_rule=None
             if keep is None and leave is None and not rename
@@ -135,6 +139,13 @@ class Selection(NamedTuple):
     def is_trivial(self) -> bool:
         """Everything is selected and nothing changed."""
         return self == _TRIVIAL
+
+    @property
+    def takes_most(self) -> bool:
+        """Whether a good part of all samples is selected, wherever they lie, as far as that is known beforehand."""
+        span = self.span or Span()
+        is_near = (span.start, span.stop) == (0, None) and span.step <= 4
+        return is_near and self.key_rule is None and self.where is None and self.limit is None
 
     @property
     def changes_members(self) -> bool:
@@ -154,7 +165,8 @@ class Selection(NamedTuple):
     @property
     def reads_stdin(self) -> bool:
         """Whether standard input was spent on ``--keys-from -``, so that no shard can come from there."""
-        return self.key_rule is not None and "-" in self.key_rule.sources
+        rule = self.key_rule
+        return rule is not None and "-" in (*rule.sources, *rule.sources_left_out)
 
     def new_state(self, on_error: OnError = "stop") -> SelectionState:
         """Fresh counts. With ``on_error="skip"`` a sample that ``--where`` cannot decode is dropped, not an
@@ -209,6 +221,8 @@ class Selection(NamedTuple):
         """Why one sample is not selected, whatever its place in the sequence, or None."""
         if self.key_rule is not None and not self.key_rule.matches(batch.keys[row], state.found):
             return "keys"
+        if self.key_rule is not None and self.key_rule.leaves_out(batch.keys[row], state.found):
+            return "not-keys"
         try:
             if self.where is not None:
                 holds = self.where.holds(SampleAt(batch, row, shard, payload_of))
@@ -278,13 +292,17 @@ class Selection(NamedTuple):
         holds, where there are others."""
         if self.key_rule is None or state.done:
             return []
-        unseen = [key for key in self.key_rule.listed or () if key not in state.found]
-        if not unseen or len(unseen) == len(self.key_rule.listed or ()):
-            return []
-        named = listed([to_text(key) for key in unseen], ", ")
-        noun = "key" if len(unseen) == 1 else "keys"
-        files = " and ".join(self.key_rule.sources)
-        return [f"{len(unseen)} {noun} of {files} not found: {named}"]
+        rule, remarks = self.key_rule, []
+        for keys, sources, may_be_all in (
+            (rule.listed or {}, rule.sources, False),
+            (rule.left_out or {}, rule.sources_left_out, True),
+        ):
+            unseen = [key for key in keys if key not in state.found]
+            if unseen and (may_be_all or len(unseen) < len(keys)):
+                named = listed([to_text(key) for key in unseen], ", ")
+                noun = "key" if len(unseen) == 1 else "keys"
+                remarks.append(f"{len(unseen)} {noun} of {' and '.join(sources)} not found: {named}")
+        return remarks
 
 
 _TRIVIAL = Selection()
@@ -475,21 +493,32 @@ class Glob(NamedTuple):
 
 class KeyRule(NamedTuple):
     """A key matches when it is one of ``exact`` or like one of ``globs`` (if any were given) and one of
-    ``listed`` (if files were given). ``sources`` are the files' addresses; ``any_glob`` is all globs together."""
+    ``listed`` (if files were given) and none of ``left_out``. ``sources`` and ``sources_left_out`` are the files'
+    addresses; ``any_glob`` is all globs together."""
 
     exact: frozenset[bytes] = frozenset()
     globs: tuple[Glob, ...] = ()
     any_glob: re.Pattern[str] | None = None
     listed: dict[bytes, None] | None = None
     sources: tuple[str, ...] = ()
+    left_out: dict[bytes, None] | None = None
+    sources_left_out: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, keys: Sequence[str], keys_from: str | Sequence[str] | None) -> KeyRule:
+    def parse(
+        cls,
+        keys: Sequence[str],
+        keys_from: str | Sequence[str] | None,
+        not_keys_from: str | Sequence[str] | None = None,
+    ) -> KeyRule:
         from fnmatch import translate
 
         if any(not key for key in keys):
             raise UsageError("--keys is empty", hint="--keys 'n01/*'")
         sources = addresses_of(keys_from, "--keys-from")
+        left_out = addresses_of(not_keys_from, "--not-keys-from")
+        if "-" in sources and "-" in left_out:
+            raise UsageError("standard input holds one list of keys", hint="--not-keys-from FILE")
         globs = [key for key in dict.fromkeys(keys) if not _MAGIC.isdisjoint(key)]
         return cls(
             exact=frozenset(to_bytes(key) for key in keys if _MAGIC.isdisjoint(key)),
@@ -497,6 +526,8 @@ class KeyRule(NamedTuple):
             any_glob=re.compile("|".join(map(translate, globs))) if globs else None,
             listed=None if keys_from is None else {key: None for one in sources for key in read_keys(one)},
             sources=sources,
+            left_out={key: None for one in left_out for key in read_keys(one)} if left_out else None,
+            sources_left_out=left_out,
         )
 
     def matches(self, key: bytes, found: set[bytes]) -> bool:
@@ -516,6 +547,13 @@ class KeyRule(NamedTuple):
             if glob.text not in found and glob.pattern.match(text) is not None:
                 found.add(glob.text)
         return is_listed
+
+    def leaves_out(self, key: bytes, found: set[bytes]) -> bool:
+        """Whether ``key`` is one of those to leave out; it goes into ``found``."""
+        is_left_out = self.left_out is not None and key in self.left_out
+        if is_left_out:
+            found.add(key)
+        return is_left_out
 
     def absences(self, found: set[bytes], sightings: Sightings) -> list[Absence]:
         """The keys and globs that no sample has, and files of which none has any."""

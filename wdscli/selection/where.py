@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simpleeval import DEFAULT_OPERATORS, InvalidExpression, SimpleEval
+from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
@@ -38,6 +39,7 @@ _ASKED = "isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace is
 TEXT_METHODS = frozenset(f"{_CALLED} {_ASKED} rstrip split splitlines startswith strip upper".split())
 _MAX_LENGTH = 10_000
 _MAX_BITS = 4096
+_SEEDS = (1 << 64) - 1
 _PASS_OVER = "pass over such samples with --on-error skip"
 
 _LOGIC = "BoolOp And Or Not IfExp UnaryOp BinOp USub UAdd"
@@ -71,6 +73,11 @@ def _search(pattern: str, text: str) -> bool:
     return expression(pattern, "--where").search(text) is not None
 
 
+def _hash(value: Any, seed: int = 0) -> int:
+    """XXH3-64 of a text, or of a value as ``str`` writes it."""
+    return xxh3_64_intdigest(to_bytes(str(value)), seed & _SEEDS)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "all": all,
@@ -78,11 +85,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "bool": bool,
     "float": float,
     "get": _get,
+    "hash": _hash,
     "int": int,
     "len": len,
     "like": is_like,
     "max": max,
     "min": min,
+    "rand": _hash,
     "round": _rounded,
     "search": _search,
     "str": str,
@@ -177,6 +186,10 @@ class _Scope:
             self.known[name] = _VALUES[name](self)
         return self.known[name]
 
+    def rand(self, seed: int = 0) -> float:
+        """From 0 to below 1, by the sample's key and a seed alone."""
+        return (xxh3_64_intdigest(self.sample.key, seed & _SEEDS) >> 11) / (1 << 53)
+
     def payload(self, field: str) -> bytes:
         if to_bytes(field) not in self.sample.fields:
             raise _Missing
@@ -225,7 +238,7 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
     functions."""
 
     def __init__(self, scope: _Scope) -> None:
-        super().__init__(operators=_OPERATORS, functions=FUNCTIONS, names=scope)
+        super().__init__(operators=_OPERATORS, functions={**FUNCTIONS, "rand": scope.rand}, names=scope)
         self.nodes[ast.Attribute] = self._attribute
         self.nodes[ast.Subscript] = self._subscript
         self.nodes[ast.List] = self.nodes[ast.Tuple] = lambda node: [self._eval(part) for part in node.elts]

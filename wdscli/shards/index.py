@@ -22,6 +22,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice, pairwise
+from operator import add
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError, OutputError
@@ -366,22 +367,18 @@ class IndexBuilder:
             self._add(pending, pending.starts)
 
     def _add(self, batch: SampleBatch, begins: list[int] | None = None) -> None:
-        keys, firsts = batch.keys, batch.firsts
+        keys, firsts, offsets, sizes = batch.keys, batch.firsts, batch.offsets, batch.sizes
         if begins is None:
             begins = list(map(batch.starts.__getitem__, firsts[:-1]))
-        offsets, sizes = batch.offsets, batch.sizes
+        lasts = [end - 1 for end in islice(firsts, 1, None)]
+        ends = map(add, map(offsets.__getitem__, lasts), map(sizes.__getitem__, lasts))
         keys_before, members_before = len(self._columns["keys"]), len(self._columns["member_fields"])
         columns = {name: column.held for name, column in self._columns.items()}
         columns["key_ends"].fromlist(list(accumulate(map(len, keys), initial=keys_before))[1:])
         columns["keys"].frombytes(b"".join(keys))
         columns["starts"].fromlist(begins)
-        columns["lengths"].fromlist(
-            [
-                (offsets[end - 1] + sizes[end - 1] + 511 & -512) - begin
-                for end, begin in zip(islice(firsts, 1, None), begins)
-            ]
-        )
-        columns["member_ends"].fromlist([end + members_before for end in islice(firsts, 1, None)])
+        columns["lengths"].fromlist([(end + 511 & -512) - begin for end, begin in zip(ends, begins)])
+        columns["member_ends"].fromlist([last + members_before + 1 for last in lasts])
         columns["marks"].fromlist(batch.marks)
         self._add_fields(batch, columns["member_fields"])
         columns["member_offsets"].fromlist(offsets)

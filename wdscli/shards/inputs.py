@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, InputNotFoundError, WdsError
-from wdscli.storage import Words, base_name, expand, folder_of, is_stream, list_folder, read_all, scheme
+from wdscli.storage import (
+    Words,
+    base_name,
+    expand,
+    folder_of,
+    is_local,
+    is_stream,
+    list_folder,
+    read_all,
+    scheme,
+)
 from wdscli.storage.addresses import is_web, shard_address
 
 if TYPE_CHECKING:
@@ -144,7 +154,7 @@ def whole_set(inputs: Sequence[str], on_error: str = "stop", *, trust_addresses:
     :func:`missing_shards` tells; with ``on_error="skip"`` the set goes on without such shards, and names them.
     """
     shards = open_set(inputs, trust_addresses=trust_addresses)
-    gone = missing_shards(shards) or _missing_of(shards)
+    gone = missing_shards(shards) or _missing_of(shards, on_error)
     if not gone:
         return shards
     without = {shard.address for shard in gone}
@@ -176,9 +186,12 @@ def missing_shards(shards: ShardSet) -> list[Missing]:
     return list(gone.values())
 
 
-def _missing_of(shards: ShardSet) -> list[Missing]:
-    """The shards of a manifest that was given that are not there, as far as a listing of its folder tells."""
+def _missing_of(shards: ShardSet, on_error: str) -> list[Missing]:
+    """The shards of a manifest that was given that are not there, as far as a listing of its folder tells. An object
+    store is not asked for one where who opens the first that is not there ends."""
     if shards.manifest is None or shards.manifest_address is None:
+        return []
+    if on_error != "skip" and not is_local(shards.manifest_address):
         return []
     folder = folder_of(shards.manifest_address)
     names = set(names_in(folder, shards.given))
@@ -230,6 +243,52 @@ def known_samples(shards: ShardSet) -> dict[str, int]:
         for _, manifest in _manifests_in(folder, shards.given):
             known.update(_beside(folder, manifest))
     return known
+
+
+def without_index(shards: ShardSet) -> frozenset[str]:
+    """The shards of an object store beside which no index lies, as a manifest and one listing a folder tell, so that
+    nobody has to look for each. Says nothing of those of this machine and of web servers, nor where nothing can be
+    listed."""
+    from wdscli.shards.index import index_address
+
+    far = [one for one in shards.addresses if not (is_stream(one) or is_local(one) or is_web(one))]
+    indexed = _indexed(shards, far) if far else set()
+    names: dict[str, set[str] | None] = {}
+    found = []
+    for address in far:
+        if address in indexed:
+            continue
+        place = index_address(address)
+        folder = folder_of(place)
+        if folder not in names:
+            names[folder] = _listed(folder)
+        there = names[folder]
+        if there is not None and base_name(place) not in there:
+            found.append(address)
+    return frozenset(found)
+
+
+def _indexed(shards: ShardSet, addresses: Sequence[str]) -> set[str]:
+    """Those of some shards that have an index, as manifests tell: the one that was given, else those beside them."""
+    if shards.manifest is not None:
+        return {address for address, shard in zip(shards.addresses, shards.manifest.shards) if shard.index}
+    return {
+        folder + shard.name
+        for folder in dict.fromkeys(map(folder_of, addresses))
+        for _, manifest in _manifests_in(folder, shards.given)
+        for shard in manifest.shards
+        if shard.index
+    }
+
+
+def _listed(folder: str) -> set[str] | None:
+    """The names in a folder; None where nobody can tell."""
+    try:
+        return set(list_folder(folder))
+    except InputNotFoundError:
+        return set()
+    except WdsError:
+        return None
 
 
 def fingerprint_of(shards: ShardSet) -> str | None:

@@ -121,8 +121,8 @@ def find_index(
     """The index of the shard at ``address``, open as ``source``; None when there is none that can be believed.
 
     ``warn`` is told of an index that is there but stale. With ``whole`` it is compared with all headers of the shard;
-    DataError then for one that is damaged. Nothing is asked of the storage for streams and for compressed shards, whose
-    bytes an index cannot reach.
+    DataError then for one that is damaged. Nothing is asked of the storage for streams, nor for compressed shards
+    without a table of their blocks, whose bytes an index cannot reach.
     """
     if is_stream(address) or not source.seekable:
         return None
@@ -155,7 +155,8 @@ def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
             return False
         if shard.checksum is None:
             try:
-                return scan_index(source, form)[0].digest() == shard.headers
+                with open_source(address) as archive:
+                    return scan_index(archive, form)[0].digest() == shard.headers
             except WdsError:
                 return False
         return checksum_of(source, shard.checksum.partition(":")[0]) == shard.checksum

@@ -5,7 +5,8 @@ stands between a command and its output.
 
 How a shard is written: samples come by payload (:meth:`ShardFile.write`), or as runs of canonical members as they stand
 (:meth:`ShardFile.write_blocks`); all bytes pass through one method that hashes and writes them while they are in the
-processor's cache. The shard has its final name only after :meth:`ShardFile.commit`; its index has its own right after.
+processor's cache (of a compressed shard what comes out of the compressor; its index speaks of the tar inside). The
+shard has its final name only after :meth:`ShardFile.commit`; its index has its own right after.
 
 How a set is written: before anything is written it refuses what is there already; when it may replace a set, it takes
 the old manifest away first, so that at no moment a manifest vouches for shards that are not its own; at the end it
@@ -25,7 +26,7 @@ from wdscli.errors import DataError, InputError, OutputError, OutputExistsError,
 from wdscli.model import ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.shards.claims import Claim, Ticket, claim_address, receipt_address, remove_abandoned
-from wdscli.shards.index import IndexBuilder, SampleArrays, index_address
+from wdscli.shards.index import FOLDER, SUFFIX, IndexBuilder, SampleArrays, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import Digest, is_shard, new_digest, written
@@ -43,7 +44,8 @@ from wdscli.storage import (
     remove,
 )
 from wdscli.storage.addresses import local_path
-from wdscli.storage.opening import GONE, is_device, versions_at
+from wdscli.storage.blocks import WITH_BLOCKS, kind_of_name, packer_for
+from wdscli.storage.opening import GONE, abort_uploads, is_device, versions_at
 from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
 
 _END_SECONDS = 1 << 33
@@ -72,8 +74,8 @@ its name yet."""
 
 class ShardSettings(NamedTuple):
     """How shards are written; small and picklable, so that tasks in other processes can have it. ``with_index`` writes
-    the ``.wdx`` beside a shard, and ``witness`` hears of the shard (neither for ``-``, ``pipe:`` and devices);
-    ``ticket`` names the folder that must still be the same."""
+    the ``.wdx`` beside a shard that can be read anywhere, and ``witness`` hears of the shard (neither for ``-``,
+    ``pipe:`` and devices); ``ticket`` names the folder that must still be the same."""
 
     form: Form = CANONICAL
     checksum: str = "xxh3_128"
@@ -129,11 +131,19 @@ class ShardFile:
         is_stream_or_device = is_stream(address) or (is_local(address) and is_device(local_path(address)))
         self._has_place = sink is None and not is_stream_or_device
         """Whether anything can lie beside it."""
-        self._with_index = settings.with_index and self._has_place
+        kind = None if sink else kind_of_name(address)
+        self._with_index = settings.with_index and self._has_place and kind in (None, *WITH_BLOCKS)
         digest = new_digest(settings.checksum)
-        self._sink = sink or open_sink(address, force=settings.force, fsync=settings.fsync)
+        self._sink = sink or open_sink(
+            address, force=settings.force, fsync=settings.fsync, packed=kind is not None
+        )
         self._through = _Through(self._sink, digest)
-        self._tar = TarWriter(self._through, settings.form)
+        try:
+            self._packer = None if kind is None else packer_for(kind, self._through.write)
+        except BaseException:
+            self._sink.discard()
+            raise
+        self._tar = TarWriter(self._packer or self._through, settings.form)
         self.index = IndexBuilder()
         self.ignored: dict[str, int] = {}
 
@@ -208,6 +218,11 @@ class ShardFile:
         """Nothing that was handed in is referred to any longer after this; needed before a buffer is used again."""
         self._tar.flush()
 
+    def hand_on(self) -> None:
+        """Let out what was written so far, where it cannot be taken back: for who has to stop."""
+        self._tar.flush()
+        self._sink.flush()
+
     def commit(self) -> ShardInfo:
         """End the archive, give the shard its name, then the index its own."""
         try:
@@ -218,6 +233,8 @@ class ShardFile:
 
     def _commit(self) -> ShardInfo:
         self._tar.close()
+        if self._packer is not None:
+            self._packer.finish()
         self._settings.check_folder(self.address)
         size = self._tar.position
         info = self._info(size)
@@ -237,6 +254,9 @@ class ShardFile:
             # The index of the shard that is replaced: it would be noticed as stale, but nobody should have to.
             remove(index_address(self.address))
         self._sink.commit()
+        if self._settings.witness is not None and self._sink.version and not is_local(self.address):
+            # By its version it is known again without being read.
+            self._settings.witness(self.address, replace(info, version=self._sink.version), index_seal)
 
     def _write_index(self, sink: Sink, size: int) -> str:
         """Write the index piece by piece, which is large where samples are small; returns the XXH3-64 of its bytes."""
@@ -255,7 +275,8 @@ class ShardFile:
             name=base_name(self.address),
             samples=self.index.samples,
             members=self.index.members,
-            size_bytes=size,
+            size_bytes=size if self._packer is None else self._sink.written,
+            tar_bytes=size,
             headers=self.index.digest(),
             checksum=written(self._settings.checksum, self._through.digest),
             fields=self.index.totals(),
@@ -274,7 +295,8 @@ class ShardFile:
 
 
 class OutputSet:
-    """The output of one command, by its pattern. ``settings`` are those of every shard. Raises UsageError for a pattern
+    """The output of one command, by its pattern, in which ``{name}`` stands for ``names`` where these are given.
+    ``settings`` are those of every shard. Raises UsageError for a pattern
     or a checksum that cannot be meant.
 
     Call :meth:`begin` once before the first shard and :meth:`finish` once after the last one is committed; between them
@@ -282,8 +304,12 @@ class OutputSet:
     several sets.
     """
 
-    def __init__(self, pattern: str, settings: ShardSettings | None = None) -> None:
-        self.pattern = OutputPattern.parse(pattern)
+    def __init__(
+        self, pattern: str, settings: ShardSettings | None = None, *, names: Sequence[str] | None = None
+    ) -> None:
+        self.pattern = (
+            OutputPattern.parse(pattern) if names is None else OutputPattern.of_names(pattern, names)
+        )
         self.settings = settings or ShardSettings()
         new_digest(self.settings.checksum)
         self._replaced: list[str] = []
@@ -362,11 +388,14 @@ class OutputSet:
         if self.pattern.is_stream or not is_local(self._manifest()):
             return
         folder = folder_of(self._manifest())
+        remove_abandoned(folder, lambda name: self._is_own(folder + name))
 
-        def is_own(name: str) -> bool:
-            return folder + name == self._manifest() or self.pattern.could_name(folder + name)
-
-        remove_abandoned(folder, is_own)
+    def _is_own(self, address: str) -> bool:
+        """Whether what is, or would be, at an address is of this set: its manifest, a shard or a shard's index."""
+        folder, name = folder_of(address), base_name(address)
+        if folder.endswith(f"{FOLDER}/") and name.endswith(SUFFIX):
+            address = folder.removesuffix(f"{FOLDER}/") + name.removesuffix(SUFFIX)
+        return address == self._manifest() or self.pattern.could_name(address)
 
     def address(self, index: int) -> str:
         """The address of shard ``index``."""
@@ -384,6 +413,7 @@ class OutputSet:
             with open_sink(self._manifest(), force=self.settings.force, fsync=self.settings.fsync) as sink:
                 sink.write(manifest.to_json().encode("ascii"))
             self._remove_leftovers(len(shards))
+            abort_uploads(folder_of(self._manifest()), self._is_own)
         return manifest
 
     def _check_own(self, shards: Sequence[ShardInfo]) -> None:

@@ -1,7 +1,7 @@
 """Every way to get and to put bytes.
 
 Everything above works on a :class:`Source` or a :class:`Sink` and never asks where the bytes are. This
-package is the only importer of fsspec, s3fs and braceexpand, and imports them, like whatever else costs time,
+package is the only importer of fsspec, s3fs, obstore and braceexpand, and imports them, like whatever else costs time,
 when an address needs them.
 """
 

@@ -17,16 +17,25 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from itertools import accumulate, pairwise
+from weakref import WeakSet
 
 REQUEST_BYTES = 8 << 20
 """The most that one request asks for."""
 READ_AHEAD_BYTES = 64 << 20
-"""Of one object, on their way or held at a time."""
+"""On their way or held at a time, of all objects that a process reads, where nothing else is said."""
+LEAST_SHARE_BYTES = 1 << 20
+"""Of one object, however many there are."""
 FIRST_GAP_BYTES = 1 << 20
 """What a gap may have as long as nothing was measured."""
 LEAST_GAP_BYTES, MOST_GAP_BYTES = 1 << 16, REQUEST_BYTES
+_USUAL_LATENCY_SECONDS = 0.02
+_AT_ONCE = READ_AHEAD_BYTES // REQUEST_BYTES
+"""So many requests are on their way together."""
 _LATENCY_BYTES = 1 << 17
 """An answer of fewer bytes tells the latency of a line, a longer one its bandwidth."""
+
+_BUSY: WeakSet[Ahead] = WeakSet()
+"""Those that expect something: they share what may be on its way or held."""
 
 Range = tuple[int, int]
 """First byte, and the byte behind the last."""
@@ -56,6 +65,21 @@ class Line:
             return FIRST_GAP_BYTES
         worth = int(self._latency_seconds * self._bytes_per_second)
         return max(LEAST_GAP_BYTES, min(worth, MOST_GAP_BYTES))
+
+    def seconds(self, requests: int, size_bytes: int) -> float:
+        """What so many requests of so many bytes take, several at a time."""
+        latency = self._latency_seconds or _USUAL_LATENCY_SECONDS
+        rate = self._bytes_per_second or FIRST_GAP_BYTES / _USUAL_LATENCY_SECONDS
+        return requests * latency / _AT_ONCE + size_bytes / rate
+
+
+_LINES: dict[str, Line] = {}
+"""By scheme and host or bucket."""
+
+
+def line_to(address: str) -> Line:
+    """The line to the store of an address, as far as this process has used it."""
+    return _LINES.setdefault("/".join(address.split("/", 3)[:3]), Line())
 
 
 def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD_BYTES) -> list[Range]:
@@ -87,14 +111,17 @@ def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD
 
 class Ahead:
     """Blocks of one object. ``fetch(begin, end)`` starts a request and gives its future, ``result`` waits for it and
-    says what is wrong with it; ``line`` learns from both. For one thread."""
+    says what is wrong with it; ``line`` learns from both. ``read_ahead_bytes`` is what all objects share (None: the
+    usual). For one thread."""
 
     def __init__(
         self,
         fetch: Callable[[int, int], Future[bytes]],
         result: Callable[[Future[bytes], int, int], bytes],
         line: Line,
+        read_ahead_bytes: int | None = None,
     ) -> None:
+        self._read_ahead_bytes = read_ahead_bytes
         self._fetch, self._result = fetch, result
         self._line = line
         self._blocks: list[Range] = []
@@ -103,16 +130,31 @@ class Ahead:
         """By the number of the block, that which was used longest ago first."""
         self._held_bytes = self._used_bytes = 0
 
+    def _share(self) -> int:
+        """The bytes that may be on their way or held here."""
+        most = READ_AHEAD_BYTES if self._read_ahead_bytes is None else self._read_ahead_bytes
+        return max(most // max(len(_BUSY), 1), min(LEAST_SHARE_BYTES, most))
+
+    def will_be_used(self, size_bytes: int) -> None:
+        """Go as far ahead at once as if so much had been used: the reader is known to read on."""
+        self._used_bytes = max(self._used_bytes, size_bytes)
+
     def expect(self, ranges: Iterable[Range], gap_bytes: int | None = None) -> None:
         """What will be wanted next, in any order; forgets what was expected before. A gap of ``gap_bytes`` (None: what
         the line tells) and more is not read."""
         gap_bytes = self._line.gap_bytes if gap_bytes is None else gap_bytes
         known = {self._blocks[number]: future for number, future in self._held.items()}
+        _BUSY.add(self)
+        share = self._share()
+        # Of a small share several requests are on their way too.
+        step = min(REQUEST_BYTES, max(share // 4, min(LEAST_GAP_BYTES, share)))
         self._blocks = [
-            (at, min(at + REQUEST_BYTES, end))
-            for begin, end in joined(ranges, gap_bytes)
-            for at in range(begin, end, REQUEST_BYTES)
+            (at, min(at + step, end))
+            for begin, end in joined(ranges, gap_bytes, share)
+            for at in range(begin, end, step)
         ]
+        if not self._blocks:
+            _BUSY.discard(self)
         self._begins = [begin for begin, _ in self._blocks]
         self._held, self._held_bytes = OrderedDict(), 0
         for number, block in enumerate(self._blocks):
@@ -145,7 +187,7 @@ class Ahead:
         """Start what fits of the blocks from ``number`` on, that one in any case: the more, the more was used, because
         who expects a whole object may look at its beginning alone."""
         at, ahead = number, 0
-        most = max(REQUEST_BYTES, min(2 * self._used_bytes, READ_AHEAD_BYTES // 2))
+        most = min(max(REQUEST_BYTES, 2 * self._used_bytes), self._share() // 2)
         while at < len(self._blocks):
             begin, end = self._blocks[at]
             ahead += end - begin
@@ -158,8 +200,9 @@ class Ahead:
 
     def _make_room(self, size: int, first: int, end: int) -> None:
         """Let go of what was used longest ago, but of nothing from block ``first`` up to ``end``."""
+        share = self._share()
         for number in list(self._held):
-            if self._held_bytes + size <= READ_AHEAD_BYTES:
+            if self._held_bytes + size <= share:
                 return
             if not first <= number < end:
                 begin, stop = self._blocks[number]
@@ -184,6 +227,7 @@ class Ahead:
 
     def close(self) -> None:
         """Give up what is on its way."""
+        _BUSY.discard(self)
         for future in self._held.values():
             future.cancel()
         self._held.clear()

@@ -10,12 +10,12 @@ shard with an odd first name is.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 from wdscli.errors import DataError, InputError
+from wdscli.storage.blocks import inflating, open_blocks
 from wdscli.storage.ends import Source
 from wdscli.storage.streams import StreamSource
 
@@ -48,7 +48,8 @@ def identify(head: bytes) -> str | None:
 
 
 def decompressed(source: Source, head: bytes) -> Source:
-    """``source`` itself when it is not compressed, else a stream of what it holds that owns ``source``.
+    """``source`` itself when it is not compressed, else what it holds, as a source that owns ``source``: at any place
+    where the file has a table of its blocks (:mod:`~wdscli.storage.blocks`), else as a stream.
 
     Raises InputError with the install command when the decoder is not there.
     """
@@ -60,6 +61,12 @@ def decompressed(source: Source, head: bytes) -> Source:
     kind = identify(head)
     if kind is None:
         return source
+    try:
+        blocks = open_blocks(source, kind)
+    except ImportError as error:
+        raise _missing(kind, source.name) from error
+    if blocks is not None:
+        return blocks
     reader = _ZstdReader(source) if kind == "zstd" else _Expander(source, kind)
     return StreamSource(source.name, reader)
 
@@ -198,14 +205,7 @@ def _decoder(kind: str, name: str) -> tuple[Callable[[], _Decoder], tuple[type[E
     """(what makes a decoder, what it raises for bad bytes)."""
     try:
         if kind == "gzip":
-            import zlib
-
-            library: Any = zlib
-            with contextlib.suppress(ImportError):
-                # The `fast` extra's is twice as fast.
-                from isal import isal_zlib
-
-                library = isal_zlib
+            library = inflating()
             return (lambda: _Inflater(library)), (library.error,)
         if kind == "bzip2":
             from bz2 import BZ2Decompressor

@@ -3,13 +3,13 @@
 What it is: the contracts, and what all implementations share (buffering of small writes, the context
 managers). How: an implementation gives ``read_at``/``read_some``/``close``, or
 ``_put``/``_commit``/``_discard``; nothing else. It must not know any kind of address: ``opening`` chooses the
-class, ``local``, ``streams``, ``compressed``, ``ranges`` and ``uploads`` have the classes.
+class, ``local``, ``streams``, ``compressed``, ``blocks``, ``ranges`` and ``uploads`` have the classes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from wdscli.errors import InputError, OutputError, OutputExistsError
 
@@ -17,6 +17,9 @@ GATHER_BYTES = 1 << 16
 """Small writes are gathered until they make so many."""
 PIECE_BYTES = 1 << 20
 """Asked for at a time by who reads all of something."""
+
+_JUMP_BYTES = 1 << 23
+"""What is passed over by a jump of at most so many bytes is read for a digest at once."""
 
 Data = bytes | bytearray | memoryview
 
@@ -43,10 +46,10 @@ class Source:
     what lies between is passed over. ``fd`` is a plain local file's descriptor, for ``os.preadv`` and
     ``os.copy_file_range``, else None. ``version`` is a text that changes when other bytes come under the same address
     (a time of change, an ETag), empty where nobody knows. All bytes that one source gives are of one version: where
-    the store can be held to it with each read it is, else :meth:`confirm` tells.
+    the store can be held to it with each read it is (``is_pinned``), else :meth:`confirm` tells.
     """
 
-    __slots__ = ("fd", "name", "seekable", "size", "version")
+    __slots__ = ("fd", "is_pinned", "name", "seekable", "size", "version")
 
     def __init__(self, name: str, *, size: int | None, seekable: bool, fd: int | None = None) -> None:
         self.name = name
@@ -54,6 +57,7 @@ class Source:
         self.seekable = seekable
         self.fd = fd
         self.version = ""
+        self.is_pinned = False
 
     def read_at(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset``, fewer only at the end.
@@ -93,6 +97,11 @@ class Source:
             yield data
             start += len(data)
 
+    @property
+    def stored(self) -> Source:
+        """The bytes as they lie under the address: another source for one that unpacks blocks of them."""
+        return self
+
     def confirm(self) -> None:
         """To be called when all that was wanted has been read: raise InputError when the bytes under the address were
         replaced or rewritten meanwhile, as far as that can be told then. What is read once, and what is checked with
@@ -106,6 +115,47 @@ class Source:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class DigestedSource(Source):
+    """Bytes of ``source``, which is closed with it, that are digested when they are read for the first time, from the
+    first to the last, with what is passed over but for long jumps: who scans an archive that is far away need not read
+    it again for its checksum. ``update`` takes them; :meth:`read_rest` is called at the end."""
+
+    __slots__ = ("_digested", "_source", "_update")
+
+    def __init__(self, source: Source, update: Callable[[bytes], None]) -> None:
+        super().__init__(source.name, size=source.size, seekable=True)
+        self.version, self.is_pinned = source.version, source.is_pinned
+        self._source, self._update = source, update
+        self._digested = 0
+        source.expect([(0, source.size or 0)])
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if offset - self._digested <= _JUMP_BYTES:
+            self._read_to(offset)
+        data = self._source.read_at(offset, length)
+        if offset <= self._digested < offset + len(data):
+            self._update(data[self._digested - offset :])
+            self._digested = offset + len(data)
+        return data
+
+    def _read_to(self, end: int) -> None:
+        while self._digested < end and (
+            data := self._source.read_some(self._digested, min(PIECE_BYTES, end - self._digested))
+        ):
+            self._update(data)
+            self._digested += len(data)
+
+    def read_rest(self) -> None:
+        """Digest what nobody has read."""
+        self._read_to(self.size or 0)
+
+    def confirm(self) -> None:
+        self._source.confirm()
+
+    def close(self) -> None:
+        self._source.close()
 
 
 class Sink:

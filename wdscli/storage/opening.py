@@ -26,14 +26,13 @@ from wdscli.storage.addresses import (
     scheme,
     split_folder,
 )
-from wdscli.storage.ends import Sink, Source
+from wdscli.storage.ends import DigestedSource, Sink, Source
 from wdscli.storage.local import LocalSink, LocalSource, local_version, open_descriptor, reason, version_of
 
-HEAD_BYTES = 512
+LOOK_BYTES = 512
 """One block: enough to tell a compressed stream from a tar."""
 COMPRESSED_SUFFIX = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$")
 _COMPRESSED_TAR = re.compile(r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$")
-_TOOLS = {"bz2": "bzip2", "xz": "xz", "zst": "zstd", "lz4": "lz4"}
 MAX_READ_WHOLE_BYTES = 1 << 30
 """Of a stream, which may have no end."""
 GONE = "gone"
@@ -46,11 +45,20 @@ _SKIPPABLE = b"\x2a\x4d\x18"
 _DESCRIPTOR_PATHS = ("/dev/stdout", "/dev/fd/", "/proc/self/fd/")
 
 
-def open_source(address: str, *, decompress: bool = True) -> Source:
+def open_source(
+    address: str,
+    *,
+    decompress: bool = True,
+    whole: bool = False,
+    digest: Callable[[bytes], None] | None = None,
+) -> Source:
     """The bytes at one address (see ``expand`` for what stands for several).
 
-    With ``decompress`` a gzip, bzip2, xz, zstd or lz4 stream is read as what it holds; it is then not
-    seekable and its size is not known before its end. Raises InputError when it cannot be read.
+    With ``decompress`` a gzip, bzip2, xz, zstd or lz4 stream is read as what it holds; unless the file has a table of
+    its blocks, it is then not seekable and its size is not known before its end. Who reads the ``whole`` of it says so:
+    a source that is far away then begins with more than a look. ``digest`` is given all bytes as they lie there
+    (:class:`~wdscli.storage.ends.DigestedSource`), if they can be read at any place. Raises InputError when it cannot
+    be read.
     """
     kind = scheme(address)
     source: Source
@@ -65,10 +73,36 @@ def open_source(address: str, *, decompress: bool = True) -> Source:
             refuse_terminal(address, 0, output=False)
             source = StreamSource(address, DescriptorReader(address, 0, owned=False))
     else:
-        from wdscli.storage.ranges import open_remote
+        from wdscli.storage.ahead import REQUEST_BYTES
+        from wdscli.storage.ranges import HEAD_BYTES, open_remote
 
-        source = open_remote(address)
+        # Who wants the bytes as they are looks at what is there.
+        kept = _cached(address) if decompress else None
+        source = kept or open_remote(address, REQUEST_BYTES if whole else HEAD_BYTES)
+    if digest is not None and source.seekable:
+        source = DigestedSource(source, digest)
     return _decompressed(source) if decompress else source
+
+
+def open_again(address: str, size: int, version: str) -> Source:
+    """A plain shard that was open before and said that it is pinned: no request is made before its bytes are wanted,
+    and no bytes of another version are read."""
+    from wdscli.storage.ranges import Known, open_remote
+
+    kept = _cached(address, (size, version))
+    return kept or open_remote(address, known=Known(size, version.partition(":")[2]))
+
+
+def _cached(address: str, version: tuple[int, str] | None = None) -> Source | None:
+    """The copy of a remote shard, where copies are kept; None where it is read from afar."""
+    from wdscli.storage.retry import network
+
+    chosen = network()
+    if not chosen.cache_dir or scheme(address) == "memory":
+        return None
+    from wdscli.storage.cache import Version, open_cached
+
+    return open_cached(address, chosen, None if version is None else Version(*version))
 
 
 def _open_local(address: str) -> Source:
@@ -92,13 +126,16 @@ def _command(address: str) -> str:
 
 def _decompressed(source: Source) -> Source:
     try:
-        head = source.peek(HEAD_BYTES)
+        head = source.peek(LOOK_BYTES)
         # The cheap look first: nearly every shard is plain, and the decoders' module is not needed then.
         if head[:2] not in _FIRST_TWO and head[1:4] != _SKIPPABLE:
             return source
         from wdscli.storage.compressed import decompressed
 
-        return decompressed(source, head)
+        found = decompressed(source, head)
+        if source.size is not None and source.seekable > found.seekable:
+            source.expect([(0, source.size)])
+        return found
     except BaseException:
         source.close()
         raise
@@ -119,7 +156,7 @@ def open_sink(address: str, *, force: bool = False, fsync: bool = False, packed:
 
         return CommandSink(address, _command(address))
     if not packed:
-        refuse_compressed(address, _COMPRESSED_TAR)
+        _refuse_compressed(address)
     if kind == "file":
         path = local_path(address)
         if not path:
@@ -132,15 +169,13 @@ def open_sink(address: str, *, force: bool = False, fsync: bool = False, packed:
     return open_remote_sink(address, force=force)
 
 
-def refuse_compressed(address: str, suffixes: re.Pattern[str] = COMPRESSED_SUFFIX) -> None:
+def _refuse_compressed(address: str) -> None:
     """Plain bytes under a name that promises compressed ones would mislead who goes by names."""
-    match = suffixes.search(address)
+    match = _COMPRESSED_TAR.search(address)
     if match:
-        tool = next((tool for end, tool in _TOOLS.items() if match[0].endswith(end)), "gzip")
-        on_the_way = f", or compress on the way: 'pipe:{tool} > {address}'" if is_local(address) else ""
         raise UsageError(
-            f"cannot write {address}: compressed shards are read but not written",
-            hint=f"leave the {match[0]} off{on_the_way}",
+            f"cannot write {address}: that is a compressed shard's name, and what goes there is no shard",
+            hint=f"leave the {match[0]} off",
         )
 
 
@@ -197,6 +232,15 @@ def check_place(address: str) -> None:
         check_bucket(address)
 
 
+def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
+    """Abort what killed processes have begun to write in a folder of a store, or below, and not ended. ``is_own`` is
+    asked of addresses."""
+    if not (is_stream(folder) or is_local(folder)):
+        from wdscli.storage import uploads
+
+        uploads.abort_uploads(folder, is_own)
+
+
 def exists(address: str) -> bool:
     """Whether something is at ``address``. Raises InputError when that cannot be told."""
     if is_stream(address):
@@ -228,9 +272,12 @@ def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iter
         yield from map(function, addresses)
         return
     from concurrent.futures import ThreadPoolExecutor
+    from contextvars import copy_context
 
+    # Threads begin without what holds here: relative paths, the options of the network.
+    around = [copy_context() for _ in addresses]
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-        yield from threads.map(function, addresses)
+        yield from threads.map(lambda context, address: context.run(function, address), around, addresses)
 
 
 def _version_at(address: str) -> str:
@@ -265,7 +312,7 @@ def remove(address: str) -> None:
 
 def read_all(address: str) -> bytes:
     """All bytes at ``address`` as they are, compressed or not; for small files. Raises InputError."""
-    with open_source(address, decompress=False) as source:
+    with open_source(address, decompress=False, whole=True) as source:
         if source.size is not None:
             return source.read_at(0, source.size)
         parts, have = [], 0

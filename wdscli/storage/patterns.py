@@ -40,6 +40,8 @@ _SEQUENCE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 _RANGE = re.compile(r"\{(-?[0-9]{1,999})\.\.(-?[0-9]{1,999})(?:\.\.(-?[0-9]{1,999}))?\}")
 MAX_NAMES = 10_000_000
 """Names that braces may stand for, and shards that may be asked for."""
+NAME = "{name}"
+"""In an output: the name of the input shard without its suffix."""
 BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """Braces that stand for several names; ``{part}`` does not."""
 
@@ -113,12 +115,24 @@ def expand(
 
 
 def _pattern(address: str, words: Words | None) -> list[str]:
-    """An address without braces: a glob, a remote folder, or one shard."""
+    """An address without braces: a glob, a folder, or one shard."""
     if has_glob(address):
         if words is not None:
             words.add(address)
         return _globbed(address)
-    return _folder(address, words) if not is_local(address) and address.endswith("/") else [address]
+    return _folder(address, words) if _is_folder(address) else [address]
+
+
+def _is_folder(address: str) -> bool:
+    """Whether an address is a folder's. A store is asked, unless the name is one of a shard or a manifest."""
+    if is_local(address):
+        return os.path.isdir(local_path(address))
+    name = split_folder(address)[1]
+    if not name or is_web(address) or ".tar" in name or name.endswith(".json"):
+        return address.endswith("/")
+    from wdscli.storage.remote import is_remote_folder
+
+    return is_remote_folder(address)
 
 
 def has_glob(address: str) -> bool:
@@ -251,10 +265,19 @@ def _below(prefix: str) -> str | None:
 
 _ODD = re.compile(r"%(?!0?[0-9]*d)")
 _FIELD = re.compile(r"%0?[0-9]*d")
-_TAR_SUFFIX = re.compile(r"\.tar(\.[A-Za-z0-9]+)?$|\.t[a-z0-9]z2?$")
+_TAR_SUFFIX = re.compile(r"\.tar(\.[A-Za-z0-9]+)?$|\.t[a-z0-9]z2?$|\.tzst$")
 _JOINTS = "-_."
 MAX_DIGITS = 200
 """Of a shard's number. No file system has longer names."""
+
+
+def plain_name(name: str) -> str:
+    """A shard's file name without its suffixes.
+
+    >>> plain_name("train-000000.v1.tar.zst"), plain_name("a.tgz"), plain_name("b")
+    ('train-000000.v1', 'a', 'b')
+    """
+    return _TAR_SUFFIX.sub("", name) or name
 
 
 class OutputPattern:
@@ -289,9 +312,13 @@ class OutputPattern:
             check_pipe(text)
             # Of a command only %d fields are ours: date +%s is the shell's.
             return cls(text, _parts(text, "%% is a percent sign"), None, True)
-        from wdscli.storage.opening import is_device, refuse_compressed
+        from wdscli.storage.opening import is_device
 
-        refuse_compressed(text)
+        if text.endswith(".Z"):
+            raise UsageError(
+                f"cannot write {text}: compress(1) is read by few programs",
+                hint="name it .tar.gz or .tar.zst",
+            )
         if odd := _ODD.search(text.replace("%%", "\0\0")):
             raise UsageError(
                 f"cannot read the % at character {odd.start() + 1} of {text} as a shard's number",
@@ -311,6 +338,25 @@ class OutputPattern:
             parts.field is None and names is None and is_local(text) and is_device(local_path(parts.before))
         )
         return cls(text, parts, names, device)
+
+    @classmethod
+    def of_names(cls, text: str, names: Sequence[str]) -> OutputPattern:
+        """One shard a name, which stands in ``text`` where :data:`NAME` does. Raises UsageError for a text that has it
+        not once, or a field or braces besides, and for a command.
+
+        >>> pattern = OutputPattern.of_names("out/{name}.tar.zst", ["train-0", "train-1"])
+        >>> pattern.address(1), pattern.prefix_address("manifest.json")
+        ('out/train-1.tar.zst', 'out/manifest.json')
+        """
+        if is_stream(text):
+            raise UsageError(f"{NAME} stands for no name in a command", hint=f"-o 'out/{NAME}.tar.zst'")
+        pattern = cls.parse(text.replace(NAME, ""))
+        if text.count(NAME) != 1 or not pattern.single or pattern.is_stream:
+            raise UsageError(
+                f"{text} has more than {NAME} for the shard's name", hint=f"-o 'out/{NAME}.tar.zst'"
+            )
+        before, _, after = text.replace("%%", "%").partition(NAME)
+        return cls(text, _Parts(before), [before + name + after for name in names], False)
 
     def address(self, index: int) -> str:
         """The address of shard ``index``, from 0. A single output has only shard 0."""
@@ -339,7 +385,7 @@ class OutputPattern:
             raise UsageError(f"{self.text} has no folder for {suffix}")
         before, field, _ = self._parts
         if self._names is not None:
-            before = BRACES.split(before, maxsplit=1)[0]
+            before = BRACES.split(before, maxsplit=1)[0]  # which names of inputs are behind
         elif field is None:
             before = _TAR_SUFFIX.sub("", before)
         folder, name = split_folder(before)

@@ -1,48 +1,51 @@
 """Objects on other machines, read by ranges, each as one version of itself.
 
-What it is: :class:`RemoteSource` (ranges of an object whose size is known), and who fetches its ranges: a plain web
-server, S3, any other store that fsspec knows. How: fsspec's file objects are not used for reading, since they fetch
-blocks of 5 to 50 MiB; each read is one range request, unless it was expected: then :mod:`wdscli.storage.ahead` has
-fetched it with its neighbours. All requests begin in :meth:`RemoteSource._fetch`. The first answer says which version
-of the object there is, and all others must be of the same. What has no size or no ranges is a stream.
+What it is: :class:`RemoteSource` (ranges of an object whose size is known), and who fetches its ranges from S3 and from
+any other store that fsspec knows; :mod:`wdscli.storage.web` does from web servers. How: fsspec's file objects are not
+used for reading, since they fetch blocks of 5 to 50 MiB; each read is one range request, unless it was expected: then
+:mod:`wdscli.storage.ahead` has fetched it with its neighbours. All requests begin in :meth:`RemoteSource._fetch`, and
+are made again by :mod:`wdscli.storage.retry`, nowhere else. The first answer says which version of the object there is,
+and all others must be of the same. What has no size or no ranges is a stream.
 
-A web server is asked for the first 64 KiB, and the answer tells all: 206 with the total means ranges work, 200 means
-they do not and the same answer is read on as a stream, so that a server is never asked twice for what it sent. The
-session is fsspec's. On S3 the ETag of the first answer is asked for by every other request (If-Match), and every answer
-is compared with it, because some stores that speak S3 do not know If-Match; s3fs's own ``cat_file`` takes no condition
-and shows no headers, hence the call one step below it. It must not know shards.
+S3 and web servers are asked for the first bytes, 64 KiB or as many as the caller is sure to want, and the answer tells
+the size, unless a listing of S3 has told it or the caller knows size and version (:class:`Known`). On S3 the ETag of
+the first answer is asked for by every other request (If-Match), and every answer is compared with it, because some
+stores that speak S3 do not know If-Match; s3fs's own ``cat_file`` takes no condition and shows no headers, hence the
+call one step below it. It must not know shards.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, InputIsFolderError
 from wdscli.storage.addresses import is_web
-from wdscli.storage.ahead import Ahead, Line, Range
+from wdscli.storage.ahead import Ahead, Range, line_to
 from wdscli.storage.ends import Source, replaced
-from wdscli.storage.remote import code_of, explained, filesystem
+from wdscli.storage.fast import fast_reader
+from wdscli.storage.remote import explained, filesystem, is_bucket_missing
+from wdscli.storage.retry import (
+    Fetch,
+    Network,
+    Replaced,
+    Transient,
+    code_of,
+    count_traffic,
+    fetched,
+    network,
+    retried,
+)
 from wdscli.storage.streams import StreamSource
+from wdscli.storage.web import AnswerReader, WebFile, check_range
 
 HEAD_BYTES = 1 << 16
 """What the first read fetches at least, so that a look at the first bytes is no request of its own."""
-_CONNECT_SECONDS = 30.0
-_SILENCE_SECONDS = 60.0
-_NO_CONDITION: Mapping[str, str] = MappingProxyType({})
+_PIECE_BYTES = 1 << 20
 _VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
-
-
-class Replaced(Exception):
-    """Raised by who reads ranges: the object is another one than the first answer was of."""
-
-
-_LINES: dict[str, Line] = {}
-"""By scheme and host or bucket."""
 
 Start = Callable[[int, int], "Future[bytes]"]
 """Begins one request, by its first byte and the byte behind its last."""
@@ -50,9 +53,17 @@ Start = Callable[[int, int], "Future[bytes]"]
 
 class RemoteSource(Source):
     """An object of known size, read by ranges. ``start(begin, end)`` begins one request, whose future raises
-    :class:`Replaced` where it can tell; where it cannot, ``version_now()`` asks for the version there is now."""
+    :class:`Replaced` where it can tell; where it cannot, ``version_now()`` asks for the version there is now. ``first``
+    bytes are read together when the first of them are wanted."""
 
-    __slots__ = ("_ahead", "_head", "_length", "_start", "_version_now")
+    __slots__ = (
+        "_ahead",
+        "_first",
+        "_head",
+        "_length",
+        "_start",
+        "_version_now",
+    )
 
     def __init__(
         self,
@@ -61,14 +72,18 @@ class RemoteSource(Source):
         start: Start,
         head: bytes = b"",
         version_now: Callable[[], str] | None = None,
+        first: int = HEAD_BYTES,
     ) -> None:
         super().__init__(name, size=size, seekable=True)
         self._start = start
         self._version_now = version_now
         self._head = head
+        self._first = first
         self._length = size
-        line = _LINES.setdefault("/".join(name.split("/", 3)[:3]), Line())
-        self._ahead = Ahead(lambda begin, end: self._fetch(begin, end), self._came, line)
+        room = network().read_ahead_bytes
+        self._ahead = Ahead(lambda begin, end: self._fetch(begin, end), self._came, line_to(name), room)
+        if first > HEAD_BYTES:
+            self._ahead.will_be_used(room)
 
     def expect(self, ranges: Iterable[Range], *, gap_bytes: int | None = None) -> None:
         near = len(self._head)
@@ -79,13 +94,22 @@ class RemoteSource(Source):
         end = min(offset + length, self._length)
         if end <= offset:
             return b""
-        if end > len(self._head) and offset == 0 and end <= HEAD_BYTES:
-            self._head = self._direct(0, min(HEAD_BYTES, self._length))
+        if end > len(self._head) and offset == 0 and end <= self._first:
+            self._head = self._direct(0, min(self._first, self._length))
         if end <= len(self._head):
             return self._head[offset:end]
         near = self._head[offset:]
         found = self._ahead.read(offset + len(near), end)
         return self._direct(offset, end) if found is None else near + found
+
+    def begin(self, size: Callable[[], int], answer: Future[bytes] | None = None) -> None:
+        """Read the first bytes of an object whose ``size`` is known after that; their ``answer`` may be on its way.
+        Raises what the request raises."""
+        try:
+            self._head = (answer or self._fetch(0, self._first)).result()
+        except Replaced:
+            raise replaced(self.name, 0) from None
+        self.size = self._length = size()
 
     def _direct(self, begin: int, end: int) -> bytes:
         return self._came(self._fetch(begin, end), begin, end)
@@ -122,13 +146,22 @@ class RemoteSource(Source):
             raise replaced(self.name)
 
 
-def open_remote(address: str) -> Source:
-    """A source for an address with a scheme. Raises InputError."""
+def open_remote(address: str, first: int = HEAD_BYTES, known: Known | None = None) -> Source:
+    """A source for an address with a scheme, of which at least ``first`` bytes will be wanted. Raises InputError."""
+    patience = network()
+    first = min(first, max(patience.read_ahead_bytes // 4, 1))
     with explained(address):
         fs, path = filesystem(address, fresh=False)
         if is_web(address):
-            return _open_web(address, fs, path)
-        about = fs.info(path)
+            return _open_web(address, WebFile(fs, path, patience), first, patience)
+        if hasattr(fs, "_call_s3"):
+            about = _known_of_s3(fs, path, known)
+            if about is None and (source := _open_s3(address, fs, path, first, patience)):
+                return source
+        else:
+            about = None
+        if about is None:
+            about = retried(lambda: fs.info(path))
         if about.get("type") == "directory":
             raise InputIsFolderError(
                 f"cannot read {address}: it is a folder", hint=f"{address.rstrip('/')}/ stands for its shards"
@@ -137,16 +170,92 @@ def open_remote(address: str) -> Source:
             return StreamSource(address, _FileReader(address, fs.open(path, "rb", block_size=0)))
     size = int(about["size"])
     if hasattr(fs, "_call_s3"):
-        pinned = _S3Object(fs, path, size)
-        source = pinned.source = RemoteSource(address, size, partial(_begun, fs, pinned.read))
+        pinned = _S3Object(fs, path, size, known.etag if known is not None else "")
+        source = pinned.source = RemoteSource(
+            address, size, starter(fs.loop, pinned.fetch, patience), first=first
+        )
     else:
         source = RemoteSource(
             address,
             size,
-            _range_starter(fs, path),
-            version_now=lambda: _version(filesystem(address)[0].info(path)),
+            _range_starter(fs, path, patience),
+            version_now=lambda: _version(retried(lambda: filesystem(address)[0].info(path))),
+            first=first,
         )
     source.version = _version(about)
+    source.is_pinned = hasattr(fs, "_call_s3") and bool(about.get("ETag"))
+    return source
+
+
+def version_at(address: str) -> tuple[int, str] | None:
+    """Size and version of what is at a remote address now, by the smallest request that tells; None for what has no
+    size. Raises InputError."""
+    with explained(address):
+        fs, path = filesystem(address)
+        if not is_web(address):
+            about = retried(lambda: fs.info(path))
+            is_file = about.get("size") is not None and about.get("type") != "directory"
+            return (int(about["size"]), _version(about)) if is_file else None
+        file = WebFile(fs, path, network())
+        if found := retried(file.look):
+            return found
+    # A server that knows no HEAD.
+    with open_remote(address) as source:
+        return None if source.size is None else (source.size, source.version)
+
+
+def _open_web(address: str, file: WebFile, first: int, patience: Network) -> Source:
+    answer = retried(lambda: file.begin(first))
+    if file.total is None:
+        return StreamSource(address, AnswerReader(address, file, answer, patience))
+    start = starter(file.loop, file.fetch, patience, lambda: file.total)
+    source = RemoteSource(address, file.total, start, first=first)
+    if file.total:
+        source.begin(lambda: file.total or 0, start(0, first))
+    source.version = file.version
+    return source
+
+
+def starter(
+    loop: Any, fetch: Fetch, patience: Network, size: Callable[[], int | None] = lambda: None
+) -> Start:
+    """What begins requests in the thread of an event loop, each of which ends well or with its last error."""
+    from asyncio import run_coroutine_threadsafe
+
+    return lambda begin, end: run_coroutine_threadsafe(fetched(fetch, begin, end, patience, size), loop)
+
+
+class Known(NamedTuple):
+    """An object as somebody has found it: bytes of any other are not read."""
+
+    size: int
+    etag: str
+
+
+def _known_of_s3(fs: Any, path: str, known: Known | None) -> dict[str, Any] | None:
+    """What can be said of an object on S3 without a request. Raises FileNotFoundError for what its folder, which was
+    listed, does not hold."""
+    if known is not None:
+        return {"size": known.size, "ETag": known.etag}
+    listed = fs._ls_from_cache(path) or ()
+    return next((one for one in listed if one.get("name") == path and one.get("type") == "file"), None)
+
+
+def _open_s3(address: str, fs: Any, path: str, first: int, patience: Network) -> RemoteSource | None:
+    """A source for one object, by its first bytes; None for one that has none, or is not there."""
+    pinned = _S3Object(fs, path)
+    start = starter(fs.loop, pinned.fetch, patience, lambda: pinned.size)
+    source = pinned.source = RemoteSource(address, first, start, first=first)
+    try:
+        source.begin(lambda: pinned.size or 0)
+    except FileNotFoundError as error:
+        if is_bucket_missing(error):
+            raise
+        return None
+    except OSError as error:
+        if code_of(error.__cause__) in ("InvalidRange", "416"):
+            return None
+        raise
     return source
 
 
@@ -156,48 +265,34 @@ def _version(about: dict[str, Any]) -> str:
     return "" if found is None else f"{found.lower()}:{about[found]}"
 
 
-def _range_starter(fs: Any, path: str) -> Start:
+def _range_starter(fs: Any, path: str, patience: Network) -> Start:
     from fsspec.spec import AbstractFileSystem
 
     if fs.async_impl:
-        return lambda begin, end: _begun(fs, partial(fs._cat_file, path), begin, end)
+
+        async def fetch(begin: int, end: int, keep: Callable[[bytes], object]) -> None:
+            keep(await fs._cat_file(path, begin, end))
+
+        return starter(fs.loop, fetch, patience)
     # The generic cat_file opens a file object; without a cache it fetches the range and no block around it.
     options = {"cache_type": "none"} if type(fs).cat_file is AbstractFileSystem.cat_file else {}
+
+    def read(begin: int, end: int) -> bytes:
+        data = bytes(fs.cat_file(path, start=begin, end=end, **options))
+        count_traffic(len(data))
+        if len(data) != end - begin:
+            raise Transient(f"{len(data)} bytes came where {end - begin} were requested")
+        return data
 
     def start(begin: int, end: int) -> Future[bytes]:
         answer: Future[bytes] = Future()
         try:
-            answer.set_result(bytes(fs.cat_file(path, start=begin, end=end, **options)))
+            answer.set_result(retried(lambda: read(begin, end)))
         except Exception as error:
             answer.set_exception(error)
         return answer
 
     return start
-
-
-def _begun(fs: Any, function: Callable[..., Coroutine[Any, Any, bytes]], *arguments: Any) -> Future[bytes]:
-    """Begin a coroutine in fsspec's thread."""
-    from asyncio import run_coroutine_threadsafe
-
-    return run_coroutine_threadsafe(function(*arguments), fs.loop)
-
-
-def _sync(fs: Any, function: Any, *arguments: Any) -> Any:
-    """Run a coroutine in fsspec's thread and wait for it."""
-    from fsspec.asyn import sync
-
-    return sync(fs.loop, function, *arguments)
-
-
-def _check_range(text: str, start: int, end: int, total: int) -> None:
-    """Raise Replaced when an answer is a part of a whole of another size, OSError when it is another part than was
-    asked for. ``text`` is its Content-Range; an empty one says nothing."""
-    # RFC 9110, 14.4: bytes 0-65535/1000000, or bytes 0-65535/*
-    part, _, whole = text.removeprefix("bytes").strip().partition("/")
-    if whole.isascii() and whole.isdigit() and int(whole) != total:
-        raise Replaced
-    if part and part != f"{start}-{end - 1}":
-        raise OSError(f"the server sent bytes {part} where {start}-{end - 1} were asked for")
 
 
 class _FileReader:
@@ -216,176 +311,69 @@ class _FileReader:
 
 
 class _S3Object:
-    """One object on S3, of the version that the first answer is of; ``source`` is told of it."""
+    """One object on S3, of the version that the first answer is of; ``source`` is told of it. Of an unknown ``size``
+    the first answer tells it, and may be shorter than was asked for."""
 
     source: Source
 
-    def __init__(self, fs: Any, path: str, size: int) -> None:
+    def __init__(self, fs: Any, path: str, size: int | None = None, etag: str = "") -> None:
         self._fs = fs
-        self._size = size
-        self._etag = ""
+        self.size = size
+        self.etag = etag
         bucket, key, version_id = fs.split_path(path)
         self._of = {"Bucket": bucket, "Key": key, **({"VersionId": version_id} if version_id else {})}
+        self._fast = None if version_id else fast_reader(fs, bucket, key, network())
 
-    async def read(self, start: int, end: int) -> bytes:
-        """One range. Raises Replaced, and what s3fs raises."""
-        from s3fs.core import _error_wrapper
-
+    async def fetch(self, begin: int, end: int, keep: Callable[[bytes], object]) -> None:
+        """One range, as :mod:`wdscli.storage.retry` asks for it."""
+        condition = {"IfMatch": self.etag} if self.etag else {}
+        if self._fast is not None and self._fast.is_able:
+            pinned = {"if_match": self.etag} if self.etag else {}
+            check = partial(self._check, begin=begin, end=end)
+            if await self._fast.fetch(self._of["Key"], begin, end, pinned, check, keep):
+                return
         try:
-            # As s3fs reads: a body that breaks off is asked for again, as often as it is told to.
-            data: bytes = await _error_wrapper(self._read, args=(start, end), retries=self._fs.retries)
-            return data
+            answer = await self._fs._call_s3(
+                "get_object", **self._of, Range=f"bytes={begin}-{end - 1}", **condition
+            )
         except Exception as error:
-            if code_of(error.__cause__) in ("PreconditionFailed", "412"):
+            if self._is_replaced(error):
                 self._fs.invalidate_cache()
                 raise Replaced from None
             raise
-
-    async def _read(self, start: int, end: int) -> bytes:
-        condition = {"IfMatch": self._etag} if self._etag else {}
-        answer = await self._fs._call_s3(
-            "get_object", **self._of, Range=f"bytes={start}-{end - 1}", **condition
-        )
         body = answer["Body"]
         try:
-            etag = answer.get("ETag") or ""
-            if self._etag and etag and etag != self._etag:
-                self._fs.invalidate_cache()
-                raise Replaced
-            _check_range(answer.get("ContentRange") or "", start, end, self._size)
-            data = bytes(await body.read())
+            self._check(answer, begin, end)
+            while data := await body.read(_PIECE_BYTES):
+                keep(data)
         finally:
             body.close()
-        if etag and not self._etag:
-            self._etag = etag
+
+    def _is_replaced(self, error: Exception) -> bool:
+        """Whether the store refused because the object is another, or has no such range any more."""
+        codes = (
+            ("PreconditionFailed", "412")
+            if self.size is None
+            else ("PreconditionFailed", "412", "InvalidRange", "416")
+        )
+        return code_of(error.__cause__) in codes
+
+    def _check(self, answer: Mapping[str, Any], begin: int, end: int) -> None:
+        """Raise Replaced for an answer that is of another object; the first says which is the right one."""
+        etag = answer.get("ETag") or ""
+        if self.etag and etag and etag != self.etag:
+            self._fs.invalidate_cache()
+            raise Replaced
+        size = self.size if self.size is not None else _size_by(answer)
+        check_range(answer.get("ContentRange") or "", begin, min(end, size), size)
+        self.size = size
+        if etag and not self.etag:
+            self.etag = etag
             # What a listing said may be older than the first answer.
-            self.source.version = f"etag:{etag}"
-        elif etag and etag != self._etag:  # two that were first at once
-            raise Replaced
-        return data
+            self.source.version, self.source.is_pinned = f"etag:{etag}", True
 
 
-def _open_web(address: str, fs: Any, url: str) -> Source:
-    """A source for one URL. Raises what the client raises, FileNotFoundError for 404 and 410."""
-    answer = _sync(fs, _get, fs, url, (0, HEAD_BYTES))
-    try:
-        total = None if _is_encoded(answer) else _total(answer)
-        if total is None and (answer.status != 200 or _is_encoded(answer)):
-            # Ranges of unknown length, or of an encoding that only makes sense as a whole.
-            _close(fs, answer)
-            answer = _sync(fs, _get, fs, url, None)
-        if total is None:
-            return StreamSource(address, _AnswerReader(address, fs, answer))
-        head = _sync(fs, answer.read) if total else b""
-    except BaseException:
-        _close(fs, answer)
-        raise
-    _close(fs, answer)
-    pinned = _WebFile(answer.headers.get("ETag") or "", answer.headers.get("Last-Modified") or "", total)
-    source = RemoteSource(
-        address, total, lambda begin, end: _begun(fs, _range, fs, url, begin, end, pinned), head
-    )
-    source.version = pinned.etag or pinned.changed
-    return source
-
-
-class _WebFile(NamedTuple):
-    """What the first answer said of a file, which every further answer must say too."""
-
-    etag: str
-    changed: str
-    total: int
-
-    @property
-    def condition(self) -> dict[str, str]:
-        """Headers by which a server refuses to send parts of another file (RFC 9110, 13.1.1: only strong tags)."""
-        return {"If-Match": self.etag} if self.etag.startswith('"') else {}
-
-    def check(self, answer: Any) -> None:
-        """Raise Replaced for an answer that is of another file."""
-        etag, changed = answer.headers.get("ETag"), answer.headers.get("Last-Modified")
-        if self.etag and etag:
-            # Servers of one file may tell another time; the tag is what they agree on.
-            if etag != self.etag:
-                raise Replaced
-        elif self.changed and changed and changed != self.changed:
-            raise Replaced
-
-
-class _AnswerReader:
-    """The body of one answer as a raw reader. A body shorter than was promised raises."""
-
-    def __init__(self, name: str, fs: Any, answer: Any) -> None:
-        self._name, self._fs, self._answer = name, fs, answer
-
-    def read(self, length: int, /) -> bytes:
-        with explained(self._name):
-            return bytes(_sync(self._fs, self._answer.content.read, length))
-
-    def close(self) -> None:
-        _close(self._fs, self._answer)
-
-
-def _close(fs: Any, answer: Any) -> None:
-    """Let go of an answer, read to its end or not; the connection belongs to fsspec's thread."""
-    with contextlib.suppress(RuntimeError):
-        fs.loop.call_soon_threadsafe(answer.close)
-
-
-async def _get(
-    fs: Any, url: str, part: tuple[int, int] | None, condition: Mapping[str, str] = _NO_CONDITION
-) -> Any:
-    """An answer, its headers read: all of a file, or ``part`` of it (then 412 and 416 are answers too)."""
-    import aiohttp
-
-    session = await fs.set_session()
-    options = dict(fs.kwargs)
-    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity", **condition}
-    if part:
-        headers["Range"] = f"bytes={part[0]}-{part[1] - 1}"
-    # The client's own limit is five minutes for the whole answer; a shard on a slow line takes longer.
-    options.setdefault(
-        "timeout",
-        aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS),
-    )
-    answer = await session.get(fs.encode_url(url), headers=headers, **options)
-    if answer.status in (404, 410):
-        answer.close()
-        raise FileNotFoundError(url)
-    if answer.status not in (412, 416) or not part:
-        try:
-            answer.raise_for_status()
-        except BaseException:
-            answer.close()
-            raise
-    return answer
-
-
-async def _range(fs: Any, url: str, start: int, end: int, pinned: _WebFile) -> bytes:
-    answer = await _get(fs, url, (start, end), pinned.condition)
-    try:
-        if answer.status == 412:
-            raise Replaced
-        pinned.check(answer)
-        total = _total(answer)
-        if answer.status == 416 and total not in (None, pinned.total):
-            raise Replaced
-        if answer.status != 206:
-            raise OSError(f"the server no longer serves ranges (status {answer.status})")
-        _check_range(answer.headers.get("Content-Range", ""), start, end, pinned.total)
-        return bytes(await answer.read())
-    finally:
-        answer.close()
-
-
-def _total(answer: Any) -> int | None:
-    """The whole size, when the server honoured the range."""
-    if answer.status not in (206, 416):
-        return None
-    # RFC 9110, 14.4: Content-Range: bytes 0-65535/1000000, or bytes */0 with 416.
-    total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    return int(total) if total.isascii() and total.isdigit() else None
-
-
-def _is_encoded(answer: Any) -> bool:
-    return answer.headers.get("Content-Encoding", "identity").lower() not in ("", "identity")
+def _size_by(answer: Mapping[str, Any]) -> int:
+    """The size of an object, as the first answer of it tells."""
+    whole = (answer.get("ContentRange") or "").rpartition("/")[2]
+    return int(whole if whole.isascii() and whole.isdigit() else answer["ContentLength"])

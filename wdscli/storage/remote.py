@@ -2,38 +2,193 @@
 
 What it is: fsspec's file system for an address, the questions about remote addresses (what is there, what lies in a
 folder), and what a backend raises in the words of ours (:func:`explained`). Backends raise what they like; here it
-becomes InputError or OutputError with a hint. It must not know shards. ``ranges`` has the reading half, ``uploads`` the
-writing one; this package is the only importer of fsspec.
+becomes InputError or OutputError with a hint. How a store is reached, the environment and the usual files say:
+
+- ``s3://`` is left to botocore, which knows the variables and files of AWS (``AWS_PROFILE``, ``AWS_ENDPOINT_URL_S3``,
+  ``~/.aws/config``); requests are not signed where ``AWS_NO_SIGN_REQUEST`` or ``FSSPEC_S3_ANON`` says so, nor where no
+  credentials are found, so that public buckets can be read.
+- ``ais://bucket/x`` is AIStore by its face of S3, ``AIS_ENDPOINT/s3``.
+- ``http(s)://`` takes logins from ``~/.netrc`` and tokens from ``WDSCLI_HTTP_TOKEN``; a token goes to the host that it
+  is for, and never along with a redirect to another.
+
+It must not know shards. ``ranges`` has the reading half, ``uploads`` the writing one; this package is the only importer
+of fsspec.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from wdscli.errors import InputError, OutputError, WdsError
+from wdscli.errors import InputError, OutputError, UsageError, WdsError
 from wdscli.shown import cause_of
-from wdscli.storage.addresses import range_hint, scheme
+from wdscli.storage.addresses import is_web, range_hint, scheme
+from wdscli.storage.retry import (
+    EAI_AGAIN,
+    GARBLED,
+    TLS_KINDS,
+    GaveUp,
+    causes,
+    code_of,
+    kinds_of,
+    network,
+    retried,
+    status_of,
+    unresolved,
+)
 
 _PACKAGES = {
     "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "adl": "adlfs",
     "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko",
-    "smb": "smbprotocol", "oss": "ossfs", "s3": "s3fs", "s3a": "s3fs", "ais": "aistore",
+    "smb": "smbprotocol", "oss": "ossfs", "s3": "s3fs", "s3a": "s3fs", "ais": "s3fs",
 }  # fmt: skip
 NO_BUCKET_HINT = "check its name, and the account, region or endpoint that it is of"
+CONNECTIONS = 32
+"""At most, to one store from one process."""
+CONNECT_SECONDS = 30.0
+S3_KINDS = frozenset(("s3", "s3a", "ais"))
+"""Kinds of address that S3's interface serves."""
+TOKEN = "WDSCLI_HTTP_TOKEN"
+AIS = "AIS_ENDPOINT"
+_UNSIGNED = ("AWS_NO_SIGN_REQUEST", "AWS_SKIP_SIGNATURE", "FSSPEC_S3_ANON")
+_NO = frozenset(("", "0", "false", "no", "off"))
+# RFC 6750, 2.1: b64token = 1*( ALPHA / DIGIT / "-" / "." / "_" / "~" / "+" / "/" ) *"="
+_TOKEN_OF_HOST = re.compile(r"([A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?=([A-Za-z0-9\-._~+/]+=*)")
+_HOST = re.compile(r"https?://(?:[^/?#]*@)?(\[[^\]/]*\]|[^/?#:]*)(:[0-9]+)?", re.IGNORECASE)
+_PORTS = {"http": ":80", "https": ":443"}
 
 
 def filesystem(address: str, *, fresh: bool = True) -> tuple[Any, str]:
     """fsspec's file system for ``address`` and its name there. Raises what fsspec raises. A ``fresh`` one tells what is
     there now, not what it was told before."""
-    from fsspec.core import url_to_fs
-
-    fs, path = url_to_fs(address)
+    fs, path = client_of(address)
     if fresh:
         fs.invalidate_cache()
     return fs, path
+
+
+def client_of(address: str) -> tuple[Any, str]:
+    """fsspec's file system for ``address``, and its name there. Raises what fsspec raises, and UsageError."""
+    from fsspec.core import url_to_fs
+
+    if is_web(address):
+        fs, path = url_to_fs(address, **web_options(address))
+    elif scheme(address) in S3_KINDS:
+        fs, path = _s3(address)
+    else:
+        fs, path = url_to_fs(address)
+    return fs, path
+
+
+def _s3(address: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    if not bucket_of(address):
+        raise UsageError(f"{address} names no bucket", hint="s3://BUCKET/KEY")
+    config = _s3_config()
+    options: dict[str, Any] = {"config_kwargs": config}
+    place = address
+    if scheme(address) == "ais":
+        place = "s3://" + address.partition("://")[2]
+        options["endpoint_url"] = ais_endpoint()
+        config["s3"] = {"addressing_style": "path"}
+    if region := os.environ.get("AWS_REGION"):  # as all of AWS's tools but botocore know it
+        options["client_kwargs"] = {"region_name": region}
+    unsigned = is_unsigned()
+    if unsigned is not None:
+        options["anon"] = unsigned
+    fs, path = url_to_fs(place, **options)
+    if unsigned is None and not fs.anon and not _has_credentials(fs):
+        fs, path = url_to_fs(place, **options, anon=True)
+    fs.retries = 1
+    return fs, path
+
+
+def _s3_config() -> dict[str, Any]:
+    """What makes a client leave retries to us, and wait as long as we do; a file system made with it is one of our own,
+    so that others in this process keep theirs."""
+    from fsspec.config import conf
+
+    silence = network().timeout_seconds
+    own = {
+        "retries": {"total_max_attempts": 1, "mode": "standard"},  # the first is counted
+        "max_pool_connections": CONNECTIONS,
+        "connect_timeout": min(silence, CONNECT_SECONDS),
+        "read_timeout": silence,
+    }
+    return {**own, **conf.get("s3", {}).get("config_kwargs", {})}
+
+
+def signs(address: str) -> bool:
+    """Whether requests for an address of S3 are signed. Raises what :func:`client_of` raises."""
+    return not client_of(address)[0].anon
+
+
+def is_unsigned() -> bool | None:
+    """Whether the environment says that requests to S3 carry no signature; None where it says nothing of it."""
+    said = [os.environ[name] for name in _UNSIGNED if name in os.environ]
+    return any(text.strip().lower() not in _NO for text in said) if said else None
+
+
+def _has_credentials(fs: Any) -> bool:
+    """Whether the client of an S3 file system has found any; it looks once, when it is made."""
+    client = fs._s3
+    if client is None:
+        fs.connect()
+        client = fs._s3
+    return getattr(getattr(client, "_request_signer", None), "_credentials", fs) is not None
+
+
+def ais_endpoint() -> str:
+    """Where AIStore speaks S3. Raises UsageError where that is not known."""
+    endpoint = os.environ.get(AIS, "").strip().rstrip("/")
+    if not endpoint:
+        raise UsageError(
+            f"ais:// needs the address of an AIStore: {AIS} is not set", hint=f"export {AIS}=http://HOST:PORT"
+        )
+    if not is_web(endpoint):
+        raise UsageError(
+            f"{AIS} is no address of a server: {endpoint}", hint=f"export {AIS}=http://HOST:PORT"
+        )
+    return f"{endpoint}/s3"
+
+
+def web_options(address: str) -> dict[str, Any]:
+    """What a client for a web address is made with: a token for its host, else logins from netrc."""
+    token = token_for(address)
+    if token is not None:
+        return {"headers": {"Authorization": f"Bearer {token}"}}
+    # aiohttp's word for: logins from ~/.netrc (or $NETRC), and proxies, as the environment has them.
+    return {"client_kwargs": {"trust_env": True}}
+
+
+def token_for(address: str) -> str | None:
+    """The token that the environment has for the host of a web address. Raises UsageError for one that is for no host.
+
+    >>> import os
+    >>> os.environ["WDSCLI_HTTP_TOKEN"] = "data.example.org=abc other.org:8080=d"
+    >>> token_for("https://data.example.org/a.tar"), token_for("https://example.org/a.tar")
+    ('abc', None)
+    >>> del os.environ["WDSCLI_HTTP_TOKEN"]
+    """
+    said = os.environ.get(TOKEN, "")
+    found = _HOST.match(address) if said else None
+    if found is None:
+        return None
+    host, port = found[1].lower(), found[2] or _PORTS[scheme(address)]
+    for one in said.split():
+        match = _TOKEN_OF_HOST.fullmatch(one)
+        if match is None:
+            raise UsageError(
+                f"{TOKEN} names no host that its token is for",
+                hint=f"export {TOKEN}=HOST=TOKEN, or HOST:PORT=TOKEN",
+            )
+        if match[1].lower() == host and match[2] in (None, port):
+            return match[3]
+    return None
 
 
 @contextmanager
@@ -47,7 +202,8 @@ def explained(
         raise
     except Exception as error:
         reason, hint = explain(address, error)
-        raise kind(f"cannot {verb} {address}: {reason}", hint=hint, cause=error) from cause_of(error)
+        cause = error.error if isinstance(error, GaveUp) else error
+        raise kind(f"cannot {verb} {address}: {reason}", hint=hint, cause=cause) from cause_of(cause)
 
 
 def remote_exists(address: str) -> bool:
@@ -55,7 +211,7 @@ def remote_exists(address: str) -> bool:
     with explained(address):
         try:
             fs, path = filesystem(address)
-            fs.info(path)
+            retried(lambda: fs.info(path))
         except FileNotFoundError:
             return False
     return True
@@ -64,7 +220,7 @@ def remote_exists(address: str) -> bool:
 def remote_etag(address: str) -> str:
     """The ETag of an object as :func:`etag_version` writes it. Raises what its backend raises."""
     fs, path = filesystem(address)
-    about = fs.info(path)
+    about = retried(lambda: fs.info(path))
     return etag_version(about.get("ETag") or about.get("etag"))
 
 
@@ -78,16 +234,28 @@ def remove_remote(address: str) -> None:
     with explained(address, OutputError, "remove"):
         try:
             fs, path = filesystem(address, fresh=False)
-            fs.rm_file(path)
+            retried(lambda: fs.rm_file(path))
         except FileNotFoundError:
             pass
+
+
+def is_remote_folder(address: str) -> bool:
+    """Whether what stands at an address is a folder, and no object. Raises InputError when that cannot be told."""
+    with explained(address):
+        try:
+            fs, path = filesystem(address)
+            return bool(retried(lambda: fs.info(path)).get("type") == "directory")
+        except FileNotFoundError as error:
+            if is_bucket_missing(error):
+                raise
+            return False
 
 
 def list_remote(address: str) -> list[str]:
     """The names in a remote folder, in bytewise order. Raises InputError."""
     with explained(address, verb="list"):
         fs, path = filesystem(address)
-        found = fs.ls(path, detail=False)
+        found = retried(lambda: fs.ls(path, detail=False))
     # A folder's own marker (an empty object whose name ends with a slash) is listed with what it holds.
     own = path.rstrip("/")
     names = {name.rstrip("/").rpartition("/")[2] for name in found if name.rstrip("/") != own}
@@ -99,7 +267,7 @@ def glob_remote(address: str) -> list[str]:
     with explained(address, verb="list"):
         try:
             fs, path = filesystem(address)
-            found = fs.glob(path, detail=True)
+            found = retried(lambda: fs.glob(path, detail=True))
         except FileNotFoundError:
             return []
     # What fsspec took off the address to get its own name for it is put back.
@@ -109,6 +277,10 @@ def glob_remote(address: str) -> list[str]:
 
 def explain(address: str, error: Exception) -> tuple[str, str | None]:
     """(why, what helps)."""
+    if isinstance(error, GaveUp):
+        reason, hint = explain(address, error.error)
+        often = f" ({error.attempts} attempts)" if error.attempts > 1 else ""
+        return reason + often, hint or "try again later, or be more patient: --retries 20 --timeout 300"
     kind = type(error).__name__
     if is_bucket_missing(error):
         return no_bucket(address), NO_BUCKET_HINT
@@ -120,16 +292,60 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
     if isinstance(error, ValueError) and "rotocol not known" in str(error):
         return f"{scheme(address)}:// is no known kind of address", None
     if kind in ("NoCredentialsError", "PartialCredentialsError"):
-        if scheme(address) in ("s3", "s3a"):
+        if scheme(address) in S3_KINDS:
             hint = "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or FSSPEC_S3_ANON=true for a public bucket"
         else:
             hint = "log in with the store's own tool first"
         return "no credentials were found", hint
+    if kind in ("ProfileNotFound", "ConfigParseError"):
+        return _line(error), "AWS_PROFILE names a profile of ~/.aws/config or ~/.aws/credentials"
     if isinstance(error, PermissionError):
-        return f"access denied ({_line(error)})", "check the credentials and the bucket's policy"
+        return f"access denied ({_line(error)})", _denied_hint(address)
     if isinstance(error, NotImplementedError):
         return f"{scheme(address)}:// does not support this", None
-    return _line(error), None
+    return _explain_answer(address, error) or _explain_connection(error) or (_line(error), None)
+
+
+def _explain_answer(address: str, error: Exception) -> tuple[str, str | None] | None:
+    """The same for an answer with a status that says what is wrong."""
+    status = status_of(error)
+    if status is None:
+        return None
+    said = getattr(error, "message", None) or _line(error)
+    reason = f"the server answered {status}" + ("" if said == str(status) else f" ({said})")
+    if status in (401, 403) and is_web(address):
+        return reason, f"logins are taken from ~/.netrc, tokens from {TOKEN}=HOST=TOKEN"
+    if status in (429, 503):
+        return reason, "it wants fewer requests: try later, with fewer jobs (-j), or with more --retries"
+    return reason, None
+
+
+def _explain_connection(error: Exception) -> tuple[str, str | None] | None:
+    """The same where no server answered."""
+    resolver = unresolved(error)
+    if resolver is not None and resolver.errno == EAI_AGAIN:
+        return "the name of its host could not be looked up", "is there a network, and a name server?"
+    if resolver is not None:
+        return "its host has no address", "check the name of the host, or of the endpoint"
+    if kinds_of(error) & TLS_KINDS:
+        found = next((text for one in causes(error) if (text := getattr(one, "verify_message", ""))), "")
+        reason = (
+            f"the certificate of its host is refused ({found})" if found else f"TLS failed ({_line(error)})"
+        )
+        return reason, "check the name of the host; SSL_CERT_FILE names certificates to trust"
+    if any(isinstance(one, ConnectionRefusedError) for one in causes(error)):
+        return "its host refuses connections", "check the host and the port, or the endpoint"
+    if kinds_of(error) & {GARBLED, "ClientPayloadError", "IncompleteReadError", "ResponseStreamingError"}:
+        return "its answer broke off, or makes no sense", None
+    return None
+
+
+def _denied_hint(address: str) -> str:
+    if scheme(address) in S3_KINDS and is_unsigned() is None and not signs(address):
+        return "no credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID"
+    if scheme(address) in S3_KINDS and is_unsigned():
+        return f"requests are not signed, because the environment says so ({' or '.join(_UNSIGNED)})"
+    return "check the credentials and the bucket's policy"
 
 
 def no_bucket(address: str) -> str:
@@ -152,16 +368,7 @@ def is_bucket_missing(error: BaseException) -> bool:
     )
 
 
-def code_of(error: BaseException | None) -> str:
-    """S3's own code for what went wrong, from the error of its client, which s3fs's are raised from."""
-    response = getattr(error, "response", None)
-    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
-
-
 def _line(error: Exception) -> str:
     """An error's text on one line, with its kind where the text says nothing."""
     text = re.sub(r"\s+", " ", getattr(error, "strerror", None) or str(error)).strip()
-    status, message = getattr(error, "status", None), getattr(error, "message", None)
-    if isinstance(status, int) and status:
-        return f"the server answered {status} {message or ''}".strip()
     return text or type(error).__name__

@@ -147,7 +147,11 @@ class CommandReader(DescriptorReader):
     def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
+            # A shell does not hand on what it is sent.
+            started = [] if process.poll() is not None else _descendants(process.pid)
             _close_pipes(process)
+            for child in started:
+                _signal(child, signal.SIGTERM)
             stop(process, signal.SIGTERM)
 
 

@@ -1,10 +1,11 @@
 """Writing to other machines, all or nothing.
 
-What it is: two sinks. :class:`UploadSink` is for stores where an object appears only when its upload is
-completed (S3 and its kin): parts go out as they fill, and a failure aborts the upload, so that nothing stays
-behind. :class:`RenameSink` is for the rest of what fsspec knows: bytes go under a temporary name in the same
-folder, which is moved at the end. How: never by ``with fsspec.open(...)``, which commits what was written
-when an exception passes through it. It must not know shards.
+What it is: three sinks. :class:`S3Sink` is for S3 and its kin, where an object appears only when its upload is
+completed: parts go out as they fill, several at a time, each with a checksum, and a failure aborts the upload, so that
+nothing stays behind. :class:`UploadSink` is the same by fsspec's own file, for other stores of that kind.
+:class:`RenameSink` is for the rest of what fsspec knows: bytes go under a temporary name in the same folder, which is
+moved at the end. How: never by ``with fsspec.open(...)``, which commits what was written when an exception passes
+through it. What a killed process has left of uploads to S3 is found by :func:`abort_uploads`. It must not know shards.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import Any
-from weakref import ref
 
 from wdscli.errors import OutputError, OutputIsFolderError
 from wdscli.shown import cause_of
@@ -21,20 +24,36 @@ from wdscli.storage.addresses import is_web, scheme
 from wdscli.storage.ends import Data, Sink, taken
 from wdscli.storage.remote import (
     NO_BUCKET_HINT,
+    S3_KINDS,
     bucket_of,
-    code_of,
     etag_version,
     explained,
     filesystem,
     is_bucket_missing,
     no_bucket,
 )
+from wdscli.storage.retry import Attempts, Network, Transient, causes, code_of, network, retried
 
-PART_BYTES = 16 << 20
-"""One part of an upload, held in memory; S3 takes 10,000 parts, so an object may have 160 GB."""
-_UPLOADING = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss"))
-_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "oss"))
+PART_BYTES = 8 << 20
+"""One part of an upload, held in memory."""
+UNDER_WAY_BYTES = 64 << 20
+"""Of the parts of one upload that are sent at a time."""
+# S3 takes 10,000 parts: an object may have 40 GB of small ones, and 400 GB in all.
+_SMALL_PARTS = 5_000
+_LARGE_PART_BYTES = 72 << 20
+_SLOWEST_BYTES_PER_SECOND = 1 << 16
+"""A line on which a body may take its time, before an attempt is given up."""
+_ABORT_SECONDS = 10.0
+_UPLOADING = frozenset(("gs", "gcs", "az", "abfs", "abfss", "hf", "oss"))
+_BUCKETS = S3_KINDS | frozenset(("gs", "gcs", "oss"))
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412")
+_NOT_WHAT_WAS_SENT = (
+    "BadDigest",
+    "InvalidDigest",
+    "XAmzContentSHA256Mismatch",
+    "XAmzContentChecksumMismatch",
+)
+_CORRUPTED = "the bytes that arrived are not those that were sent"
 _found: set[str] = set()
 """Buckets that were there when this process asked."""
 
@@ -46,6 +65,8 @@ def open_remote_sink(address: str, *, force: bool) -> Sink:
     with explained(address, OutputError, "write"):
         fs, path = filesystem(address, fresh=False)
         _check(fs, path, address, force)
+        if scheme(address) in S3_KINDS:
+            return S3Sink(address, fs, path, force=force)
         kind = UploadSink if scheme(address) in _UPLOADING else RenameSink
         return kind(address, fs, path, force=force)
 
@@ -53,7 +74,7 @@ def open_remote_sink(address: str, *, force: bool) -> Sink:
 def _check(fs: Any, path: str, address: str, force: bool) -> None:
     fs.invalidate_cache()
     try:
-        about = fs.info(path)
+        about = retried(lambda: fs.info(path))
     except FileNotFoundError as error:
         if is_bucket_missing(error):
             raise
@@ -84,17 +105,274 @@ def check_bucket(address: str) -> None:
     _found.add(bucket)
 
 
-class UploadSink(Sink):
-    """An object that appears when its upload is completed.
+class S3Sink(Sink):
+    """An object on S3: a small one by one request, others by parts.
 
-    Without ``force`` the store itself is asked to refuse a name that is taken by then (If-None-Match), where
-    its backend can; the check at the start is for the rest.
+    Each request carries a checksum of its body, which the store compares with what arrives. Without ``force`` the store
+    is asked to refuse a name that is taken by then (If-None-Match).
+    """
+
+    def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
+        super().__init__(name)
+        self._object = _S3Object(fs, path, network())
+        self._condition = {} if force else {"IfNoneMatch": "*"}
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._upload: Future[Any] | None = None
+        self._parts: list[Future[Any]] = []
+        self._under_way: list[Future[Any]] = []
+
+    def _put(self, data: Data) -> None:
+        view = memoryview(data)
+        while view:
+            room = self._part_bytes() - self._held
+            piece = data if isinstance(data, bytes) and len(view) == len(data) <= room else bytes(view[:room])
+            self._pieces.append(piece)
+            self._held += len(piece)
+            view = view[len(piece) :]
+            if len(piece) == room:
+                with explained(self.name, OutputError, "write"):
+                    self._send()
+
+    def _part_bytes(self) -> int:
+        return PART_BYTES if len(self._parts) < _SMALL_PARTS else _LARGE_PART_BYTES
+
+    def _send(self) -> None:
+        """Begin to send what is held as one part. Raises what a part that is under way raises."""
+        if self._upload is None:
+            self._upload = self._object.begin("create_multipart_upload", **self._object.algorithm)
+        upload = self._upload.result()["UploadId"]
+        self._make_room()
+        body, self._pieces, self._held = b"".join(self._pieces), [], 0
+        part = self._object.send("upload_part", body, UploadId=upload, PartNumber=len(self._parts) + 1)
+        self._parts.append(part)
+        self._under_way.append(part)
+
+    def _make_room(self) -> None:
+        """Wait until fewer parts are under way than may be."""
+        at_once = max(1, UNDER_WAY_BYTES // self._part_bytes())
+        if len(self._under_way) >= at_once:
+            wait(self._under_way, return_when=FIRST_COMPLETED)
+        for part in self._under_way:
+            if part.done():
+                part.result()
+        self._under_way = [part for part in self._under_way if not part.done()]
+
+    def _commit(self) -> None:
+        with explained(self.name, OutputError, "write"):
+            etag = self._put_all() if self._upload is None else self._complete(self._upload)
+        self.version = etag_version(etag)
+
+    def _put_all(self) -> str:
+        from hashlib import md5
+
+        body = b"".join(self._pieces)
+        etag = md5(body, usedforsecurity=False).hexdigest()
+        return self._finished(partial(self._object.send, "put_object", body), etag)
+
+    def _complete(self, upload: Future[Any]) -> str:
+        if self._pieces:
+            self._send()
+        answers = [part.result() for part in self._parts]
+        names = ("ETag", "ChecksumCRC32") if self._object.algorithm else ("ETag",)
+        parts = [
+            {"PartNumber": at + 1, **{name: answer[name] for name in names if answer.get(name)}}
+            for at, answer in enumerate(answers)
+        ]
+        finish = partial(
+            self._object.begin,
+            "complete_multipart_upload",
+            UploadId=upload.result()["UploadId"],
+            MultipartUpload={"Parts": parts},
+        )
+        return self._finished(finish, _etag_of([part["ETag"] for part in parts]))
+
+    def _finished(self, finish: Callable[..., Future[Any]], etag: str) -> str:
+        """The ETag of the object, once it stands; ``etag`` is what it will be where the store makes them of MD5."""
+        try:
+            answer = finish(**self._condition).result()
+        except Exception as error:
+            code = next((code for one in causes(error) if (code := code_of(one))), "")
+            if code == "NotImplemented" and self._condition:
+                # A store that knows no If-None-Match: the check at the start has to do.
+                self._condition = {}
+                return self._finished(finish, etag)
+            # Of two attempts, the first may have been heard and its answer lost.
+            if code in (*_TAKEN, "NoSuchUpload") and self._object.tried_again and self._object.etag() == etag:
+                return etag
+            # s3fs says in more than one way that the store refused because the name is taken.
+            if isinstance(error, FileExistsError) or code in _TAKEN:
+                raise taken(self.name) from cause_of(error)
+            raise
+        return str(answer.get("ETag") or "")
+
+    def _discard(self) -> None:
+        self._pieces = []
+        # While the interpreter ends, the thread that would carry the request is gone.
+        if self._upload is not None and not sys.is_finalizing():
+            for part in self._under_way:
+                part.cancel()
+            self._object.abort(self._upload)
+
+
+class _S3Object:
+    """An object on S3 that is written: requests for it, which run in fsspec's thread."""
+
+    def __init__(self, fs: Any, path: str, patience: Network) -> None:
+        self._fs, self._patience = fs, patience
+        bucket, key, _ = fs.split_path(path)
+        self._of = {"Bucket": bucket, "Key": key}
+        self._again: list[str] = []
+        fs.connect()
+        said = getattr(fs._s3.meta.config, "request_checksum_calculation", None)
+        # AWS_REQUEST_CHECKSUM_CALCULATION=when_required is for stores that know no checksums.
+        self.algorithm = {} if said == "when_required" else {"ChecksumAlgorithm": "CRC32"}
+
+    @property
+    def tried_again(self) -> bool:
+        """Whether a request was made more than once."""
+        return bool(self._again)
+
+    def begin(self, method: str, **options: Any) -> Future[Any]:
+        """Begin a request, which is made again after failures that may pass."""
+        return _begun(
+            self._fs, _answered(self._fs, self._patience, self._again, method, {**self._of, **options})
+        )
+
+    def send(self, method: str, body: bytes, **options: Any) -> Future[Any]:
+        """Begin a request with a body."""
+        from base64 import b64encode
+        from zlib import crc32
+
+        if self.algorithm:
+            options["ChecksumCRC32"] = b64encode(crc32(body).to_bytes(4, "big")).decode()
+        return self.begin(method, Body=body, **options)
+
+    def etag(self) -> str:
+        """Of what stands under the name now; empty for nothing."""
+        try:
+            return str(self.begin("head_object").result().get("ETag", "")).strip('"')
+        except FileNotFoundError:
+            return ""
+
+    def abort(self, upload: Future[Any]) -> None:
+        """Abort an upload, whose beginning may not have been answered yet. Never raises: nothing helps any more."""
+        impatient = self._patience._replace(
+            retries=min(self._patience.retries, 2), timeout_seconds=_ABORT_SECONDS
+        )
+        done = _begun(self._fs, _aborted(self._fs, impatient, self._of, upload))
+        if not _is_inside(self._fs):
+            with contextlib.suppress(Exception):
+                done.result(4 * _ABORT_SECONDS)
+
+
+def _begun(fs: Any, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+    from asyncio import run_coroutine_threadsafe
+
+    return run_coroutine_threadsafe(work, fs.loop)
+
+
+def _is_inside(fs: Any) -> bool:
+    """Whether this is fsspec's own thread, which cannot wait for itself: what is forgotten may be collected there."""
+    import asyncio
+
+    try:
+        return asyncio.get_running_loop() is fs.loop
+    except RuntimeError:
+        return False
+
+
+# No method: what is under way must not hold on to a sink that everybody else has forgotten.
+async def _answered(
+    fs: Any, patience: Network, again: list[str], method: str, options: dict[str, Any]
+) -> Any:
+    """The answer to a request. Raises GaveUp, and what s3fs raises. ``again`` hears of each further attempt."""
+    import asyncio
+
+    attempts = Attempts(patience)
+    seconds = patience.timeout_seconds + len(options.get("Body", b"")) / _SLOWEST_BYTES_PER_SECOND
+    while True:
+        try:
+            answer = await asyncio.wait_for(fs._call_s3(method, **options), seconds)
+            _check_heard(options, answer)
+            return answer
+        except Exception as error:
+            pause = attempts.pause_after(_in_transit(error))
+        again.append(method)
+        await asyncio.sleep(pause)
+
+
+def _check_heard(options: dict[str, Any], answer: Any) -> None:
+    """Raise Transient when the store has other bytes than were sent, as far as it says."""
+    sent, heard = (
+        options.get("ChecksumCRC32"),
+        answer.get("ChecksumCRC32") if isinstance(answer, dict) else None,
+    )
+    if sent and heard and sent != heard:
+        raise Transient(_CORRUPTED)
+
+
+def _in_transit(error: Exception) -> Exception:
+    """A failure that is due to bytes that changed on their way, as one that may pass."""
+    if any(code_of(one) in _NOT_WHAT_WAS_SENT for one in causes(error)):
+        return Transient(_CORRUPTED)
+    return error
+
+
+async def _aborted(fs: Any, patience: Network, of: dict[str, str], upload: Future[Any]) -> None:
+    import asyncio
+
+    answer = await asyncio.wait_for(asyncio.wrap_future(upload), patience.timeout_seconds)
+    await _answered(fs, patience, [], "abort_multipart_upload", {**of, "UploadId": answer["UploadId"]})
+
+
+def _etag_of(parts: list[str]) -> str:
+    """The ETag of an object of such parts, where the store makes ETags of MD5."""
+    from hashlib import md5
+
+    with contextlib.suppress(ValueError):
+        sums = b"".join(bytes.fromhex(part.strip('"')) for part in parts)
+        return f"{md5(sums, usedforsecurity=False).hexdigest()}-{len(parts)}"
+    return ""
+
+
+def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
+    """Abort uploads to S3 that were begun in ``folder``, or below, and never completed: what killed processes leave.
+    ``is_own`` is asked of addresses. A store that does not tell, or does not let us, is left alone."""
+    if scheme(folder) not in S3_KINDS:
+        return
+    with contextlib.suppress(Exception):
+        fs, _ = filesystem(folder, fresh=False)
+        bucket = bucket_of(folder)
+        place, _, prefix = folder.partition(f"{bucket}/")
+        place += f"{bucket}/"
+        for upload in _unfinished(fs, bucket, prefix):
+            if is_own(place + upload["Key"]):
+                of = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                _begun(fs, _answered(fs, network(), [], "abort_multipart_upload", of)).result()
+
+
+def _unfinished(fs: Any, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
+    more: dict[str, str] = {}
+    while True:
+        asked = {"Bucket": bucket, "Prefix": prefix, **more}
+        answer = _begun(fs, _answered(fs, network(), [], "list_multipart_uploads", asked)).result()
+        yield from answer.get("Uploads", [])
+        if not answer.get("IsTruncated"):
+            return
+        more = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+
+class UploadSink(Sink):
+    """An object that appears when its upload is completed, by fsspec's own file.
+
+    Without ``force`` the store itself is asked to refuse a name that is taken by then, where its backend can; the check
+    at the start is for the rest.
     """
 
     def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
         super().__init__(name)
         self._file = _open_upload(fs, path, force)
-        self._etags = _heard_etags(self._file)
 
     def _put(self, data: Data) -> None:
         with explained(self.name, OutputError, "write"):
@@ -103,49 +381,16 @@ class UploadSink(Sink):
     def _commit(self) -> None:
         with explained(self.name, OutputError, "write"):
             try:
-                self._complete()
-            except Exception as error:
-                # s3fs says in more than one way that the store refused because the name is taken.
-                if isinstance(error, FileExistsError) or code_of(error.__cause__) in _TAKEN:
-                    raise taken(self.name) from cause_of(error)
-                raise
-        self.version = etag_version(self._etags[-1] if self._etags else "")
-
-    def _complete(self) -> None:
-        try:
-            self._file.close()
-        except Exception as error:
-            if "x" not in self._file.mode or code_of(error.__cause__) != "NotImplemented":
-                raise
-            # A store that knows no If-None-Match: all parts are there, and the check at the start has to do.
-            self._file.mode = "wb"
-            self._file.commit()
-            self._file.closed = True
+                self._file.close()
+            except FileExistsError as error:
+                raise taken(self.name) from cause_of(error)
 
     def _discard(self) -> None:
         # Marked as closed first: fsspec's file commits what it has when it is collected open.
         self._file.closed = True
-        # While the interpreter ends, the thread that would carry the request is gone.
         if not sys.is_finalizing():
             with contextlib.suppress(Exception):
                 self._file.discard()
-
-
-def _heard_etags(file: Any) -> list[str]:
-    """A list to which each answer of the store adds the ETag that it names, the whole object's last; s3fs keeps that to
-    itself. It stays empty with other file systems."""
-    found: list[str] = []
-    if hasattr(file, "_call_s3"):
-        kind, its = type(file), ref(file)  # no cycle: a file that is forgotten must go at once
-
-        def heard(*args: Any, **options: Any) -> Any:
-            answer = kind._call_s3(its(), *args, **options)
-            if isinstance(answer, dict):
-                found.append(answer.get("ETag") or "")
-            return answer
-
-        file._call_s3 = heard
-    return found
 
 
 def _open_upload(fs: Any, path: str, force: bool) -> Any:

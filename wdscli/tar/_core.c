@@ -329,18 +329,18 @@ typedef struct {
     i64 limit; /* where the archive ends, -1 when nobody knows */
 } Scan;
 
+/* What is known of an archive: (limit, columns, mtime_field, gnu_names, plain, foreign); -1 on error. */
 static int
-begin_scan(Scan *scan, PyObject *columns, PyObject *mtime, int gnu_names, i64 limit, PyObject *plain, PyObject *foreign)
+begin_scan(Scan *scan, PyObject *archive)
 {
+    PyObject *columns, *mtime;
+    int gnu_names;
+    if (!PyArg_ParseTuple(archive, "LOOpOO", &scan->limit, &columns, &mtime, &gnu_names, &scan->plain, &scan->foreign))
+        return -1;
     PyObject **lists[] = {&scan->names, &scan->starts, &scan->offsets, &scan->sizes, &scan->flags};
-    for (int i = 0; i < 5; i++) {
-        *lists[i] = PyTuple_GetItem(columns, i);
-        if (!*lists[i])
+    for (int i = 0; i < 5; i++)
+        if (!(*lists[i] = PyTuple_GetItem(columns, i)))
             return -1;
-    }
-    scan->plain = plain;
-    scan->foreign = foreign;
-    scan->limit = limit;
     return make_form(mtime, gnu_names, &scan->form);
 }
 
@@ -368,24 +368,21 @@ scan_buffer(Scan *scan, const byte *buffer, Py_ssize_t length, i64 base, i64 *at
     return count;
 }
 
-PyDoc_STRVAR(scan_doc, "scan(buffer, at, base, limit, columns, mtime_field, gnu_names, plain, foreign)\n--\n\n"
+PyDoc_STRVAR(scan_doc, "scan(buffer, at, base, archive)\n--\n\n"
 "Append the usual members whose headers lie in buffer from byte `at` on to the five lists of columns; the buffer's\n"
-"first byte is byte `base` of the archive, which ends at `limit` (-1: nobody knows). Returns the place, counted as\n"
-"`at` is, of the first header that was not taken, which may lie behind the buffer.");
+"first byte is byte `base` of the archive. `archive` is (limit, columns, mtime_field, gnu_names, plain, foreign): where\n"
+"it ends (-1: nobody knows), the lists, its form, and the flags of canonical members and of others. Returns the place,\n"
+"counted as `at` is, of the first header that was not taken, which may lie behind the buffer.");
 
 static PyObject *
 core_scan(PyObject *self, PyObject *args)
 {
-    PyObject *source, *columns, *mtime, *plain, *foreign;
-    long long at, base, limit;
-    int gnu_names;
+    PyObject *source, *archive;
+    long long at, base;
     Scan scan;
     Py_buffer view;
-    if (!PyArg_ParseTuple(args, "OLLLOOpOO", &source, &at, &base, &limit, &columns, &mtime, &gnu_names, &plain, &foreign))
-        return NULL;
-    if (begin_scan(&scan, columns, mtime, gnu_names, limit, plain, foreign) < 0)
-        return NULL;
-    if (PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0)
+    if (!PyArg_ParseTuple(args, "OLLO!", &source, &at, &base, &PyTuple_Type, &archive) || begin_scan(&scan, archive) < 0 ||
+        PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     Py_ssize_t count = scan_buffer(&scan, view.buf, view.len, base, &at);
     PyBuffer_Release(&view);
@@ -398,7 +395,7 @@ enum {
     LARGE_STRIDE = 1 << 13 /* bytes a member from which on headers are read alone */
 };
 
-PyDoc_STRVAR(hop_doc, "hop(descriptor, at, limit, columns, mtime_field, gnu_names, plain, foreign, most)\n--\n\n"
+PyDoc_STRVAR(hop_doc, "hop(descriptor, at, most, archive)\n--\n\n"
 "The same for a file by its descriptor, from byte `at` on: about `most` members. Payloads are passed over where they\n"
 "are large. Returns the byte of the next header; that none was taken says that the exact path must see what is there,\n"
 "errors of reading too.");
@@ -406,14 +403,12 @@ PyDoc_STRVAR(hop_doc, "hop(descriptor, at, limit, columns, mtime_field, gnu_name
 static PyObject *
 core_hop(PyObject *self, PyObject *args)
 {
-    PyObject *columns, *mtime, *plain, *foreign;
-    long long at, limit;
-    int descriptor, gnu_names;
+    PyObject *archive;
+    long long at;
+    int descriptor;
     Py_ssize_t most, total = 0, want = HOP;
     Scan scan;
-    if (!PyArg_ParseTuple(args, "iLLOOpOOn", &descriptor, &at, &limit, &columns, &mtime, &gnu_names, &plain, &foreign, &most))
-        return NULL;
-    if (begin_scan(&scan, columns, mtime, gnu_names, limit, plain, foreign) < 0)
+    if (!PyArg_ParseTuple(args, "iLnO!", &descriptor, &at, &most, &PyTuple_Type, &archive) || begin_scan(&scan, archive) < 0)
         return NULL;
     byte *buffer = PyMem_Malloc(CHUNK);
     if (!buffer)
@@ -459,27 +454,32 @@ forget(Names *names)
             Py_DecRef(names->known[i]);
 }
 
+static int
+is_text(PyObject *bytes, const char *text, Py_ssize_t length)
+{
+    return PyBytes_Size(bytes) == length && !memcmp(PyBytes_AsString(bytes), text, (size_t)length);
+}
+
+/* Which of the places for fields is that of a field, where it is known. */
+static unsigned
+place_of(const char *text, Py_ssize_t length)
+{
+    return (unsigned)(text[0] * 7 + text[length - 1] * 3 + length) % REMEMBERED;
+}
+
 /* A new reference to the bytes object of a field. */
 static PyObject *
 field_of(Names *names, const char *text, Py_ssize_t length)
 {
-    unsigned slot = (unsigned)(text[0] * 7 + text[length - 1] * 3 + length) % REMEMBERED;
-    PyObject *known = names->known[slot];
-    if (known) {
-        char *its;
-        Py_ssize_t its_length;
-        if (PyBytes_AsStringAndSize(known, &its, &its_length) < 0)
-            return NULL;
-        if (its_length == length && !memcmp(its, text, (size_t)length)) {
-            Py_IncRef(known);
-            return known;
-        }
-        Py_DecRef(known);
+    PyObject **known = &names->known[place_of(text, length)];
+    if (!*known || !is_text(*known, text, length)) {
+        if (*known)
+            Py_DecRef(*known);
+        *known = PyBytes_FromStringAndSize(text, length);
     }
-    known = names->known[slot] = PyBytes_FromStringAndSize(text, length);
-    if (known)
-        Py_IncRef(known);
-    return known;
+    if (*known)
+        Py_IncRef(*known);
+    return *known;
 }
 
 /* The key rule: where the key ends, at the first dot of the last part of the name; 0 when that takes more to know. */
@@ -563,7 +563,7 @@ typedef struct {
 static PyObject *
 text_of(KnownText *known, PyObject *texts, const char *raw, Py_ssize_t length)
 {
-    KnownText *slot = known + (unsigned)(raw[0] * 7 + raw[length - 1] * 3 + length) % REMEMBERED;
+    KnownText *slot = known + place_of(raw, length);
     if (slot->text && slot->length == length && !memcmp(slot->raw, raw, (size_t)length))
         return slot->text;
     PyObject *field = PyBytes_FromStringAndSize(raw, length);
@@ -1260,32 +1260,6 @@ payload_of(PyObject *payload, Py_buffer *view)
     return PyObject_GetBuffer(payload, view, PyBUF_SIMPLE);
 }
 
-PyDoc_STRVAR(member_doc, "member(buffer, used, name, payload, mtime_field)\n--\n\n"
-"Put one regular member into a bytearray from byte `used` on: its canonical header, payload and padding. Returns where\n"
-"it ends, 0 for one that has no room there or takes more than a block for its header.");
-
-static PyObject *
-core_member(PyObject *self, PyObject *const *args, Py_ssize_t count)
-{
-    Py_buffer view;
-    Room room;
-    Py_ssize_t length = 0;
-    const Form *form;
-    if (!takes(count, 5) || room_in(args[0], args[1], &room) < 0)
-        return NULL;
-    int failed = payload_of(args[3], &view) < 0;
-    if (!failed) {
-        failed = !(form = form_of(args[4]));
-        if (!failed && PyBytes_Check(args[2]))
-            length = lay(room.bytes + room.used, room.length - room.used, (const byte *)PyBytes_AsString(args[2]),
-                         PyBytes_Size(args[2]), view.buf, view.len, form);
-        if (view.obj)
-            PyBuffer_Release(&view);
-    }
-    PyBuffer_Release(&room.view);
-    return failed ? NULL : PyLong_FromSsize_t(length ? room.used + length : 0);
-}
-
 enum { MEMBERS_TOGETHER = 64 };
 
 /* The member of one (name, payload) behind what there is in a room; its bytes, 0 for one that is not taken, -1. */
@@ -1316,8 +1290,10 @@ lay_pair(Room *room, const byte *prefix, Py_ssize_t prefix_len, PyObject *pair, 
 }
 
 PyDoc_STRVAR(members_doc, "members(buffer, used, prefix, members, mtime_field, base, columns)\n--\n\n"
-"The same for a list of (name, payload), all or none; `prefix` comes before every name. Names, the bytes at which\n"
-"payloads begin and their sizes are appended to the three lists of columns; byte 0 of the buffer is byte `base`.");
+"Put regular members, a list of (name, payload), into a bytearray from byte `used` on: canonical headers, payloads and\n"
+"padding; `prefix` comes before every name. Returns where they end, 0, and none is put there, where one has no room or\n"
+"takes more than a block for its header. Names, the bytes at which payloads begin and their sizes are appended to the\n"
+"three lists of columns; byte 0 of the buffer is byte `base`.");
 
 static PyObject *
 core_members(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -1425,49 +1401,58 @@ whole_name(const Member *m, char *joined, Py_ssize_t *length)
 }
 
 /* What the members of some samples are, one number each. */
+enum { COUNTS, BEGINS, LENGTHS, HEADS, CODES, PAYLOADS, BYTES, PACKED_COLUMNS };
 typedef struct {
     PyObject *keys, *fields;
-    Numbers counts, starts, lengths, heads, codes, offsets, sizes;
-    int is_foreign;
+    Numbers columns[PACKED_COLUMNS];
+    i64 out; /* where the next header will be */
 } Packed;
 
-enum { MOST_FIELDS = 256 }; /* a set has few; more would make the search below slow */
+enum {
+    MOST_FIELDS = 256, /* a set has few; more would make the search below slow */
+    MOST_MEMBERS = 64  /* of a sample in which no field may come twice, for the same reason */
+};
 
 /* The number of a field among those that were met, MOST_FIELDS for one too many, -1 on error. */
 static i64
 code_of(PyObject *fields, Py_ssize_t expected, const char *text, Py_ssize_t length)
 {
     Py_ssize_t count = PyList_Size(fields);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        Py_ssize_t which = (expected + i) % count, its_length;
-        char *its;
-        if (PyBytes_AsStringAndSize(PyList_GetItem(fields, which), &its, &its_length) < 0)
-            return -1;
-        if (its_length == length && !memcmp(its, text, (size_t)length))
-            return which;
-    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (is_text(PyList_GetItem(fields, (expected + i) % count), text, length))
+            return (expected + i) % count;
     if (count == MOST_FIELDS)
         return count;
     return append(fields, PyBytes_FromStringAndSize(text, length)) < 0 ? -1 : count;
 }
 
-/* One sample from byte `begin` to byte `end` of a buffer: 1, 0 when it takes more to know, -1 on error. */
+/* Whether the last number of a column is among the `count` before it. */
 static int
-pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end, const Form *form, i64 *out)
+comes_again(const Numbers *numbers, Py_ssize_t count)
+{
+    const i64 *last = numbers->at + numbers->count - 1;
+    for (Py_ssize_t i = 1; i <= count; i++)
+        if (last[-i] == *last)
+            return 1;
+    return 0;
+}
+
+/* One sample from byte `begin` of a buffer on: where it ends, 0 when it takes more to know, -1 on error. It ends at byte
+   `end` or, when it is `open`, where one of another key begins, and then no field may come twice in it. */
+static Py_ssize_t
+pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end, int open, const Form *form)
 {
     char joined[PREFIX + 1 + NAME], key_room[PREFIX + 1 + NAME];
     const char *key = NULL;
+    Numbers *columns = packed->columns;
     Py_ssize_t key_len = 0, at = begin, members = 0;
-    i64 start = *out;
-    while (at < end) {
+    i64 out = packed->out;
+    while (open || at < end) {
         Member m;
         Py_ssize_t length;
-        if (next_member(buffer + at, end - at, form, &m) != USUAL || m.size > end - at - m.head ||
-            PADDED(m.size) > end - at - m.head)
+        if (next_member(buffer + at, end - at, form, &m) != USUAL)
             return 0;
         const char *name = whole_name(&m, joined, &length);
-        if (prefix_of((const byte *)name, length) < 0 || m.size >= ONE_BLOCK_SIZE)
-            return 0;
         if (!key) {
             key_len = key_end(name, length);
             if (!key_len)
@@ -1476,53 +1461,73 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
         }
         Py_ssize_t field_len = length - key_len - 1;
         if (field_len < 1 || memcmp(name, key, (size_t)key_len) || name[key_len] != '.' ||
-            memchr(name + key_len + 1, '/', (size_t)field_len))
+            memchr(name + key_len + 1, '/', (size_t)field_len)) {
+            if (!open || !key_end(name, length))
+                return 0;
+            break;
+        }
+        if (m.size > end - at - m.head || PADDED(m.size) > end - at - m.head ||
+            prefix_of((const byte *)name, length) < 0 || m.size >= ONE_BLOCK_SIZE)
             return 0;
         i64 code = code_of(packed->fields, members, name + key_len + 1, field_len);
         if (code == MOST_FIELDS)
             return 0;
-        if (code < 0 || push(&packed->heads, at) < 0 || push(&packed->codes, code) < 0 ||
-            push(&packed->offsets, *out + BLOCK) < 0 || push(&packed->sizes, m.size) < 0)
+        if (code < 0 || push(&columns[HEADS], at) < 0 || push(&columns[CODES], code) < 0 ||
+            push(&columns[PAYLOADS], out + BLOCK) < 0 || push(&columns[BYTES], m.size) < 0)
             return -1;
-        packed->is_foreign |= !m.canonical;
-        *out += BLOCK + PADDED(m.size);
+        if (open && (members == MOST_MEMBERS || comes_again(&columns[CODES], members)))
+            return 0;
+        out += BLOCK + PADDED(m.size);
         at += m.head + (Py_ssize_t)PADDED(m.size);
         members++;
     }
     if (!members)
         return 0;
-    if (append(packed->keys, PyBytes_FromStringAndSize(key, key_len)) < 0 || push(&packed->counts, members) < 0 ||
-        push(&packed->starts, start) < 0 || push(&packed->lengths, *out - start) < 0)
+    if (append(packed->keys, PyBytes_FromStringAndSize(key, key_len)) < 0 || push(&columns[COUNTS], members) < 0 ||
+        push(&columns[BEGINS], packed->out) < 0 || push(&columns[LENGTHS], out - packed->out) < 0)
         return -1;
-    return 1;
+    packed->out = out;
+    return at;
 }
 
-static PyObject *
-as_bytes(const Numbers *numbers)
+/* The samples from the first byte of a buffer on, up to one that takes more to know: where that begins, -1 on error. */
+static Py_ssize_t
+pack_open(Packed *packed, const byte *buffer, Py_ssize_t length, const Form *form)
 {
-    return PyBytes_FromStringAndSize((const char *)numbers->at, numbers->count * (Py_ssize_t)sizeof(i64));
+    Py_ssize_t at = 0, fields, next;
+    Numbers before[PACKED_COLUMNS];
+    do {
+        fields = PyList_Size(packed->fields);
+        memcpy(before, packed->columns, sizeof before);
+        next = pack_sample(packed, buffer, at, length, 1, form);
+        at = next ? next : at;
+    } while (next > 0);
+    for (int i = 0; i < PACKED_COLUMNS; i++)
+        packed->columns[i].count = before[i].count;
+    return next < 0 || PyList_SetSlice(packed->fields, fields, PyList_Size(packed->fields), NULL) < 0 ? -1 : at;
 }
 
 PyDoc_STRVAR(pack_doc, "pack(buffer, begins, mtime_field, gnu_names)\n--\n\n"
 "What the samples in a buffer are, which begin at the bytes `begins` (packed i64, rising) and fill it: (keys, fields,\n"
-"counts, starts, lengths, heads, codes, offsets, sizes, is_foreign), lists of bytes, then columns of packed i64.\n"
-"Places are those that `settle` gives to the members, but for `heads`, where their headers begin now. None where it\n"
-"takes more to know.");
+"counts, starts, lengths, heads, codes, offsets, sizes, end), lists of bytes, then columns of packed i64. Places are\n"
+"those that `settle` gives to the members, but for `heads`, where their headers begin now. None where it takes more to\n"
+"know. Where `begins` is None, samples are told by their keys, up to the byte `end`: there one begins that is not known\n"
+"to be whole, or takes more to know.");
 
 static PyObject *
 core_pack(PyObject *self, PyObject *args)
 {
     PyObject *source, *places, *mtime, *result = NULL;
-    int gnu_names, state = 1;
+    int gnu_names;
     Form form;
-    Py_buffer view, begins;
-    i64 out = 0;
+    Py_buffer view, begins = {0};
     Packed packed = {0};
+    Py_ssize_t end = 0;
     if (!PyArg_ParseTuple(args, "OOOp", &source, &places, &mtime, &gnu_names) || make_form(mtime, gnu_names, &form) < 0)
         return NULL;
     if (PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0)
         return NULL;
-    if (PyObject_GetBuffer(places, &begins, PyBUF_SIMPLE) < 0) {
+    if (places != Py_None && PyObject_GetBuffer(places, &begins, PyBUF_SIMPLE) < 0) {
         PyBuffer_Release(&view);
         return NULL;
     }
@@ -1531,31 +1536,34 @@ core_pack(PyObject *self, PyObject *args)
     Py_ssize_t samples = begins.len / (Py_ssize_t)sizeof(i64);
     const i64 *begin = begins.buf;
     if (!packed.keys || !packed.fields)
-        state = -1;
-    else if (!samples || begin[0])
-        state = 0;
-    for (Py_ssize_t i = 0; state == 1 && i < samples; i++) {
-        i64 end = i + 1 < samples ? begin[i + 1] : view.len;
-        if (begin[i] < 0 || begin[i] > end || end > view.len)
-            state = 0;
-        else
-            state = pack_sample(&packed, view.buf, (Py_ssize_t)begin[i], (Py_ssize_t)end, &form, &out);
-    }
-    if (state == 0) {
+        end = -1;
+    else if (places == Py_None)
+        end = pack_open(&packed, view.buf, view.len, &form);
+    else if (samples && !begin[0])
+        for (Py_ssize_t i = 0; i < samples && end == begin[i]; i++) {
+            i64 stop = i + 1 < samples ? begin[i + 1] : view.len;
+            if (stop <= begin[i] || stop > view.len)
+                end = 0;
+            else
+                end = pack_sample(&packed, view.buf, (Py_ssize_t)begin[i], (Py_ssize_t)stop, 0, &form);
+        }
+    if (!end) {
         Py_IncRef(Py_None);
         result = Py_None;
-    } else if (state == 1)
-        result = Py_BuildValue("OONNNNNNNi", packed.keys, packed.fields, as_bytes(&packed.counts),
-                               as_bytes(&packed.starts), as_bytes(&packed.lengths), as_bytes(&packed.heads),
-                               as_bytes(&packed.codes), as_bytes(&packed.offsets), as_bytes(&packed.sizes),
-                               packed.is_foreign);
-    Numbers *all[] = {&packed.counts, &packed.starts, &packed.lengths, &packed.heads, &packed.codes, &packed.offsets,
-                      &packed.sizes};
-    for (int i = 0; i < 7; i++)
-        PyMem_Free(all[i]->at);
+    } else if (end > 0) {
+        PyObject *columns[PACKED_COLUMNS];
+        for (int i = 0; i < PACKED_COLUMNS; i++)
+            columns[i] = PyBytes_FromStringAndSize((const char *)packed.columns[i].at,
+                                                   packed.columns[i].count * (Py_ssize_t)sizeof(i64));
+        result = Py_BuildValue("OONNNNNNNn", packed.keys, packed.fields, columns[COUNTS], columns[BEGINS],
+                               columns[LENGTHS], columns[HEADS], columns[CODES], columns[PAYLOADS], columns[BYTES], end);
+    }
+    for (int i = 0; i < PACKED_COLUMNS; i++)
+        PyMem_Free(packed.columns[i].at);
     Py_DecRef(packed.keys);
     Py_DecRef(packed.fields);
-    PyBuffer_Release(&begins);
+    if (places != Py_None)
+        PyBuffer_Release(&begins);
     PyBuffer_Release(&view);
     return result;
 }
@@ -1605,6 +1613,98 @@ core_settle(PyObject *self, PyObject *args)
         return NULL;
     }
     return PyLong_FromSsize_t(out);
+}
+
+/* --- keys: which were there before ------------------------------------------------------------------------------- */
+
+/* 128 bits of a key, never all zero: two lanes of multiplications, each folded. */
+typedef struct {
+    uint64_t low, high;
+} Hash;
+
+static uint64_t
+folded(uint64_t a, uint64_t b)
+{
+    unsigned __int128 product = (unsigned __int128)a * b;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+static Hash
+hash_of(const char *key, Py_ssize_t length)
+{
+    const uint64_t odd[] = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93};
+    Hash hash = {odd[0] ^ (uint64_t)length, odd[1] + (uint64_t)length};
+    for (Py_ssize_t at = 0; at < length; at += 16) {
+        uint64_t part[2] = {0, 0};
+        memcpy(part, key + at, (size_t)(length - at < 16 ? length - at : 16));
+        hash.low = folded(part[0] ^ odd[2], part[1] ^ hash.low);
+        hash.high = folded(part[1] ^ odd[3], part[0] ^ hash.high);
+    }
+    hash.low = folded(hash.low ^ odd[1], odd[2]);
+    hash.high = folded(hash.high ^ odd[0], odd[3]);
+    hash.low |= !(hash.low | hash.high);
+    return hash;
+}
+
+/* Where a hash is, or would be; `slots` is a power of two and one of them is free. */
+static Hash *
+slot_of(Hash *table, size_t slots, Hash hash)
+{
+    size_t at = hash.low & (slots - 1);
+    while ((table[at].low | table[at].high) && (table[at].low != hash.low || table[at].high != hash.high))
+        at = (at + 1) & (slots - 1);
+    return &table[at];
+}
+
+/* The hash of a key in a list, or what another table has in a place. */
+static int
+hash_at(PyObject *keys, const Hash *hashes, Py_ssize_t place, Hash *hash)
+{
+    char *key;
+    Py_ssize_t length;
+    if (hashes)
+        *hash = hashes[place];
+    else if (PyBytes_AsStringAndSize(PyList_GetItem(keys, place), &key, &length) < 0)
+        return -1;
+    else
+        *hash = hash_of(key, length);
+    return 0;
+}
+
+PyDoc_STRVAR(remember_doc, "remember(table, keys)\n--\n\n"
+"Put the hashes of keys into a table, 16 bytes each and zeros where none is, or all of them from another table. False,\n"
+"and none is put there, where one is there already. The caller sees to it that a place stays free.");
+
+static PyObject *
+core_remember(PyObject *self, PyObject *args)
+{
+    PyObject *buffer, *keys;
+    Py_buffer view, old = {0};
+    if (!PyArg_ParseTuple(args, "OO", &buffer, &keys) || PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE) < 0)
+        return NULL;
+    int is_list = PyList_Check(keys), failed = !is_list && PyObject_GetBuffer(keys, &old, PyBUF_SIMPLE) < 0, is_new = 1;
+    Hash *table = view.buf, hash, *slot;
+    const Hash *hashes = is_list ? NULL : old.buf;
+    size_t slots = (size_t)view.len / sizeof hash;
+    Py_ssize_t count = is_list ? PyList_Size(keys) : old.len / (Py_ssize_t)sizeof hash, done = 0;
+    if (!failed && (slots & (slots - 1) || (size_t)count >= slots)) {
+        PyErr_SetString(PyExc_ValueError, "a table has a power of two of places, more than there are keys");
+        failed = 1;
+    }
+    for (; !failed && is_new && done < count; done += is_new)
+        if (!(failed = hash_at(keys, hashes, done, &hash) < 0) && (hash.low | hash.high)) {
+            slot = slot_of(table, slots, hash);
+            is_new = !(slot->low | slot->high);
+            *slot = hash;
+        }
+    /* The last one first: nothing that was put there later stands in its way. */
+    while (!failed && !is_new && done > 0)
+        if (!(failed = hash_at(keys, hashes, --done, &hash) < 0))
+            *slot_of(table, slots, hash) = (Hash){0, 0};
+    PyBuffer_Release(&view);
+    if (!is_list)
+        PyBuffer_Release(&old);
+    return failed ? NULL : PyBool_FromLong(is_new);
 }
 
 /* --- files: a folder's names and sizes, and files to members ---------------------------------------------------- */
@@ -1921,8 +2021,8 @@ static PyMethodDef methods[] = {
     {"read", core_read, METH_VARARGS, read_doc},
     {"pack", core_pack, METH_VARARGS, pack_doc},
     {"settle", core_settle, METH_VARARGS, settle_doc},
+    {"remember", core_remember, METH_VARARGS, remember_doc},
     {"header", (PyCFunction)(void (*)(void))core_header, METH_FASTCALL, header_doc},
-    {"member", (PyCFunction)(void (*)(void))core_member, METH_FASTCALL, member_doc},
     {"members", (PyCFunction)(void (*)(void))core_members, METH_FASTCALL, members_doc},
     {"files", core_files, METH_VARARGS, files_doc},
     {"folder", core_folder, METH_VARARGS, folder_doc},

@@ -7,32 +7,11 @@ from wdscli.model import Sample
 from wdscli.tar.columns import Columns
 
 Buffer = bytes | bytearray | memoryview
+Archive = tuple[int, Columns, bytes, bool, int, int]
 Places = tuple[list[bytes], list[int], list[int]]
 
-def scan(
-    buffer: Buffer,
-    at: int,
-    base: int,
-    limit: int,
-    columns: Columns,
-    mtime_field: bytes,
-    gnu_names: bool,
-    plain: int,
-    foreign: int,
-    /,
-) -> int: ...
-def hop(
-    descriptor: int,
-    at: int,
-    limit: int,
-    columns: Columns,
-    mtime_field: bytes,
-    gnu_names: bool,
-    plain: int,
-    foreign: int,
-    most: int,
-    /,
-) -> int: ...
+def scan(buffer: Buffer, at: int, base: int, archive: Archive, /) -> int: ...
+def hop(descriptor: int, at: int, most: int, archive: Archive, /) -> int: ...
 def group(
     names: list[bytes],
     flags: list[int],
@@ -70,10 +49,10 @@ def read(
 ) -> tuple[list[dict[str, Any] | None], int]: ...
 def header(name: bytes, size: int, mtime_field: bytes, /) -> bytes | None: ...
 def pack(
-    buffer: Buffer, begins: Any, mtime_field: bytes, gnu_names: bool, /
+    buffer: Buffer, begins: Any | None, mtime_field: bytes, gnu_names: bool, /
 ) -> tuple[list[bytes], list[bytes], bytes, bytes, bytes, bytes, bytes, bytes, bytes, int] | None: ...
 def settle(buffer: bytearray | memoryview, mtime_field: bytes, gnu_names: bool, /) -> int: ...
-def member(buffer: bytearray, used: int, name: bytes, payload: Buffer, mtime_field: bytes, /) -> int: ...
+def remember(table: bytearray, keys: list[bytes] | bytearray, /) -> bool: ...
 def members(
     buffer: bytearray,
     used: int,

@@ -148,6 +148,16 @@ def walk(
     return _stream(source, scanner, chunk, payloads)
 
 
+def is_dense(source: ByteSource) -> bool:
+    """Whether headers lie so near to each other that who reads them reads nearly all, by a look at the first ones."""
+    scanner = new_scanner(source)
+    try:
+        scanner.feed(source.read_at(0, FIRST_CHUNK_BYTES), 0)
+    except DataError:
+        return False
+    return scanner.position <= NEAR_STRIDE_BYTES * len(scanner.take().names)
+
+
 def _fed(
     source: ByteSource, scanner: Scanner, buffer: bytes, base: int, seen: int | None
 ) -> Iterator[Window]:
@@ -166,6 +176,7 @@ def _jump(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> I
     # Far away: headers that are near to each other cost less when all is read.
     expect: Any = getattr(source, "expect", None)
     was_expected = expect is None or descriptor is not None
+    is_here = False
     while True:
         base = scanner.position
         if hopping and descriptor is not None:
@@ -179,10 +190,10 @@ def _jump(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> I
             found = len(window.columns.names)
             yield window
         stride = (scanner.position - base) // found if found else 0
-        is_large = stride > LARGE_STRIDE_BYTES
         if not was_expected and found and (stride <= NEAR_STRIDE_BYTES or payloads):
-            was_expected = True
+            was_expected = is_here = True
             expect(((base, source.size),))
+        is_large = stride > LARGE_STRIDE_BYTES and not is_here
         hopping = is_large or not payloads
         length = JUMP_CHUNK_BYTES if is_large else chunk
         if len(buffer) < want:

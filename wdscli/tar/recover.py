@@ -29,7 +29,7 @@ MAX_SEARCHED_BYTES = 1 << 32
 """Of a stream, which may have no end, for the next header behind damage."""
 _EXTENDED = (b"x", b"X", b"L", b"K")
 _EXTENDED_NAMES = (b"PaxHeader", b"././@LongLink")
-_LAST_CODES = frozenset(("truncated", "no-end-of-archive"))
+_LAST_CODES = frozenset(("truncated", "corrupt", "no-end-of-archive"))
 
 
 def next_header(source: ByteSource, offset: int, *, first: int = 0) -> int | None:

@@ -112,7 +112,7 @@ class Scanner:
         at = self.position - base
         while 0 <= at <= len(buffer) and not self.ended:
             if core.CORE is not None and self._begins_anew():
-                self.position = base + core.CORE.scan(buffer, at, base, *self._usual())
+                self.position = base + core.CORE.scan(buffer, at, base, self._archive())
                 at, self.wanted = self.position - base, BLOCK
                 if self._goes_on(buffer, at, base):
                     self.wanted = _USUAL_HEAD_BYTES
@@ -131,7 +131,7 @@ class Scanner:
         """Walk about ``count`` members of a file by its descriptor, payloads passed over; stops early, or does nothing,
         at a block that :meth:`feed` must see."""
         if core.CORE is not None and not self.ended and self._begins_anew():
-            self.position = core.CORE.hop(descriptor, self.position, *self._usual(), count)
+            self.position = core.CORE.hop(descriptor, self.position, count, self._archive())
 
     def _goes_on(self, buffer: Buffer, at: int, base: int) -> bool:
         """Whether a usual pax header goes on behind the buffer, so that it is read together and not block by block."""
@@ -147,7 +147,7 @@ class Scanner:
         is_silent = before.start is None and not (before.gap or before.globals_lead)
         return is_silent and self._zero_at is None and self.position < _MAX_POSITION
 
-    def _usual(self) -> tuple[int, Columns, bytes, bool, int, int]:
+    def _archive(self) -> tuple[int, Columns, bytes, bool, int, int]:
         """What the compiled core is told of the archive."""
         foreign = self._foreign()
         limit = -1 if self.limit is None else self.limit

@@ -73,16 +73,9 @@ class TarWriter:
 
     def add(self, name: bytes, payload: Payload) -> None:
         """One regular member. Raises UsageError for a name that no tar can hold."""
-        if core.CORE is not None:
-            used: int = core.CORE.member(self._buffer, self._used, name, payload, self._mtime_field)
-            if used:
-                self._used = used
-                if used >= GATHER_BYTES:
-                    self.flush()
-                return
-        self.begin(name, len(payload))
-        self.raw(payload)
-        self.raw(_PADDING[len(payload) & 511])
+        if not name or 0 in name:
+            raise _bad_name(name)
+        self.add_all(b"", [(name, payload)], ([], [], []))
 
     def add_all(self, prefix: bytes, members: Sequence[tuple[bytes, Payload]], places: Places) -> None:
         """Regular members of (name, payload), whose names begin with ``prefix`` besides; ``places`` gets their names
@@ -101,11 +94,12 @@ class TarWriter:
             if 0 in prefix + name:
                 build_header(prefix + name, 0)  # which raises
         for name, payload in members:
-            self.add(prefix + name, payload)
-            size = len(payload)
+            self.begin(prefix + name, len(payload))
             names.append(name)
-            offsets.append(self.position - (size + 511 & -512))
-            sizes.append(size)
+            offsets.append(self.position)
+            sizes.append(len(payload))
+            self.raw(payload)
+            self.raw(padding(len(payload)))
 
     def fill(self, put: Callable[[bytearray, int], int]) -> None:
         """Whole members that ``put`` writes into the buffer from a byte on; it returns where they end."""

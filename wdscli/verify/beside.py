@@ -20,7 +20,7 @@ from wdscli.model import ShardInfo, to_bytes
 from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.reading import checksum_of, etag_of, is_other_version, new_digest
+from wdscli.shards.reading import Digest, checksum_of, etag_of, is_other_version, new_digest
 from wdscli.storage import Source, base_name, exists, folder_of, is_local, is_stream, open_source, read_all
 from wdscli.storage.ends import replaced
 from wdscli.tar import Form
@@ -61,6 +61,8 @@ def find_listings(shards: ShardSet, limit: int) -> Listings:
     for folder, addresses in folders.items():
         there = set(names_in(folder, shards.given))
         manifests = _manifests_of(folder, there, {base_name(one) for one in addresses}, found.ledgers, limit)
+        if shards.given is not None:
+            shards.given.manifests.update(manifests)
         for where, manifest in manifests.items():
             required = _required(manifest)
             by_name = {shard.name: shard for shard in manifest.shards}
@@ -219,9 +221,22 @@ def check_listed(listing: Listing, samples: int, builder: IndexBuilder | None, l
         ledger.add("manifest-mismatch", f"{where} counts other fields or bytes than the shard has")
 
 
-def check_checksum(address: str, listing: Listing | None, ledger: Ledger, version: str | None) -> None:
+def checksum_digest(listing: Listing | None) -> Digest | None:
+    """What makes the checksum that a manifest holds of a shard; None where there is none, or none that we know."""
+    if listing is None or listing.shard.checksum is None:
+        return None
+    try:
+        return new_digest(listing.shard.checksum.partition(":")[0])
+    except UsageError:
+        return None
+
+
+def check_checksum(
+    address: str, listing: Listing | None, ledger: Ledger, version: str | None, digest: str | None = None
+) -> None:
     """Compare a shard's bytes with the checksum that the manifest holds. ``version`` is that of the bytes whose headers
-    were checked, None when they could not be read, which has been reported."""
+    were checked, None when they could not be read, which has been reported; ``digest`` is their checksum, if it was
+    made then."""
     if is_stream(address):
         ledger.add("unchecked", "a stream has no checksum")
         return
@@ -232,11 +247,12 @@ def check_checksum(address: str, listing: Listing | None, ledger: Ledger, versio
     try:
         if new_digest(algorithm) is None:
             raise UsageError("no checksum to compute")
-        with open_source(address, decompress=False) as source:
-            digest = (checksum_of(source, algorithm) or "").partition(":")[2]
-            source.confirm()
-            if version and version != source.version:
-                raise replaced(address)
+        if digest is None:
+            with open_source(address, decompress=False, whole=True) as source:
+                digest = (checksum_of(source, algorithm) or "").partition(":")[2]
+                source.confirm()
+                if version and version != source.version:
+                    raise replaced(address)
     except UsageError:
         ledger.add("unchecked", f'the manifest\'s checksum is of an unknown kind, "{algorithm}"')
         return

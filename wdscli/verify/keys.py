@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-FEW_DIGESTS = 1 << 18
+FEW_DIGESTS = 1 << 17
 """Up to this many digests a plain set is quicker than loading numpy, and small enough."""
 _CATCH_ALL = 63
 digest = xxh3_64_intdigest
@@ -73,11 +73,11 @@ class KeyColumns:
         joined = b"".join(keys)
         if self._folded is None and not joined.islower() and joined.lower() != joined:
             self._folded = array("Q", self.digests)
-        self.digests.extend([digest(key) for key in keys])
+        self.digests.fromlist(list(map(digest, keys)))
         if self._folded is not None:
-            self._folded.extend([digest(key.lower()) for key in keys])
-        self.starts.extend([starts[first] for first in batch.firsts[:-1]])
-        self.masks.extend(masks)
+            self._folded.fromlist([digest(key.lower()) for key in keys])
+        self.starts.fromlist(list(map(starts.__getitem__, batch.firsts[:-1])))
+        self.masks.fromlist(masks)
         if self._names is not None:
             for key in keys:
                 self._names += key

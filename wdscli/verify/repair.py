@@ -172,7 +172,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
     try:
         with ExitStack() as stack:
             original = source = stack.enter_context(open_source(task.address))
-            if not source.seekable:
+            if not source.seekable or source.stored is not source:
                 # A compressed stream that breaks off is copied as far as it goes.
                 path = stack.enter_context(Scratch()).path_of("shard")
                 spool(source, path, cut=lambda error: None)

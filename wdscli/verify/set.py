@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
-from wdscli.executors import make_executor, run_tasks
+from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.strategy import useful_jobs
 from wdscli.progress import QUIET, Progress
-from wdscli.shards.inputs import open_set
+from wdscli.shards.inputs import open_set, without_index
 from wdscli.shown import shown
 from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
@@ -102,12 +101,24 @@ def verify(
             hint="`wds index SHARDS` writes one for shards that you trust",
         )
     readers, decoded = parse_profiles(profiles), max_decoded if decode else None
+    # What lies beside them has been read by now.
+    unindexed = without_index(shards)
     tasks = []
     for number, address in enumerate(shards.addresses):
         listing = listings.of.get(address)
         fields = dict.fromkeys((*map(to_bytes, require), *(listing.required if listing else ())))
         tasks.append(
-            ShardTask(address, tuple(fields), readers, decoded, checksums, listing, not number, max_findings)
+            ShardTask(
+                address,
+                tuple(fields),
+                readers,
+                decoded,
+                checksums,
+                listing,
+                not number,
+                max_findings,
+                address not in unindexed,
+            )
         )
     gathered = _Gathered(shards.addresses, Ledger(limit=max_findings))
     for ledger in listings.ledgers:

@@ -17,12 +17,22 @@ from typing import NamedTuple
 from wdscli.errors import DataError, StorageError
 from wdscli.samples import Grouper, SampleBatch, split_name
 from wdscli.shards.index import IndexBuilder
-from wdscli.storage import Source, exists, is_stream, open_source
+from wdscli.storage import Source, exists, is_local, is_stream, open_source
 from wdscli.storage.compressed import identify
+from wdscli.storage.ends import DigestedSource
+from wdscli.storage.retry import cached_in
 from wdscli.tar import CANONICAL, ByteSource, scan
 from wdscli.tar.header import BLOCK
 from wdscli.tar.recover import scan_salvaging
-from wdscli.verify.beside import Listing, check_checksum, check_index, check_listed, check_size, load_index
+from wdscli.verify.beside import (
+    Listing,
+    check_checksum,
+    check_index,
+    check_listed,
+    check_size,
+    checksum_digest,
+    load_index,
+)
 from wdscli.verify.findings import STRUCTURAL, Ledger
 from wdscli.verify.headers import HeaderPass, Shape
 from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, KeyColumns, Repeats, digest
@@ -48,6 +58,8 @@ class ShardTask(NamedTuple):
     listing: Listing | None
     first_shard: bool
     limit: int
+    has_index: bool = True
+    """False where it is known that no index lies beside it."""
 
 
 @dataclass(slots=True)
@@ -70,10 +82,20 @@ def check_shard(task: ShardTask) -> ShardResult:
     ledger = Ledger(task.address, task.limit)
     result = ShardResult(ledger)
     version: str | None = None
+    digest = checksum_digest(task.listing) if task.checksums and not is_local(task.address) else None
+    update, is_whole = (
+        None if digest is None else digest.update,
+        task.max_decoded is not None or task.checksums,
+    )
+    checksum = None
     try:
-        with open_source(task.address) as source:
+        # The store is to be checked, and no copy of what it had.
+        with cached_in(""), open_source(task.address, whole=is_whole, digest=update) as source:
             version = source.version
             _check(task, source, result)
+            if digest is not None and isinstance(source.stored, DigestedSource):
+                source.stored.read_rest()
+                checksum = digest.hexdigest()
             source.confirm()
     except DataError as error:
         ledger.add_error(error)
@@ -85,7 +107,7 @@ def check_shard(task: ShardTask) -> ShardResult:
         else:
             ledger.add("unreadable", error.message, hint=error.hint)
     if task.checksums:
-        check_checksum(task.address, task.listing, ledger, version)
+        check_checksum(task.address, task.listing, ledger, version, checksum)
     ledger.blame_shard()
     return result
 
@@ -93,7 +115,7 @@ def check_shard(task: ShardTask) -> ShardResult:
 def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     """Read the shard; findings are in the result even when this raises."""
     ledger, listing = result.ledger, task.listing
-    index = load_index(task.address, source, ledger)
+    index = load_index(task.address, source, ledger) if task.has_index else None
     builder = IndexBuilder() if index is not None or (listing and listing.shard.headers) else None
     judge = Judge(ledger, task.profiles, source, first_shard=task.first_shard) if task.profiles else None
     headers = HeaderPass(
@@ -122,7 +144,7 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
             _report_repeats(repeats, headers.keys, source, ledger)
     if judge is not None:
         is_compressed = False
-        if not source.seekable and not is_stream(task.address):
+        if source.fd is None and not is_stream(task.address):
             with open_source(task.address, decompress=False) as file:
                 is_compressed = identify(file.read_at(0, BLOCK)) is not None
         judge.finish(samples=headers.samples, is_compressed=is_compressed)

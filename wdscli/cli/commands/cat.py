@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.cli.options import (
     DecodeOptions,
     InputOptions,
+    JobsOptions,
     OutputOptions,
     Shards,
     Text,
@@ -16,6 +17,7 @@ from wdscli.cli.options import (
 from wdscli.cli.output import Out, by_reason, plural
 from wdscli.cli.reordering import print_losses, read_request
 from wdscli.errors import UsageError
+from wdscli.storage.patterns import NAME
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 _instead = panel("Instead of a tar")
 _TO_STDOUT = OutputOptions("-")
-_MEANT = {"keys", "where", "slice"}
+_MEANT = {"keys", "not-keys", "where", "slice"}
 """Why samples are left out that a selection was meant to leave out."""
 
 
@@ -55,17 +57,20 @@ def cat(
     *,
     shards: Shards,
     output: OutputOptions = _TO_STDOUT,
+    work: JobsOptions,
     form: FormOptions,
     inputs: InputOptions,
 ) -> None:
     """Write the selected samples as one tar, in input order.
 
-    The tar goes to standard output, or to -o OUT with its index and manifest. Samples can also leave their
-    shards: as raw payloads, as files, as JSON Lines.
+    The tar goes to standard output, or to -o OUT with its index and manifest. With {name} in OUT each shard is
+    copied whole, under its own name. Samples can also leave their shards: as raw payloads, as files, as JSON
+    Lines.
 
     Examples:
 
         wds cat 'train-{000000..000009}.tar' -o all.tar
+        wds cat shards/ -o 'packed/{name}.tar.zst'
         wds cat --keys 'n01/*' --limit 100 shards/ | tar tv
         wds cat --field jpg --key n01/img7 shards/ > img7.jpg
         wds cat --to-jsonl shards/ | jq .fields.json.caption
@@ -87,14 +92,21 @@ def cat(
     limit = decoding.limit(None if to_jsonl else "--to-jsonl")
     out = Out(inputs.common)
     progress = out.progress()
-    request = read_request(shards, output, inputs, jobs=1)
+    if work.jobs is not None and (others or NAME not in output.output):
+        raise UsageError(
+            "-j is for shards that are copied one by one", hint=f"-o 'out/{NAME}.tar' copies each shard"
+        )
+    request = read_request(shards, output, inputs, jobs=work.jobs)
     if not others:
         from wdscli.ops.cat import cat as write
 
         report = write(request, preserve=preserve, dry_run=output.dry_run, progress=progress)
         if request.output != "-" or output.dry_run:
             verb = "would write" if output.dry_run else "wrote"
-            out.summary(f"{verb} {plural(report.samples, 'sample')}, {human_size(report.bytes_out)}")
+            shown = ""
+            if report.manifest is not None and NAME in request.output:
+                shown = f" in {plural(len(report.manifest.shards), 'shard')}"
+            out.summary(f"{verb} {plural(report.samples, 'sample')}{shown}, {human_size(report.bytes_out)}")
         _print_losses(out, report.dropped, report.ignored)
         return
     from wdscli.look import unpack

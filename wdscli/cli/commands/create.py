@@ -11,6 +11,7 @@ from wdscli.cli.options import (
     CutOptions,
     GeneralOptions,
     OutputOptions,
+    ResumedWorkOptions,
     TaskOptions,
     Text,
     Texts,
@@ -30,13 +31,26 @@ RENAMES_SHOWN = 3
 
 _source = panel("Sources")
 _sample = panel("Samples")
+_trouble = panel("Trouble")
+
+
+@_trouble("""
+    --on-error  A source of a list or table that cannot be read: stop, or leave its field out and go on.
+    --report FILE  Write a line of JSON for each source that could not be read.
+    """)
+class TroubleOptions(NamedTuple):
+    """What is done about sources that are no good."""
+
+    on_error: Literal["stop", "skip"] = "stop"
+    report: Text = None
 
 
 @_sample("""
     --key-rule first-dot|last-dot|REGEX  Where a key ends. A REGEX matches the whole path and has groups
         key and field, or two groups.
     --require EXT,...  Fields that every sample must have; 'jpg;png' is either of them.
-    --incomplete  What becomes of a sample that lacks a required field.
+    --incomplete  What becomes of a sample that lacks a required field, or whose source in a list or table
+        is missing.
     --label-from  Add the field cls: the number of the parent folder's name among all, sorted.
     --order  Bytewise by key, or shuffled. Default: path, or the order of the list or table.
     --seed N  Another seed, another shuffled order.
@@ -108,6 +122,8 @@ def create(
     cuts: CutOptions,
     output: OutputOptions,
     tasks: TaskOptions,
+    work: ResumedWorkOptions,
+    trouble: TroubleOptions,
     general: GeneralOptions,
 ) -> None:
     """Make shards from folders, files, lists or tables.
@@ -139,6 +155,8 @@ def create(
         settings=output.settings(),
         **general.trust._asdict(),
         **tasks._asdict(),
+        **work._asdict(),
+        **trouble._asdict(),
         **more.samples._replace(require=require)._asdict(),
     )
     report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
@@ -159,6 +177,8 @@ def _print(out: Out, report: "CreateReport") -> None:
                 "dry_run": manifest is None,
                 **facts(report, "samples members"),
                 "shards": len(report.shards),
+                "kept": report.kept,
+                "unread": len(report.unread),
                 **facts(report, "bytes=size_bytes skipped incomplete renamed renamed_keys classes oversized"),
                 "manifest": shown(address) if address else None,
                 "fingerprint": None if manifest is None else manifest.fingerprint,
@@ -167,6 +187,8 @@ def _print(out: Out, report: "CreateReport") -> None:
     done = "would write" if report.manifest is None else "wrote"
     total = f"{plural(report.samples, 'sample')} ({plural(report.members, 'file')})"
     out.summary(f"{done} {total} into {plural(len(report.shards), 'shard')}, {human_size(report.size_bytes)}")
+    if report.kept:
+        out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
     if report.skipped:
         out.summary(f"skipped what is in no sample: {by_reason(dict(report.skipped))}")
     if report.incomplete and "incomplete" not in report.skipped:

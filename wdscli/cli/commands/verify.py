@@ -1,7 +1,7 @@
 """``wds verify``: options in, one call into ops (and one more to repair), one report out."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from wdscli.cli.options import (
     DecodeOptions,
@@ -21,11 +21,13 @@ from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
 from wdscli.ops.verify import Finding, VerifyReport
 from wdscli.ops.verify import verify as run
-from wdscli.shards.writing import ShardSettings, make_form
 from wdscli.shown import shown
 from wdscli.units import human_size
 from wdscli.verify.findings import MAX_FINDINGS, kind_of
-from wdscli.verify.repair import RepairReport, check_repair, repair
+
+if TYPE_CHECKING:
+    from wdscli.shards.writing import ShardSettings
+    from wdscli.verify.repair import RepairReport
 
 _check = panel(None)
 _repair = panel("Repair")
@@ -48,7 +50,7 @@ class RepairOptions(NamedTuple):
     long_names: LongNames = "pax"
     dry_run: bool = False
 
-    def settings(self) -> ShardSettings | None:
+    def settings(self) -> "ShardSettings | None":
         """How --repair writes, None without it. Raises UsageError."""
         if not self.repair:
             for option in changed_options(self):
@@ -58,6 +60,8 @@ class RepairOptions(NamedTuple):
             raise UsageError(
                 "--repair needs an output", hint="wds verify SHARDS --repair -o repaired-%06d.tar"
             )
+        from wdscli.shards.writing import ShardSettings, make_form
+
         form = make_form(self.mtime, self.long_names)
         return ShardSettings(form, with_index=not self.no_index, force=self.force, fsync=self.fsync)
 
@@ -110,11 +114,15 @@ def verify(shards: Shards, general: GeneralOptions, repairing: RepairOptions, ch
         wds verify shards/ --profile webdataset --profile hf --require jpg,cls
         wds verify broken.tar --repair -o repaired.tar
     """
+    if general.network.cache is not None or general.network.cache_limit is not None:
+        raise UsageError("verify looks at what is stored, and at no copy of it", hint="leave --cache out")
     how = {**checks.parse(), **general.trust._asdict()}
     settings = repairing.settings()
     out = Out(general.common, json=general.json.json)
     output = repairing.output or ""
     if settings is not None:
+        from wdscli.verify.repair import check_repair, repair
+
         _, target = check_repair(shards, output, settings, trust_addresses=general.trust.trust_addresses)
         if target.pattern.count is not None:
             # Whether so many can be saved is known only to who has looked.
@@ -131,6 +139,8 @@ def verify(shards: Shards, general: GeneralOptions, repairing: RepairOptions, ch
     total = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}"
     out.summary(f"{total}, {human_size(report.size_bytes)}: {found}")
     if settings is not None:
+        from wdscli.verify.repair import repair
+
         dry_run, progress = repairing.dry_run, out.progress()
         saved = repair(shards, output, **how, settings=settings, dry_run=dry_run, progress=progress)
         _print_repair(out, saved, dry_run=dry_run)
@@ -138,7 +148,7 @@ def verify(shards: Shards, general: GeneralOptions, repairing: RepairOptions, ch
     return 4 if not report.is_complete else 1 if report.errors or (checks.strict and report.warnings) else 0
 
 
-def _print_repair(out: Out, report: RepairReport, *, dry_run: bool) -> None:
+def _print_repair(out: Out, report: "RepairReport", *, dry_run: bool) -> None:
     left_out = sum(report.counts.values())
     if out.json:
         for finding in report.left_out:

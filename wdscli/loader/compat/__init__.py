@@ -1,1 +1,17 @@
-"""webdataset's names that are no methods of a dataset."""
+"""webdataset's names that are no methods of a dataset. What its module ``compat`` has, this has too."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    # Not "compat" itself, which import_module sets here.
+    module = None if name.startswith("__") else import_module("wdscli.loader.compat.compat")
+    if module is not None and name in module.__all__:
+        return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
@@ -16,6 +16,7 @@ from wdscli.loader.mixing.sources import MixSource, MixStream, Per, Rules, Tagge
 from wdscli.loader.order.schedule import Stop, Weight, quotas_of
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Tail
+from wdscli.loader.place.splitters import Split
 from wdscli.loader.read.source import PositionSource
 from wdscli.loader.stages.flow import DROPPED, BatchStage, Pipeline, Spread
 from wdscli.loader.stages.fluent import Fluent, PerSample
@@ -80,9 +81,10 @@ class Mixed(PositionDataset):
         tail: Tail | None = None,
     ) -> None:
         rules.check()
+        rank, world_size = _ranks(parts, rank, world_size)
         source: Any
         if any(part.is_stream for part in parts):
-            if rules.per == "batch" or tail in ("drop", "pad"):
+            if rules.per == "batch" or tail in ("even", "drop", "pad"):
                 what = 'per="batch"' if rules.per == "batch" else f'tail="{tail}"'
                 raise UsageError(f"{what} of sets of which some can only be streamed", hint="leave it out")
             source = MixStream(parts, rules)
@@ -90,17 +92,28 @@ class Mixed(PositionDataset):
             source = MixSource(
                 [part._line(Share()) for part in parts], rules, [part._policy for part in parts]
             )
-        self._mix = source
+        self._mix, self._parts = source, tuple(parts)
         super().__init__(source, rank=rank, world_size=world_size, tail=tail)
+        self._split = _split(parts)
         self._parts_replace = any(part.replaces for part in parts)
         self._parts_counts = [count for part in parts for count in part.all_counts]
         pipelines = tuple(part.pipeline for part in parts)
         self.pipeline = _by_sample(pipelines) if rules.per == "sample" else _by_batch(pipelines)
 
-    def _line(self, share: Share) -> PositionSource:
-        if self.pipeline.batch is not None and not self.is_stream:
+    def _base(self, share: Share) -> PositionSource:
+        if self.is_stream:
+            return self.source
+        if any(part.counts_workers for part in self._parts):
+            alone = share._replace(rank=0, worker=0)
+            self._mix.of_sources([part._line(alone) for part in self._parts])
+        if self.pipeline.batch is not None:
             self._mix.in_runs(self.pipeline.batch.size * share.world)
-        return super()._line(share)
+        return self.source
+
+    @property
+    def counts_workers(self) -> bool:
+        """Whether this has more samples with more workers."""
+        return super().counts_workers or any(part.counts_workers for part in self._parts)
 
     @property
     def replaces(self) -> bool:
@@ -115,6 +128,32 @@ class Mixed(PositionDataset):
     def all_counts(self) -> list[Counts]:
         """Where it is counted what is left out, by the sets' own stages too."""
         return [*super().all_counts, *self._parts_counts]
+
+
+def _ranks(
+    parts: Sequence[PositionDataset], rank: int | None, world: int | None
+) -> tuple[int | None, int | None]:
+    """The rank and the ranks of a mix: what it is told, or what its sets were told. Raises UsageError where these are
+    not the same."""
+    told = {part.ranks for part in parts}
+    if rank is not None:
+        told = {(rank, world), *told} - {(None, None)}
+    if len(told) > 1:
+        raise UsageError(
+            "the sets of a mix are for different ranks: "
+            + ", ".join(f"rank={one} of {ranks}" for one, ranks in sorted(told, key=str)),
+            hint="mix(..., rank=, world_size=), and nothing of it in the sets",
+        )
+    return told.pop()
+
+
+def _split(parts: Sequence[PositionDataset]) -> Split:
+    found = {part.split for part in parts}
+    if len(found) > 1:
+        raise UsageError(
+            "the sets of a mix are not split in the same way", hint="give all of them the same nodesplitter"
+        )
+    return found.pop()
 
 
 def _by_sample(pipelines: tuple[Pipeline, ...]) -> Pipeline:
@@ -176,7 +215,9 @@ def mix(
 
     ``datasets`` is ``{address: weight}``, ``{dataset: weight}``, ``{name: (address or dataset, weight)}``, or a list of
     ``(address or dataset, weight)``, or of addresses and datasets of equal weight. Addresses become
-    ``WebDataset(address, seed=seed, **how)``. A dataset's own stages are done on its own samples.
+    ``WebDataset(address, seed=seed, **how)``. A dataset's own stages are done on its own samples. An
+    :class:`~wdscli.loader.indexed.IndexedDataset`, or a view of one, gives its samples in its order, which
+    ``mix(...).shuffle()`` changes.
 
     Weights are exact: when they are 7 and 3, every ten samples have seven of the one and three of the other, in an
     order of ``seed``. ``stop`` says when an epoch ends: ``"first"``, where a set should give a sample and has none
@@ -264,9 +305,9 @@ def _opened(part: Any, seed: int, how: dict[str, Any]) -> PositionDataset:
         from wdscli.loader.webdataset import WebDataset
 
         return WebDataset(part, seed=seed, **how)
+    if isinstance(part, PerSample) and hasattr(part, "in_order"):
+        return cast(PositionDataset, part.in_order())
     hint = "an address, a list of addresses, or a WebDataset"
     if isinstance(part, Fluent):
         hint = "mix the datasets, and put the loader around the mix"
-    elif isinstance(part, PerSample):
-        hint = "a table has no order of its own: mix a WebDataset of its shards"
     raise UsageError(f"{_shown(part)} cannot be mixed", hint=hint)

@@ -122,6 +122,11 @@ class MixSource:
     def identity(self) -> dict[str, Any]:
         return {**self.rules.identity([one.identity() for one in self.sources]), "per": self.rules.per}
 
+    def of_sources(self, sources: Sequence[PositionSource]) -> None:
+        """Take these sources, which are the same ones with other lengths."""
+        self.sources = tuple(sources)
+        self._schedules = {}
+
     def in_runs(self, run: int) -> None:
         """Take ``run`` positions of a set at a time, here and in the mixes that are mixed here."""
         if self.rules.per == "batch":
@@ -273,29 +278,28 @@ class _Part:
     """One of the sets."""
 
     def __init__(self, dataset: PositionDataset) -> None:
-        self._streams = dataset.is_stream
+        self._dataset, self._streams = dataset, dataset.is_stream
         self._source: Any = dataset.source if dataset.is_stream else dataset._line(Share())
-        self._passes, self._items = dataset._span or Epochs(1, None)
+        self._span = dataset._span or Epochs(1, None)
         self._policy = dataset._policy
         self.is_shuffled = bool(getattr(self._source, "is_shuffled", False))
 
     def identity(self) -> list[Any]:
-        return [self._source.identity(), self._passes, self._items]
+        return [self._source.identity(), *self._span.told()]
 
     def samples(self, turn: int, share: Share) -> Iterator[Any]:
         """What worker ``share`` has of an epoch."""
         if not self._streams:
             return self._by_position(turn, share)
-        flow: Iterator[Any] = self._source.flow(turn, self._passes, share, self._policy, Trail())
-        if self._items is not None:
-            flow = islice(flow, len(range(share.worker, self._items, share.workers)))
-        return flow
+        flow: Iterator[Any] = self._source.flow(turn, self._span.passes, share, self._policy, Trail())
+        return islice(flow, self._span.of_worker(share))
 
     def _by_position(self, turn: int, share: Share) -> Iterator[Any]:
         import numpy
 
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
-        reader, length = self._source.reader(turn), self._source.length(turn)
+        source = self._dataset._line(share._replace(rank=0, worker=0))
+        reader, length = source.reader(turn), source.length(turn)
         try:
             for first in range(slot, length, slots * SAMPLES_PER_READ):
                 end = min(length, first + slots * SAMPLES_PER_READ)

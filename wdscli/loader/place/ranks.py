@@ -36,7 +36,7 @@ def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, i
     """(rank, world size): as given, else as torch.distributed says when it is initialised, else as the launcher says,
     else (0, 1). Raises UsageError for half an answer or an impossible one."""
     if rank is None and world is None:
-        found = launched_rank() or (0, 1)
+        found = (0, 1) if is_dealt_out() else launched_rank() or (0, 1)
     elif rank is None or world is None:
         raise UsageError("rank and world_size belong together", hint="give both or neither")
     else:
@@ -61,6 +61,53 @@ def launched_rank() -> tuple[int, int] | None:
                     f"{rank}={os.environ[rank]} and {world}={os.environ[world]} are no numbers",
                     hint="unset them, or give rank= and world_size=",
                 ) from None
+    return None
+
+
+DEALERS = ("BatchSamplerShard", "DataLoaderDispatcher", "IterableDatasetShard")
+"""Classes of accelerate, and of transformers before it, which deal out to the ranks what one loader gives."""
+
+
+DEALING = ("__iter__", "__len__", "_iter_with_no_split", "_iter_with_split", "set_epoch")
+"""Their methods that call."""
+
+
+def is_dealt_out() -> bool:
+    """Whether one of the callers deals out to all ranks what this process reads. They tell nobody: this looks at who
+    calls, which in a worker that was forked is also who started it."""
+    if sys.modules.keys().isdisjoint(("accelerate", "transformers")):
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in DEALING:
+            kinds = type(frame.f_locals.get("self")).__mro__
+            if any(kind.__name__ in DEALERS for kind in kinds):
+                return True
+        frame = frame.f_back
+    return False
+
+
+def workers_of_caller() -> int:
+    """The workers of the DataLoader in whose ``__len__`` the caller's length is asked for; 1 elsewhere."""
+    frame = sys._getframe(2)
+    loader = frame.f_locals.get("self") if frame.f_code.co_name == "__len__" else None
+    return max(1, getattr(loader, "num_workers", 1))
+
+
+def taken_by_caller(length: int) -> int | None:
+    """How many of ``length`` samples a DataLoader without workers takes that iterates the caller: those of whole
+    batches, where it drops the last one; None elsewhere."""
+    if "torch.utils.data" not in sys.modules:
+        return None
+    frame: Any = sys._getframe(2)
+    for _ in range(6):  # fetcher, its maker, iterator, loader
+        loader = frame.f_locals.get("loader") if frame.f_code.co_name == "__init__" else None
+        if loader is not None and getattr(loader, "drop_last", False):
+            size = int(loader.batch_size or 1)
+            return length // size * size
+        frame = frame.f_back
+        if frame is None:
+            break
     return None
 
 

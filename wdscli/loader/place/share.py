@@ -15,7 +15,11 @@ from wdscli.loader.place.ranks import Share
 if TYPE_CHECKING:
     from wdscli.loader.order.order import I64
 
-Tail = Literal["drop", "pad", "uneven"]
+Tail = Literal["even", "drop", "pad", "uneven"]
+"""What becomes of the last global batch when it is not whole. ``"even"``: it is short, and where ranks would have
+different numbers of its samples, the first ones of the epoch come again, fewer than there are ranks; ``"drop"``: left
+out; ``"pad"``: filled up from the beginning; ``"uneven"``: as it is, and some ranks may have fewer or none."""
+TAILS = ("even", "drop", "pad", "uneven")
 
 
 class Batches(NamedTuple):
@@ -24,7 +28,7 @@ class Batches(NamedTuple):
     length: int
     batch: int
     share: Share
-    tail: Tail = "uneven"
+    tail: Tail = "even"
 
     @property
     def whole(self) -> int:
@@ -55,5 +59,7 @@ class Batches(NamedTuple):
             return found, [self.batch] * len(numbers)
         if self.tail == "pad":
             return found % self.length, [self.batch] * len(numbers)
-        inside = found < self.length
-        return found[inside], inside.reshape(len(numbers), count).sum(axis=1).tolist()
+        over = -self.length % self.share.world if self.tail == "even" else 0
+        inside = found < self.length + over
+        found = found[inside] % self.length if over else found[inside]
+        return found, inside.reshape(len(numbers), count).sum(axis=1).tolist()

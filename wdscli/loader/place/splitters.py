@@ -1,31 +1,73 @@
-"""webdataset's names for who reads which shards, which have nothing left to do.
+"""Who shares shards or samples: webdataset's splitters, and what a dataset is told by them.
 
-What it is: functions that leave what they get as it is. Ranks and workers share the samples of every batch exactly
-(see :mod:`wdscli.loader.place.share`), so shards are never split among them.
+What it is: :class:`Split`, which of a dataset's ranks and workers share its samples, and webdataset's functions. How: a
+dataset that is read by position shares each batch exactly (see :mod:`wdscli.loader.place.share`), so a splitter there
+says only whether there is anything to share: what is not split, all have whole. Over anything else, such as shards or
+the samples of a generator, a splitter takes every n-th, as webdataset's does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
 
-from wdscli.errors import UsageError
+from wdscli.errors import DataError, UsageError
+from wdscli.loader.place.ranks import Share, find_rank, find_worker
 
 NAMES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
 
 
-class Splitter:
-    """A stage that leaves all to the loader's own split."""
+class Split(NamedTuple):
+    """Whether ranks share the samples, and workers; ``alone`` when several ranks are an error."""
 
-    def __init__(self, name: str) -> None:
+    by_node: bool = True
+    by_worker: bool = True
+    alone: bool = False
+
+    def share(self, share: Share) -> Share:
+        """What is to be made of ``share``. Raises UsageError for one of several ranks where only one may be."""
+        if self.alone and share.world > 1:
+            raise several_nodes(share.world)
+        if not self.by_node:
+            share = share._replace(rank=0, world=1)
+        return share if self.by_worker else share._replace(worker=0, workers=1)
+
+    def also(self, name: str) -> Split:
+        """The same behind the splitter of this name."""
+        if name == "single_node_only":
+            return self._replace(alone=not self.by_node)
+        return self._replace(
+            by_node=self.by_node or name == "split_by_node",
+            by_worker=self.by_worker or name == "split_by_worker",
+        )
+
+
+EXACT = Split()
+"""Every sample goes to one worker of one rank: what a dataset does that is told nothing."""
+
+
+def several_nodes(world: int) -> UsageError:
+    return UsageError(
+        f"single_node_only, and these are {world} ranks",
+        hint="nodesplitter=wds.split_by_node shares the samples among them, nodesplitter=None gives all to each",
+    )
+
+
+class Splitter:
+    """One of webdataset's functions."""
+
+    def __init__(self, name: str, split: Callable[[Iterable[Any], Any], Iterator[Any]]) -> None:
         self.__name__ = name
+        self._split = split
 
     def __call__(self, src: Iterable[Any], group: Any = None) -> Iterator[Any]:
-        return iter(src)
+        return self._split(src, group)
 
     def added_to(self, dataset: Any) -> Any:
-        """The dataset, as it is."""
-        return dataset
+        """The dataset behind this: one that is read by position is told, others are gone through."""
+        told = getattr(dataset, "splitting", None)
+        return dataset._through(self) if told is None else told(self.__name__)
 
     def __repr__(self) -> str:
         return f"wdscli.loader.{self.__name__}"
@@ -34,17 +76,51 @@ class Splitter:
         return self.__name__
 
 
-single_node_only = Splitter("single_node_only")
-split_by_node = Splitter("split_by_node")
-split_by_worker = Splitter("split_by_worker")
-non_empty = Splitter("non_empty")
+def _rank(group: Any) -> tuple[int, int]:
+    if group is None:
+        return find_rank()
+    from torch import distributed
+
+    return int(distributed.get_rank(group)), int(distributed.get_world_size(group))
 
 
-def check_splitter(argument: str, splitter: Any) -> None:
-    """Raise UsageError for a function of the user's own, which nothing would call."""
-    if not splitter or splitter is True or getattr(splitter, "__name__", "") in NAMES:
-        return
-    raise UsageError(
-        f"WebDataset({argument}={getattr(splitter, '__name__', splitter)}): shards are not split",
-        hint="every rank and worker gets its samples of each batch; rank= and world_size= say who this is",
-    )
+def _by_node(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    rank, world = _rank(group)
+    yield from islice(src, rank, None, world)
+
+
+def _by_worker(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    worker, workers = find_worker()
+    yield from islice(src, worker, None, workers)
+
+
+def _alone(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    _, world = _rank(group)
+    if world > 1:
+        raise several_nodes(world)
+    yield from src
+
+
+def _not_empty(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    empty = True
+    for item in src:
+        empty = False
+        yield item
+    if empty:
+        raise DataError("nothing came to non_empty", hint="are there fewer shards than workers?")
+
+
+single_node_only = Splitter("single_node_only", _alone)
+split_by_node = Splitter("split_by_node", _by_node)
+split_by_worker = Splitter("split_by_worker", _by_worker)
+non_empty = Splitter("non_empty", _not_empty)
+
+
+def name_of(splitter: Any) -> str | None:
+    """Which of these ``splitter`` is, or of webdataset's own; None for a function of the user's."""
+    if isinstance(splitter, Splitter):
+        return splitter.__name__
+    name = getattr(splitter, "__name__", "")
+    if name in NAMES and str(getattr(splitter, "__module__", "")).startswith("webdataset"):
+        return str(name)
+    return None

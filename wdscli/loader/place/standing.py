@@ -31,7 +31,7 @@ from wdscli.loader.place.state import Place
 
 ROWS = 32
 """Iterations that are remembered."""
-TURN, EPOCH, BATCH, ITEM, WORLD, WORKERS, LATEST, NOTED, HEAD = range(9)
+TURN, EPOCH, BATCH, ITEM, WORLD, WORKERS, LATEST, NOTED, CREW, HEAD = range(10)
 SEED, BIRTH, TIME, OF = range(4)
 SIZE = 8 * (HEAD + 4 * ROWS)
 NONE = -1
@@ -91,6 +91,11 @@ class Board:
         found = int(self._numbers[LATEST])
         return None if found == NONE else found
 
+    @property
+    def crew(self) -> int:
+        """The workers of the iteration that was begun last."""
+        return int(self._numbers[CREW]) or 1
+
     def tell(self, start: Place) -> None:
         """Where to begin from now on."""
         for place, number in enumerate([*start[:3], *(start.topology or (NONE, NONE)), NONE], EPOCH):
@@ -141,6 +146,7 @@ class Board:
         self._numbers[row + OF] = epoch
         self._numbers[row + SEED], self._numbers[row + BIRTH] = begun.seed, begun.birth
         self._numbers[row + TIME] = begun.time
+        self._numbers[CREW] = begun.workers
         self._numbers[LATEST] = epoch
 
 
@@ -221,6 +227,11 @@ class Standing:
     def _latest_of_workers(self) -> int | None:
         return self._board.latest if self._board is not None and self._board.is_mine else None
 
+    @property
+    def crew(self) -> int:
+        """How many workers made the latest iteration."""
+        return 1 if self._board is None or self._latest_of_workers is None else self._board.crew
+
     def _tell(self, board: Board) -> None:
         self._origin = self._start
         board.tell(self._start)
@@ -280,6 +291,12 @@ class Standing:
         """Iteration ``iteration`` has come to ``place``."""
         if iteration == self._latest:
             self.place = place
+
+    def over(self, iteration: int, epoch: int) -> None:
+        """Iteration ``iteration`` has given the last of ``epoch``: the next one is of the next, whether this one is
+        asked for more or not."""
+        if iteration == self._latest:
+            self.start = Place(epoch + 1)
 
     def finish(self, iteration: int, start: Place, place: Place) -> None:
         """Iteration ``iteration`` has come to the end of its epoch: the next one begins at ``start``, and until then

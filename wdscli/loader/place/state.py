@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from wdscli.errors import UsageError
 
 STATE_VERSION = 1
+ANY = 0
+"""Ranks or workers of a topology in which their number makes no difference."""
 TOLD_FIRST = ("fingerprint", "seed", "shuffle")
 """What others follow from, where a state does not fit."""
 
@@ -166,6 +168,14 @@ def _plain(value: Any) -> Any:
 
 def check_topology(start: Place, topology: tuple[int, int] | None) -> None:
     """Raise UsageError when a state is of what generators or streams gave, and here they would give something else."""
+    if start.topology is not None and start.topology[0] == ANY:
+        theirs, ours = start.topology[1], None if topology is None else topology[1]
+        if theirs not in (ANY, ours):
+            raise UsageError(
+                f"the state was made by {theirs} workers, of which each has so many, here are {ours or 1}",
+                hint="with_epoch(samples=) and with_epoch(batches=) are for any number of workers",
+            )
+        return
     if (start.item or start.topology is not None) and start.topology != topology:
         raise UsageError(
             f"the state was made by {start.topology} ranks and workers, here are {topology}",

@@ -24,8 +24,10 @@ from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_beside, missing_shards, open_set
 from wdscli.shards.manifest import Manifest, fingerprint
 from wdscli.shards.reading import find_index, scan_index
-from wdscli.storage import base_name, folder_of, is_local, is_stream, local_path, open_source
+from wdscli.storage import Source, base_name, folder_of, is_local, is_stream, local_path, open_source
+from wdscli.storage.addresses import is_web
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
+from wdscli.storage.retry import cached_in
 from wdscli.tar import padded
 
 if TYPE_CHECKING:
@@ -174,6 +176,7 @@ class Catalog:
     ``counts`` has the samples of each shard, ``fingerprint`` tells this set from others. ``is_indexed`` is False when
     some shard can only be streamed; then there are no counts. With ``spelled`` fields keep their capitals.
     ``trust_addresses`` and ``pipes`` are those of :func:`~wdscli.shards.inputs.open_set`.
+    ``cache`` is a folder in which remote shards are kept, and how many bytes of them (0: all that fit).
     With ``salvage`` a shard that is damaged and has no index has the samples that are whole, and ``losses`` says so.
     """
 
@@ -186,8 +189,10 @@ class Catalog:
         salvage: bool = False,
         trust_addresses: bool = False,
         pipes: bool = True,
+        cache: tuple[str, int] | None = None,
     ) -> None:
         self._salvages = salvage
+        self._cache = cache
         self.losses: dict[str, WdsError] = {}
         """What is wrong with shards of which only a part, or nothing, can be had."""
         found = open_set(
@@ -211,6 +216,11 @@ class Catalog:
         """The samples of each shard, whether a filter leaves some out or not."""
         if self.manifest is None:
             _note_missing(found)
+
+    def open(self, address: str) -> Source:
+        """A shard's bytes. Raises InputError, DataError."""
+        with cached_in(*(self._cache or (None,))):
+            return open_source(address)
 
     def _begin(self) -> None:
         """Know nothing of any shard."""
@@ -256,12 +266,14 @@ class Catalog:
         self.fingerprint = f"xxh3_128:{digest.hexdigest()}"
 
     def _is_seekable(self) -> bool:
-        """Whether shards that a manifest counts can be read at any place, as far as names and one web server tell."""
-        if any(map(COMPRESSED_SUFFIX.search, self.addresses)):
-            return False
-        if not self.addresses[0].startswith(("http:", "https:")):
+        """Whether shards that a manifest counts can be read at any place, as far as names, and the first shard that is
+        compressed or on a web server, tell."""
+        is_doubtful = [
+            is_web(address) or COMPRESSED_SUFFIX.search(address) is not None for address in self.addresses
+        ]
+        if not any(is_doubtful):
             return True
-        with open_source(self.addresses[0]) as source:
+        with self.open(self.addresses[is_doubtful.index(True)]) as source:
             return source.seekable
 
     def _found_index(self, number: int) -> Index | None:
@@ -270,7 +282,7 @@ class Catalog:
             return self._scanned[number]
         address = self.addresses[number]
         try:
-            with open_source(address) as source:
+            with self.open(address) as source:
                 index = find_index(address, source)
                 if index is None and source.seekable:
                     builder, ignored = scan_index(source)
@@ -280,7 +292,7 @@ class Catalog:
         except (DataError, StorageError) as error:
             if not self._salvages:
                 raise
-            salvaged = _salvaged(address)
+            salvaged = _salvaged(address, self.open)
             if self.counts is not None and salvaged.samples != self.held(number):
                 raise  # it was not so when it was counted
             self.losses[address] = error
@@ -374,9 +386,7 @@ def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> I
 def only_streams(address: str) -> bool:
     """Whether an address alone tells that its bytes come once, from front to back. Nothing is opened: who opens a named
     pipe has begun to read it."""
-    if is_stream(address) or COMPRESSED_SUFFIX.search(address):
-        return True
-    return is_local(address) and is_device(local_path(address))
+    return is_stream(address) or (is_local(address) and is_device(local_path(address)))
 
 
 def _beside(shards: ShardSet) -> Manifest | None:
@@ -398,13 +408,13 @@ def _note_missing(found: ShardSet) -> None:
         )
 
 
-def _salvaged(address: str) -> Index:
+def _salvaged(address: str, open_shard: Callable[[str], Source]) -> Index:
     """The samples of a damaged shard of which it can be told that they are whole; none of one that cannot be opened."""
     from wdscli.samples.salvage import salvaged_batches
 
     builder, ignored, size = IndexBuilder(), Ignored(), 0
     try:
-        with open_source(address) as source:
+        with open_shard(address) as source:
             size = source.size or 0
             for batch in salvaged_batches(source, lambda error: None, {}, ignored=ignored):
                 builder.add_batch(batch)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.order.order import groups
 from wdscli.loader.stages.handlers import Handler, Replaced, StopEpoch, reraise_exception
-from wdscli.storage import open_source
 
 if TYPE_CHECKING:
     from wdscli.loader.order.order import I64
@@ -70,7 +69,7 @@ def _whole(catalog: Catalog, shard: int) -> WdsError | None:
     """What keeps all of a shard from being read, if something does."""
     try:
         catalog.table(shard)
-        open_source(catalog.addresses[shard]).close()
+        catalog.open(catalog.addresses[shard]).close()
     except (DataError, StorageError) as error:
         return error
     return None

@@ -24,7 +24,7 @@ from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog
 from wdscli.loader.read.rows import Raw as Raw
 from wdscli.loader.read.rows import changed, read_samples
 from wdscli.samples.memory import keep_heap
-from wdscli.storage import Source, is_local, open_source
+from wdscli.storage import Source, is_local
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -159,7 +159,7 @@ class Fetcher:
         if source is None:
             if len(self._sources) >= OPEN_SOURCES or (self._sources and _open_files() >= _most_open()):
                 self._sources.popitem(last=False)[1].close()
-            source = open_source(self._catalog.addresses[shard])
+            source = self._catalog.open(self._catalog.addresses[shard])
             try:
                 _check_unchanged(self._catalog, shard, source)
             except BaseException:

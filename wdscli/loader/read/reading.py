@@ -20,6 +20,7 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.loader.read.fetch import METER
+from wdscli.storage.retry import take_traffic
 
 if TYPE_CHECKING:
     from wdscli.loader.order.order import I64
@@ -60,7 +61,8 @@ class Block(NamedTuple):
 
 class Times:
     """Seconds of an iteration: ``reading`` waited for bytes, ``working`` in stages, ``waiting`` for whoever takes what
-    comes out; and what came out: ``samples`` read and their ``bytes``.
+    comes out; what came out: ``samples`` read and their ``bytes``; and the ``requests`` made of other machines, with
+    the bytes ``received``, of whichever dataset of this process.
 
     >>> times = Times()
     >>> times.reading += 1.5
@@ -72,6 +74,7 @@ class Times:
     def __init__(self) -> None:
         self.reading = self.working = self.waiting = 0.0
         self.samples = self.bytes = 0
+        self.requests = self.received = 0
 
     def add(self, other: dict[str, Any]) -> None:
         """What :meth:`take` of another gave."""
@@ -80,14 +83,22 @@ class Times:
 
     def take(self) -> dict[str, Any]:
         """What was counted, which is not counted any more."""
+        self._add_traffic()
         found = dict(self.__dict__)
         Times.__init__(self)
         return found
 
     def shown(self) -> dict[str, Any]:
-        """For ``stats()``: ``samples``, ``bytes`` and ``seconds_*``."""
+        """For ``stats()``: ``samples``, ``bytes``, ``requests``, ``bytes_received`` and ``seconds_*``."""
+        self._add_traffic()
         seconds = {f"seconds_{what}": getattr(self, what) for what in ("reading", "working", "waiting")}
-        return {"samples": self.samples, "bytes": self.bytes, **seconds}
+        traffic = {"requests": self.requests, "bytes_received": self.received}
+        return {"samples": self.samples, "bytes": self.bytes, **traffic, **seconds}
+
+    def _add_traffic(self) -> None:
+        requests, received = take_traffic()
+        self.requests += requests
+        self.received += received
 
 
 class Watch:

@@ -22,6 +22,7 @@ from wdscli.codecs.decode_media import MEDIA
 from wdscli.codecs.decode_values import basichandlers, pickles
 from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
 from wdscli.codecs.parts import ByExtension, Continue, Decode, Handler, extension
+from wdscli.codecs.resize import Size
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.stages.handlers import text_of
 from wdscli.loader.stages.per_sample import Label
@@ -50,7 +51,9 @@ class Decoder:
     theirs. ``pre`` and ``post`` stand for the handlers before and behind them, gzip and the defaults. ``only`` has the
     names of the fields to decode, others stay as they are. With ``partial`` what is not bytes stays as it is, else it
     is an error. ``max_decoded`` bytes is the most that gzip, npz, pictures, sound and film become, each; own handlers
-    keep limits of their own. Fields ``__like_this__`` are never touched.
+    keep limits of their own. Pictures that a spec decodes are brought to one ``size`` (height and width, or a number
+    for the shorter side) and cropped to their middle by ``crop``, as by torchvision's Resize and CenterCrop. Fields
+    ``__like_this__`` are never touched.
 
     Called with a sample it gives a new one. Raises DataError for what cannot be decoded, and UsageError, whatever the
     sample, for a package that is missing and for a pickle that nobody asked for.
@@ -68,11 +71,19 @@ class Decoder:
         only: str | Iterable[str] | None = None,
         partial: bool = False,
         max_decoded: int = MAX_DECODED_BYTES,
+        size: Size | None = None,
+        crop: Size | None = None,
     ) -> None:
         if not isinstance(max_decoded, int) or max_decoded < 1:
             raise UsageError(f"max_decoded is a number of bytes, not {max_decoded!r}")
         self._max_decoded = max_decoded
-        named = [_named(one) if isinstance(one, str) else one for one in handlers]
+        if (size, crop) != (None, None) and SPECS.keys().isdisjoint(
+            one for one in handlers if isinstance(one, str)
+        ):
+            raise UsageError(
+                "decode(size=, crop=) without a name of an image spec", hint='decode("rgb8", size=224)'
+            )
+        named = [_named(one, size, crop) if isinstance(one, str) else one for one in handlers]
         before = [gzfilter] if pre is None else list(pre)
         after = [basichandlers] if post is None else list(post)
         self._handlers: list[Handler] = [*before, *named, *after]
@@ -148,14 +159,9 @@ class Decoder:
         return {**self.__dict__, "_plans": {}}
 
 
-def make_decoder(*args: str | Handler, **options: Any) -> Decoder:
-    """:class:`Decoder` with handlers as arguments, as ``decode(...)`` of a dataset takes them."""
-    return Decoder(args, **options)
-
-
-def _named(name: str) -> Handler:
+def _named(name: str, size: Size | None, crop: Size | None) -> Handler:
     if name in SPECS:
-        return Images(name)
+        return Images(name, size=size, crop=crop)
     if name in MEDIA:
         return MEDIA[name]
     if name == "pickle":

@@ -28,7 +28,7 @@ from wdscli.loader.read.source import Spare
 from wdscli.loader.stages.handlers import StopEpoch
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 Function = Callable[[Any], Any]
 OverAll = Callable[[Iterator[Any]], Iterable[Any]]
@@ -37,6 +37,8 @@ Tasks = Generator[tuple[int, Callable[[], list[Any]]], None, None]
 """Numbers of batches, and what makes what comes out for each."""
 LOOKAHEAD_SAMPLES = 4
 """Samples that wait or run in the pool, for each of its threads."""
+MOST_TOGETHER = 8
+"""Samples that a thread takes at once: to hand one over costs as much as to decode a number."""
 
 
 class _Dropped:
@@ -165,6 +167,7 @@ class Each:
 
     def __init__(self, function: Function | Spread) -> None:
         self._function = function
+        self.__name__ = _name(function)
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
         return _flow((self._function,), items)
@@ -211,6 +214,28 @@ class _Begun(NamedTuple):
     samples: int
     make: Callable[[], list[Any]]
     stops: bool
+
+
+def _several(
+    function: Callable[..., list[Any]], each: list[tuple[Any, ...]]
+) -> tuple[list[list[Any]], BaseException | None]:
+    """What ``function`` makes of each, up to the first that is an error, and that error."""
+    done: list[list[Any]] = []
+    for arguments in each:
+        try:
+            done.append(function(*arguments))
+        except BaseException as error:  # also StopEpoch, which is no Exception
+            return done, error
+    return done, None
+
+
+def _results(futures: Iterable[Future[Any]]) -> Iterator[list[Any]]:
+    """What :func:`_several` made, in order. An error comes out where its sample would have come."""
+    for future in futures:
+        done, error = future.result()
+        yield from done
+        if error is not None:
+            raise error
 
 
 class Maker:
@@ -260,7 +285,7 @@ class Maker:
         ahead = 0
         try:
             for read in reads:
-                begun = self._begun(read, pool)
+                begun = self._begun(read, pool, threads)
                 waiting.append(begun)
                 ahead += begun.samples
                 while waiting and ahead - waiting[0].samples >= LOOKAHEAD_SAMPLES * threads:
@@ -273,21 +298,23 @@ class Maker:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _begun(self, read: Read, pool: ThreadPoolExecutor) -> _Begun:
+    def _begun(self, read: Read, pool: ThreadPoolExecutor, threads: int) -> _Begun:
         given = self._pipeline.given(read.samples)
         samples: Sequence[Any] = read.samples
         stops = False
         if self._replacing is not None:
-            each = zip(read.positions.tolist(), samples)
-            futures = [pool.submit(self._replacing.made, *one) for one in each]
+            function: Callable[..., list[Any]] = self._replacing.made
+            each: list[tuple[Any, ...]] = list(zip(read.positions.tolist(), samples))
         else:
             try:
                 samples = self._policy.kept(samples)
             except StopEpoch as stop:
                 samples, stops = stop.items, True
-            futures = [pool.submit(self._pipeline.each, sample) for sample in samples]
-        results = (future.result() for future in futures)
-        return _Begun(read.number, len(futures), partial(self._pipeline.joined, results, given, stops), stops)
+            function, each = self._pipeline.each, [(sample,) for sample in samples]
+        together = max(1, min(MOST_TOGETHER, len(each) // (LOOKAHEAD_SAMPLES * threads)))
+        parts = [each[first : first + together] for first in range(0, len(each), together)]
+        results = _results([pool.submit(_several, function, part) for part in parts])
+        return _Begun(read.number, len(each), partial(self._pipeline.joined, results, given, stops), stops)
 
     def samples(self, blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[tuple[int, Any]]:
         """(number, what the functions of a sample make of it) where there is no batch stage, up to where a handler ends

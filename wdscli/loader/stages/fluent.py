@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
+from wdscli.loader.place.ranks import Share
 from wdscli.loader.read.source import IndexedSource, PositionSource
 from wdscli.loader.stages import per_sample
 from wdscli.loader.stages.flow import BatchStage, Pipeline
@@ -34,10 +35,52 @@ Function = Callable[[Any], Any]
 
 
 class Epochs(NamedTuple):
-    """Epochs of ``passes`` epochs of the source, None for no end, cut off at ``items`` of a rank, None for no cut."""
+    """Epochs of ``passes`` epochs of the source, None for no end, cut off at ``items``, None for no cut. They are items
+    of each worker, of each ``"rank"``, or of ``"all"`` ranks; or the ``samples`` that these are made of."""
 
     passes: int | None
     items: int | None
+    of: Literal["worker", "rank", "all"] = "worker"
+    samples: bool = False
+
+    @property
+    def by_worker(self) -> bool:
+        """Whether an epoch is longer with more workers."""
+        return self.items is not None and self.of == "worker"
+
+    def of_worker(self, share: Share) -> int | None:
+        """How many items a worker has, where items are counted."""
+        if self.items is None or self.samples:
+            return None
+        return self.items if self.of == "worker" else len(range(share.worker, self.items, share.workers))
+
+    def of_generators(self, share: Share) -> int | None:
+        """How many items a worker has of what has no positions: each is a sample."""
+        if self.items is None or self.of == "worker":
+            return self.items
+        if self.of == "rank":
+            return len(range(share.worker, self.items, share.workers))
+        slot = share.rank + share.world * share.worker
+        return len(range(slot, self.items, share.world * share.workers))
+
+    def positions(self, share: Share, size: int) -> int | None:
+        """How many samples of all ranks that is, with ``size`` in an item."""
+        if self.items is None:
+            return None
+        times = {"worker": share.world * share.workers, "rank": share.world, "all": 1}[self.of]
+        return self.items * times * (1 if self.samples else size)
+
+    def resolved(self, workers: int) -> Epochs:
+        """The same, said for all ``workers`` of a rank together."""
+        if self.items is None or self.of != "worker":
+            return self
+        return self._replace(items=self.items * max(1, workers), of="rank")
+
+    def told(self) -> list[Any]:
+        """What a state must share, as plain values."""
+        if self.items is None or self[2:] == ("rank", False):
+            return [self.passes, self.items]
+        return [self.passes, self.items, self.of, *(["samples"] if self.samples else [])]
 
 
 def items_of(nsamples: int, nbatches: int) -> int:
@@ -147,13 +190,26 @@ class PerSample:
         partial: bool = False,
         handler: Handler | None = None,
         max_decoded: int = MAX_DECODED_BYTES,
+        size: int | tuple[int, int] | None = None,
+        crop: int | tuple[int, int] | None = None,
     ) -> Self:
         """Payloads decoded by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers. Without ``handler``
         a sample that cannot be decoded is an error, or left out where the dataset has another ``on_error``. What
-        would become more than ``max_decoded`` bytes cannot be decoded."""
+        would become more than ``max_decoded`` bytes cannot be decoded. ``decode("rgb8", size=(224, 224))`` gives all
+        pictures this height and width, ``size=256, crop=224`` their middle after the shorter side was made 256, as
+        torchvision's ``Resize`` and ``CenterCrop`` do; JPEGs are decoded straight to about that size."""
         from wdscli.loader.stages.decoding import Decoder
 
-        decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial, max_decoded=max_decoded)
+        decoder = Decoder(
+            list(args),
+            pre=pre,
+            post=post,
+            only=only,
+            partial=partial,
+            max_decoded=max_decoded,
+            size=size,
+            crop=crop,
+        )
         if handler is None:
             handler = reraise_exception if self._policy is None else self._policy.undecodable
         return self._guarded("decode", decoder, handler)
@@ -316,11 +372,27 @@ class Fluent(PerSample):
             return self._with(source=Viewed(self.source, chosen))
         return self._with(_views=(*self._views, (chosen, not self.pipeline.spreads)))
 
-    def with_epoch(self: Whole, nsamples: int = -1, nbatches: int = -1) -> Whole:
-        """Epochs of so many items (batches, behind :meth:`batched`) of a rank, of all its workers together. An epoch
-        goes on where the one before was cut, so all samples come once before any comes again."""
+    def with_epoch(
+        self: Whole,
+        nsamples: int = -1,
+        nbatches: int = -1,
+        *,
+        samples: int | None = None,
+        batches: int | None = None,
+    ) -> Whole:
+        """Epochs of so many items (batches, behind :meth:`batched`) of each worker, as webdataset counts: with four
+        workers four times as many come out of a DataLoader. ``samples`` and ``batches`` say what all workers have
+        together: ``samples`` of all ranks, or ``batches`` of each rank, for any number of workers. An epoch goes on
+        where the one before was cut, so all samples come once before any comes again."""
         items = items_of(nsamples, nbatches)
-        return self._with(_span=Epochs(None, items if items > 0 else None))
+        span = Epochs(None, items if items > 0 else None)
+        if (items > 0) + (samples is not None) + (batches is not None) > 1:
+            raise UsageError("with_epoch() with several lengths", hint="samples=, batches= or a number alone")
+        if samples is not None:
+            span = Epochs(None, want_whole("with_epoch: samples", samples, 1), "all", samples=True)
+        if batches is not None:
+            span = Epochs(None, want_whole("with_epoch: batches", batches, 1), "rank")
+        return self._with(_span=span)
 
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
         """Epochs of ``nepochs`` epochs, each in its own order, at most ``nbatches`` items; endless without a number."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from wdscli.loader.order.order import BUFFERED, THINNED, drawn, key
 from wdscli.loader.order.views import Slice
+from wdscli.loader.place.ranks import Share, find_rank, find_worker
 from wdscli.loader.stages.flow import OverAll
 from wdscli.loader.stages.handlers import StopEpoch
 
@@ -29,7 +30,9 @@ def through(generators: Sequence[OverAll], items: Iterator[Any], epoch: int) -> 
 def epochs_over(source: Iterable[Any], generators: Sequence[OverAll], span: Any, first: int) -> Iterator[Any]:
     """What generators make of ``source``, again and again as ``span`` (passes, items) says, counting epochs from
     ``first``."""
-    passes, limit = (1, None) if span is None else span
+    passes, limit = (1, None)
+    if span is not None:
+        passes, limit = span.passes, span.of_generators(Share(*find_rank(), *find_worker()))
 
     def items() -> Iterator[Any]:
         for epoch in count(first) if passes is None else range(first, first + passes):

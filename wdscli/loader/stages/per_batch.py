@@ -3,16 +3,16 @@
 What it is: :func:`default_collation`, webdataset's ``default_collation_fn``; :class:`Packed`, a column of bytes, such
 as the pictures of a batch, as one buffer. How: samples are turned into columns, and each column is joined by the type
 of its first value: arrays, tensors and numbers joined, anything else in a list. numpy does it; torch is not imported,
-but whoever hands in tensors has it, and inside a DataLoader's worker torch joins them in shared memory. A list of bytes
-objects is pickled one by one through a pipe, which is what limits a DataLoader of raw samples; a packed column is one
-buffer and the sizes of its parts. A large one travels by torch's shared memory where there is torch, and nothing of it
-is copied in the main process before somebody asks for a part. Under the workers of a DataLoader :meth:`batched` packs
-by itself. It must not know where samples come from, or what the bytes mean.
+but whoever hands in tensors has it. Inside a DataLoader's worker arrays and tensors are joined in shared memory, from
+which they cross without a copy (:mod:`~wdscli.loader.stages.shared_memory`). A list of bytes objects is pickled one by
+one through a pipe, which is what limits a DataLoader of raw samples; a packed column is one buffer, in shared memory
+when it is large, and the sizes of its parts, and nothing is copied in the main process before somebody asks for a part.
+Under the workers of a DataLoader :meth:`batched` packs by itself. It must not know where samples come from, or what the
+bytes mean.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,11 +23,14 @@ from typing import Any, overload
 from wdscli.errors import DataError
 from wdscli.loader.place.ranks import in_worker
 from wdscli.loader.stages.handlers import text_of
-
-SHARED_FROM_BYTES = 1 << 20
-"""From here on shared memory costs less than a pipe: torch makes a connection for each tensor."""
-BUFFERS_PER_WRITE = 512
-"""What one system call takes for sure."""
+from wdscli.loader.stages.shared_memory import (
+    SHARED_FROM_BYTES,
+    Sent,
+    lender,
+    received,
+    shared_array,
+    use_here,
+)
 
 
 def default_collation(
@@ -97,14 +100,48 @@ def combine_values(values: list[Any], combine_tensors: bool = True, combine_scal
     if torch is not None and isinstance(first, torch.Tensor):
         if not combine_tensors:
             return values
-        from torch.utils.data import default_collate
-
         _same_shapes(values)
-        return default_collate(values)
+        return stacked_tensors(values)
     if combine_tensors and isinstance(first, numpy.ndarray):
         _same_shapes(values)
-        return numpy.stack(values)
+        return _stacked(values)
     return values
+
+
+def _stacked(values: list[Any]) -> Any:
+    """Arrays of one shape as one, in a worker in memory from which it crosses without a copy."""
+    import numpy
+
+    dtype = values[0].dtype
+    is_one_type = dtype.isnative and all(
+        type(value) is numpy.ndarray and value.dtype == dtype for value in values
+    )
+    out = shared_array((len(values), *values[0].shape), dtype) if is_one_type else None
+    return numpy.stack(values) if out is None else numpy.stack(values, out=out)
+
+
+def stacked_tensors(values: list[Any], *, collate_fn_map: Any = None) -> Any:
+    """The same of tensors, in the place of torch's function."""
+    import numpy
+    import torch
+    from torch.utils.data._utils.collate import collate_tensor_fn
+
+    first = values[0]
+    kind = first.dtype, first.layout, first.requires_grad, first.is_quantized
+    is_plain = kind[1:] == (torch.strided, False, False) and all(
+        type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and not value.is_nested
+        and (value.dtype, value.layout, value.requires_grad, value.is_quantized) == kind
+        and value.shape == first.shape
+        for value in values
+    )
+    size_bytes = len(values) * first.nbytes if is_plain else 0
+    memory = shared_array((size_bytes,), numpy.dtype("u1"))
+    if memory is None:
+        return collate_tensor_fn(values, collate_fn_map=collate_fn_map)
+    out = torch.from_numpy(memory).view(first.dtype).view(len(values), *first.shape)
+    return torch.stack(values, out=out)
 
 
 def _same_shapes(values: list[Any]) -> None:
@@ -167,7 +204,9 @@ def unlisted(batch: Any) -> Iterable[Any]:
 class Packed:
     """Bytes objects in one buffer: a sequence of them, each made when it is asked for.
 
-    It is no list: nothing can be added or changed, ``list(column)`` makes one. Equal to a list with the same values.
+    Nothing can be added or changed: ``list(column)`` makes a list. Equal to a list with the same values; one that came
+    from a worker passes for a list where ``isinstance`` asks, has its methods that change nothing, and of other things
+    than bytes, ``Packed(...)`` is a list.
 
     >>> column = Packed([b"ab", b"", b"cde"])
     >>> column[0], column[-1], column[1:], len(column), list(column)
@@ -176,13 +215,40 @@ class Packed:
     (True, b'cde', [0, 2, 2, 5])
     """
 
-    __slots__ = ("_buffer", "_parts", "offsets")
+    __slots__ = ("_buffer", "_came", "_parts", "offsets")
+    _parts: Sequence[bytes] | None
+    _buffer: Any
+    _came: bool
+    """Whether a worker sent it: torch, in a worker, looks through lists value by value."""
+    offsets: list[int]
+    """Where each part begins in the buffer, and where the last one ends."""
 
-    def __init__(self, parts: Sequence[bytes]) -> None:
-        self._parts: Sequence[bytes] | None = parts
-        self._buffer: Any = None
-        self.offsets = [0, *accumulate(map(len, parts))]
-        """Where each part begins in the buffer, and where the last one ends."""
+    def __new__(cls, parts: Iterable[Any]) -> Any:
+        """Of what are not only bytes a list: code that moves batches makes ``type(column)(new values)``."""
+        values = parts if isinstance(parts, (list, tuple)) else list(parts)
+        if not all(isinstance(value, bytes) for value in values):
+            return list(values)
+        new = object.__new__(cls)
+        new._parts, new._buffer, new._came = values, None, False
+        new.offsets = [0, *accumulate(map(len, values))]
+        return new
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return list if self._came else Packed
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("copy", "count", "index"):
+            return getattr(list(self), name)
+        raise AttributeError(
+            f"a column of bytes that workers sent as one buffer (wds.Packed) has no {name}: list(column) makes a list"
+        )
+
+    def __add__(self, other: Any) -> list[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: Any) -> list[Any]:
+        return [*other, *self]
 
     @property
     def buffer(self) -> memoryview:
@@ -190,8 +256,7 @@ class Packed:
         if self._buffer is None:
             self._buffer = b"".join(self._parts or ())
             self._parts = None
-        # A tensor is asked through numpy: it has no buffer of its own.
-        return memoryview(self._buffer if isinstance(self._buffer, bytes) else self._buffer.numpy())
+        return memoryview(self._buffer)
 
     def view(self, number: int) -> memoryview:
         """One part without a copy. Raises IndexError."""
@@ -237,51 +302,18 @@ class Packed:
     def __reduce__(self) -> tuple[Any, ...]:
         sizes = array("q", [end - begin for begin, end in pairwise(self.offsets)]).tobytes()
         total = self.offsets[-1]
-        data: Any = self._buffer
-        # What a worker pickles goes through torch's shared memory.
-        if data is None and total >= SHARED_FROM_BYTES and in_worker():
-            data = _shared(self._parts or (), total)
-        return _unpacked, (self.buffer.tobytes() if data is None else data, sizes)
+        mine = lender() if total >= SHARED_FROM_BYTES else None
+        parts = [self.buffer] if self._parts is None else self._parts
+        sent = None if mine is None else mine.written(parts, total)
+        return _unpacked, (self.buffer.tobytes() if sent is None else sent, sizes)
 
 
-def _unpacked(buffer: Any, sizes: bytes) -> Packed:
-    column = Packed(())
-    column._parts, column._buffer = None, buffer
+def _unpacked(data: Any, sizes: bytes) -> Packed:
+    column: Packed = Packed(())
+    column._parts, column._came = None, True
+    column._buffer = received(data) if isinstance(data, Sent) else data
     column.offsets = [0, *accumulate(array("q", sizes))]
     return column
-
-
-def _shared(parts: Sequence[bytes], total: int) -> Any:
-    """The parts in a tensor of bytes in shared memory, written there at once."""
-    import torch
-
-    storage = torch.UntypedStorage._new_shared(total)
-    tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
-    if not _written(storage, parts):
-        target = memoryview(tensor.numpy())
-        begin = 0
-        for part in parts:
-            end = begin + len(part)
-            target[begin:end] = part
-            begin = end
-    return tensor
-
-
-def _written(storage: Any, parts: Sequence[bytes]) -> bool:
-    """Whether the parts were written to a storage by its file: pages written so need not be mapped first, which
-    takes half the time."""
-    try:
-        file = storage._get_shared_fd()
-    except (AttributeError, RuntimeError):
-        return False
-    at = 0
-    for first in range(0, len(parts), BUFFERS_PER_WRITE):
-        some = parts[first : first + BUFFERS_PER_WRITE]
-        size = sum(map(len, some))
-        if size and os.pwritev(file, some, at) != size:
-            return False
-        at += size
-    return True
 
 
 def packed(samples: Sequence[Any]) -> Any:
@@ -344,9 +376,9 @@ def for_transport(batch: Any) -> Any:
     """The same where it pays, in a worker process of a DataLoader, with keys and addresses as :class:`TextColumn`."""
     if not in_worker():
         return batch
+    prepare_worker()
     batch = in_columns(batch)
     if isinstance(batch, dict):
-        _tell_torch()
         for name in ("__key__", "__url__"):
             if type(batch.get(name)) is list:
                 batch[name] = TextColumn(batch[name])
@@ -354,13 +386,17 @@ def for_transport(batch: Any) -> Any:
 
 
 @cache
-def _tell_torch() -> None:
-    """Let torch's default_collate, for a DataLoader that makes batches of our batches, take these columns as lists."""
+def prepare_worker() -> None:
+    """In a worker of a DataLoader: let large arrays cross in memory that is used again, also those that torch's own
+    default_collate joins, and let it take our columns as lists."""
+    import torch
     from torch.utils.data._utils import collate
 
     def as_lists(batch: Any, *, collate_fn_map: Any = None) -> Any:
         return collate.collate([list(column) for column in batch], collate_fn_map=collate_fn_map)
 
+    use_here()
+    collate.default_collate_fn_map[torch.Tensor] = stacked_tensors
     for kind in (Packed, TextColumn):
         collate.default_collate_fn_map[kind] = as_lists
 

@@ -7,67 +7,31 @@ It must not know what is written.
 
 from __future__ import annotations
 
-import struct
-import zlib
-from typing import Any, Protocol
+from typing import Any
 
-from wdscli.codecs.encode import GZIP_HEADER
 from wdscli.errors import OutputError, UsageError
-from wdscli.storage import Sink, is_stream
+from wdscli.storage import Sink
+from wdscli.storage.blocks import kind_of_name, packer_for
 
 Data = bytes | bytearray | memoryview
-SUFFIXES = {"bz2": "bz2", "gz": "gz", "tgz": "gz", "xz": "xz"}
-KINDS = ("gz", "bz2", "xz")
+KINDS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd", "lz4": "lz4"}
 
 
 def packing(address: str | None, compress: bool | str | None) -> str | None:
-    """``gz``, ``bz2``, ``xz`` or None: as ``compress`` says, and when that is None as the address ends. What goes to a
-    command is not compressed unless asked for: ``pipe:gzip > x.tar.gz`` does it itself."""
+    """The compression, or None: as ``compress`` says, and when that is None as the address ends. What goes to a command
+    is not compressed unless asked for: ``pipe:gzip > x.tar.gz`` does it itself."""
     if compress is None:
-        if address is None or is_stream(address):
-            return None
-        return SUFFIXES.get(address.rpartition(".")[2])
+        return None if address is None else kind_of_name(address)
+    if compress is False and address is not None and kind_of_name(address):
+        raise UsageError(
+            f"cannot write {address} plain: compressed shards have such names",
+            hint="leave compress=False out",
+        )
     if isinstance(compress, bool):
-        return "gz" if compress else None
+        return "gzip" if compress else None
     if compress not in KINDS:
         raise UsageError(f'no such compression: "{compress}"', hint=", ".join(KINDS))
-    return compress
-
-
-class _Compressor(Protocol):
-    def compress(self, data: bytes, /) -> bytes: ...
-    def flush(self) -> bytes: ...
-
-
-class _Gzip:
-    """A gzip stream whose header is the same everywhere (RFC 1952)."""
-
-    def __init__(self) -> None:
-        self._deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-        self._head = GZIP_HEADER
-        self._crc = 0
-        self._size = 0
-
-    def compress(self, data: bytes, /) -> bytes:
-        self._crc = zlib.crc32(data, self._crc)
-        self._size += len(data)
-        head, self._head = self._head, b""
-        return head + self._deflate.compress(data)
-
-    def flush(self) -> bytes:
-        return self._head + self._deflate.flush() + struct.pack("<II", self._crc, self._size & 0xFFFFFFFF)
-
-
-def _compressor(kind: str) -> _Compressor:
-    if kind == "gz":
-        return _Gzip()
-    if kind == "bz2":
-        import bz2
-
-        return bz2.BZ2Compressor()
-    import lzma
-
-    return lzma.LZMACompressor()
+    return KINDS[compress]
 
 
 class PackedSink(Sink):
@@ -77,10 +41,13 @@ class PackedSink(Sink):
     def __init__(self, name: str, target: Any, kind: str | None) -> None:
         super().__init__(name)
         self._target = target
-        self._compressor = None if kind is None else _compressor(kind)
+        self._packer = None if kind is None else packer_for(kind, self._pass)
 
     def _put(self, data: Data) -> None:
-        self._pass(data if self._compressor is None else self._compressor.compress(bytes(data)))
+        if self._packer is None:
+            self._pass(data)
+        else:
+            self._packer.write(data)
 
     def _pass(self, data: Data) -> None:
         """All of ``data``: a file object without a buffer may take less at a time."""
@@ -94,8 +61,8 @@ class PackedSink(Sink):
             rest = rest[taken:]
 
     def _commit(self) -> None:
-        if self._compressor is not None:
-            self._pass(self._compressor.flush())
+        if self._packer is not None:
+            self._packer.finish()
         if isinstance(self._target, Sink):
             self._target.commit()
         elif hasattr(self._target, "flush"):

@@ -26,6 +26,7 @@ from wdscli.model import ShardInfo
 from wdscli.shards.writer import SampleWriter
 from wdscli.shards.writing import OutputSet, ShardFile, ShardSettings, after_hook, make_form
 from wdscli.storage import open_sink
+from wdscli.storage.blocks import kind_of_name
 from wdscli.tar import Form
 
 Encoding = bool | str | Mapping[str, Encode] | Encode | None
@@ -88,7 +89,7 @@ def open_shard(
 ) -> ShardFile:
     """A shard to fill at ``address``, or under that name in ``target``, compressed as ``kind`` says."""
     with says_how_to_replace():
-        if kind is None and target is None:
+        if target is None and kind == kind_of_name(address):
             return settings.open(address)
         to = target or open_sink(address, force=settings.force, fsync=settings.fsync, packed=True)
     return ShardFile(address, ShardSettings(settings.form, "none"), PackedSink(address, to, kind))
@@ -99,10 +100,10 @@ class TarWriter(SampleWriter):
 
     ``encoder`` is True for encoding by extension, False or None for samples of bytes, ``"pickle"`` to pickle ``pyd``
     fields, a dict of functions by extension, or a function of the sample. ``compress`` is True or ``"gz"``, ``"bz2"``,
-    ``"xz"``, False; None goes by the address (``.tar.gz``). ``mtime`` is in seconds; None is SOURCE_DATE_EPOCH, else 0.
-    ``keep_meta`` writes fields ``_like_this`` too. ``user``, ``group``, ``mode`` and ``format`` are taken and not
-    written. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli; only plain archives under an
-    address have an index.
+    ``"xz"``, ``"zst"``, ``"lz4"``, False; None goes by the address (``.tar.gz``). ``mtime`` is in seconds; None is
+    SOURCE_DATE_EPOCH, else 0. ``keep_meta`` writes fields ``_like_this`` too. ``user``, ``group``, ``mode`` and
+    ``format`` are taken and not written. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli;
+    only archives under an address, plain or as ``.tar.gz`` and ``.tar.zst``, have an index.
 
     Use it as a context manager, or call :meth:`close`. Raises UsageError for samples that cannot be written (the writer
     can go on), DataError for a key that was there, OutputError, OutputExistsError.
@@ -115,7 +116,7 @@ class TarWriter(SampleWriter):
     """
 
     info: ShardInfo | None = None
-    """The facts of a plain archive under an address, once it is closed."""
+    """The facts of an archive under an address, once it is closed."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class TarWriter(SampleWriter):
         settings = ShardSettings(_form(mtime), checksum, index, force, fsync)
         super().__init__(name, settings.form)
         self._archive = self._shard = open_shard(name, settings, kind, target)
-        self._has_facts = kind is None and target is None
+        self._has_facts = target is None and kind == kind_of_name(name)
 
     def write(self, obj: Mapping[str, Any]) -> int:
         """One sample; returns the bytes of its payloads."""
@@ -168,9 +169,9 @@ class ShardWriter(SampleWriter):
 
     ``post(name)`` is called for each shard when it is whole: it may upload it and take it away. ``start_shard`` is the
     number of the first one; with another number than 0 these shards are part of a larger set, and its manifest is left
-    to ``wds index``. ``opener(name)`` gives the file object for a shard, which is closed after it; there is then no
-    index and no manifest, as there is none for compressed shards. ``options`` are :class:`TarWriter`'s. ``verbose`` is
-    taken, and nothing is printed.
+    to ``wds index``, as it is for compressed shards. ``opener(name)`` gives the file object for a shard, which is
+    closed after it; there is then no index and no manifest. ``options`` are :class:`TarWriter`'s. ``verbose`` is taken,
+    and nothing is printed.
 
     Use it as a context manager: the manifest comes last, and only on success.
 

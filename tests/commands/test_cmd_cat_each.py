@@ -1,0 +1,136 @@
+"""``wds cat -o '{name}...'``: whole shards copied under their own names, compressed or not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shard_cases import assert_true_set, content, foreign_tar, numbered, outputs, tar_of, wds, write_shards
+
+from wdscli.storage import open_source
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_shards(tmp_path / "in", [numbered(9, "a"), numbered(5, "b"), numbered(7, "c")])
+    return tmp_path / "in"
+
+
+def unpacked(shard: Path) -> bytes:
+    with open_source(str(shard)) as source:
+        return source.read_at(0, 1 << 30)
+
+
+def each(folder: Path, output: object, *options: object) -> Any:
+    return wds("cat", folder, "-o", output, *options)
+
+
+@pytest.mark.parametrize("end", [".tar.zst", ".tgz", ".tar"])
+def test_names_stay(folder: Path, end: str, tmp_path: Path) -> None:
+    done = each(folder, f"{tmp_path}/out/{{name}}{end}")
+    assert (done.code, done.err.startswith("wrote 21 samples in 3 shards")) == (0, True)
+    shards = outputs(tmp_path / "out", f"*{end}")
+    assert [shard.name.removesuffix(end) for shard in shards] == ["in-0", "in-1", "in-2"]
+    assert [unpacked(shard) for shard in shards] == [tar.read_bytes() for tar in outputs(folder, "*.tar")]
+    listed = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [one["url"] for one in listed["shardlist"]] == [shard.name for shard in shards]
+    assert wds("verify", "-q", "--checksums", tmp_path / "out").out == b""
+
+
+def test_there_and_back(folder: Path, tmp_path: Path) -> None:
+    assert each(folder, f"{tmp_path}/packed/{{name}}.tar.xz").code == 0
+    assert each(tmp_path / "packed", f"{tmp_path}/back/{{name}}.tar").code == 0
+    assert_true_set(tmp_path / "back", "")
+    for one in outputs(folder, "*.tar"):
+        assert (tmp_path / "back" / one.name).read_bytes() == one.read_bytes()
+
+
+def test_words_around_the_name(folder: Path, tmp_path: Path) -> None:
+    assert each(folder, f"{tmp_path}/out/new-{{name}}-v2.tar").code == 0
+    assert [path.name for path in outputs(tmp_path / "out", "*.tar")] == [
+        f"new-in-{n}-v2.tar" for n in range(3)
+    ]
+    assert (tmp_path / "out" / "new-manifest.json").exists()
+
+
+def test_jobs_change_no_byte(folder: Path, tmp_path: Path, shared_workers: Any) -> None:
+    for jobs in (1, 2):
+        assert each(folder, f"{tmp_path}/{jobs}/{{name}}.tar.gz", "-j", jobs).code == 0
+    assert content(tmp_path / "1") == content(tmp_path / "2")
+
+
+def test_jobs_are_for_many_shards(folder: Path, tmp_path: Path) -> None:
+    done = each(folder, tmp_path / "all.tar", "-j", 2)
+    assert (done.code, "-j is for shards that are copied one by one" in done.err) == (2, True)
+    assert wds("cat", folder, "--field", "cls", "-j", 2).code == 2
+
+
+def test_a_dry_run_writes_nothing(folder: Path, tmp_path: Path) -> None:
+    done = each(folder, f"{tmp_path}/out/{{name}}.tar", "-n")
+    assert (done.code, done.err.startswith("would write 21 samples")) == (0, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_inputs_of_one_name(folder: Path, tmp_path: Path) -> None:
+    (folder / "in-1.tar.gz").write_bytes(gzip.compress(tar_of(numbered(2, "z")[0])))
+    done = each(folder, f"{tmp_path}/out/{{name}}.tar")
+    assert done.code == 2
+    assert "in-1.tar" in done.err
+    assert "in-1.tar.gz would both be written as in-1" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "options"),
+    [
+        ("{name}-%d.tar", ()),
+        ("{name}-{name}.tar", ()),
+        ("{name}-{0..2}.tar", ()),
+        ("pipe:cat > {name}", ()),
+        ("{name}.tar", ("--limit", 2)),
+        ("{name}.tar", ("--keys", "a*")),
+        ("{name}.tar", ("--on-duplicate", "skip")),
+        ("{name}.tar", ("--rekey", "{index}")),
+    ],
+)
+def test_what_cannot_be_meant(folder: Path, output: str, options: tuple[Any, ...], tmp_path: Path) -> None:
+    prefix = "" if output.startswith("pipe:") else f"{tmp_path}/out/"
+    done = each(folder, prefix + output, *options)
+    assert (done.code, done.err.startswith("error: ")) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_there_is_not_replaced_unasked(folder: Path, tmp_path: Path) -> None:
+    target = f"{tmp_path}/out/{{name}}.tar"
+    assert each(folder, target).code == 0
+    before = content(tmp_path / "out")
+    done = each(folder, target)
+    assert (done.code, "output exists" in done.err) == (4, True)
+    (tmp_path / "out" / "in-1.tar").write_bytes(b"other")
+    assert each(folder, target, "--force").code == 0
+    assert content(tmp_path / "out") == before
+    assert each(folder, f"{folder}/{{name}}.tar", "--force").code == 2
+
+
+def test_headers_are_kept_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    tar = foreign_tar([member for members in numbered(3) for member in members])
+    (tmp_path / "in" / "a.tar").write_bytes(tar)
+    assert each(tmp_path / "in", f"{tmp_path}/out/{{name}}.tar.zst", "--preserve").code == 0
+    assert unpacked(tmp_path / "out" / "a.tar.zst").rstrip(b"\0") == tar.rstrip(b"\0")
+
+
+def test_a_damaged_shard(folder: Path, tmp_path: Path, shared_workers: Any) -> None:
+    shard = folder / "in-1.tar"
+    shard.write_bytes(shard.read_bytes()[:3000])
+    done = each(folder, f"{tmp_path}/out/{{name}}.tar", "-j", 2)
+    assert (done.code, "in-1.tar" in done.err) == (3, True)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    done = each(folder, f"{tmp_path}/out/{{name}}.tar", "-j", 2, "--force", "--on-error", "skip")
+    assert done.code == 0
+    assert "warning: " in done.err
+    assert "left out" in done.err
+    assert len(outputs(tmp_path / "out", "*.tar")) == 3

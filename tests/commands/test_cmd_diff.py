@@ -1,0 +1,176 @@
+"""``wds diff``: every kind of difference, found and counted; and none where there is none, whoever wrote the sets."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from shard_cases import Members, Ran, foreign_tar, numbered, wds, wds_here, write_shards
+
+Command = Callable[..., Ran]
+pytestmark = pytest.mark.usefixtures("shared_workers")
+COMMAND = ["diff"]
+Samples = list[Members]
+
+
+def of(key: str, **fields: str) -> Members:
+    return [(f"{key}.{name}", text.encode()) for name, text in fields.items()]
+
+
+BASE: Samples = [of(f"n{number}", cls=str(number), txt=f"text {number}") for number in range(10)]
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> Callable[..., list[str]]:
+    """Two sets in folders, of shards of samples."""
+
+    def write(*both: Sequence[Samples]) -> list[str]:
+        for name, shards in zip("ab", both, strict=True):
+            shutil.rmtree(tmp_path / name, ignore_errors=True)
+            write_shards(tmp_path / name, shards)
+        return [str(tmp_path / "a"), str(tmp_path / "b")]
+
+    return write
+
+
+class TestTheSame:
+    def test_a_set_and_itself(self, good: Command, sets: Callable[..., list[str]]) -> None:
+        ran = good(*sets([BASE[:5], BASE[5:]], [BASE[:5], BASE[5:]]))
+        assert ran.out == b""
+        assert "10 samples in both: no sample differs" in ran.err
+
+    def test_whoever_wrote_the_headers(self, good: Command, tmp_path: Path) -> None:
+        samples = numbered(50, "k")
+        shards = write_shards(tmp_path / "a", [samples])
+        other = tmp_path / "b.tar"
+        other.write_bytes(foreign_tar([member for sample in samples for member in sample]))
+        good(shards[0], other)
+
+    def test_by_their_indexes_too(self, good: Command, sets: Callable[..., list[str]]) -> None:
+        both = sets([BASE], [BASE])
+        assert wds("index", both[0]).code == 0
+        good(*both)
+
+    def test_of_nothing(self, good: Command, sets: Callable[..., list[str]]) -> None:
+        good(*sets([[]], [[]]))
+
+
+class TestDifferences:
+    def test_samples_of_one_alone(self, run: Command, sets: Callable[..., list[str]]) -> None:
+        ran = run(*sets([BASE[:8]], [BASE[2:]]))
+        assert ran.code == 1
+        assert ran.out.decode().splitlines() == ["-\tn0\t", "-\tn1\t", "+\tn8\t", "+\tn9\t"]
+        assert "6 samples in both: 2 only in A, 2 only in B" in ran.err
+
+    def test_what_differs_in_a_sample(self, run: Command, sets: Callable[..., list[str]]) -> None:
+        changed = [
+            of("n0", cls="0", txt="text X"),
+            of("n1", txt="text 1"),
+            of("n2", cls="2", json="{}", txt="text 2"),
+            of("n3", txt="text 3", cls="3"),
+            of("n4", cls="44", txt="text 4", jpg=""),
+            *BASE[5:],
+        ]
+        ran = run(*sets([BASE], [changed]), "--json")
+        assert ran.code == 1
+        *found, summary = ran.objects
+        assert [
+            (one["key"], one["added"], one["gone"], one["differ"], one["reordered"]) for one in found
+        ] == [
+            ("n0", [], [], ["txt"], False),
+            ("n1", [], ["cls"], [], False),
+            ("n2", ["json"], [], [], False),
+            ("n3", [], [], [], True),
+            ("n4", ["jpg"], [], ["cls"], False),
+        ]
+        assert (summary["both"], summary["changed"], summary["same"]) == (10, 5, False)
+        text = run(*sets([BASE], [changed])).out.decode().splitlines()
+        assert text[1:3] == ["!\tn1\t-cls", "!\tn2\t+json"]
+
+    def test_one_byte_of_a_large_payload(self, run: Command, tmp_path: Path) -> None:
+        data = random.Random(1).randbytes(9_000_000)
+        a = write_shards(tmp_path / "a", [[[("n.bin", data)], *BASE]])
+        b = write_shards(tmp_path / "b", [[[("n.bin", data[:-1] + bytes([data[-1] ^ 1]))], *BASE]])
+        assert run(*a, *b).out == b"!\tn\tbin\n"
+
+    def test_order(self, run: Command, good: Command, sets: Callable[..., list[str]]) -> None:
+        both = sets([BASE], [[*BASE[:3], BASE[5], *BASE[3:5], *BASE[6:]]])
+        ran = run(*both)
+        assert ran.code == 1
+        assert ran.out == b""
+        assert 'order: 3 of 10 samples lie elsewhere; the first is "n3" in a, where b has "n5"' in ran.err
+        good(*both, "--ignore-order")
+
+    def test_shards(self, run: Command, good: Command, sets: Callable[..., list[str]]) -> None:
+        both = sets([BASE[:5], BASE[5:]], [BASE[:4], BASE[4:]])
+        ran = run(*both)
+        assert ran.code == 1
+        assert "shards: shard 0 has 5 samples in a, 4 in b" in ran.err
+        good(*both, "--ignore-order")
+        assert "shards: 2 shards in a, 1 in b" in run(*sets([BASE[:5], BASE[5:]], [BASE])).err
+
+
+class TestOptions:
+    def test_keys_only(self, run: Command, good: Command, sets: Callable[..., list[str]]) -> None:
+        both = sets([BASE], [[of(f"n{number}", jpg="x") for number in range(10)]])
+        assert run(*both).code == 1
+        good(*both, "--keys-only")
+        assert run(*sets([BASE], [BASE[1:]]), "--keys-only").out == b"-\tn0\t\n"
+
+    def test_some_fields(self, run: Command, good: Command, sets: Callable[..., list[str]]) -> None:
+        both = sets([BASE], [[of(f"n{number}", cls=str(number), txt="other") for number in range(10)]])
+        good(*both, "--fields", "cls")
+        assert run(*both, "--fields", "t*").code == 1
+
+    def test_jobs(self, run: Command, tmp_path: Path) -> None:
+        a = write_shards(tmp_path / "a", [numbered(1200, "n", [50])])
+        b = write_shards(tmp_path / "b", [[*numbered(1200, "n", [50])[:-1], of("n1199", a="x")]])
+        assert run(*a, *b, "-j1").out == run(*a, *b, "-j3").out != b""
+
+
+class TestTrouble:
+    def test_a_set_that_is_not_there(self, run: Command, sets: Callable[..., list[str]]) -> None:
+        assert run(sets([BASE], [BASE])[0], "nowhere").code == 4
+
+    def test_a_key_that_comes_twice(self, run: Command, sets: Callable[..., list[str]]) -> None:
+        ran = run(*sets([BASE], [[*BASE, of("x", a=""), *BASE[:1]]]))
+        assert ran.code == 3
+        assert "n0" in ran.err
+
+    def test_a_shard_that_is_cut(self, run: Command, sets: Callable[..., list[str]], tmp_path: Path) -> None:
+        both = sets([BASE], [BASE])
+        shard = next((tmp_path / "b").glob("*.tar"))
+        shard.write_bytes(shard.read_bytes()[:5000])
+        assert run(*both).code == 3
+
+    def test_a_fetched_manifest_with_a_terminal(self, sets: Callable[..., list[str]]) -> None:
+        ran = wds("diff", *sets([BASE], [BASE[1:]]), "--json")
+        assert json.loads(ran.out.splitlines()[-1])["only_a"] == 1
+
+
+PAYLOADS = st.sampled_from(["", "a", "b", "x" * 600])
+FIELDS = st.dictionaries(st.sampled_from(["cls", "txt", "a.b"]), PAYLOADS, min_size=1)
+KEYS = st.dictionaries(st.sampled_from([f"k{n}" for n in range(6)] + ["d/k1"]), FIELDS, max_size=6)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(a=KEYS, b=KEYS)
+def test_against_dictionaries(
+    tmp_path: Path, a: dict[str, dict[str, str]], b: dict[str, dict[str, str]]
+) -> None:
+    for name, samples in (("a", a), ("b", b)):
+        write_shards(tmp_path / name, [[of(key, **fields) for key, fields in samples.items()]])
+    ran = wds_here("diff", tmp_path / "a", tmp_path / "b", "--json", "--ignore-order", "-j1")
+    *found, summary = ran.objects
+    assert {one["key"] for one in found if one["kind"] == "only-a"} == set(a) - set(b)
+    assert {one["key"] for one in found if one["kind"] == "only-b"} == set(b) - set(a)
+    differ = {key for key in a if key in b and list(a[key].items()) != list(b[key].items())}
+    assert {one["key"] for one in found if one["kind"] == "changed"} == differ
+    assert summary["both"] == len(set(a) & set(b))
+    assert ran.code == (1 if found else 0)

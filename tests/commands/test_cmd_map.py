@@ -1,0 +1,603 @@
+"""``wds map``: what becomes of each sample, by every way, and that neither jobs nor engine nor a kill shows in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from awkward_sets import write_awkward
+from dask_cluster import dask_cluster
+from shard_cases import (
+    Ran,
+    assert_true_set,
+    by_gnu_tar,
+    content,
+    keys_of,
+    leftovers,
+    members_of,
+    no_new_files,
+    outputs,
+    samples_of,
+    wds,
+    wds_process,
+    write_shards,
+)
+
+Command = Callable[..., Ran]
+pytestmark = pytest.mark.usefixtures("shared_workers")
+COMMAND = ["map"]
+FUNCTIONS = """
+import pathlib
+
+def odd(sample):
+    number = int(sample["__key__"][1:])
+    return {**sample, "number.cls": number} if number % 2 else None
+
+def two(sample):
+    yield {"txt": sample["txt"].decode().upper()}
+    yield {"__key__": sample["__key__"] + "-b", "json": {"shard": pathlib.Path(sample["__url__"]).name,
+                                                       "index": sample["__index__"]}}
+
+def batch(samples):
+    return [{**sample, "n.cls": len(samples)} for sample in samples]
+
+def unnamed(samples):
+    return [{"txt": "x"}]
+
+def same(sample):
+    return {**sample, "__key__": "same"}
+
+def fails(sample):
+    if sample["__key__"] == "n3":
+        raise ValueError("no good")
+    return sample
+
+def odd_value(sample):
+    return {"x": object()}
+
+def bad_name(sample):
+    return {"a/../b": b""}
+
+def number(sample):
+    return 7
+
+class Made:
+    def method(self, sample):
+        return sample
+
+made = Made()
+not_a_function = 3
+"""
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[str]:
+    """Three shards of 4, 1 and 3 samples, keys n0 to n7, fields json and txt."""
+    numbers = iter(range(8))
+    return write_shards(
+        tmp_path / "in",
+        [
+            [
+                [(f"n{n}.json", json.dumps({"n": n}).encode()), (f"n{n}.txt", b"text %d" % n)]
+                for n in islice(numbers, count)
+            ]
+            for count in (4, 1, 3)
+        ],
+    )
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> str:
+    path = tmp_path / "functions.py"
+    path.write_text(FUNCTIONS)
+    return str(path)
+
+
+def fields(folder: Path, key: str) -> dict[str, bytes]:
+    """The fields of one sample of the output."""
+    for path in outputs(folder):
+        for found, members in samples_of(path):
+            if found == key:
+                return dict(members)
+    raise KeyError(key)
+
+
+class TestACommand:
+    def test_what_the_folder_holds_then_is_the_sample(
+        self, good: Command, texts: list[str], tmp_path: Path
+    ) -> None:
+        command = "cat sample.json sample.txt > sample.both; rm sample.txt; echo seen"
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--cmd", command)
+        names = [name for path in outputs(tmp_path) for name, _ in members_of(path)]
+        assert names == [f"n{n}.{field}" for n in range(8) for field in ("json", "both")]
+        assert fields(tmp_path, "n5")["both"] == b'{"n": 5}text 5'
+        assert_true_set(tmp_path)
+
+    def test_the_bytes_are_those_of_gnu_tar(self, good: Command, tmp_path: Path) -> None:
+        given = write_shards(tmp_path / "in", [[[("a.txt", b"one")], [("b.txt", b"two")]]])
+        good(*given, "-o", tmp_path / "out.tar", "--cmd", "wc -c < sample.txt > sample.len")
+        members = [("a.txt", b"one"), ("a.len", b"3\n"), ("b.txt", b"two"), ("b.len", b"3\n")]
+        assert (tmp_path / "out.tar").read_bytes() == by_gnu_tar(tmp_path, members)
+
+    def test_an_empty_folder_drops_the_sample(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        ran = good(
+            *texts, "-o", tmp_path / "out-%06d.tar", "--cmd", "case $WDS_KEY in n[2-6]) rm sample.*;; esac"
+        )
+        assert keys_of(*outputs(tmp_path)) == ["n0", "n1", "n7"]
+        assert "left out 5 samples" in ran.err
+
+    def test_what_it_finds_in_its_environment(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        command = 'printf "%s|%s|%s|%s" "$WDS_KEY" "$WDS_SHARD" "$WDS_INDEX" "$WDS_PWD" > sample.env'
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--cmd", command)
+        found = fields(tmp_path, "n6")["env"].decode().split("|")
+        assert found == ["n6", texts[2], "1", os.getcwd()]
+
+    def test_several_of_one(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        command = "for n in 000000 000001; do cp sample.txt sample-$n.txt; done; rm sample.*"
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--multi", "--cmd", command)
+        assert keys_of(*outputs(tmp_path)) == [f"n{n}-00000{i}" for n in range(8) for i in (0, 1)]
+        assert_true_set(tmp_path)
+
+    def test_several_need_multi(self, run: Command, texts: list[str], tmp_path: Path) -> None:
+        with no_new_files(tmp_path):
+            ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--cmd", "cp sample.txt sample-1.txt")
+        assert ran.code == 5
+        assert "sample-1.txt" in ran.err
+        assert "sample.FIELD" in ran.err
+
+    def test_samples_by_the_batch(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        command = 'set -- sample-*; echo $# > sample-000000.count; echo "$WDS_KEY" > sample-000000.keys'
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--batch", 3, "--cmd", command)
+        assert keys_of(*outputs(tmp_path)) == [f"n{n}" for n in range(8)]
+        # A call begins anew with each shard.
+        counts = {n: fields(tmp_path, f"n{n}")["keys"].decode().split() for n in (0, 3, 4, 5)}
+        assert counts == {0: ["n0", "n1", "n2"], 3: ["n3"], 4: ["n4"], 5: ["n5", "n6", "n7"]}
+        assert fields(tmp_path, "n0")["count"] == b"6\n"
+
+    @pytest.mark.parametrize(
+        ("command", "said"),
+        [
+            ("echo oh; echo dear >&2; exit 3", "status 3: oh | dear"),
+            ("kill -9 $$", "signal 9"),
+            ("mkdir x", "the command left x, which is not a file"),
+            ("ln -s sample.txt sample.link", "the command left sample.link"),
+            ("cp sample.txt readme", "the command left readme"),
+        ],
+    )
+    def test_one_that_fails(
+        self, run: Command, texts: list[str], tmp_path: Path, command: str, said: str
+    ) -> None:
+        with no_new_files(tmp_path):
+            ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--cmd", command)
+        assert ran.code == 5
+        assert 'failed for sample "n0" of' in ran.err
+        assert said in ran.err
+
+    def test_what_it_leaves_running_ends(self, run: Command, texts: list[str], tmp_path: Path) -> None:
+        mark = f"3{os.getpid()}.5"
+        began = time.monotonic()
+        ran = run(
+            *texts,
+            "-o",
+            tmp_path / "out-%06d.tar",
+            "--timeout",
+            "0.2",
+            "--cmd",
+            f"sleep {mark} & sleep {mark}",
+        )
+        assert ran.code == 5
+        assert "took more than 0.2 s" in ran.err
+        assert time.monotonic() - began < 30
+        assert not subprocess.run(["pgrep", "-f", f"sleep {mark}"], capture_output=True).stdout
+
+    def test_a_child_that_goes_on_does_not_hold_it(
+        self, good: Command, texts: list[str], tmp_path: Path
+    ) -> None:
+        mark = f"4{os.getpid()}.5"
+        good(*texts[:1], "-o", tmp_path / "out-%06d.tar", "--cmd", f"sleep {mark} &")
+        assert not subprocess.run(["pgrep", "-f", f"sleep {mark}"], capture_output=True).stdout
+
+
+class TestAFilter:
+    def test_one_field_goes_through(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--filter", "txt", "tr a-z A-Z")
+        assert fields(tmp_path, "n4") == {"json": b'{"n": 4}', "txt": b"TEXT 4"}
+
+    def test_nothing_changes_nothing(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--filter", "txt", "cat")
+        good_split = wds("split", *texts, "-o", tmp_path / "cut-%06d.tar", "--max-count", 4)
+        assert good_split.code == 0
+        assert outputs(tmp_path)[0].read_bytes() == (tmp_path / "cut-000000.tar").read_bytes()
+
+    def test_a_field_that_is_nowhere(self, run: Command, texts: list[str], tmp_path: Path) -> None:
+        with no_new_files(tmp_path):
+            ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--filter", "jpg", "cat")
+        assert ran.code == 3
+        assert "no sample has jpg for --filter" in ran.err
+
+    def test_samples_without_the_field_stay(self, good: Command, tmp_path: Path) -> None:
+        given = write_shards(tmp_path / "in", [[[("a.txt", b"one")], [("b.cls", b"2")]]])
+        good(*given, "-o", tmp_path / "out-%06d.tar", "--filter", "txt", "rev | tr -d '\\n'")
+        assert members_of(outputs(tmp_path)[0]) == [("a.txt", b"eno"), ("b.cls", b"2")]
+
+    def test_one_that_reads_nothing(self, good: Command, tmp_path: Path) -> None:
+        given = write_shards(tmp_path / "in", [[[("a.txt", b"x" * 1_000_000)]]])
+        good(*given, "-o", tmp_path / "out-%06d.tar", "--filter", "txt", "echo hi")
+        assert members_of(outputs(tmp_path)[0]) == [("a.txt", b"hi\n")]
+
+
+class TestAFunction:
+    def test_a_dictionary_or_nothing(
+        self, good: Command, texts: list[str], functions: str, tmp_path: Path
+    ) -> None:
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{functions}:odd")
+        assert keys_of(*outputs(tmp_path)) == ["n1", "n3", "n5", "n7"]
+        assert fields(tmp_path, "n3") == {"json": b'{"n": 3}', "txt": b"text 3", "number.cls": b"3"}
+
+    def test_several(self, good: Command, texts: list[str], functions: str, tmp_path: Path) -> None:
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{functions}:two")
+        assert keys_of(*outputs(tmp_path))[:3] == ["n0-000000", "n0-b", "n1-000000"]
+        assert fields(tmp_path, "n6-000000") == {"txt": b"TEXT 6"}
+        assert json.loads(fields(tmp_path, "n6-b")["json"]) == {"shard": Path(texts[2]).name, "index": 1}
+
+    def test_by_the_batch(self, good: Command, texts: list[str], functions: str, tmp_path: Path) -> None:
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{functions}:batch", "--batch", 3)
+        assert [fields(tmp_path, f"n{n}")["n.cls"] for n in (0, 2, 3, 4, 7)] == [b"3", b"3", b"1", b"1", b"3"]
+
+    def test_one_of_a_module_beside(self, texts: list[str], functions: str, tmp_path: Path) -> None:
+        out = tmp_path / "out-%06d.tar"
+        ran = wds_process("map", *texts, "-o", out, "--python", "functions:made.method", "-j2", cwd=tmp_path)
+        assert ran.code == 0, ran.err
+        assert len(keys_of(*outputs(tmp_path))) == 8
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("fails", 'failed for sample "n3" of'),
+            ("fails", "ValueError: no good"),
+            ("fails", "functions.py, line 24"),
+            ("odd_value", "field x: nobody knows how to write object as x"),
+            ("bad_name", "unsafe name"),
+            ("number", "it gave a int"),
+            ("same", 'the key "same" is made twice'),
+        ],
+    )
+    def test_one_that_is_no_good(
+        self, run: Command, texts: list[str], functions: str, tmp_path: Path, name: str, said: str
+    ) -> None:
+        ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{functions}:{name}")
+        assert ran.code in (3, 5)
+        assert said in ran.err
+        assert not (tmp_path / "out-manifest.json").exists()
+
+    def test_a_batch_that_names_nothing(
+        self, run: Command, texts: list[str], functions: str, tmp_path: Path
+    ) -> None:
+        ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{functions}:unnamed", "--batch", 2)
+        assert ran.code == 5
+        assert "has no __key__" in ran.err
+
+    @pytest.mark.parametrize(
+        ("spec", "said"),
+        [
+            ("functions", "names no function"),
+            ("nowhere:f", "cannot import nowhere"),
+            ("{}:twoo", "did you mean two?"),
+            ("{}:not_a_function", "is not a function"),
+            ("missing.py:f", "cannot import missing.py"),
+        ],
+    )
+    def test_one_that_is_not_there(
+        self, run: Command, texts: list[str], functions: str, tmp_path: Path, spec: str, said: str
+    ) -> None:
+        with no_new_files(tmp_path):
+            ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--python", spec.format(functions))
+        assert ran.code == 2
+        assert said in ran.err
+
+    def test_keys_of_two_shards_that_collide(self, run: Command, texts: list[str], tmp_path: Path) -> None:
+        (tmp_path / "f.py").write_text("def f(s): return {**s, '__key__': 'k%d' % s['__index__']}")
+        ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{tmp_path}/f.py:f")
+        assert ran.code == 3
+        assert 'the key "k0" is made twice' in ran.err
+        assert not (tmp_path / "out-manifest.json").exists()
+
+
+class TestPictures:
+    @pytest.fixture
+    def pictures(self, tmp_path: Path) -> list[str]:
+        """300 x 200, grey with transparency 64 x 64, one turned by EXIF, and one that is broken."""
+        image = pytest.importorskip("PIL.Image")
+
+        def saved(picture: Any, form: str, **more: Any) -> bytes:
+            stream = io.BytesIO()
+            picture.save(stream, form, **more)
+            return stream.getvalue()
+
+        wide = image.radial_gradient("L").resize((300, 200)).convert("RGB")
+        turned = image.Exif()
+        turned[0x0112] = 6
+        return write_shards(
+            tmp_path / "in",
+            [
+                [
+                    [("a.jpg", saved(wide, "JPEG")), ("a.cls", b"1")],
+                    [("b.png", saved(image.new("LA", (64, 64), (10, 0)), "PNG"))],
+                    [("c.left.JPEG", saved(wide, "JPEG", exif=turned))],
+                ]
+            ],
+        )
+
+    def sizes(self, folder: Path) -> dict[str, Any]:
+        from PIL import Image
+
+        found = {}
+        for name, payload in members_of(outputs(folder)[0]):
+            if not name.endswith("cls"):
+                picture = Image.open(io.BytesIO(payload))
+                found[name] = (picture.format, picture.mode, picture.size)
+        return found
+
+    @pytest.mark.parametrize(
+        ("options", "wanted"),
+        [
+            ([], [("JPEG", "RGB", (75, 50)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (50, 75))]),
+            (
+                ["--resize-mode", "keep_ratio_largest"],
+                [("JPEG", "RGB", (50, 33)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (33, 50))],
+            ),
+            (
+                ["--resize-mode", "center_crop"],
+                [("JPEG", "RGB", (50, 50)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (50, 50))],
+            ),
+            (
+                ["--resize-mode", "border"],
+                [("JPEG", "RGB", (50, 50)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (50, 50))],
+            ),
+        ],
+    )
+    def test_every_mode(
+        self, good: Command, pictures: list[str], tmp_path: Path, options: list[str], wanted: Any
+    ) -> None:
+        good(*pictures, "-o", tmp_path / "out-%06d.tar", "--resize", 50, *options)
+        assert self.sizes(tmp_path) == dict(zip(["a.jpg", "b.png", "c.left.JPEG"], wanted, strict=True))
+
+    def test_another_format_and_quality(self, good: Command, pictures: list[str], tmp_path: Path) -> None:
+        good(*pictures, "-o", tmp_path / "out-%06d.tar", "--resize", 40, "--format", "jpg", "--quality", 30)
+        assert list(self.sizes(tmp_path)) == ["a.jpg", "b.jpg", "c.left.JPEG"]
+        low = sum(path.stat().st_size for path in outputs(tmp_path))
+        good(*pictures, "-o", tmp_path / "out-%06d.tar", "--resize", 40, "--format", "jpg", "--force")
+        assert sum(path.stat().st_size for path in outputs(tmp_path)) > low
+
+    def test_transparency_becomes_white(self, good: Command, pictures: list[str], tmp_path: Path) -> None:
+        from PIL import Image
+
+        good(*pictures, "-o", tmp_path / "out-%06d.tar", "--format", "jpg")
+        payload = dict(members_of(outputs(tmp_path)[0]))["b.jpg"]
+        assert Image.open(io.BytesIO(payload)).getpixel((30, 30)) == (255, 255, 255)
+
+    def test_smaller_ones_stay_byte_for_byte(
+        self, good: Command, pictures: list[str], tmp_path: Path
+    ) -> None:
+        good(*pictures, "-o", tmp_path / "out-%06d.tar", "--resize", 100, "--resize-only-if-bigger")
+        before, after = dict(members_of(pictures[0])), dict(members_of(outputs(tmp_path)[0]))
+        assert after["b.png"] == before["b.png"]
+        assert self.sizes(tmp_path)["a.jpg"] == ("JPEG", "RGB", (150, 100))
+
+    def test_one_that_is_broken(self, run: Command, pictures: list[str], tmp_path: Path) -> None:
+        broken = write_shards(tmp_path / "broken", [[[("x.jpg", b"no picture")]]])
+        ran = run(*pictures, *broken, "-o", tmp_path / "out-%06d.tar", "--resize", 20)
+        assert ran.code == 5
+        assert 'the picture failed for sample "x"' in ran.err
+        ran = run(
+            *pictures,
+            *broken,
+            "-o",
+            tmp_path / "out-%06d.tar",
+            "--resize",
+            20,
+            "--on-error",
+            "skip",
+            "--force",
+        )
+        assert ran.code == 0
+        assert "failed 1" in ran.err
+
+
+class TestFailures:
+    FAILS = "test $WDS_KEY != n3 -a $WDS_KEY != n4; exit $?"
+
+    def test_they_are_left_out_and_counted(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        ran = good(
+            *texts, "-o", tmp_path / "out-%06d.tar", "--cmd", self.FAILS, "--on-error", "skip", "--json"
+        )
+        assert keys_of(*outputs(tmp_path)) == ["n0", "n1", "n2", "n5", "n6", "n7"]
+        assert ran.objects[-1]["dropped"] == {"failed": 2}
+        assert 'failed for sample "n3"' in ran.err
+
+    def test_or_kept_as_they_were(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        command = f"rm sample.json; {self.FAILS}"
+        ran = good(*texts, "-o", tmp_path / "out-%06d.tar", "--cmd", command, "--on-error", "keep")
+        assert fields(tmp_path, "n3") == {"json": b'{"n": 3}', "txt": b"text 3"}
+        assert fields(tmp_path, "n5") == {"txt": b"text 5"}
+        assert "kept 2 samples" in ran.err
+
+    def test_skip_saves_what_is_whole_of_a_broken_shard(
+        self, run: Command, texts: list[str], tmp_path: Path
+    ) -> None:
+        data = Path(texts[0]).read_bytes()
+        Path(texts[0]).write_bytes(data[:5000])
+        out = tmp_path / "out-%06d.tar"
+        assert run(*texts, "-o", out, "--filter", "txt", "cat").code == 3
+        assert run(*texts, "-o", out, "--filter", "txt", "cat", "--on-error", "skip").code == 0
+        assert "n0" in keys_of(*outputs(tmp_path))
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ([], "nothing to do to the samples"),
+            (["--cmd", "true", "--python", "a:b"], "--cmd and --python exclude each other"),
+            (["--cmd", " "], "--cmd is empty"),
+            (["--filter", "txt", "cat", "--multi"], "--multi goes with --cmd"),
+            (["--filter", "txt", "cat", "--batch", 2], "--batch goes with --cmd and --python"),
+            (["--cmd", "true", "--quality", 9], "--quality goes with --resize"),
+            (["--cmd", "true", "--timeout", 0], "--timeout"),
+            (["--resize", 9, "--quality", 101], "--quality must be 1 to 100"),
+            (["--format", "jpg", "--resize-only-if-bigger"], "--resize takes"),
+            (["--cmd", "true", "--max-size", "1MB"], "not known before it is made"),
+            (["--cmd", "true", "--multi", "--max-count", 1], "nobody knows how many"),
+        ],
+    )
+    def test_what_cannot_be_meant(
+        self, run: Command, texts: list[str], tmp_path: Path, options: list[Any], said: str
+    ) -> None:
+        with no_new_files(tmp_path):
+            ran = run(*texts, "-o", tmp_path / "out-%06d.tar", *options)
+        assert ran.code == 2
+        assert said in ran.err
+
+    def test_a_dry_run_writes_nothing(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        with no_new_files(tmp_path):
+            ran = good(*texts, "-o", tmp_path / "out-%06d.tar", "--cmd", "touch /dev/null", "-n")
+        assert len(ran.out.splitlines()) == 3
+
+
+class TestShards:
+    def test_one_for_each_that_there_was(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--filter", "txt", "cat")
+        assert [len(samples_of(path)) for path in outputs(tmp_path)] == [4, 1, 3]
+
+    def test_of_those_that_are_selected(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        good(
+            *texts, "-o", tmp_path / "out-%06d.tar", "--filter", "txt", "cat", "--slice", "1::3", "--limit", 2
+        )
+        assert [keys_of(path) for path in outputs(tmp_path)] == [["n1"], ["n4"], []]
+
+    @pytest.mark.parametrize(
+        ("cut", "wanted"),
+        [(["--max-count", 3], [3, 3, 2]), (["--shards", 2], [4, 4]), (["--shards", 1], [8])],
+    )
+    def test_or_as_they_are_cut(
+        self, good: Command, texts: list[str], tmp_path: Path, cut: list[Any], wanted: list[int]
+    ) -> None:
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--filter", "txt", "cat", *cut)
+        assert [len(samples_of(path)) for path in outputs(tmp_path)] == wanted
+
+    def test_or_of_its_own_name(self, good: Command, run: Command, texts: list[str], tmp_path: Path) -> None:
+        good(*texts, "-o", tmp_path / "{name}-big.tar", "--filter", "txt", "cat")
+        names = [Path(text).name.replace(".tar", "-big.tar") for text in texts]
+        assert [path.name for path in outputs(tmp_path, "*-big.tar")] == names
+        plan = tmp_path / "p.plan"
+        good(*texts, "-o", tmp_path / "b/{name}.tar", "--filter", "txt", "cat", "--plan", plan)
+        assert wds("run", plan).code == 0
+        assert [path.name for path in outputs(tmp_path / "b", "*.tar")] == [Path(text).name for text in texts]
+        ran = run(*texts, "-o", tmp_path / "c/{name}.tar", "--filter", "txt", "cat", "--max-count", 1)
+        assert ran.code == 2
+        assert "{name} keeps the shards" in ran.err
+
+    def test_a_stream_in_and_out(self, texts: list[str]) -> None:
+        ran = wds("map", "-", "-o", "-", "--filter", "txt", "rev", stdin=Path(texts[2]).read_bytes())
+        assert ran.code == 0
+        assert dict(members_of(ran.out))["n7.txt"] == b"7 txet"
+
+    def test_the_manifest_says_how(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--filter", "txt", "rev", "--on-error", "keep")
+        made = json.loads((tmp_path / "out-manifest.json").read_bytes())["wdscli"]["made"]
+        assert made["operation"] == "map"
+        assert made["options"] == {"kind": "filter", "what": "rev", "field": "txt", "on_failure": "keep"}
+
+    def test_post_runs_for_each(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--filter", "txt", "cat", "--post", "cp {} {}.copy")
+        assert len(list(tmp_path.glob("*.copy"))) == 3
+
+
+CHECKSUMS = ["--cmd", 'cksum < "$(ls | head -n 1)" > sample.sum', "--rekey", "{shard}-{index:09d}"]
+
+
+class TestSameBytes:
+    @pytest.fixture
+    def awkward(self, tmp_path: Path) -> list[str]:
+        return write_awkward(tmp_path / "awkward")
+
+    def made(self, awkward: list[str], out: Path, *more: str) -> dict[str, bytes]:
+        out.mkdir()
+        ran = wds("map", *awkward, "-o", out / "out-%06d.tar", "-q", *CHECKSUMS, *more)
+        assert ran.code == 0, ran.err
+        assert not leftovers(out)
+        return content(out)
+
+    def test_by_any_number_of_jobs_and_by_dask(self, awkward: list[str], tmp_path: Path) -> None:
+        wanted = self.made(awkward, tmp_path / "wanted", "-j1")
+        assert self.made(awkward, tmp_path / "three", "-j3", "--tmp", str(tmp_path)) == wanted
+        plan = tmp_path / "plan"
+        out = tmp_path / "planned"
+        out.mkdir()
+        ran = wds("map", *awkward, "-o", out / "out-%06d.tar", "-q", *CHECKSUMS, "--plan", plan)
+        assert ran.code == 0, ran.err
+        assert wds("run", plan, "--task", "0/2").code == 0
+        assert wds("run", plan, "--task", "1/2").code == 0
+        assert wds("run", plan, "--finish").code == 0
+        assert content(out) == wanted
+        pytest.importorskip("distributed")
+        with dask_cluster(tmp_path / "dask") as cluster:
+            assert self.made(awkward, tmp_path / "dasked", "--engine", cluster.url) == wanted
+
+    def test_after_a_kill(self, texts: list[str], tmp_path: Path) -> None:
+        command = ["--cmd", "sleep 0.1; cksum < sample.txt > sample.sum", "-j2"]
+        whole, killed = tmp_path / "whole", tmp_path / "killed"
+        for folder in (whole, killed):
+            folder.mkdir()
+        assert wds("map", *texts, "-o", whole / "out-%06d.tar", *command).code == 0
+        out = killed / "out-%06d.tar"
+        with subprocess.Popen(
+            [sys.executable, "-m", "wdscli", "map", *texts, "-o", str(out), *command, "--tmp", str(tmp_path)],
+            start_new_session=True,
+        ) as process:
+            while process.poll() is None and not outputs(killed):
+                time.sleep(0.02)
+            os.killpg(process.pid, signal.SIGKILL)
+        ran = wds("map", *texts, "-o", out, *command, "--resume", "--tmp", tmp_path)
+        assert ran.code == 0, ran.err
+        assert content(killed) == content(whole)
+        assert not list(tmp_path.glob("wds-*"))
+
+    def test_another_text_of_the_function_is_another_plan(
+        self, run: Command, texts: list[str], functions: str, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "out-%06d.tar"
+        assert run(*texts, "-o", out, "--python", f"{functions}:odd").code == 0
+        (tmp_path / "out-manifest.json").unlink()
+        Path(functions).write_text(FUNCTIONS + "\n")
+        assert run(*texts, "-o", out, "--python", f"{functions}:odd", "--resume").code == 4
+
+    def test_ctrl_c_leaves_nothing(self, texts: list[str], tmp_path: Path) -> None:
+        mark = f"5{os.getpid()}.5"
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        out = str(tmp_path / "out-%06d.tar")
+        command = ["map", *texts, "-o", out, "-j2", "--tmp", str(scratch), "--cmd", f"sleep {mark}"]
+        with subprocess.Popen(
+            [sys.executable, "-m", "wdscli", *command], stderr=subprocess.PIPE, start_new_session=True
+        ) as process:
+            while not subprocess.run(["pgrep", "-f", f"^sleep {mark}"], capture_output=True).stdout:
+                assert process.poll() is None
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert b"Traceback" not in said
+        assert not list(scratch.iterdir())
+        assert not outputs(tmp_path)
+        assert not subprocess.run(["pgrep", "-f", f"^sleep {mark}"], capture_output=True).stdout

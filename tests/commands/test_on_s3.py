@@ -1,0 +1,199 @@
+"""Every command from S3 to S3: what is there afterwards is, byte for byte, what the same command writes on this
+machine, and nothing else; a writer that is ended leaves nothing that the next run does not clear away."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s3fs import S3FileSystem
+from shard_cases import content, numbered, tar_of, wds, write_shards
+from storage_servers import S3, forget_listings, s3_server
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By obstore where it is there, as users have it."""
+    monkeypatch.delenv("WDSCLI_STORE", raising=False)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two sets, one with a manifest and indexes, and files to make shards of."""
+    folder = tmp_path_factory.mktemp("here")
+    write_shards(folder / "one", [numbered(20, "a"), numbered(31, "b"), numbered(1, "c")])
+    assert wds("index", folder / "one").code == 0
+    write_shards(folder / "two", [numbered(20, "a", sizes=(5, 50))])
+    for number in range(5):
+        for suffix in ("cls", "txt"):
+            file = folder / "files" / f"k{number % 2}" / f"s{number}.{suffix}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{number} {suffix}")
+    (folder / "rows.jsonl").write_text("".join(f'{{"key": "r{n}", "text": "row {n}"}}\n' for n in range(9)))
+    (folder / "scratch").mkdir()
+    (folder / "train.txt").write_text("".join(f"b{n:03d}\n" for n in range(0, 31, 2)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: S3, here: Path) -> str:
+    """What is in the folder, in a bucket."""
+    name = s3.bucket("everything")
+    for path in sorted(path for path in here.rglob("*") if path.is_file()):
+        s3.client.put_object(Bucket=name, Key=str(path.relative_to(here)), Body=path.read_bytes())
+    return name
+
+
+def objects(s3: S3, bucket: str, prefix: str) -> dict[str, bytes]:
+    listed = s3.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    names = [item["Key"] for page in listed for item in page.get("Contents", [])]
+    return {name.removeprefix(prefix): s3.get(bucket, name) for name in names}
+
+
+WRITING = {
+    "cat": "cat {0}/one -o {1}/out.tar",
+    "cat-slice": "cat {0}/one/in-{{0..1}}.tar --slice ::3 --fields cls -o {1}/out.tar",
+    "cat-keys": "cat {0}/one --keys-from HERE/train.txt -o {1}/out.tar",
+    "split": "split {0}/one -o {1}/out-%d.tar --max-count 20 -j 1",
+    "split-parts": "split {0}/one -o {1}/{{part}}/out-%d.tar --ratio train=3,val=1 --no-index -j 1",
+    "merge": "merge {0}/one {0}/two -o {1}/out-%d.tar --max-count 30 --on-duplicate skip -j 1",
+    "merge-join": "merge {0}/one/in-0.tar {0}/two --join inner --on-conflict suffix -o {1}/out-%d.tar -j 1",
+    "shuffle": "shuffle {0}/one -o {1}/out-%d.tar --max-count 30 --seed 3 -j 1",
+    "shuffle-spill": "shuffle {0}/one -o {1}/out-%d.tar --max-count 30 --strategy spill --tmp {0}/scratch -j 1",
+    "sort": "sort {0}/one/in-manifest.json --by cls --numeric --reverse -o {1}/out-%d.tar -j 1",
+    "create-files": "create HERE/files -o {1}/out-%d.tar -j 1",
+    "create-rows": "create --from-table {0}/rows.jsonl --key key --field txt=text -o {1}/out-%d.tar -j 1",
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_what_is_written(s3: S3, bucket: str, here: Path, tmp_path: Path, name: str) -> None:
+    def words(source: str, output: str) -> list[str]:
+        return WRITING[name].format(source, output).replace("HERE", str(here)).split()
+
+    local = wds(*words(str(here), str(tmp_path / "out")))
+    assert local.code == 0, local.err
+    remote = wds(*words(f"s3://{bucket}", f"s3://{bucket}/{name}"))
+    assert remote.code == 0, remote.err
+    found = objects(s3, bucket, f"{name}/")
+    assert found == content(tmp_path / "out")
+    assert s3.pending(bucket) == []
+    assert objects(s3, bucket, "scratch") == {}
+    again = wds(*words(f"s3://{bucket}", f"s3://{bucket}/{name}"))
+    assert again.code == 4, again.err
+    assert objects(s3, bucket, f"{name}/") == found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ls {0}/one", "ls {0}/one/*.tar --members", "ls {0}/one/in-manifest.json --json", "ls {0}/one/ --summary",
+        "ls {0}/one/in-{{0..2}}.tar", "ls {0}/two::{0}/one", "verify {0}/one -j 1",
+        "verify {0}/one --checksums --json -j 1", "cat {0}/one -o -", "index {0}/one --check -j 1",
+    ],
+)  # fmt: skip
+def test_what_is_shown(s3: S3, bucket: str, here: Path, line: str) -> None:
+    local, remote = (wds(*line.format(place).split()) for place in (here, f"s3://{bucket}"))
+    assert (remote.code, remote.out) == (0, local.out.replace(bytes(here), f"s3://{bucket}".encode())), (
+        remote.err
+    )
+
+
+def test_index_in_place(s3: S3, here: Path, tmp_path: Path) -> None:
+    bucket = s3.bucket("index-in-place")
+    s3.client.put_object(Bucket=bucket, Key="two/in-0.tar", Body=(here / "two" / "in-0.tar").read_bytes())
+    write_shards(tmp_path / "two", [numbered(20, "a", sizes=(5, 50))])
+    assert wds("index", tmp_path / "two", "-j", 1).code == 0
+    done = wds("index", f"s3://{bucket}/two", "-j", 1)
+    assert done.code == 0, done.err
+    found, wanted = objects(s3, bucket, "two/"), content(tmp_path / "two")
+    assert found.keys() == wanted.keys()
+    assert (
+        found["in-manifest.json"] == wanted["in-manifest.json"]
+    )  # an index says what tells its shard's versions
+    assert wds("index", f"s3://{bucket}/two", "--check", "-j", 1).code == 0
+
+
+@pytest.mark.parametrize(
+    "command", ["ls", "ls --summary", "cat -o {0}/own/a.tar", "shuffle -o {0}/own/b.tar -j 1"]
+)
+def test_a_manifest_alone_opens_a_set(
+    s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Also where nobody may list: no folder of the set is listed."""
+    original, listed = S3FileSystem._call_s3, []
+
+    async def refusing(fs: Any, method: str, *args: Any, **options: Any) -> Any:
+        if method == "list_objects_v2" and options["Prefix"].startswith("one"):
+            listed.append(options["Prefix"])
+            raise PermissionError("Access Denied: ListBucket")
+        return await original(fs, method, *args, **options)
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", refusing)
+    forget_listings()
+    verb, *more = command.format(f"s3://{bucket}").split()
+    done = wds(verb, f"s3://{bucket}/one/in-manifest.json", *more)
+    assert done.code == 0, done.err
+    assert listed == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_writer_that_is_ended_in_mid_upload(s3: S3, tmp_path: Path, number: signal.Signals) -> None:
+    bucket = s3.bucket(f"ended-{number.name.lower()}")
+    noise = random.Random(5).randbytes(1_000_000)
+    (tmp_path / "big.tar").write_bytes(tar_of([(f"k{n:02d}.bin", noise) for n in range(20)]))
+    output = f"s3://{bucket}/d/out.tar"
+    os.mkfifo(tmp_path / "more")
+    more = os.open(tmp_path / "more", os.O_RDWR)  # nothing comes as long as it is open
+    command = f"pipe:head -c 19000000 {tmp_path}/big.tar; exec cat {tmp_path}/more"
+    process = subprocess.Popen([sys.executable, "-m", "wdscli", "cat", command, "-o", output])
+    end = time.monotonic() + 60
+    while not s3.pending(bucket) and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(60) == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    os.close(more)
+    assert s3.names(bucket) == []
+    assert s3.pending(bucket) == (["d/out.tar"] if number == signal.SIGKILL else [])
+    done = wds("cat", tmp_path / "big.tar", "-o", output)
+    assert done.code == 0, done.err
+    assert s3.pending(bucket) == []
+    assert len(s3.get(bucket, "d/out.tar")) > 20_000_000
+
+
+def test_force_takes_the_old_set_away_after_the_new_one_stands(
+    s3: S3, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = s3.bucket("forced")
+    output = ("-o", f"s3://{bucket}/out-%d.tar", "-j", 1)
+    assert wds("split", here / "one", *output, "--max-count", 10).code == 0
+    assert len(s3.names(bucket)) == 2 * 6 + 1
+    original, order = S3FileSystem._call_s3, []
+
+    async def noted(fs: Any, method: str, *args: Any, **options: Any) -> Any:
+        if method in ("put_object", "delete_object"):
+            order.append((method, options["Key"]))
+        return await original(fs, method, *args, **options)
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", noted)
+    assert wds("split", here / "one", *output, "--max-count", 30, "--force").code == 0
+    assert s3.names(bucket) == [
+        ".wds/out-0.tar.wdx", ".wds/out-1.tar.wdx", "out-0.tar", "out-1.tar", "out-manifest.json",
+    ]  # fmt: skip
+    stands = order.index(("put_object", "out-manifest.json"))
+    gone = [order.index(("delete_object", f"out-{n}.tar")) for n in range(2, 6)]
+    assert min(gone) > stands

@@ -1,0 +1,14 @@
+"""The programs of the guide on frameworks, man/guides/frameworks.md, with the real packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from guides import check
+
+
+@pytest.mark.parametrize("name", ["lightning", "accelerate", "transformers", "jax", "tensorflow"])
+def test_a_program_of_the_guide(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    check(name, tmp_path)

@@ -1,0 +1,204 @@
+"""Ranges of S3 by obstore: what it reads, what it leaves to s3fs, and that results and errors are those of s3fs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from s3fs import S3FileSystem
+from shard_cases import numbered, tar_of, wds
+from storage_servers import S3, s3_server
+
+from wdscli.errors import InputError, UsageError
+from wdscli.storage import fast, open_source
+
+pytest.importorskip("obstore")
+DATA = random.Random(3).randbytes(3_000_000)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with s3_server() as server:
+        server.bucket("fast")
+        for key in ("d/a.tar", "d/a+b c%20.tar", "d/é.tar"):
+            server.client.put_object(Bucket="fast", Key=key, Body=DATA)
+        server.client.put_object(Bucket="fast", Key="empty", Body=b"")
+        server.client.put_object(
+            Bucket="fast", Key="in.tar", Body=tar_of([m for one in numbered(9) for m in one])
+        )
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("WDSCLI_STORE", "obstore")
+    fast._READERS.clear()
+    yield
+    fast._READERS.clear()
+
+
+@pytest.fixture
+def by_s3fs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The objects that s3fs was asked for."""
+    asked: list[str] = []
+    original = S3FileSystem._call_s3
+
+    async def noted(fs: Any, method: str, *args: Any, **options: Any) -> Any:
+        if method == "get_object":
+            asked.append(options["Key"])
+        return await original(fs, method, *args, **options)
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", noted)
+    return asked
+
+
+def read_some(address: str) -> None:
+    with open_source(address) as source:
+        assert source.size == len(DATA)
+        for begin, length in ((0, 100), (1_000_000, 10), (70_000, 2_500_000), (len(DATA) - 5, 100)):
+            assert source.read_at(begin, length) == DATA[begin : begin + length]
+        assert source.version.startswith("etag:")
+
+
+def test_it_reads(s3: S3, by_s3fs: list[str]) -> None:
+    read_some("s3://fast/d/a.tar")
+    assert by_s3fs == []
+
+
+@pytest.mark.parametrize("key", ["d/a+b c%20.tar", "d/é.tar"])
+def test_odd_names_are_left_to_s3fs(s3: S3, by_s3fs: list[str], key: str) -> None:
+    read_some(f"s3://fast/{key}")
+    assert set(by_s3fs) == {key}
+
+
+def test_odd_settings_are_left_to_s3fs(s3: S3, by_s3fs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    original = fast._is_usual
+
+    def usual(fs: Any) -> bool:
+        fs.s3_additional_kwargs = {"SSECustomerAlgorithm": "AES256"}
+        try:
+            return original(fs)
+        finally:
+            fs.s3_additional_kwargs = {}
+
+    monkeypatch.setattr(fast, "_is_usual", usual)
+    read_some("s3://fast/d/a.tar")
+    assert set(by_s3fs) == {"d/a.tar"}
+
+
+def test_a_forked_process_reads_by_s3fs(s3: S3) -> None:
+    """obstore's threads are not there."""
+    read_some("s3://fast/d/a.tar")
+    process = multiprocessing.get_context("fork").Process(target=read_some, args=("s3://fast/d/a.tar",))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def test_what_fails_again_and_again_is_left_to_s3fs(
+    s3: S3, by_s3fs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import obstore
+
+    calls = []
+
+    async def failing(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        raise obstore.exceptions.GenericError("a redirect without a place")
+
+    monkeypatch.setattr(obstore, "get_async", failing)
+    for _ in range(3):
+        read_some("s3://fast/d/a.tar")
+    assert len(calls) == 3
+    assert len(by_s3fs) > 3
+
+
+def test_a_body_that_breaks_off_goes_on(s3: S3, by_s3fs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+
+    original = obstore.get_async
+    ranges = []
+
+    async def breaking(store: Any, key: str, *, options: Any) -> Any:
+        answer = await original(store, key, options=options)
+        ranges.append(options["range"])
+        return Breaking(answer) if len(ranges) == 2 else answer
+
+    class Breaking:
+        def __init__(self, answer: Any) -> None:
+            self.range, self.meta = answer.range, answer.meta
+            self._answer = answer
+
+        async def stream(self, min_chunk_size: int) -> Any:
+            async for piece in self._answer.stream(min_chunk_size):
+                yield piece
+                raise obstore.exceptions.GenericError("connection closed before message completed")
+
+    monkeypatch.setattr(obstore, "get_async", breaking)
+    with open_source("s3://fast/d/a.tar") as source:
+        assert source.read_at(70_000, 2_500_000) == DATA[70_000:2_570_000]
+    assert ranges[1][0] < ranges[2][0]
+    assert ranges[2][1] == ranges[1][1]
+    assert by_s3fs == []
+
+
+def said(address: str, store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str | None]:
+    monkeypatch.setenv("WDSCLI_STORE", store)
+    with pytest.raises(InputError) as caught:
+        open_source(address)
+    return str(caught.value), caught.value.hint
+
+
+@pytest.mark.parametrize("address", ["s3://fast/no.tar", "s3://no-such-bucket/a.tar", "s3://fast/d"])
+def test_errors_are_those_of_s3fs(s3: S3, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    assert said(address, "obstore", monkeypatch) == said(address, "fsspec", monkeypatch)
+
+
+def test_an_empty_object(s3: S3) -> None:
+    with open_source("s3://fast/empty") as source:
+        assert (source.size, source.read_at(0, 10)) == (0, b"")
+
+
+def test_an_object_that_is_replaced(s3: S3) -> None:
+    s3.client.put_object(Bucket="fast", Key="r.tar", Body=DATA)
+    with open_source("s3://fast/r.tar") as source:
+        source.read_at(0, 10)
+        s3.client.put_object(Bucket="fast", Key="r.tar", Body=DATA[::-1])
+        with pytest.raises(InputError, match="was replaced"):
+            source.read_at(1_000_000, 10)
+
+
+def test_commands(s3: S3, by_s3fs: list[str]) -> None:
+    for output in ("one", "two"):
+        done = wds(
+            "shuffle", "s3://fast/in.tar", "-o", f"s3://fast/{output}/out-%d.tar", "--max-count", 4, "-j", 1
+        )
+        assert done.code == 0, done.err
+    assert s3.get("fast", "one/out-1.tar") == s3.get("fast", "two/out-1.tar")
+    assert "in.tar" not in by_s3fs
+
+
+class TestChoice:
+    @pytest.mark.parametrize(("store", "name"), [("fsspec", "s3fs"), ("obstore", "obstore"), ("", "obstore")])
+    def test_by_name(self, monkeypatch: pytest.MonkeyPatch, store: str, name: str) -> None:
+        monkeypatch.setenv("WDSCLI_STORE", store)
+        assert fast.store_name() == name
+
+    def test_another_name(self, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WDSCLI_STORE", "boto")
+        with pytest.raises(UsageError, match="WDSCLI_STORE is fsspec or obstore, not boto"):
+            open_source("s3://fast/d/a.tar")
+
+    def test_not_installed(self, s3: S3, by_s3fs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delitem(sys.modules, "obstore", raising=False)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(UsageError, match="it is not installed") as caught:
+            open_source("s3://fast/d/a.tar")
+        assert caught.value.hint == "pip install 'wdscli[fast]'"
+        monkeypatch.setenv("WDSCLI_STORE", "")
+        read_some("s3://fast/d/a.tar")
+        assert by_s3fs

@@ -1,0 +1,229 @@
+"""What networks do, to what commands do, on each kind of store: right bytes, or a clear error and nothing left behind.
+
+The table is printed at the end: ``pytest -rA tests/storage/test_faults.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Callable, Iterator
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import Command
+from fault_proxy import Fault, FaultProxy, fault_proxy
+from shard_cases import Ran, tar_of
+from storage_servers import forget_s3, s3_server, web_server
+
+import wdscli.loader as wds
+from wdscli.errors import WdsError
+from wdscli.storage import ahead
+from wdscli.storage.retry import Network, using
+
+COMMAND: list[str] = []
+SHARDS = ("a-0.tar", "a-1.tar")
+SAMPLES = 16
+
+
+def shard(seed: int, letter: str) -> bytes:
+    """about 100 kB."""
+    noise = random.Random(seed)
+    return tar_of([(f"{letter}{number:03d}.bin", noise.randbytes(6000)) for number in range(SAMPLES)])
+
+
+OLD = {name: shard(number, letter) for number, (name, letter) in enumerate(zip(SHARDS, "xy"))}
+NEW = {**OLD, SHARDS[1]: shard(7, "y")}
+"""As many bytes, and one shard has others."""
+
+
+class Case(NamedTuple):
+    """Faults, how patient the command is, and what must come of it: ``right``, ``error`` or, where that is up to who
+    comes first, ``either``; of a server without ranges it may be another."""
+
+    faults: list[Fault]
+    outcome: str
+    without_ranges: str
+    retries: int = 5
+    timeout: float = 30.0
+
+
+def cases(replace: Callable[[], object]) -> dict[str, Case]:
+    """Anew for each cell: faults are used up."""
+    return {
+        "none": Case([], "right", "right"),
+        "cut once": Case([Fault("cut", after=1000)], "right", "either"),
+        "cut for ever": Case([Fault("cut", inf, after=35_000)], "right", "error"),
+        "cut at once, 4 times": Case([Fault("cut", 4)], "right", "right"),
+        "reset 3 times": Case([Fault("reset", 3, after=30_000)], "right", "either"),
+        "reset for ever": Case([Fault("reset", inf)], "error", "error", retries=2),
+        "stall once": Case([Fault("stall", after=5000)], "right", "either", retries=9, timeout=0.4),
+        "stall for ever": Case([Fault("stall", inf)], "error", "error", retries=1, timeout=0.1),
+        "slow": Case([Fault("slow", after=20_000, seconds=0.01)], "right", "right"),
+        "500 once": Case([Fault("status", status=500)], "right", "right"),
+        "503 4 times": Case([Fault("status", 4, headers={"Retry-After": "0"})], "right", "right"),
+        "429 for ever": Case([Fault("status", inf, status=429)], "error", "error", retries=2),
+        "403": Case([Fault("status", inf, status=403, skip=1)], "error", "error"),
+        "404": Case([Fault("status", inf, status=404, skip=1)], "error", "error"),
+        "416": Case([Fault("status", inf, status=416, skip=1)], "error", "error"),
+        "replaced": Case([Fault("call", call=replace, skip=2)], "either", "either"),
+        "length says more": Case([Fault("more", after=777)], "right", "either"),
+        "length says less": Case([Fault("less", after=777)], "right", "either"),
+        "length says less, for ever": Case([Fault("less", inf, after=777)], "error", "error"),
+    }
+
+
+CASES = tuple(cases(lambda: None))
+
+
+class Store:
+    """Two shards behind a proxy."""
+
+    def __init__(self, kind: str, proxy: FaultProxy, base: str, put: Callable[[str, bytes], object]) -> None:
+        self.kind, self.proxy, self._put = kind, proxy, put
+        self.addresses = [f"{base}/{name}" for name in SHARDS]
+
+    def put(self, shards: dict[str, bytes]) -> None:
+        for name, data in shards.items():
+            self._put(name, data)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Store]:
+    with s3_server() as server, fault_proxy(int(server.endpoint.rpartition(":")[2])) as proxy:
+        server.bucket("faults")
+        os.environ["AWS_ENDPOINT_URL"] = proxy.url
+        forget_s3()
+        put = lambda name, data: server.client.put_object(Bucket="faults", Key=name, Body=data)  # noqa: E731
+        yield Store("s3", proxy, "s3://faults", put)
+
+
+def web_store(mode: str) -> Iterator[Store]:
+    with web_server(mode) as server, fault_proxy(server.server_address[1]) as proxy:
+        server.validators = ("strong",)
+        yield Store(mode, proxy, proxy.url, server.files.__setitem__)
+
+
+@pytest.fixture(scope="module")
+def ranges() -> Iterator[Store]:
+    yield from web_store("ranges")
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Store]:
+    yield from web_store("plain")
+
+
+OPERATIONS = {
+    "ls": "ls {} --long",
+    "cat": "cat {} -o OUT/o.tar",
+    "verify": "verify {} -j 1",
+    "gather": "shuffle {} -o OUT/%d.tar --max-count 20 --seed 1 -j 1 --tmp TMP --strategy gather",
+    "spill": "shuffle {} -o OUT/%d.tar --max-count 20 --seed 1 -j 1 --tmp TMP --strategy spill",
+    "split": "split {} -o OUT/%d.tar --max-count 20 -j 1 --tmp TMP",
+    "loader": "",
+}
+
+
+class Result(NamedTuple):
+    """What an operation gave: exit code, what it wrote or said, and its error."""
+
+    code: int
+    bytes: Any
+    err: str
+
+
+def operate(operation: str, addresses: list[str], run: Command, folder: Path, *words: str) -> Result:
+    """Do it, with nothing around."""
+    out, tmp = folder / "out", folder / "tmp"
+    for one in (out, tmp):
+        one.mkdir(parents=True, exist_ok=True)
+        for path in sorted(one.rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+    if operation == "loader":
+        try:
+            return Result(0, [(one["__key__"], one["bin"]) for one in wds.WebDataset(addresses)], "")
+        except WdsError as error:
+            return Result(error.exit_code, None, f"{error}")
+    command = OPERATIONS[operation].replace("OUT", str(out)).replace("TMP", str(tmp)).split()
+    at = command.index("{}")
+    ran: Ran = run(*command[:at], *addresses, *command[at + 1 :], *words)
+    said = b"" if operation == "verify" and not ran.code else re.sub(rb"\S*a-([01])\.tar", rb"\1", ran.out)
+    wrote = {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and path.suffix == ".tar"
+    }
+    return Result(ran.code, (said, wrote), ran.err + ran.out.decode("utf-8", "replace"))
+
+
+TABLE: dict[tuple[str, str], dict[str, str]] = {}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("kind", ["s3", "ranges", "plain"])
+def test_cells(
+    kind: str,
+    operation: str,
+    run: Command,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ahead, "REQUEST_BYTES", 60_000)
+    store: Store = request.getfixturevalue(kind)
+    right = []
+    for number, shards in enumerate((OLD, NEW)):
+        folder = tmp_path / f"local-{number}"
+        folder.mkdir()
+        for name, data in shards.items():
+            (folder / name).write_bytes(data)
+        result = operate(operation, [str(folder / name) for name in SHARDS], run, tmp_path)
+        assert result.code == 0, result.err
+        right.append(result.bytes)
+    row = TABLE.setdefault((kind, operation), {})
+    for name in CASES:
+        store.put(OLD)
+        case = cases(lambda: store.put(NEW))[name]
+        store.proxy.clear(*case.faults)
+        words = ("--retries", str(case.retries), "--timeout", str(case.timeout))
+        with using(Network(64 << 20, case.retries, case.timeout, 0.001)):
+            result = operate(
+                operation, store.addresses, run, tmp_path, *(() if operation == "loader" else words)
+            )
+        row[name] = check(store, name, case, result, right, tmp_path)
+
+
+def check(store: Store, name: str, case: Case, result: Result, right: list[Any], folder: Path) -> str:
+    """The word for one cell."""
+    context = f"{store.kind}, {name}: exit {result.code}\n{result.err}\n{store.proxy.lines}"
+    expected = case.without_ranges if store.kind == "plain" else case.outcome
+    assert "Traceback" not in result.err, context
+    assert list((folder / "tmp").iterdir()) == [], context
+    if result.code == 0:
+        assert expected in ("right", "either"), context
+        assert result.bytes in (right if name == "replaced" else right[:1]), context
+        return "right"
+    assert expected in ("error", "either"), context
+    assert result.code in (1, 3, 4), context
+    assert any(address in result.err for address in store.addresses), context
+    if store.kind != "plain" or name != "none":
+        left = [path.name for path in (folder / "out").rglob("*") if path.is_file()]
+        assert not [one for one in left if not one.endswith((".tar", ".wdx"))], (left, context)
+    return "error"
+
+
+def test_the_table() -> None:
+    """Prints what the cells found."""
+    if not TABLE:
+        pytest.skip("no cell was looked at")
+    columns = list(TABLE)
+    print()
+    print(" " * 27 + " ".join(f"{kind:>6}" for kind, _ in columns))
+    print(" " * 27 + " ".join(f"{operation:>6}" for _, operation in columns))
+    for name in CASES:
+        print(f"{name:27}" + " ".join(f"{TABLE[column].get(name, '-'):>6}" for column in columns))
+    assert all(len(row) == len(CASES) for row in TABLE.values())

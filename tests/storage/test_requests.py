@@ -1,0 +1,272 @@
+"""The requests and bytes that commands take of an object store: nothing is read twice (issue 12).
+
+The table is printed with ``-s``. Bounds are for each shard of some MB and less, and in bytes received for each byte of
+the set.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import Command
+from shard_cases import numbered, wds, write_shards
+from storage_servers import S3, forget_listings, s3_server
+
+from wdscli.plan.plan import make_plan
+from wdscli.run import execute
+
+COMMAND: list[str] = []
+SHARDS = 4
+
+
+class Taken(NamedTuple):
+    """What a command took of the store: requests by their verb, and bytes received by GET for each byte of the set."""
+
+    gets: int
+    heads: int
+    lists: int
+    ratio: float
+
+
+class Store(NamedTuple):
+    """Sets on a server, by name: the words for all of each, and the bytes of its shards."""
+
+    server: S3
+    sets: dict[str, tuple[str, int]]
+    near: list[str]
+    table: list[str]
+
+
+def put(server: S3, folder: Path, place: str) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            server.client.put_object(
+                Bucket="requests", Key=f"{place}/{path.relative_to(folder)}", Body=path.read_bytes()
+            )
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    folder = tmp_path_factory.mktemp("sets")
+    names = write_shards(folder / "plain", [numbered(120, f"p{at}-", [10, 3000]) for at in range(SHARDS)])
+    size = sum(Path(name).stat().st_size for name in names)
+    with s3_server() as server:
+        server.bucket("requests")
+        put(server, folder / "plain", "plain")
+        for path in map(Path, names):
+            body = gzip.compress(path.read_bytes(), 1)
+            server.client.put_object(Bucket="requests", Key=f"gz/{path.name}.gz", Body=body)
+        packed = sum(len(server.get("requests", f"gz/{Path(name).name}.gz")) for name in names)
+        assert wds("index", *names, "-j1").code == 0
+        put(server, folder / "plain", "indexed")
+        sets = {
+            "plain": ("s3://requests/plain/", size),
+            "indexed": ("s3://requests/indexed/", size),
+            "manifest": ("s3://requests/indexed/in-manifest.json", size),
+            "gz": ("s3://requests/gz/", packed),
+        }
+        found = Store(server, sets, names, [])
+        yield found
+        print()
+        print("\n".join(found.table))
+
+
+def taken(store: Store, name: str, words: list[str], run: Command) -> Taken:
+    """Run a command on a set, and tell what it took."""
+    address, size = store.sets[name]
+    forget_listings()
+    store.server.seen.clear()
+    ran = run(words[0], address, *words[1:])
+    assert ran.code == 0, ran.err
+    verbs = Counter(one.verb for one in store.server.seen)
+    received = sum(one.sent for one in store.server.seen if one.verb == "GET")
+    found = Taken(verbs["GET"], verbs["HEAD"], verbs["LIST"], received / size)
+    shown = " ".join(word for word in words if not word.startswith(("/", "-j")) and word != "-o")
+    store.table.append(
+        f"{name:9} {shown:40} GET {found.gets:3} HEAD {found.heads:2} LIST {found.lists:2} {found.ratio:5.2f}x"
+    )
+    return found
+
+
+READING = {
+    "ls": (4, 0.15),
+    "ls --members": (2, 1.02),
+    "cat": (1, 1.02),
+    "cat --fields cls": (2, 1.02),
+    "verify -j1": (3, 1.05),
+}
+"""GETs a shard of an indexed set, and bytes."""
+WRITING = [
+    "split --shards 3",
+    "split --shards 3 --slice ::2",
+    "merge --shards 3",
+    "shuffle --shards 3",
+    "shuffle --shards 3 --strategy spill",
+    "sort --by key --shards 3",
+    "sort --by cls --shards 3",
+]
+
+
+@pytest.mark.parametrize("name", ["plain", "indexed", "manifest", "gz"])
+@pytest.mark.parametrize("command", READING)
+def test_reading(command: str, name: str, store: Store, run: Command, tmp_path: Path) -> None:
+    words = command.split()
+    if words[0] == "cat":
+        words += ["-o", f"{tmp_path}/far.tar"]
+        assert run("cat", *store.near, *words[1:-1], f"{tmp_path}/near.tar").code == 0
+    found = taken(store, name, words, run)
+    gets, ratio = READING[command]
+    if name == "plain":
+        gets, ratio = (1 if command == "cat" else 2), 1.02
+    if name == "gz" and command != "cat":
+        # The end is looked at too, for a table of blocks: 64 KiB of each of these small shards.
+        gets, ratio = 3, 1.2
+    assert found.gets <= gets * SHARDS + (name != "plain"), found
+    assert found.ratio <= ratio, found
+    assert found.heads == 0
+    assert found.lists <= (0 if name == "manifest" else 3), store.server.seen
+    if words[0] == "cat":
+        assert (tmp_path / "far.tar").read_bytes() == (tmp_path / "near.tar").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["plain", "indexed", "manifest", "gz"])
+@pytest.mark.parametrize("command", WRITING)
+def test_writing(command: str, name: str, store: Store, run: Command, tmp_path: Path) -> None:
+    """One request a shard, and every byte once, whatever the order."""
+    words = command.split()
+    found = taken(store, name, [*words, "-j1", "-o", f"{tmp_path}/far-%d.tar"], run)
+    assert found.gets <= SHARDS + (name != "plain"), store.server.seen
+    assert found.ratio <= 1.02
+    assert found.heads == 0
+    assert found.lists <= (0 if name == "manifest" else 3)
+    assert run(words[0], *store.near, *words[1:], "-j1", "-o", f"{tmp_path}/near-%d.tar").code == 0
+    made = sorted(tmp_path.glob("far-?.tar"))
+    assert [path.read_bytes() for path in made] == [
+        path.read_bytes() for path in sorted(tmp_path.glob("near-?.tar"))
+    ]
+
+
+@pytest.mark.parametrize("command", ["index --no-index", "verify --checksums", "shuffle --shards 3"])
+def test_shards_of_many_requests(
+    command: str, store: Store, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers, payloads and checksums come from one pass, also where a shard is more than is held of it."""
+    monkeypatch.setattr("wdscli.storage.ahead.REQUEST_BYTES", 1 << 16)
+    monkeypatch.setattr("wdscli.storage.ahead.READ_AHEAD_BYTES", 1 << 18)
+    name = "manifest" if command.startswith("verify") else "plain"
+    words = [*command.split(), "-j1"]
+    out = {"index": "m.json", "shuffle": "o-%d.tar"}.get(words[0])
+    found = taken(store, name, words + (["-o", f"{tmp_path}/{out}"] if out else []), run)
+    assert found.ratio <= 1.1, found
+    if words[0] == "index":
+        assert run("index", *store.near, "--no-index", "-j1", "-o", tmp_path / "near.json").code == 0
+        checksums = re.findall(r"xxh3_128:\w+", (tmp_path / "near.json").read_text())
+        assert len(checksums) == SHARDS + 1
+        assert re.findall(r"xxh3_128:\w+", (tmp_path / "m.json").read_text()) == checksums
+
+
+def test_a_checksum_that_is_wrong_is_noticed_in_the_one_pass(store: Store, run: Command) -> None:
+    """A payload that was changed in place, of a shard whose headers say what they should."""
+    server = store.server
+    listing = server.client.list_objects_v2(Bucket="requests", Prefix="indexed/")["Contents"]
+    for key in (one["Key"] for one in listing):
+        server.client.put_object(
+            Bucket="requests", Key=key.replace("indexed", "bad"), Body=server.get("requests", key)
+        )
+    data = bytearray(server.get("requests", "bad/in-2.tar"))
+    data[513] ^= 1
+    server.client.put_object(Bucket="requests", Key="bad/in-2.tar", Body=bytes(data))
+    ran = run("verify", "s3://requests/bad/", "--checksums", "-j1")
+    assert ran.code == 1
+    assert "checksum-mismatch" in ran.out.decode()
+    assert "in-2.tar" in ran.out.decode()
+    assert "in-1.tar" not in ran.out.decode()
+
+
+class Stop(Exception):
+    """What ends a run in the middle."""
+
+
+RESUMED = ["split --shards 4", "shuffle --shards 4", "sort --by cls --shards 4"]
+
+
+@pytest.mark.parametrize("name", ["plain", "indexed"])
+@pytest.mark.parametrize("command", RESUMED)
+def test_a_resumed_run_takes_no_more_than_a_fresh_one(
+    command: str, name: str, store: Store, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended half way, from store to store; then resumed once more, when the set is complete."""
+    place = f"s3://requests/{command.split()[0]}-{name}/"
+    words = [*command.split(), "-j1", "-o"]
+    fresh = taken(store, name, [*words, place + "fresh-%d.tar"], run)
+    fresh_requests = len(store.server.seen)
+    original, done = execute.gather, []
+
+    def some(task: Any) -> Any:
+        if len(done) == 2:
+            raise Stop
+        done.append(task)
+        return original(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "gather", some)
+        assert run(words[0], store.sets[name][0], *words[1:], place + "o-%d.tar").code == 5
+    resumed = taken(store, name, [*words, place + "o-%d.tar", "--resume"], run)
+    assert len(store.server.seen) <= fresh_requests
+    assert resumed.ratio <= fresh.ratio + 0.03, store.server.seen
+    whole = [store.server.get("requests", f"{place[14:]}fresh-{at}.tar") for at in range(4)]
+    assert [store.server.get("requests", f"{place[14:]}o-{at}.tar") for at in range(4)] == whole
+    names = store.server.names("requests")
+    assert not [one for one in names if one.endswith(".done")]
+    finished = taken(store, name, [*words, place + "o-%d.tar", "--resume"], run)
+    store.table.append(f"{' ' * 9} (finished)")
+    assert finished.gets <= fresh.gets + 2
+    assert finished.ratio <= 1.02
+    if name == "indexed":
+        assert (finished.gets, finished.heads) == (2, 0)
+        assert finished.ratio < 0.01
+    if words[0] == "split":
+        assert resumed.ratio < 0.7
+
+
+def test_a_kept_plan_is_of_inputs_and_options_that_were_not_changed(
+    store: Store, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, original = store.server, execute.gather
+    for key in [one for one in server.names("requests") if one.startswith("plain/")]:
+        server.client.put_object(
+            Bucket="requests", Key=key.replace("plain", "changes"), Body=server.get("requests", key)
+        )
+    words = ["s3://requests/changes/", "-j1", "--shards", "3", "-o", "s3://requests/changed/o-%d.tar"]
+
+    def never(task: Any) -> Any:
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "gather", never)
+        assert run("shuffle", *words).code == 5
+    [kept] = [one for one in server.names("requests") if one.startswith("changed/") and "done" in one]
+    planned = []
+    monkeypatch.setattr(
+        "wdscli.run.kept_plan.make_plan", lambda *args, **more: planned.append(1) or make_plan(*args, **more)
+    )
+    monkeypatch.setattr(execute, "gather", never)
+    assert run("shuffle", *words, "--resume").code == 5
+    assert not planned
+    assert run("shuffle", *words, "--resume", "--seed", "1").code == 5
+    assert len(planned) == 1
+    assert run("split", *words, "--resume").code == 5
+    assert len(planned) == 2
+    data = bytearray(server.get("requests", "changes/in-1.tar"))
+    data[520] ^= 1
+    server.client.put_object(Bucket="requests", Key="changes/in-1.tar", Body=bytes(data))
+    monkeypatch.setattr(execute, "gather", original)
+    assert run("split", *words, "--resume").code == 0
+    assert len(planned) == 3
+    assert kept not in server.names("requests")

@@ -1,0 +1,118 @@
+"""The programs of man/guides/frameworks.md, run: to their end, as two processes, and stopped in the middle of an epoch.
+
+Each is run in a process of its own, with ``learn`` writing down what it was given. It must not know any framework.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from itertools import chain
+from pathlib import Path
+from textwrap import dedent
+from unittest import mock
+
+from torch_processes import Program
+
+from wdscli.shards import ShardWriter
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "man" / "guides" / "frameworks.md"
+PROGRAMS = dict(re.findall(r"^```python (\w+)\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL))
+COUNT, BATCH = 40, 4
+BEFORE = """
+import json, os, sys, warnings
+
+warnings.filterwarnings("ignore")
+_seen = open(sys.argv[1], "a")
+_stop = int(sys.argv[2])
+_given = 0
+
+
+def learn(batch):
+    global _given
+    if _given == _stop:
+        _seen.close()
+        os._exit(3)
+    _given += 1
+    print(json.dumps([int(number) for number in batch[0]]), file=_seen, flush=True)
+
+
+if "jax" in sys.argv[3:] and "RANK" in os.environ:
+    import jax
+
+    jax.distributed.initialize(os.environ["ADDRESS"], int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]))
+"""
+"""What stands in front of a program."""
+
+
+def write_set(folder: Path) -> None:
+    """The set that programs read."""
+    with ShardWriter(f"{folder}/train/in-%06d.tar", max_count=7) as writer:
+        for number in range(COUNT):
+            writer.write(f"n{number}", {"cls": b"%d" % number})
+
+
+def started(name: str, folder: Path, stop: int = -1, rank: int | None = None, port: int = 0) -> Program:
+    """A program, begun; it ends at once when it has learned ``stop`` batches."""
+    (folder / "program.py").write_text(BEFORE + dedent(PROGRAMS[name]))
+    more = {"OMP_NUM_THREADS": "1"}
+    if rank is not None:
+        more |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        more |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ADDRESS": f"127.0.0.1:{port}"}
+        more |= {"TORCHELASTIC_RUN_ID": "guides", "GROUP_RANK": "0"}
+    with mock.patch.dict(os.environ, more):
+        return Program(folder / "program.py", f"seen-{rank or 0}", stop, name, cwd=folder)
+
+
+def learned(name: str, folder: Path, stop: int = -1) -> list[list[int]]:
+    """The batches that a program learned, up to its end or to ``stop``."""
+    (folder / "seen-0").unlink(missing_ok=True)
+    _ended(started(name, folder, stop), 0 if stop < 0 else 3)
+    return _batches(folder, 0)
+
+
+def learned_by_two(name: str, folder: Path) -> list[list[list[int]]]:
+    """The batches that each of two processes learned."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    processes = [started(name, folder, rank=rank, port=port) for rank in range(2)]
+    for process in processes:
+        _ended(process, 0)
+    return [_batches(folder, rank) for rank in range(2)]
+
+
+def _ended(process: Program, code: int) -> None:
+    said = process.communicate()
+    assert process.wait() == code, said
+
+
+def _batches(folder: Path, rank: int) -> list[list[int]]:
+    return [json.loads(line) for line in (folder / f"seen-{rank}").read_text().splitlines()]
+
+
+def check(name: str, tmp_path: Path) -> None:
+    """Two epochs that differ, two processes that see every sample once, a stop in mid-epoch that goes on exactly."""
+    whole, two, stopped = (tmp_path / part for part in ("whole", "two", "stopped"))
+    for folder in (whole, two, stopped):
+        folder.mkdir()
+        write_set(folder)
+    every = list(range(COUNT))
+    batches = learned(name, whole)
+    epochs = batches[: COUNT // BATCH], batches[COUNT // BATCH :]
+    assert [sorted(chain(*epoch)) for epoch in epochs] == [every, every]
+    assert epochs[0] != epochs[1]
+
+    first = learned(name, stopped, stop=14)
+    assert first == batches[:14]
+    second = learned(name, stopped)
+    assert batches[-len(second) :] == second
+    assert COUNT // BATCH < len(batches) - len(second) <= 14, "from the middle of the second epoch"
+
+    ranks = learned_by_two(name, two)
+    half = COUNT // BATCH // 2
+    for part in (slice(0, half), slice(half, None)):
+        assert sorted(chain(*ranks[0][part], *ranks[1][part])) == every

@@ -1,0 +1,102 @@
+"""``wds diff``: two sets in; their differences out, and an exit code as diff(1) has it."""
+
+from typing import Annotated, NamedTuple
+
+import typer
+
+from wdscli.cli.options import GeneralOptions, Positive, Texts, grouped, panel
+from wdscli.cli.output import Out, facts, plural
+from wdscli.ops.diff import CHANGED, ONLY_A, ONLY_B, Difference, DiffReport
+from wdscli.ops.diff import diff as compare
+
+_compare = panel("What is compared")
+_MARKS = {ONLY_A: "-", ONLY_B: "+", CHANGED: "!"}
+
+
+@_compare("""
+    --keys-only  Compare keys and their order alone.
+    --fields EXT,...  Compare these fields only. Globs allowed; may be given more than once.
+    --ignore-order  Compare neither the order of samples nor the boundaries of shards.
+    -j, --jobs N  Processes to work in. Default: as many as the work is worth.
+    """)
+class DiffOptions(NamedTuple):
+    """What is a difference."""
+
+    keys_only: bool = False
+    fields: Texts = None
+    ignore_order: bool = False
+    jobs: Positive = None
+
+
+@grouped
+def diff(
+    *,
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A set: a folder, a manifest, a glob, braces, a shard, a URL.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The set that it is compared with.")],
+    options: DiffOptions,
+    general: GeneralOptions,
+) -> int:
+    """Compare two sets as data: keys, fields, payloads, order, shards.
+
+    What a tar writer puts into headers besides names and sizes is no difference. Lines begin with - for samples of A
+    alone, + for those of B alone, ! for samples that differ. Exits with 0 when the sets are the same, 1 when they are
+    not.
+
+    Examples:
+
+        wds diff old/ new/
+        wds diff train-manifest.json s3://bucket/train/ --ignore-order
+        wds diff raw/ small/ --keys-only
+    """
+    from wdscli.selection import Selection
+
+    out = Out(general.common, json=general.json.json)
+
+    def each(found: Difference) -> None:
+        if out.json:
+            out.object(found._asdict())
+        elif out.terminal:
+            out.line(f"{_MARKS[found.kind]} {found.key}  {_details(found)}".rstrip())
+        else:
+            out.rows((), [(_MARKS[found.kind], found.key, _details(found))])
+
+    report = compare(
+        a,
+        b,
+        each,
+        selection=Selection.parse(fields=options.fields),
+        keys_only=options.keys_only,
+        ignore_order=options.ignore_order,
+        jobs=options.jobs,
+        trust_addresses=general.trust.trust_addresses,
+        progress=out.progress(),
+    )
+    _print(out, report)
+    return 0 if report.same else 1
+
+
+def _details(found: Difference) -> str:
+    """``jpg -cls +json``: fields that differ, are gone, were added."""
+    words = [*found.differ, *(f"-{name}" for name in found.gone), *(f"+{name}" for name in found.added)]
+    if found.reordered:
+        words.append("(fields in another order)")
+    return " ".join(words)
+
+
+def _print(out: Out, report: DiffReport) -> None:
+    if out.json:
+        names = "same samples_a samples_b both only_a only_b changed order shards"
+        out.object({"summary": True, **facts(report, names)})
+    counts = {
+        "only in A": report.only_a,
+        "only in B": report.only_b,
+        "different in both": report.changed,
+    }
+    found = [f"{count} {what}" for what, count in counts.items() if count]
+    total = f"{plural(report.both, 'sample')} in both"
+    out.summary(f"{total}: {', '.join(found) or 'no sample differs'}")
+    for what, text in (("order", report.order), ("shards", report.shards)):
+        if text:
+            out.summary(f"{what}: {text}")

@@ -1,0 +1,158 @@
+"""Code written for webdataset, unmodified, on wdscli's loader: ``import wdscli.loader.as_webdataset``, one line.
+
+What it is: from this import on, ``import webdataset`` and its modules are wdscli's: ``webdataset`` has the names of
+:mod:`wdscli.loader`, ``webdataset.filters`` is :mod:`wdscli.loader.compat.filters`, and so on. The same without a
+change of the program::
+
+    python -m wdscli.loader.as_webdataset train.py ARGUMENTS
+    python -m wdscli.loader.as_webdataset -m package.train ARGUMENTS
+
+How: a finder in front of Python's own. Functions and classes keep their own names, so what is pickled needs no alias
+where it is loaded; processes that ``multiprocessing`` spawns install it before they import the program. A program that
+is started anew by its name, as some launchers do, needs the import in it. It must not know what the names are for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.spawn
+import sys
+from collections.abc import Sequence
+from functools import wraps
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from wdscli.errors import UsageError
+
+NAME = "webdataset"
+_MODULES = """
+autodecode cache compat extradatasets filters gopen handlers mix pipeline pytorch shardlists tariterators tenbin utils
+writer
+"""
+MODULES = tuple(_MODULES.split())
+VERSION = "1.0.2"
+"""webdataset's, whose names these are."""
+_HOME = "wdscli.loader.compat"
+
+
+class _Face(ModuleType):
+    """The module ``webdataset``: names of the loader, and modules that are loaded when they are asked for."""
+
+    __version__ = VERSION
+    __path__: list[str]
+
+    def __getattr__(self, name: str) -> Any:
+        import wdscli.loader
+
+        # As there, where functions are named as the modules that have them.
+        if name in MODULES and name != "gopen":
+            return import_module(f"{NAME}.{name}")
+        if name == "__all__":
+            return sorted({*dir(wdscli.loader), *MODULES})
+        return getattr(wdscli.loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "gopen" and isinstance(value, ModuleType):
+            return  # the import of webdataset.gopen, which is the function's name too
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return [*self.__all__, "__version__"]
+
+
+class _Loader(Loader):
+    """Gives the module that is meant, as it is."""
+
+    _spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        if spec.name == NAME:
+            import wdscli.loader
+
+            face = _Face(NAME, wdscli.loader.__doc__)
+            face.__path__ = []
+            return face
+        module = import_module(f"{_HOME}.{spec.name.rpartition('.')[2]}")
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # Python has written the alias's spec over the module's own.
+        if self._spec is not None:
+            module.__spec__ = self._spec
+
+
+class _Finder(MetaPathFinder):
+    """Finds webdataset and its modules here."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        top, _, name = fullname.partition(".")
+        if top != NAME:
+            return None
+        if name and name not in MODULES:
+            raise ModuleNotFoundError(
+                f"{fullname} is not there in wdscli.loader.as_webdataset, which has {', '.join(MODULES)}",
+                name=fullname,
+            )
+        return ModuleSpec(fullname, _Loader(), is_package=not name)
+
+
+class _Installed:
+    """Installs the alias where it is unpickled, before anything else is."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By a builtin: until the paths are set, the process that was spawned may not find this module.
+        return exec, (f"import sys; sys.path[:] = {sys.path!r}; import {__spec__.name}",)
+
+
+def install() -> None:
+    """Make ``import webdataset`` mean wdscli's loader in this process and in those that it spawns. Does nothing the
+    second time. Raises UsageError when the real one is imported already."""
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    found = sys.modules.get(NAME)
+    if found is not None:
+        raise UsageError(
+            f"webdataset is imported already, from {getattr(found, '__file__', 'somewhere')}",
+            hint="import wdscli.loader.as_webdataset comes first in the program",
+        )
+    sys.meta_path.insert(0, _Finder())
+    # What a process that is spawned is told it loads before it imports the program.
+    told = multiprocessing.spawn.get_preparation_data
+
+    @wraps(told)
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {"as_webdataset": _Installed(), **told(name)}
+
+    multiprocessing.spawn.get_preparation_data = get_preparation_data
+
+
+def main(arguments: list[str]) -> None:
+    """Run a program, or with ``-m`` a module, whose webdataset is this one. Raises what it raises."""
+    from runpy import run_module, run_path
+
+    is_module = arguments[:1] == ["-m"]
+    del arguments[: int(is_module)]
+    if not arguments or arguments[0].startswith("-"):
+        sys.exit("usage: python -m wdscli.loader.as_webdataset [-m MODULE | PROGRAM] ARGUMENTS")
+    install()
+    sys.argv[:] = arguments
+    if is_module:
+        sys.path[0] = ""
+        run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        from pathlib import Path
+
+        sys.path[0] = str(Path(arguments[0]).resolve().parent)
+        run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    # The module of that name, which is another than this one, installs.
+    import_module(__spec__.name).main(sys.argv[1:])
+else:
+    install()

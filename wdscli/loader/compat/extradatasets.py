@@ -1,0 +1,165 @@
+"""Anything that can be iterated, with the methods of datasets: plain generators, as webdataset runs them.
+
+What it is: :class:`FluidWrapper`; :class:`MockDataset`, and the functions ``with_epoch``, ``with_length`` and
+``repeatedly``. How: each stage is a generator over what the one before gives. There are no positions: a process or a
+worker gets what its source gives it, and there is no state to go on from. It must not know shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+from wdscli.errors import UsageError
+from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.place.ranks import in_worker
+from wdscli.loader.stages.flow import OverAll, Pipeline
+from wdscli.loader.stages.fluent import Fluent
+from wdscli.loader.stages.generators import epochs_over
+from wdscli.loader.stages.plain import Kept, shuffled, thinned
+from wdscli.loader.stats import Counts, warning_of_losses
+
+__all__ = ["FluidWrapper", "MockDataset", "repeatedly", "with_epoch", "with_length"]
+
+Self = TypeVar("Self", bound="FluidWrapper")
+
+
+class FluidWrapper(Fluent):
+    """The stage methods over anything that can be iterated, or a function that gives an iterator: as generators, one
+    after the other. Nothing is shared among ranks and workers unless a stage does it, and there is no state."""
+
+    # torch's DataLoader takes it for an IterableDataset, as it does our others.
+    __class__ = vars(PositionDataset)["__class__"]
+
+    def __init__(self, initial: Any) -> None:
+        self.initial = initial
+        self._turn = -1
+        self.pipeline = Pipeline(generators=(iter,))
+        self.stages: tuple[Any, ...] = (initial,)
+        self._counts = Counts()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._turn += 1
+        items = epochs_over(_Begun(self.initial), self.pipeline.generators, self._span, self._turn)
+        return warning_of_losses(items, 0, lambda: self._counts) if in_worker() else items
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the length is not known; with_length(n) would say one")
+        return self._length
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr_of, (self.initial, *self.pipeline.generators[1:])))
+        return f"<{type(self).__name__} of plain generators, without an exact place: {names}>"
+
+    def stage(self, number: int) -> Any:
+        """Stage ``number``; 0 is the first, which begins."""
+        return self.stages[number]
+
+    def compose(self: Self, *args: Any) -> Self:
+        """More stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``."""
+        new = self
+        for stage in args:
+            bound = getattr(stage, "counted_in", None)
+            new = new._through(runner(stage if bound is None else bound(self._counts)))
+            new.stages = (*new.stages[:-1], stage)
+        return new
+
+    def _with(self: Self, **changes: Any) -> Self:
+        new = super()._with(**changes)
+        more = len(new.pipeline.generators) - len(new.stages)
+        new.stages = (*new.stages, *new.pipeline.generators[len(new.stages) :]) if more else new.stages
+        return new
+
+    def shuffle(
+        self: Self,
+        size: int = 1000,
+        *,
+        initial: int = 100,
+        seed: int | None = None,
+        rng: Any = None,
+        handler: Any = None,
+    ) -> Self:
+        """Samples through a buffer of ``size``, which gives from ``initial`` on; the dice are ``rng``, or of ``seed``,
+        or others each time."""
+        if size < 1:
+            return self
+        return self._through(partial(shuffled, bufsize=size, initial=initial, rng=rng, seed=seed))
+
+    def rsample(self: Self, p: float = 0.5) -> Self:
+        """Each sample with probability ``p``."""
+        return self._through(partial(thinned, p=p))
+
+    def mcached(self: Self) -> Self:
+        """What comes the first time, given again each time after."""
+        return self._through(Kept().run)
+
+    def state_dict(self) -> NoReturn:
+        """Refused: raises UsageError."""
+        raise UsageError(
+            f"there is no exact place in {self!r}",
+            hint="plain generators cannot be gone on with; wds.WebDataset(urls) with its stages has a state",
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
+        """Refused: raises UsageError."""
+        self.state_dict()
+
+
+class _Begun:
+    """What begins a pipeline, to be iterated again and again."""
+
+    def __init__(self, first: Any) -> None:
+        self._first = first
+
+    def __iter__(self) -> Iterator[Any]:
+        if hasattr(self._first, "__iter__"):
+            return iter(self._first)
+        return iter(getattr(self._first, "run", self._first)())
+
+
+def runner(stage: Any) -> OverAll:
+    """A stage as a function of an iterator. Raises UsageError for what is none."""
+    found: OverAll = getattr(stage, "run", stage)
+    if not callable(found):
+        raise UsageError(f"{stage!r} is no stage", hint="a function of an iterator")
+    return found
+
+
+def repr_of(stage: Any) -> str:
+    """What a stage is called."""
+    while isinstance(stage, partial):
+        stage = stage.func
+    name = getattr(stage, "__name__", None)
+    if name is None or name == "run":
+        stage = getattr(stage, "__self__", stage)
+        shown = repr(stage)
+        name = type(stage).__name__ if " object at 0x" in shown else shown
+    return str(name)
+
+
+class MockDataset(FluidWrapper):
+    """``length`` times the same sample."""
+
+    def __init__(self, sample: Any, length: int) -> None:
+        super().__init__([sample] * length)
+
+
+def with_epoch(dataset: Any, length: int) -> Any:
+    """``dataset.with_epoch(length)``."""
+    return _fluent(dataset).with_epoch(length)
+
+
+def with_length(dataset: Any, length: int) -> Any:
+    """``dataset.with_length(length)``."""
+    return _fluent(dataset).with_length(length)
+
+
+def repeatedly(source: Iterable[Any], nepochs: int | None = None, nbatches: int | None = None) -> Any:
+    """``source.repeat(...)``."""
+    return _fluent(source).repeat(nepochs or -1, nbatches or -1)
+
+
+def _fluent(dataset: Any) -> Any:
+    return dataset if isinstance(dataset, Fluent) else FluidWrapper(dataset)

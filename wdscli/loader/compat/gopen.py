@@ -1,0 +1,143 @@
+"""webdataset's ``gopen``: a file object for any address that wdscli reads or writes.
+
+What it is: :func:`gopen`, :data:`gopen_schemes`, ``reader`` and ``rewrite_url``. How: files of this machine are opened
+as such; anything else is read and written by :mod:`wdscli.storage`, through a file object. A function that is put into
+``gopen_schemes`` opens addresses of its scheme for ``gopen``, ``url_opener`` and ``tarfile_samples``; ``WebDataset`` of
+such addresses refuses. It must not know archives.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from wdscli.errors import UsageError
+from wdscli.loader.compat import utils
+from wdscli.storage import Sink, Source, is_local, local_path, open_sink, open_source, scheme
+
+__all__ = ["gopen", "gopen_schemes", "reader", "rewrite_url"]
+
+
+class SecurityError(UsageError, ValueError):
+    """What WDS_SECURE, or ``utils.enforce_security``, does not allow."""
+
+
+class _Schemes(dict[str, Callable[..., Any]]):
+    """Functions of (address, mode, size of the buffer) by scheme, of the user's own."""
+
+    def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
+        warnings.warn(
+            f"gopen_schemes[{name!r}] is for gopen() and url_opener(); WebDataset opens {name}: addresses itself",
+            stacklevel=2,
+        )
+        super().__setitem__(name, function)
+
+
+gopen_schemes = _Schemes()
+
+
+class _Reader(io.RawIOBase):
+    """The bytes of a source, as a file."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._position = source, 0
+        self.name = source.name
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._source.read_some(self._position, len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._source.close()
+        super().close()
+
+
+class _Writer(io.RawIOBase):
+    """A sink as a file, which stands under its name once it is closed, and not when the ``with`` block failed."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.name = sink.name
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return self._sink.write(bytes(data))
+
+    def close(self) -> None:
+        if not self.closed:
+            self._sink.commit()
+        super().close()
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if kind is not None:
+            self._sink.discard()
+            super().close()
+        self.close()
+
+    def __del__(self) -> None:
+        # What was forgotten was not committed.
+        self._sink.discard()
+
+
+def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
+    """A file object that reads (``mode="rb"``) or writes (``"wb"``) ``url``: a path, ``-``, ``pipe:CMD``, ``file:``,
+    ``http:``, ``s3:`` and whatever else wdscli reads. What is remote stands under its name once it is closed."""
+    if mode not in ("rb", "wb"):
+        raise UsageError(f'gopen(mode="{mode}")', hint='"rb" or "wb"')
+    if url == "-":
+        return sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
+    url = rewrite_url(url)
+    kind = scheme(url)
+    _check_allowed(url, kind)
+    if kind in gopen_schemes:
+        return gopen_schemes[kind](url, mode, bufsize, **kw)
+    if kw:
+        raise UsageError(f"gopen({', '.join(kw)}=): no such option")
+    if url.startswith("file:"):
+        url = urlsplit(url).path
+    if is_local(url):
+        return open(local_path(url), mode)
+    if mode == "wb":
+        return _Writer(open_sink(url, force=True, packed=True))
+    return io.BufferedReader(_Reader(open_source(url, decompress=False)), max(bufsize, 1 << 16))
+
+
+def _check_allowed(url: str, kind: str) -> None:
+    if utils.enforce_security and kind == "pipe":
+        raise SecurityError("gopen_pipe: unsafe_gopen is False, cannot open pipe URLs")
+    if utils.enforce_security and (is_local(url) or url.startswith("file:")):
+        raise SecurityError("gopen: unsafe_gopen is False, cannot open local files")
+
+
+def rewrite_url(url: str) -> str:
+    """``url`` as the variable ``GOPEN_REWRITE`` (``old=new;...``, patterns at the start) changes it."""
+    rules = os.environ.get("GOPEN_REWRITE")
+    if rules is None:
+        return url
+    if utils.enforce_security:
+        said = "unsafe_gopen is False, cannot rewrite URLs using environment variables"
+        raise SecurityError(f"rewrite_url: {said}")
+    for old, new in (rule.split("=", 1) for rule in rules.split(";")):
+        changed = re.sub("^" + old, new, url)
+        if changed != url:
+            return changed
+    return url
+
+
+def reader(url: str, **kw: Any) -> Any:
+    """``gopen(url, "rb")``."""
+    return gopen(url, "rb", **kw)

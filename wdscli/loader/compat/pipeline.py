@@ -1,0 +1,111 @@
+"""webdataset's pipelines of stages: ``DataPipeline(SimpleShardList(urls), ..., shuffle(1000), decode("pil"), ...)``.
+
+What it is: :class:`DataPipeline`. How: what the exact engine understands becomes a
+:class:`~wdscli.loader.webdataset.WebDataset`, so that a pipeline is as exact as the methods; anything else runs as it
+is written, as plain generators. It must not know what stages do.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import Any
+
+from wdscli.loader.compat.extradatasets import FluidWrapper
+from wdscli.loader.compat.filters import detshuffle
+from wdscli.loader.compat.shardlists import ResampledShards, SimpleShardList
+from wdscli.loader.compat.tariterators import OPENS, tarfile_samples
+from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.place.splitters import Splitter
+from wdscli.loader.torch_loader import WebLoader
+from wdscli.loader.webdataset import WebDataset
+
+__all__ = ["DataPipeline"]
+
+
+class DataPipeline(FluidWrapper, ABC):
+    """Stages one after the other. The first begins: a list of shards, a dataset, anything else that can be iterated, or
+    a function without arguments that gives an iterator. Each of the others takes an iterator and gives one: stages such
+    as ``wds.decode("pil")``, generator functions, objects with ``run``. Lists of stages are taken one by one, None is
+    passed over.
+
+    ``SimpleShardList`` or ``ResampledShards``, then splitters and shuffles of shards, ``tarfile_to_samples()``, and
+    whatever stages behind it, are a :class:`~wdscli.loader.webdataset.WebDataset`: ranks, workers and a state are
+    exact.
+    Any other pipeline runs as plain generators in each worker, with webdataset's meaning: who splits nothing reads all
+    of it in every worker and rank, and ``state_dict()`` is refused. Printing it says which of the two it is.
+    """
+
+    def __new__(cls, *args: Any, **kw: Any) -> Any:
+        stages = _stages(args)
+        if cls is DataPipeline and stages:
+            found = _exact(stages[0], stages[1:])
+            if found is not None:
+                return found
+        return object.__new__(cls)
+
+    def __init__(self, *args: Any) -> None:
+        stages = _stages(args)
+        super().__init__(stages[0] if stages else ())
+        self.is_begun = bool(stages)
+        if stages[1:]:
+            self.append(stages[1:])
+
+    def compose(self, *args: Any) -> Any:
+        """More stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``. The
+        first begins where there is none yet."""
+        stages = _stages(args)
+        if self.is_begun or not stages:
+            return super().compose(*stages)
+        return self._with(initial=stages[0], is_begun=True).compose(*stages[1:])
+
+
+# As there, what has the methods is a pipeline.
+DataPipeline.register(PositionDataset)
+DataPipeline.register(WebLoader)
+
+
+def _stages(args: Any) -> list[Any]:
+    return [one for arg in args if arg is not None for one in (arg if isinstance(arg, list) else [arg])]
+
+
+def _exact(first: Any, rest: list[Any]) -> Any:
+    """The dataset that is the same, if there is one."""
+    if isinstance(first, (PositionDataset, WebLoader)):
+        return first.compose(*rest)
+    resampled = type(first) is ResampledShards and first.is_exact
+    opens = next((at for at, stage in enumerate(rest) if _opens(stage)), None)
+    if opens is None or not (type(first) is SimpleShardList or resampled):
+        return None
+    before, opener, after = rest[:opens], rest[opens], rest[opens + 1 :]
+    mixes = [_mixes(stage) for stage in before]
+    if not all(isinstance(stage, Splitter) or mix for stage, mix in zip(before, mixes)):
+        return None
+    if not all(getattr(stage, "is_order", True) for stage in after):
+        return None  # dice of one's own cannot be thrown again
+    is_mixed = any(mixes) or (not resampled and first.seed is not None)
+    data = WebDataset(
+        first.given,
+        shardshuffle=is_mixed or None,
+        resampled=resampled,
+        seed=first.seed,
+        nodesplitter=None,
+        workersplitter=None,
+        **_opening(getattr(opener, "kw", {})),
+    )
+    splitters = [stage for stage in before if isinstance(stage, Splitter)]
+    return data.compose(*splitters, *after)
+
+
+def _opens(stage: Any) -> bool:
+    return stage is tarfile_samples or getattr(stage, "method", None) == OPENS
+
+
+def _mixes(stage: Any) -> bool:
+    """Whether a stage of shards is another order of them, which needs no dice of its own."""
+    return isinstance(stage, detshuffle) or bool(
+        getattr(stage, "method", None) == "shuffle" and getattr(stage, "is_order", False)
+    )
+
+
+def _opening(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,304 @@
+"""webdataset's lists of shards: what yields ``{"url": ...}``, and who of several ranks and workers gets which.
+
+What it is: :class:`SimpleShardList`, :class:`ResampledShards` and :class:`MultiShardSample`, which begin a
+``DataPipeline``; :class:`DirectoryShardList`, a folder in which shards come and go; the splitters. How: a pipeline that
+the exact engine understands takes their addresses and does the rest by position; in any other they are iterated, and
+splitters split what they get. It must not know samples.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from glob import glob
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from wdscli.errors import InputError, UsageError
+from wdscli.loader.checks import Urls, addresses_of
+from wdscli.loader.compat.filters import FilterFunction
+from wdscli.loader.compat.utils import glob_with_braces, make_seed, pytorch_worker_seed
+from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.place.splitters import non_empty as non_empty
+from wdscli.loader.place.splitters import single_node_only as single_node_only
+from wdscli.loader.place.splitters import split_by_node as split_by_node
+from wdscli.loader.place.splitters import split_by_worker as split_by_worker
+from wdscli.loader.stages.plain import redrawn
+from wdscli.storage.patterns import BRACES, expand_braces
+
+__all__ = [
+    "DirectoryShardList",
+    "MultiShardSample",
+    "ResampledShardList",
+    "ResampledShards",
+    "SimpleShardList",
+    "envsubst",
+    "expand_source",
+    "expand_urls",
+    "non_empty",
+    "resampled",
+    "shardspec",
+    "single_node_only",
+    "split_by_node",
+    "split_by_worker",
+]
+
+
+def envsubst(s: str) -> str:
+    """``s`` with ``${NAME}`` replaced by the variable ``WDS_NAME`` of the environment."""
+    [address] = addresses_of(s)
+    return address
+
+
+def expand_urls(urls: str) -> list[str]:
+    """The addresses that a text stands for: parts between ``::``, ``${NAME}``, braces. Nothing is looked for."""
+    parts = addresses_of(urls.split("::"))
+    return [
+        url for part in parts for url in (expand_braces(part, UsageError) if BRACES.search(part) else [part])
+    ]
+
+
+def expand_source(source: Urls, max_urls: int = 10**9) -> list[str]:
+    """The addresses that a text or a list stands for, at most ``max_urls``."""
+    if isinstance(source, (str, os.PathLike)):
+        return expand_urls(os.fspath(source))
+    return addresses_of(islice(source, max_urls))
+
+
+class _Shards:
+    """What yields ``{"url": ...}``; torch's DataLoader takes it for an IterableDataset."""
+
+    __class__ = vars(PositionDataset)["__class__"]
+    urls: list[str]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.urls)} shards)"
+
+
+class SimpleShardList(_Shards):
+    """The shards that ``urls`` name, a text with braces or a list; mixed by ``seed`` when one is given, True for one
+    that is drawn. In a pipeline of shards it begins, ``urls`` may be all that ``WebDataset`` takes."""
+
+    def __init__(self, urls: Urls, seed: int | bool | None = None) -> None:
+        self.given: Any = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
+        self.urls = expand_source(self.given)
+        self.seed = Random().getrandbits(32) if seed is True else seed
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        urls = list(self.urls)
+        if self.seed is not None:
+            Random(self.seed).shuffle(urls)
+        return ({"url": url} for url in urls)
+
+
+class ResampledShards(_Shards):
+    """Shards drawn at random, ``nshards`` of them or without end. In a pipeline that the exact engine runs, without
+    ``nshards``, every sample comes once before any comes again."""
+
+    def __init__(
+        self,
+        urls: Urls,
+        nshards: int | None = None,
+        seed: int = 0,
+        worker_seed: Callable[[], int] | None = None,
+        deterministic: bool = False,
+        max_urls: int = 10**6,
+        empty_check: bool = True,
+    ) -> None:
+        self.given: Any = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
+        self.urls = expand_source(self.given, max_urls)
+        if empty_check and not self.urls:
+            raise InputError("ResampledShards() of no shards", hint="empty_check=False makes that no error")
+        self.nshards, self.seed, self.deterministic = nshards, seed, deterministic
+        self.worker_seed = worker_seed or pytorch_worker_seed
+        self.epoch = -1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether an order without end stands for the draws."""
+        return self.nshards is None and self.worker_seed is pytorch_worker_seed
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.epoch += 1
+        seed = make_seed(self.worker_seed(), self.epoch, self.seed) if self.deterministic else None
+        dice, given = Random(seed), 0
+        while self.urls and (self.nshards is None or given < self.nshards):
+            yield {"url": dice.choice(self.urls)}
+            given += 1
+
+
+ResampledShardList = ResampledShards
+
+
+def resampled(n: int | None = None) -> FilterFunction:
+    """A stage that draws ``n`` of what it gets, each from all of it; without end for None."""
+    return FilterFunction(redrawn, n)
+
+
+class MultiShardSample(_Shards):
+    """Shards of several sets in one order, as a specification says: a dict, or a YAML file, with ``datasets``, of which
+    each has ``shards`` and maybe ``resample`` or ``choose``, and ``prefix`` and ``buckets``."""
+
+    def __init__(self, fname: str | dict[str, Any]) -> None:
+        spec = fname if isinstance(fname, dict) else _yaml(fname)
+        _want_names(spec, "prefix datasets buckets")
+        self.sources = [_source(spec, one) for one in spec["datasets"]]
+        self.urls = [url for urls, _, _ in self.sources for url in urls]
+        self.epoch = -1
+        self.rng = Random()
+
+    def set_epoch(self, seed: int) -> None:
+        """The seed of the next epoch, for all ranks the same."""
+        self.rng = Random(seed)
+
+    def get_shards_for_epoch(self) -> list[str]:
+        """The shards of one epoch."""
+        found: list[str] = []
+        for urls, resample, choose in self.sources:
+            if resample > 0:
+                found += self.rng.choices(urls, k=resample)
+            else:
+                found += self.rng.sample(urls, choose) if choose > 0 else urls
+        self.rng.shuffle(found)
+        return found
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({"url": url} for url in self.get_shards_for_epoch())
+
+
+def _yaml(path: str) -> dict[str, Any]:
+    try:
+        yaml: Any = import_module("yaml")
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"{path} is YAML, and no reader of YAML is installed", hint="pip install pyyaml"
+        ) from None
+    with open(path) as file:
+        spec: dict[str, Any] = yaml.safe_load(file)
+    return spec
+
+
+def _want_names(spec: dict[str, Any], names: str) -> None:
+    unknown = set(spec) - set(names.split())
+    if unknown:
+        raise UsageError(f"a specification has no {', '.join(sorted(unknown))}", hint=names)
+
+
+def _source(spec: dict[str, Any], one: dict[str, Any]) -> tuple[list[str], int, int]:
+    """Addresses of a set, how many of them are drawn, and how many are chosen; 0 for all."""
+    _want_names(one, "buckets name shards resample choose")
+    buckets = one.get("buckets", spec.get("buckets")) or [""]
+    buckets = [buckets] if isinstance(buckets, str) else buckets
+    if len(buckets) > 1:
+        raise UsageError("a set of several buckets in a specification", hint="one set for each")
+    shards = [one["shards"]] if isinstance(one["shards"], str) else one["shards"]
+    parts = [_variables(part) for part in (spec.get("prefix", ""), buckets[0])]
+    names = [name for shard in shards for name in expand_braces(_variables(shard), UsageError)]
+    urls = [parts[0] + os.path.join(parts[1], name) for name in names]
+    resample, choose = int(one.get("resample", 0)), int(one.get("choose", 0))
+    if (resample > 0 and choose > 0) or choose > len(urls):
+        raise UsageError(f"choose: {choose}, resample: {resample} of {len(urls)} shards in a specification")
+    return urls, max(0, resample), max(0, choose)
+
+
+def _variables(text: str) -> str:
+    return os.path.expanduser(os.path.expandvars(text))
+
+
+def shardspec(spec: str) -> _Shards:
+    """:class:`MultiShardSample` of a ``.yaml`` file, :class:`SimpleShardList` of anything else."""
+    return MultiShardSample(spec) if spec.endswith(".yaml") else SimpleShardList(spec)
+
+
+_OWNED = re.compile(r"^(.*)\._(\d+)_$")
+
+
+class DirectoryShardList(_Shards):
+    """Shards that come and go in a folder. One is taken by renaming it, and behind it put back (``mode="resample"``),
+    removed (``"unlink"``) or kept under another name (``"keep"``). ``poll`` seconds are between looks at a folder that
+    has none, None ends there; ``timeout`` seconds without one end it in any case."""
+
+    def __init__(
+        self,
+        path: str,
+        pattern: str = "*.{tar,tgz,tar.tgz}",
+        poll: float | None = 1,
+        timeout: float = 1e12,
+        mode: str = "resample",
+        select: str = "random",
+    ) -> None:
+        if not os.path.isdir(path) or not path.endswith("/"):
+            raise UsageError(f"{path} is no folder with a slash at its end")
+        if mode not in ("resample", "unlink", "keep") or select not in ("random", "oldest"):
+            raise UsageError(
+                f"DirectoryShardList(mode={mode!r}, select={select!r})",
+                hint='mode "resample", "unlink" or "keep"; select "random" or "oldest"',
+            )
+        self.path, self.pattern, self.poll, self.timeout = path, pattern, poll, timeout
+        self.mode, self.select = mode, select
+        self._dice = Random()
+
+    @property
+    def urls(self) -> list[str]:  # type: ignore[override]
+        """What is there now."""
+        return sorted(glob_with_braces(self.path + self.pattern))
+
+    def recycle(self, activename: str) -> None:
+        """Do with a shard that was read what ``mode`` says."""
+        path = Path(activename)
+        if self.mode == "unlink":
+            path.unlink()
+        else:
+            path.rename(path.with_suffix("._done_" if self.mode == "keep" else ""))
+
+    def cleanup_files_without_processes(self) -> None:
+        """Give back what processes that are gone had taken."""
+        for path in glob(self.path + "*._*_"):
+            owner = _OWNED.match(path)
+            if owner and not Path(f"/proc/{owner[2]}").exists() and not _is_alive(int(owner[2])):
+                self.recycle(path)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        last = time.monotonic()
+        while time.monotonic() - last < self.timeout:
+            shards = self.urls
+            taken = self._taken(shards) if shards else None
+            if taken is None:
+                if self.poll is None:
+                    return
+                time.sleep(self.poll)
+                continue
+            yield {"url": taken}
+            self.recycle(taken)
+            self.cleanup_files_without_processes()
+            last = time.monotonic()
+
+    def _taken(self, shards: list[str]) -> str | None:
+        oldest = self.select == "oldest"
+        chosen = (
+            min(shards, key=lambda path: os.stat(path).st_mtime_ns) if oldest else self._dice.choice(shards)
+        )
+        try:
+            os.rename(chosen, f"{chosen}._{os.getpid()}_")
+        except FileNotFoundError:  # another process was first
+            return None
+        return f"{chosen}._{os.getpid()}_"
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError:
+        return False
+    return True

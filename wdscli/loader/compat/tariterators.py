@@ -1,0 +1,302 @@
+"""webdataset's steps from addresses of shards to samples, as generators: opened, cut into members, grouped.
+
+What it is: :func:`tarfile_samples`, which does all of it with wdscli's readers, and the steps one by one,
+:func:`url_opener`, :func:`tar_file_expander` and :func:`group_by_keys`, for pipelines that replace one of them. How:
+the archive is read by :mod:`wdscli.tar`, with its checks; what is damaged is an error that a handler is asked about.
+``tarfile_samples`` gives the whole samples in front of the damage and counts what is lost; in steps, as in webdataset,
+what was read of the sample at the damage is given as if it were whole. It must not know who reads which shard.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Set
+from typing import Any
+
+from wdscli.errors import DataError, StorageError, UsageError
+from wdscli.loader.checks import addresses_of
+from wdscli.loader.compat.filters import Stage
+from wdscli.loader.compat.gopen import gopen, gopen_schemes
+from wdscli.loader.read.failures import Failed, Policy
+from wdscli.loader.stages.flow import DROPPED
+from wdscli.loader.stages.handlers import Guard, Handler, StopEpoch, reraise_exception
+from wdscli.loader.stages.per_sample import Files
+from wdscli.loader.stats import Counts
+from wdscli.model import Sample, to_bytes, to_text
+from wdscli.samples import Grouper, iter_samples, split_name
+from wdscli.storage import Source, open_source, scheme
+from wdscli.storage.compressed import decompressed
+from wdscli.storage.streams import StreamSource
+from wdscli.tar import DIRECTORY, KIND_MASK, REGULAR, scan
+
+Choose = Callable[[str], bool] | None
+Rename = Callable[[str], str] | None
+HEAD_BYTES = 512
+"""One block: enough to tell a compressed stream from a tar."""
+__all__ = [
+    "base_plus_ext",
+    "group_by_keys",
+    "shardlist",
+    "tar_file_expander",
+    "tar_file_iterator",
+    "tarfile_samples",
+    "tarfile_to_samples",
+    "url_opener",
+    "valid_sample",
+]
+
+
+def base_plus_ext(path: str) -> tuple[str | None, str | None]:
+    """Key and field of a member's name, (None, None) for one that is of no sample."""
+    parts = split_name(to_bytes(path))
+    return (None, None) if parts is None else (to_text(parts[0]), to_text(parts[1]))
+
+
+def valid_sample(sample: Any) -> bool:
+    """Whether ``sample`` is a dict with something in it, and not marked ``__bad__``."""
+    return isinstance(sample, dict) and bool(sample) and not sample.get("__bad__", False)
+
+
+def shardlist(urls: Any, *, shuffle: bool = False) -> Iterator[dict[str, Any]]:
+    """``{"url": ...}`` of each address."""
+    from wdscli.loader.compat.shardlists import SimpleShardList
+
+    return iter(SimpleShardList(urls, seed=True if shuffle else None))
+
+
+def url_opener(
+    data: Iterable[dict[str, Any]], handler: Handler = reraise_exception, **kw: Any
+) -> Iterator[dict[str, Any]]:
+    """Each ``{"url": ...}`` with its ``stream``, a file object."""
+    for sample in data:
+        try:
+            opened = {**sample, "stream": gopen(sample["url"], **kw)}
+        except Exception as error:
+            if handler(error):
+                continue
+            return
+        yield opened
+
+
+def tar_file_iterator(
+    fileobj: Any,
+    skip_meta: str | None = r"__[^/]*__($|/)",
+    handler: Handler = reraise_exception,
+    select_files: Choose = None,
+    rename_files: Rename = None,
+) -> Iterator[dict[str, Any]]:
+    """``{"fname": ..., "data": ...}`` of each file in an archive, which is a file object and may be compressed. Raises
+    DataError for one that is damaged; ``handler`` is asked about what the functions raise."""
+    with _source_of(fileobj) as source:
+        for name, data in _members(source):
+            if skip_meta is not None and re.match(skip_meta, name):
+                continue
+            try:
+                name = name if rename_files is None else rename_files(name)
+                is_wanted = select_files is None or select_files(name)
+            except Exception as error:
+                if handler(error):
+                    continue
+                return
+            if is_wanted:
+                yield {"fname": name, "data": data}
+
+
+class _File:
+    """A file object as a raw reader. Who opened it closes it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, length: int, /) -> bytes:
+        data: bytes = self._file.read(length)
+        return data
+
+    def close(self) -> None:
+        pass
+
+
+def _source_of(file: Any) -> Source:
+    source = StreamSource(str(getattr(file, "name", "a file object")), _File(file))
+    return decompressed(source, source.peek(HEAD_BYTES))
+
+
+def _members(source: Source) -> Iterator[tuple[str, bytes]]:
+    """Name and payload of each file. Raises DataError for links, devices and sparse files."""
+    grouper = Grouper(source.name)
+    for window in scan(source, payloads=True):
+        names, starts, _, sizes, flags = window.columns
+        for row, name in enumerate(names):
+            kind = flags[row] & KIND_MASK
+            if kind not in (REGULAR, DIRECTORY):
+                grouper.ignore(name, kind, starts[row], sizes[row])
+            elif kind == REGULAR:
+                yield to_text(name), window.payload(row)
+
+
+def tar_file_expander(
+    data: Iterable[dict[str, Any]],
+    handler: Handler = reraise_exception,
+    select_files: Choose = None,
+    rename_files: Rename = None,
+    eof_value: Any = {},  # noqa: B006
+) -> Iterator[dict[str, Any]]:
+    """The files of archives, which are ``{"url": ..., "stream": ...}``, each with ``__url__``; behind each archive
+    ``eof_value``, unless that is None."""
+    for source in data:
+        more = {"__url__": source["url"]}
+        if source.get("local_path") is not None:
+            more["__local_path__"] = source["local_path"]
+        try:
+            files = tar_file_iterator(
+                source["stream"], handler=handler, select_files=select_files, rename_files=rename_files
+            )
+            for file in files:
+                yield {**file, **more}
+        except Exception as error:
+            if handler(error):
+                continue
+            return
+        if eof_value is not None:
+            yield _End() if eof_value == {} else eof_value
+
+
+class _End(dict[str, Any]):
+    """The end of an archive: an empty dict, as webdataset's. Code of before there was one, such as open_clip's, looks
+    for a name in it, and finds one that is of no sample."""
+
+    def __missing__(self, name: str) -> Any:
+        return b"" if name == "data" else ""
+
+
+def group_by_keys(
+    data: Iterable[dict[str, Any]],
+    keys: Callable[[str], tuple[str | None, str | None]] = base_plus_ext,
+    lcase: bool = True,
+    suffixes: Set[str] | None = None,
+    handler: Handler = reraise_exception,
+) -> Iterator[dict[str, Any]]:
+    """Samples of files that are neighbours and have one key. ``handler`` is asked about a field that comes twice."""
+    sample: dict[str, Any] | None = None
+    for file in data:
+        key, field = keys(file["fname"]) if file else (None, None)
+        if file and (key is None or field is None):
+            continue
+        if sample is not None and (not file or key != sample["__key__"]):
+            if valid_sample(sample):
+                yield sample
+            sample = None
+        if not file or field is None:
+            continue
+        field = field.lower() if lcase else field
+        sample = sample or {"__key__": key, "__url__": file["__url__"]}
+        if field in sample:
+            if handler(_twice(file, field)):
+                continue
+            break
+        if suffixes is None or field in suffixes:
+            sample[field] = file["data"]
+        if "__local_path__" in file:
+            sample["__local_path__"] = file["__local_path__"]
+    if sample is not None and valid_sample(sample):
+        yield sample
+
+
+def _twice(file: dict[str, Any], field: str) -> DataError:
+    said = f'field "{field}" comes twice in one sample'
+    return DataError(said, code="duplicate-field", shard=file["__url__"], member=file["fname"])
+
+
+def tarfile_samples(
+    src: Iterable[dict[str, Any]],
+    handler: Handler = reraise_exception,
+    select_files: Choose = None,
+    rename_files: Rename = None,
+) -> Iterator[dict[str, Any]]:
+    """The samples of shards that are ``{"url": ...}``. ``handler`` is asked about a shard that cannot be read to its
+    end; the whole samples in front of the damage come."""
+    return _Samples(handler, select_files, rename_files, Counts())(src)
+
+
+def tarfile_to_samples(
+    handler: Handler = reraise_exception, select_files: Choose = None, rename_files: Rename = None
+) -> Stage:
+    """The stage that opens shards and gives their samples. ``handler`` is asked about a shard that cannot be read to
+    its end, ``select_files`` and ``rename_files`` are functions of members' names."""
+    return _Opening(handler=handler, select_files=select_files, rename_files=rename_files)
+
+
+OPENS = "tarfile_to_samples"
+
+
+class _Opening(Stage):
+    """Shards to samples."""
+
+    def __init__(self, **kw: Any) -> None:
+        super().__init__(OPENS, **kw)
+        self.f = tarfile_samples
+
+    def counted_in(self, counts: Counts) -> Any:
+        """The same as a function of shards, which counts what is lost."""
+        return _Samples(**self.kw, counts=counts)
+
+
+class _Samples:
+    """Shards to samples, counting what is lost."""
+
+    __name__ = OPENS
+
+    def __init__(self, handler: Handler, select_files: Choose, rename_files: Rename, counts: Counts) -> None:
+        self._policy = Policy("raise", counts, handler)
+        self._files: Files | None = None
+        if select_files is not None or rename_files is not None:
+            self._files = Files(select_files, rename_files)
+            self._files.guard = Guard("select_files", handler, counts)
+
+    def __call__(self, shards: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for shard in shards:
+            if not isinstance(shard, dict) or "url" not in shard:
+                raise UsageError(
+                    f'tarfile_to_samples() of {shard!r:.80}: shards are {{"url": ...}}',
+                    hint="SimpleShardList(urls), or a generator that yields {'url': ...}",
+                )
+            try:
+                yield from self._of_shard(shard)
+            except StopEpoch:
+                return
+            except (DataError, StorageError) as error:
+                if self._is_end(Failed(error, shard["url"])):
+                    return
+
+    def _is_end(self, failed: Failed) -> bool:
+        try:
+            self._policy.leave_out(failed)
+        except StopEpoch:
+            return True
+        return False
+
+    def _of_shard(self, shard: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        with _opened(shard) as source:
+            for sample in iter_samples(source):
+                raw = self._raw(sample, shard)
+                if raw is not DROPPED:
+                    yield raw
+
+    def _raw(self, sample: Sample, shard: dict[str, Any]) -> Any:
+        raw: dict[str, Any] = {"__key__": sample.key, "__url__": shard["url"]}
+        if shard.get("local_path") is not None:
+            raw["__local_path__"] = shard["local_path"]
+        lower = [field.lower() for field in sample.fields]
+        for field, (spelling, payload) in zip(lower, sample.fields.items()):
+            raw[spelling if self._files is not None or lower.count(field) > 1 else field] = payload
+        return raw if self._files is None else self._files(raw)
+
+
+def _opened(shard: dict[str, Any]) -> Source:
+    """A shard's bytes: of its ``stream`` where it is open, else of its address."""
+    if "stream" in shard:
+        return _source_of(shard["stream"])
+    [address] = addresses_of(shard["url"])
+    if scheme(address) in gopen_schemes:
+        return _source_of(gopen(address))
+    return open_source(address)

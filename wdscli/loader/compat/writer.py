@@ -1,0 +1,60 @@
+"""webdataset's writers and encoders, by their module's name there. See :mod:`~wdscli.loader.write.writing`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wdscli.codecs.encode import ENCODERS as default_handlers
+from wdscli.codecs.encode import encode_bundle as tenbin_dumps
+from wdscli.codecs.encode import encode_cbor as cbor_dumps
+from wdscli.codecs.encode import encode_field, encode_image
+from wdscli.codecs.encode import encode_msgpack as mp_dumps
+from wdscli.codecs.encode import encode_npz as numpy_npz_dumps
+from wdscli.codecs.encode import make_encoder as make_encoder
+from wdscli.codecs.encode import numpy_dumps as numpy_dumps
+from wdscli.codecs.encode import torch_dumps as torch_dumps
+from wdscli.loader.write.writing import ShardWriter as ShardWriter
+from wdscli.loader.write.writing import TarWriter as TarWriter
+
+__all__ = [
+    "ShardWriter",
+    "TarWriter",
+    "bytestr",
+    "cbor_dumps",
+    "default_handlers",
+    "encode_based_on_extension",
+    "encode_based_on_extension1",
+    "imageencoder",
+    "make_encoder",
+    "make_handlers",
+    "mp_dumps",
+    "numpy_dumps",
+    "numpy_npz_dumps",
+    "tenbin_dumps",
+    "torch_dumps",
+]
+
+
+def imageencoder(image: Any, format: str = "PNG") -> bytes:
+    """A picture, Pillow's or an array, as a file."""
+    return encode_image(image, format.lower())
+
+
+def bytestr(data: Any) -> bytes:
+    """``data`` as ASCII."""
+    return data if isinstance(data, bytes) else str(data).encode("ascii")
+
+
+def make_handlers() -> dict[str, Any]:
+    """Encoders by extension."""
+    return dict(default_handlers)
+
+
+def encode_based_on_extension1(data: Any, tname: str, handlers: Any) -> Any:
+    """One value, encoded as its field's extension says."""
+    return data if tname.startswith("_") else encode_field(data, tname, handlers)
+
+
+def encode_based_on_extension(sample: dict[str, Any], handlers: Any) -> dict[str, Any]:
+    """All values of a sample, encoded as their fields' extensions say."""
+    return {name: encode_based_on_extension1(value, name, handlers) for name, value in sample.items()}

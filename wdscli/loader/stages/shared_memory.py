@@ -1,0 +1,308 @@
+"""Shared memory that is used again: how large columns of a batch cross from a DataLoader's worker to the trainer.
+
+What it is: :class:`Lender`, of a worker, which writes arrays and bytes into segments of shared memory, and
+:func:`received`, which finds them in the process that takes the batches; :func:`use_here` lets what a worker pickles
+go this way. Why: torch makes new shared memory for each tensor, and its pages have to be cleared by the kernel and
+mapped by both processes, which takes several times as long as to copy what is in them. How: a segment is a file in
+memory that has no name, so that nothing is left of it when both processes are gone, and that takes nothing of
+``/dev/shm``. Its descriptor crosses once, then only its number. The first byte of its first page says that the receiver
+refers to what is in it; when nothing there does any more the receiver clears it, and the worker writes there again. A
+batch that is kept is kept: its segment is not used again. A column that is collated into a segment from the beginning
+(:func:`shared_array`) crosses without a copy. Where a system has no such files, or a worker has lent too many, pickles
+go the usual way. It must not know what is in a batch.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wdscli.loader.place.ranks import in_worker
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import numpy
+    from numpy.typing import NDArray
+
+    Bytes: TypeAlias = NDArray[numpy.uint8]
+
+SHARED_FROM_BYTES = 1 << 17
+"""From here on a segment costs less than a pipe."""
+HEADER_BYTES = mmap.PAGESIZE
+MOST_SEGMENTS = 64
+"""Of a worker; each is an open file."""
+BUFFERS_PER_WRITE = 512
+"""What one system call takes for sure."""
+
+
+class Loan:
+    """The memory of an array in a segment, for numpy; ``ended`` is called when nothing refers to it any more."""
+
+    def __init__(self, memory: mmap.mmap, size_bytes: int, ended: Callable[[], None]) -> None:
+        import numpy
+
+        address = numpy.frombuffer(memory, numpy.uint8).ctypes.data + HEADER_BYTES
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size_bytes,),
+            "data": (address, False),
+        }
+        self._memory, self._ended = memory, ended
+
+    def __del__(self) -> None:
+        self._ended()
+
+
+class Segment:
+    """Shared memory of a worker, its ``number``-th, with room for ``room`` bytes."""
+
+    def __init__(self, number: int, room: int) -> None:
+        self.number, self.room = number, room
+        self.file = os.memfd_create("wdscli-batch", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.file, HEADER_BYTES + room)
+            self.memory = mmap.mmap(self.file, HEADER_BYTES + room)
+        except BaseException:
+            os.close(self.file)
+            raise
+        self.is_lent = False
+        """Whether an array of this process lies here."""
+        self.was_sent = False
+        """Whether that array is the receiver's, too."""
+        self.is_known = False
+        """Whether the receiver has the file."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether neither process refers to what is here."""
+        return not (self.is_lent or self.memory[0])
+
+    def lend(self, size_bytes: int) -> Bytes:
+        """The memory as an array of bytes of this process."""
+        import numpy
+
+        self.is_lent = True
+        array: Bytes = numpy.asarray(Loan(self.memory, size_bytes, self._end))
+        return array
+
+    def _end(self) -> None:
+        self.was_sent = False
+        self.is_lent = False
+
+    def write(self, parts: Sequence[Any]) -> None:
+        """Fill it with these bytes, one part after the other. Pages written so need not be mapped. Raises OSError."""
+        at = HEADER_BYTES
+        for first in range(0, len(parts), BUFFERS_PER_WRITE):
+            some = parts[first : first + BUFFERS_PER_WRITE]
+            size = sum(map(len, some))
+            if size and os.pwritev(self.file, some, at) != size:
+                raise OSError("shared memory is full")
+            at += size
+
+
+class Sent(NamedTuple):
+    """What crosses: ``size_bytes`` in segment ``number`` of a worker; ``file`` when the receiver has not got it yet."""
+
+    process: int
+    token: bytes
+    number: int
+    size_bytes: int
+    file: Any
+
+
+class Lender:
+    """The segments of this process."""
+
+    def __init__(self) -> None:
+        self.process, self._token = os.getpid(), os.urandom(8)
+        self._segments: list[Segment] = []
+        self._lent: dict[int, Segment] = {}
+        """Segments by the address of their memory."""
+        self._lock = Lock()
+
+    def array(self, size_bytes: int) -> Bytes | None:
+        """Memory for an array that will cross without a copy; None where there is none."""
+        with self._lock:
+            segment = self._free(size_bytes)
+            if segment is None:
+                return None
+            array = segment.lend(size_bytes)
+        self._lent[array.ctypes.data] = segment
+        return array
+
+    def lent(self, array: Bytes) -> Sent | None:
+        """What crosses for an array: it lies in a segment, or is written to one. None where there is none."""
+        with self._lock:
+            segment = self._lent.get(array.ctypes.data)
+            if segment is not None and segment.is_lent and not segment.was_sent:
+                segment.was_sent = True
+                return self._sent(segment, len(array))
+        return self.written([memoryview(array)], len(array))
+
+    def written(self, parts: Sequence[Any], size_bytes: int) -> Sent | None:
+        """What crosses for bytes, one part after the other. None where there is no memory for them."""
+        with self._lock:
+            segment = self._free(size_bytes)
+            if segment is None:
+                return None
+            sent = self._sent(segment, size_bytes)
+        try:
+            segment.write(parts)
+        except OSError:
+            segment.memory[0], segment.is_known = 0, False
+            return None
+        return sent
+
+    def _free(self, size_bytes: int) -> Segment | None:
+        room = 1 << max(size_bytes - 1, SHARED_FROM_BYTES - 1).bit_length()
+        for segment in self._segments:
+            if segment.room == room and segment.is_free:
+                return segment
+        if len(self._segments) >= MOST_SEGMENTS:
+            return None
+        try:
+            segment = Segment(len(self._segments), room)
+        except (AttributeError, OSError):  # no such files in this system, or no more of them
+            return None
+        self._segments.append(segment)
+        return segment
+
+    def _sent(self, segment: Segment, size_bytes: int) -> Sent:
+        from multiprocessing.reduction import DupFd
+
+        segment.memory[0] = 1
+        file = None if segment.is_known else DupFd(segment.file)
+        segment.is_known = True
+        return Sent(self.process, self._token, segment.number, size_bytes, file)
+
+
+_lenders: list[Lender] = []
+
+
+def lender() -> Lender | None:
+    """That of this process, when it is a DataLoader's worker."""
+    if not in_worker():
+        return None
+    if not _lenders or _lenders[0].process != os.getpid():
+        _lenders[:] = [Lender()]
+    return _lenders[0]
+
+
+class _Maps(NamedTuple):
+    """The segments of one worker that this process has mapped, by number."""
+
+    process: int
+    segments: dict[int, mmap.mmap]
+
+
+_received: dict[bytes, _Maps] = {}
+
+
+def received(sent: Sent) -> Bytes:
+    """What was sent, as an array of bytes that may be changed; its memory is the worker's again when nothing refers to
+    the array any more."""
+    import numpy
+
+    maps = _received.get(sent.token)
+    if maps is None:
+        maps = _received[sent.token] = _Maps(sent.process, {})
+    if sent.file is not None:
+        file = sent.file.detach()
+        try:
+            maps.segments[sent.number] = mmap.mmap(file, 0)
+        finally:
+            os.close(file)
+    memory, process = maps.segments[sent.number], os.getpid()
+
+    def ended() -> None:
+        if os.getpid() == process:  # not in one that was forked from here
+            memory[0] = 0
+            _forget_dead()
+
+    array: Bytes = numpy.asarray(Loan(memory, sent.size_bytes, ended))
+    return array
+
+
+def _forget_dead() -> None:
+    """Unmap what workers had that have ended."""
+    for token in tuple(_received):
+        maps = _received.get(token)
+        try:
+            if maps is not None:
+                os.kill(maps.process, 0)
+        except ProcessLookupError:
+            _received.pop(token, None)
+        except OSError:  # it is another user's: it is there
+            pass
+
+
+def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array for :func:`numpy.stack` and the like to write to, from which it crosses without a copy; None outside of
+    workers, for small ones, and where there is no memory for it."""
+    import math
+
+    size_bytes = math.prod(shape) * dtype.itemsize
+    mine = lender() if size_bytes >= SHARED_FROM_BYTES and not dtype.hasobject else None
+    array = None if mine is None else mine.array(size_bytes)
+    return None if array is None else array.view(dtype).reshape(shape)
+
+
+@cache
+def use_here() -> None:
+    """Let large arrays and tensors that this process, a worker, pickles for others cross in segments."""
+    from multiprocessing.reduction import ForkingPickler
+
+    import numpy
+    import torch
+
+    ForkingPickler.register(numpy.ndarray, _reduced_array)
+    ForkingPickler.register(torch.Tensor, _reduced_tensor)
+
+
+def _reduced_array(array: Any) -> Any:
+    is_plain = array.flags.c_contiguous and not array.dtype.hasobject
+    mine = lender() if is_plain and array.nbytes >= SHARED_FROM_BYTES else None
+    sent = None if mine is None else mine.lent(array.reshape(-1).view("u1"))
+    return array.__reduce__() if sent is None else (_array_of, (sent, array.dtype, array.shape))
+
+
+def _array_of(sent: Sent, dtype: Any, shape: tuple[int, ...]) -> Any:
+    return received(sent).view(dtype).reshape(shape)
+
+
+def _reduced_tensor(tensor: Any) -> Any:
+    import torch
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    mine = lender() if _is_plain(tensor) and tensor.nbytes >= SHARED_FROM_BYTES else None
+    sent = None if mine is None else mine.lent(tensor.reshape(-1).view(torch.uint8).numpy())
+    return reduce_tensor(tensor) if sent is None else (_tensor_of, (sent, tensor.dtype, tensor.shape))
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether a tensor is its bytes and nothing else, and shares them with no other."""
+    import torch
+
+    is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
+    if (
+        not is_dense
+        or not tensor.is_contiguous()
+        or tensor.requires_grad
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor.is_quantized
+    ):
+        return False
+    return bool(tensor.untyped_storage().nbytes() == tensor.nbytes and not tensor.is_shared())
+
+
+def _tensor_of(sent: Sent, dtype: Any, shape: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(received(sent)).view(dtype).view(shape)

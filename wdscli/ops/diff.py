@@ -1,0 +1,304 @@
+"""``diff``: two sets as data: what one has and the other has not, and what differs in what both have.
+
+What it is: :func:`diff`, which gives every :class:`Difference` to its caller and returns a :class:`DiffReport`. How:
+both sets are surveyed as for a plan, from their indexes where these are true; keys are matched by sorting their hashes.
+Samples of one key are then read from both sets as the copier reads them, some hundred at a time, in canonical form, so
+that what another tar writer did to headers is no difference; only where these bytes differ anybody looks why. Memory
+is that of two plans and 32 bytes for each sample of either set. Payloads are compared byte by byte: a checksum that a
+manifest holds may be older than its shard. It must not print.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wdscli.copy.copier import GatherTask, gathered_bytes, samples_of
+from wdscli.errors import DataError
+from wdscli.executors import make_executor, run_tasks, useful_jobs
+from wdscli.model import to_text
+from wdscli.plan.duplicates import Rereader
+from wdscli.plan.inputs import Input
+from wdscli.plan.orders import InputOrder
+from wdscli.plan.plan import ReorderPlan, make_plan
+from wdscli.plan.request import Request
+from wdscli.plan.scratch import Scratch
+from wdscli.plan.survey import SurveyTask
+from wdscli.plan.table import Ordered
+from wdscli.progress import QUIET, Progress
+from wdscli.samples import SampleBatch
+from wdscli.selection import Selection
+from wdscli.shards.writing import ShardSettings
+
+if TYPE_CHECKING:
+    from wdscli.plan.table import I64
+
+SLICE_SAMPLES = 512
+SLICE_BYTES = 1 << 23
+"""So much is compared in one task, but for a single sample that is more."""
+ONLY_A, ONLY_B, CHANGED = "only-a", "only-b", "changed"
+
+
+class Difference(NamedTuple):
+    """One sample that is not the same in both: ``kind`` is ``only-a``, ``only-b`` or ``changed``. ``added`` are fields
+    that only the second set has, ``gone`` those that only the first has, ``differ`` those of other payloads."""
+
+    kind: str
+    key: str
+    added: Sequence[str] = ()
+    gone: Sequence[str] = ()
+    differ: Sequence[str] = ()
+    reordered: bool = False
+    """The same fields in another order."""
+
+
+class DiffReport(NamedTuple):
+    """Counts of samples: of each set, in both, and of differences by kind. ``order`` and ``shards`` say in words how
+    the order of the samples in both, and the shards' boundaries, differ; empty where they do not, or nobody looked."""
+
+    samples_a: int
+    samples_b: int
+    both: int
+    only_a: int
+    only_b: int
+    changed: int
+    order: str
+    shards: str
+
+    @property
+    def same(self) -> bool:
+        """Whether there is no difference."""
+        return not (self.only_a or self.only_b or self.changed or self.order or self.shards)
+
+
+class _Match(NamedTuple):
+    """Rows of samples that both sets have, in the first set's order, and those that only one has, rising."""
+
+    rows_a: I64
+    rows_b: I64
+    only_a: I64
+    only_b: I64
+
+
+class DiffTask(NamedTuple):
+    """The same samples, so many, of two sets."""
+
+    a: GatherTask
+    b: GatherTask
+
+
+def diff(
+    a: str,
+    b: str,
+    each: Callable[[Difference], None],
+    *,
+    selection: Selection | None = None,
+    keys_only: bool = False,
+    ignore_order: bool = False,
+    jobs: int | None = None,
+    trust_addresses: bool = False,
+    progress: Progress = QUIET,
+) -> DiffReport:
+    """Compare the sets ``a`` and ``b``. ``each`` is called with every difference: samples of ``a`` alone, samples of
+    both that differ, samples of ``b`` alone, each in the order of its set. ``keys_only`` compares no fields and no
+    payloads; ``ignore_order`` neither order nor boundaries of shards, of
+    which the latter are compared where both sets have all keys.
+
+    Raises UsageError, InputError, and DataError also for a key that a set has twice.
+
+    >>> from wdscli.shards import ShardWriter
+    >>> folder = getfixture("tmp_path")
+    >>> for name, text in (("a", b"1"), ("b", b"2")):
+    ...     with ShardWriter(f"{folder}/{name}.tar") as writer:
+    ...         writer.write("n1", {"txt": text})
+    >>> report = diff(f"{folder}/a.tar", f"{folder}/b.tar", lambda found: print(found.key, found.differ))
+    n1 ['txt']
+    >>> report.changed, report.same
+    (1, False)
+    """
+    selection = selection or Selection()
+    with Scratch() as scratch, Scratch() as other:
+        plans = [
+            _planned(
+                Request(
+                    [text],
+                    "-",
+                    selection=selection,
+                    jobs=jobs,
+                    trust_addresses=trust_addresses,
+                    allow_empty=True,
+                ),
+                InputOrder("diff"),
+                where,
+                progress=progress,
+            )
+            for text, where in ((a, scratch), (b, other))
+        ]
+        match = _match(*plans)
+        for key in _keys(plans[0], match.only_a):
+            each(Difference(ONLY_A, key))
+        changed = 0
+        for found in () if keys_only else _changes(plans, match, selection, jobs, progress):
+            each(found)
+            changed += 1
+        for key in _keys(plans[1], match.only_b):
+            each(Difference(ONLY_B, key))
+        order = "" if ignore_order else _order(plans, match)
+        all_in_both = not (len(match.only_a) or len(match.only_b))
+        shards = _boundaries(plans) if all_in_both and not ignore_order else ""
+    return DiffReport(
+        plans[0].samples,
+        plans[1].samples,
+        len(match.rows_a),
+        len(match.only_a),
+        len(match.only_b),
+        changed,
+        order,
+        shards,
+    )
+
+
+def _planned(request: Request, order: InputOrder, scratch: Scratch, *, progress: Progress) -> ReorderPlan:
+    """The plan of a set, all of whose keys differ."""
+    try:
+        return make_plan(request, order, scratch, progress=progress)
+    except DataError as error:
+        if error.code == "duplicate-key":
+            error.hint = "samples are matched by key; `wds verify` lists those that repeat one"
+        raise
+
+
+def _match(a: ReorderPlan, b: ReorderPlan) -> _Match:
+    """By hash: a set has no key twice, and what is compared then shows names that share a hash."""
+    import numpy
+
+    keys_a, keys_b = (plan.ordered.column("key", 0, plan.samples) for plan in (a, b))
+    _, rows_a, rows_b = numpy.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
+    order = numpy.argsort(rows_a, kind="stable")
+    rows_a, rows_b = rows_a[order], rows_b[order]
+    only_a, only_b = (
+        numpy.setdiff1d(numpy.arange(plan.samples), rows, assume_unique=True)
+        for plan, rows in ((a, rows_a), (b, rows_b))
+    )
+    return _Match(rows_a, rows_b, only_a, only_b)
+
+
+def _keys(plan: ReorderPlan, rows: I64) -> Iterator[str]:
+    """The keys of some samples, from their headers or the index."""
+    template = SurveyTask(Input(""), plan.request.settings.form, Selection())
+    for sample in Rereader(plan.inputs, template).samples(plan.ordered.samples, rows.tolist()):
+        yield to_text(sample.key)
+
+
+def _changes(
+    plans: Sequence[ReorderPlan], match: _Match, selection: Selection, jobs: int | None, progress: Progress
+) -> Iterator[Difference]:
+    """The samples of both sets that differ."""
+    lengths = [plan.ordered.column("length", 0, plan.samples) for plan in plans]
+    total = int(lengths[0][match.rows_a].sum())
+    progress.start("comparing", total, "bytes")
+    slices = list(_slices(match, *lengths))
+    with make_executor(useful_jobs(jobs, len(slices), total)) as executor:
+        tasks = (
+            DiffTask(*(_task(plan, rows, selection) for plan, rows in zip(plans, pair, strict=True)))
+            for pair in slices
+        )
+        for (rows, _), found in zip(slices, run_tasks(executor, compare, tasks), strict=True):
+            yield from found
+            progress.advance(int(lengths[0][rows].sum()))
+    progress.finish()
+
+
+def _slices(match: _Match, lengths_a: Any, lengths_b: Any) -> Iterator[tuple[I64, I64]]:
+    first = 0
+    while first < len(match.rows_a):
+        end = min(first + SLICE_SAMPLES, len(match.rows_a))
+        while (
+            end > first + 1
+            and max(
+                int(lengths_a[match.rows_a[first:end]].sum()), int(lengths_b[match.rows_b[first:end]].sum())
+            )
+            > SLICE_BYTES
+        ):
+            end = first + (end - first) // 2
+        yield match.rows_a[first:end], match.rows_b[first:end]
+        first = end
+
+
+def _task(plan: ReorderPlan, rows: I64, selection: Selection) -> GatherTask:
+    samples = Ordered(plan.ordered.samples.take(rows))
+    inputs = {number: plan.inputs[number] for number in samples.shard_numbers()}
+    return GatherTask(
+        plan.inputs[next(iter(inputs))].address,
+        ShardSettings(plan.request.settings.form),
+        inputs,
+        samples,
+        Selection(field_rule=selection.field_rule),
+    )
+
+
+def compare(task: DiffTask) -> list[Difference]:
+    """The differences of some samples. Raises what reading raises."""
+    data = [gathered_bytes(side) for side in task]
+    if data[0] == data[1]:
+        return []
+    batches = [
+        samples_of(one, side.address, side.settings.form) for one, side in zip(data, task, strict=True)
+    ]
+    found = (_compared(data, batches, row) for row in range(len(batches[0].keys)))
+    return [one for some in found for one in some]
+
+
+def _compared(data: Sequence[memoryview], batches: Sequence[SampleBatch], row: int) -> list[Difference]:
+    """What differs in one sample."""
+    key, other = (to_text(batch.keys[row]) for batch in batches)
+    if key != other:
+        # Two keys of one hash.
+        return [Difference(ONLY_A, key), Difference(ONLY_B, other)]
+    one, two = (_fields(of, batch, row) for of, batch in zip(data, batches, strict=True))
+    added = [to_text(name) for name in two if name not in one]
+    gone = [to_text(name) for name in one if name not in two]
+    differ = [to_text(name) for name in one if name in two and one[name] != two[name]]
+    reordered = [name for name in one if name in two] != [name for name in two if name in one]
+    if not (added or gone or differ or reordered):
+        return []
+    return [Difference(CHANGED, key, added, gone, differ, reordered)]
+
+
+def _fields(data: memoryview, batch: SampleBatch, row: int) -> dict[bytes, memoryview]:
+    members = range(batch.firsts[row], batch.firsts[row + 1])
+    return {batch.fields[one]: data[batch.offsets[one] :][: batch.sizes[one]] for one in members}
+
+
+def _order(plans: Sequence[ReorderPlan], match: _Match) -> str:
+    """How the order of the samples of both sets differs."""
+    import numpy
+
+    falls = numpy.flatnonzero(match.rows_b[1:] < match.rows_b[:-1])
+    if not len(falls):
+        return ""
+    rising = numpy.sort(match.rows_b)
+    first = int(numpy.flatnonzero(match.rows_b != rising)[0])
+    key = next(_keys(plans[0], match.rows_a[first : first + 1]))
+    other = next(_keys(plans[1], rising[first : first + 1]))
+    moved = int((match.rows_b != rising).sum())
+    return f'{moved} of {len(rising)} samples lie elsewhere; the first is "{key}" in a, where b has "{other}"'
+
+
+def _boundaries(plans: Sequence[ReorderPlan]) -> str:
+    """How the numbers of samples of the sets' shards differ."""
+    a, b = (_counts(plan) for plan in plans)
+    if a == b:
+        return ""
+    if len(a) != len(b):
+        return f"{len(a)} shards in a, {len(b)} in b"
+    at = next(number for number in range(len(a)) if a[number] != b[number])
+    return f"shard {at} has {a[at]} samples in a, {b[at]} in b"
+
+
+def _counts(plan: ReorderPlan) -> list[int]:
+    counts: Counter[int] = Counter()
+    for _, shards in plan.ordered.blocks_of("shard"):
+        counts.update(shards.tolist())
+    return [counts[number] for number in range(len(plan.inputs))]

@@ -1,0 +1,77 @@
+"""``map``: new samples made of the samples of a set.
+
+What it is: :func:`map`, and :func:`map_order`, from a :class:`~wdscli.transform.transform.Transform` to the
+order in which a plan holds it. How: the samples come as they lie, a shard for each shard unless a cut is given; a plan
+is made from their headers as for any other command, so that plans, engines and ``--resume`` work alike. It must not
+know how a sample is transformed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wdscli.errors import UsageError
+from wdscli.plan.cut import Cuts
+from wdscli.plan.orders import FieldNamed, MappedOrder
+from wdscli.plan.request import Request
+from wdscli.progress import QUIET, Progress
+from wdscli.run.execute import ReorderReport, reorder
+from wdscli.shown import shown_in
+from wdscli.storage import OutputPattern, read_all
+from wdscli.storage.patterns import NAME
+from wdscli.transform.transform import Transform
+
+
+def map(request: Request, transform: Transform, *, progress: Progress = QUIET) -> ReorderReport:
+    """Write what ``transform`` makes of the samples of ``request.inputs`` to ``request.output``.
+
+    Raises UsageError, InputError, DataError, OutputError, and EngineError for a call that fails.
+
+    >>> from wdscli.shards import ShardReader, ShardWriter
+    >>> from wdscli.transform.transform import make_transform
+    >>> folder = getfixture("tmp_path")
+    >>> with ShardWriter(f"{folder}/in.tar") as writer:
+    ...     writer.write("n1", {"txt": b"ball"})
+    >>> upper = make_transform(filter=("txt", "tr a-z A-Z"))
+    >>> report = map(Request([f"{folder}/in.tar"], f"{folder}/out.tar"), upper)
+    >>> report.samples, [sample["txt"] for sample in ShardReader(f"{folder}/out.tar")]
+    (1, [b'BALL'])
+    """
+    return reorder(request, map_order(request, transform), progress=progress)
+
+
+def map_order(request: Request, transform: Transform) -> MappedOrder:
+    """The order that holds a transform. Raises UsageError for a function that cannot be imported, and for cuts that
+    cannot be kept."""
+    transform.call("")
+    if request.cuts.max_size is not None:
+        raise UsageError(
+            "--max-size: the size of a sample is not known before it is made",
+            hint="--max-count or --shards; or cut afterwards: wds split --max-size",
+        )
+    if request.cuts.max_count is not None and transform.multi:
+        raise UsageError(
+            "--max-count: with --multi nobody knows how many samples there will be",
+            hint="--shards; or cut afterwards: wds split --max-count",
+        )
+    keeps_shards = request.cuts == Cuts()
+    if NAME in request.output:
+        if not keeps_shards:
+            raise UsageError(f"{NAME} keeps the shards, and cuts make others", hint="-o out-%06d.tar")
+    else:
+        pattern = OutputPattern.parse(request.output)
+        keeps_shards = keeps_shards and not pattern.single and pattern.count is None
+    is_named = transform.kind == "filter" and not request.selection.changes_members
+    named = FieldNamed(transform.field, "--filter") if is_named else None
+    return MappedOrder("map", transform._asdict(), _shaping(transform), keeps_shards, named)
+
+
+def _shaping(transform: Transform) -> dict[str, Any]:
+    """What the manifest tells. The text of a function's file is part of it as a digest: another text, another plan."""
+    plain: dict[str, Any] = dict(shown_in(transform.options()))
+    place = transform.what.rpartition(":")[0]
+    if transform.kind == "python" and place.endswith(".py"):
+        from xxhash import xxh3_64_hexdigest
+
+        plain["source"] = xxh3_64_hexdigest(read_all(place))
+    return plain

@@ -1,0 +1,198 @@
+"""The plan of a run over far-away inputs, kept until its manifest is there, so that ``--resume`` surveys nothing again.
+
+What it is: :func:`keep_plan`, which stores it as a plan file in ``.wds/`` beside the receipts; :func:`plan_of_run`,
+which goes on with it or makes a new one; and :func:`bring`, which copies the inputs of a kept plan to scratch space
+where its order would read them in small pieces. How: a kept plan is used when its options are those of this run and
+every input has the size and version that it had; else the inputs are surveyed again. It goes with the receipts. It must
+not know how shards are made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from wdscli.errors import WdsError
+from wdscli.executors import run_tasks
+from wdscli.plan.cut import Outputs, PlannedPart
+from wdscli.plan.inputs import Input, Stamp
+from wdscli.plan.orders import InputOrder, Order
+from wdscli.plan.plan import ReorderPlan, make_plan, open_sets, shaping_options
+from wdscli.plan.planfile import ROW_BYTES, absolute, absolute_output, load_plan, shaping_mark, write_plan
+from wdscli.plan.request import Request
+from wdscli.plan.scratch import Scratch, spool
+from wdscli.progress import Progress
+from wdscli.run.receipts import CheckTask, check_shard
+from wdscli.run.resume import list_folders, says_the_same
+from wdscli.shards.claims import receipt_address
+from wdscli.shards.inputs import fingerprint_of, manifest_beside, read_manifest
+from wdscli.shards.manifest import Manifest
+from wdscli.storage import is_local, open_sink, open_source, read_all
+from wdscli.storage.opening import at_once
+from wdscli.tar import Form
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+WORTH_SHARE = 20
+"""A plan is kept when it is at most one part in so many of what the inputs have."""
+
+
+def plan_of_run(request: Request, order: Order, scratch: Scratch, progress: Progress) -> ReorderPlan:
+    """The plan of a run that follows at once. Raises what :func:`~wdscli.plan.plan.make_plan` raises."""
+    if request.resume and order.is_repeatable:
+        # Whatever is wrong with it, or with the inputs, is found by a survey.
+        with suppress(WdsError):
+            if (kept := _kept_plan(request, order, scratch)) is not None:
+                return kept
+    return make_plan(request, order, scratch, brings=True, progress=progress)
+
+
+def keep_plan(plan: ReorderPlan) -> None:
+    """Store the plan of a run that begins, if a survey costs more. That it cannot be stored is no error."""
+    manifest = plan.parts[0].output.manifest_address
+    is_far = not all(is_local(one.address) for one in plan.inputs)
+    is_known = all(one.stamp is not None and one.stamp.version for one in plan.inputs)
+    is_small = plan.samples * ROW_BYTES * WORTH_SHARE <= plan.bytes_in
+    if manifest is None or not (plan.is_repeatable and is_far and is_known and is_small):
+        return
+    inputs = [one._replace(copy="") for one in plan.inputs]
+    with suppress(WdsError):
+        write_plan(replace(plan, inputs=inputs), receipt_address(manifest), force=True)
+
+
+def _kept_plan(request: Request, order: Order, scratch: Scratch) -> ReorderPlan | None:
+    """The plan that an earlier run has kept, if it is of these options and inputs. Raises WdsError."""
+    outputs = Outputs(request.output, request.settings, may_exist=True)
+    if outputs.is_stream or outputs.has_parts or not scratch.is_local or request.engine is not None:
+        return None
+    output = outputs.set_of("part")
+    assert output.manifest_address is not None
+    data = read_all(receipt_address(output.manifest_address))
+    path = scratch.path_of("plan")
+    os.makedirs(scratch.folder, 0o700, exist_ok=True)
+    with open_sink(path) as sink:
+        sink.write(data)
+    kept = load_plan(path)
+    shards, _ = open_sets(request)
+    inputs = _unchanged(kept.inputs, shards.addresses)
+    if inputs is None or kept.request.output != absolute_output(request.output):
+        return None
+    part = PlannedPart(kept.parts[0].name, output)
+    plan = replace(
+        kept,
+        request=request,
+        operation=order.operation,
+        seed=order.seed,
+        options={**order.options(), **shaping_options(request)},
+        shards=shards,
+        inputs=inputs,
+        parts=(part,),
+        planned=tuple(one._replace(address=output.address(one.number)) for one in kept.planned),
+        reason="as the run that is gone on with has planned",
+        fingerprint_in=fingerprint_of(shards),
+        is_stored=False,
+        is_repeatable=True,
+        brings=not isinstance(order, InputOrder),
+    )
+    return plan if kept.mark is not None and shaping_mark(plan) == kept.mark.options else None
+
+
+def finished_set(request: Request, order: Order) -> tuple[Manifest, Manifest] | None:
+    """The manifest of a complete set that this run would write, and that of its inputs, where ``--resume`` was given
+    and both sets are there as these say, by the sizes of their shards. None where more than a look is needed."""
+    is_plain = request.is_repeatable and request.selection.is_trivial and request.rekey is None
+    outputs = Outputs(request.output, request.settings, may_exist=True)
+    if not (request.resume and order.is_repeatable and is_plain) or outputs.is_stream or outputs.has_parts:
+        return None
+    with suppress(WdsError):
+        output = outputs.set_of("part")
+        shards, _ = open_sets(request)
+        source = shards.manifest
+        if source is None and (beside := manifest_beside(shards.addresses, shards.given)) is not None:
+            source = beside[1]
+        places = [*shards.addresses, output.address(0)]
+        if source is None or output.manifest_address is None or all(map(is_local, places)):
+            return None
+        manifest = read_manifest(output.manifest_address)
+        options = {**order.options(), **shaping_options(request)}
+        made = output.manifest_of(
+            manifest.shards,
+            operation=order.operation,
+            options=options,
+            seed=order.seed,
+            inputs=[fingerprint_of(shards)],
+        )
+        same = (manifest.samples, manifest.members) == (source.samples, source.members)
+        if same and None not in made.made["inputs"] and says_the_same(manifest, made):
+            mine = [output.address(number) for number in range(len(manifest.shards))]
+            form = request.settings.form
+            if _are_there(shards.addresses, source, form) and _are_there(mine, manifest, form):
+                return manifest, source
+    return None
+
+
+def _are_there(addresses: Sequence[str], manifest: Manifest, form: Form) -> bool:
+    """Whether the shards of a manifest are there: objects by their sizes, files of this machine by their bytes."""
+    if len(addresses) != len(manifest.shards):
+        return False
+    list_folders(addresses)
+    checks = [
+        CheckTask(address, shard, None, form, by_size=not is_local(address))
+        for address, shard in zip(addresses, manifest.shards)
+    ]
+    return all(check_shard(check) == "whole" for check in checks)
+
+
+def _unchanged(inputs: Sequence[Input], addresses: Sequence[str]) -> tuple[Input, ...] | None:
+    """The inputs of a plan under the names that were given now, None where one is another or was changed."""
+    if [one.address for one in inputs] != list(map(absolute, addresses)):
+        return None
+    list_folders(addresses)
+    found = tuple(
+        Input(address, stamp=stamp) for address, stamp in zip(addresses, at_once(_stamp_of, addresses))
+    )
+    same = all(one.stamp and now.stamp and one.stamp[:2] == now.stamp[:2] for one, now in zip(inputs, found))
+    return found if same else None
+
+
+def _stamp_of(address: str) -> Stamp:
+    with open_source(address, decompress=False) as source:
+        return Stamp(source.size or 0, source.version, source.is_pinned)
+
+
+class BringTask(NamedTuple):
+    """One input, and the path of its copy."""
+
+    input: Input
+    path: str
+
+
+def bring(plan: ReorderPlan, numbers: Sequence[int], scratch: Scratch, executor: Executor) -> ReorderPlan:
+    """The plan with copies of the far-away inputs that some of its tasks need, if there is room for them."""
+    needed = {
+        number
+        for shard in (plan.planned[number] for number in numbers)
+        for number in plan.ordered.slice(shard.first, shard.end).shard_numbers()
+    }
+    far = sorted(number for number in needed if not plan.inputs[number].is_near)
+    size = sum(stamp.size_bytes for number in far if (stamp := plan.inputs[number].stamp) is not None)
+    free = scratch.free_bytes()
+    if not plan.brings or free is None or size > free // 2:
+        return plan
+    tasks = [BringTask(plan.inputs[number], scratch.place(number)) for number in far]
+    inputs = list(plan.inputs)
+    for number, copy in zip(far, run_tasks(executor, copied, tasks)):
+        inputs[number] = inputs[number]._replace(copy=copy)
+    return replace(plan, inputs=inputs)
+
+
+def copied(task: BringTask) -> str:
+    """Copy one input. Raises InputError, DataError, OutputError."""
+    with task.input.open() as source:
+        spool(source, task.path)
+        source.confirm()
+    return task.path

@@ -1,0 +1,464 @@
+"""Compressed shards in blocks that can be read alone: how they are written, and how they are read at any place.
+
+What it is: :func:`packer_for`, which compresses what is written under a compressed name, and :func:`open_blocks`, a
+source that unpacks only the blocks that are read. How: a zstd shard is a row of frames of 4 MiB, each with its
+checksum, and behind them the table of zstd's seekable format. A gzip shard is one member, because readers that stream
+(tarfile's ``r|*``, which webdataset uses) end at the first; every 256 KiB its compressor forgets what came before (a
+full flush), and the table, with a CRC for each block, is the extra field of empty members behind it. bzip2, xz and lz4
+shards are one stream and have no blocks. No name, time or system is written: the same version of a compressor gives
+the same bytes everywhere. gzip is always written by zlib, because isal's bytes are others.
+
+A table is believed only as far as the blocks bear it out: its sizes must add up to the file, and each block must have
+the size and the checksum that are told of it. Blocks that were unpacked are held, 32 MiB of them in a process.
+
+It must not know tar.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import zlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, count
+from typing import Any, NamedTuple
+
+from wdscli.errors import DataError, UsageError
+from wdscli.storage.addresses import is_stream
+from wdscli.storage.ends import PIECE_BYTES, Data, Source
+
+ZSTD_FRAME_BYTES = 4 << 20
+"""Frames of 1 MiB make text some 5 % larger than one frame does, those of 4 MiB 1.5 %; pictures are as large."""
+GZIP_BLOCK_BYTES = 256 << 10
+"""Blocks of this size make text 0.4 to 0.7 % larger than one block does."""
+MOST_BLOCK_BYTES = 64 << 20
+"""A file that names larger blocks is read as a stream."""
+HELD_BYTES = 32 << 20
+_TAIL_BYTES = 1 << 16
+"""So much of a file's end is read first: it holds the table of most shards."""
+_ZSTD_LEVEL, _GZIP_LEVEL, _BZIP2_LEVEL, _XZ_PRESET = 3, 6, 9, 6
+"""What the programs of these names use when nothing is said."""
+
+# RFC 1952, 2.3: magic, deflate, flags, no time, no extra flags, unknown system.
+_GZIP_HEAD = b"\x1f\x8b\x08%c\0\0\0\0\0\xff"
+_EXTRA = 4
+_EMPTY_DEFLATE = b"\x03\0" + bytes(8)
+_ENTRY = struct.Struct("<III")
+"""Of a gzip block: compressed bytes, bytes, CRC-32."""
+_FIELD = struct.Struct("<H2sH")
+"""Length of all extra fields, name of the one there is, its length."""
+_FOOTER = struct.Struct("<8sQQ")
+"""Mark, blocks, bytes of the members that hold the table."""
+_FOOTER_MARK = b"wdsblock"
+_FOOTER_MEMBER_BYTES = len(_GZIP_HEAD % 0) + _FIELD.size + _FOOTER.size + len(_EMPTY_DEFLATE)
+_ENTRIES_PER_MEMBER = (0xFFFF - 4) // _ENTRY.size
+# zstd's seekable format, 0.1.0: a skippable frame of entries, then frames, descriptor, magic number.
+_SEEK_HEAD = struct.Struct("<II")
+_SEEK_MAGIC = 0x184D2A5E
+_SEEK_FOOTER = struct.Struct("<IBI")
+_SEEKABLE_MAGIC = 0x8F92EAB1
+
+Put = Callable[[Data], object]
+
+
+def kind_of_name(address: str) -> str | None:
+    """The compression that an output's name asks for, None for a plain one. A command compresses by itself.
+
+    >>> kind_of_name("train-000000.tar.zst"), kind_of_name("a.tgz"), kind_of_name("a.tar")
+    ('zstd', 'gzip', None)
+    """
+    return None if is_stream(address) else _KINDS.get(address.rpartition(".")[2])
+
+
+_KINDS = {
+    "gz": "gzip", "tgz": "gzip", "bz2": "bzip2", "tbz": "bzip2", "tbz2": "bzip2",
+    "xz": "xz", "txz": "xz", "zst": "zstd", "tzst": "zstd", "lz4": "lz4",
+}  # fmt: skip
+
+
+WITH_BLOCKS = ("gzip", "zstd")
+"""Formats that are written in blocks, and read at any place."""
+
+
+def packer_for(kind: str, put: Put) -> Packer:
+    """What compresses to ``put``. Raises UsageError with the install command where the compressor is not there."""
+    try:
+        if kind == "gzip":
+            return _GzipPacker(put)
+        if kind == "zstd":
+            return _ZstdPacker(put)
+        return _StreamPacker(put, kind)
+    except ImportError as error:
+        hint = "pip install 'wdscli[zstd]'" if kind in ("zstd", "lz4") else "this Python was built without it"
+        raise UsageError(f"cannot write shards compressed with {kind}", hint=hint) from error
+
+
+class Packer:
+    """Takes bytes by :meth:`write`, which may be reused; :meth:`finish` ends the stream. Compressors are given pieces
+    of ``piece_bytes``, the last one shorter, because some give other bytes when they are fed otherwise."""
+
+    piece_bytes: int
+
+    def __init__(self, put: Put) -> None:
+        self._put = put
+        self._piece = bytearray()
+
+    def write(self, data: Data, /) -> None:
+        view = memoryview(data).cast("B")
+        while len(view):
+            # A full piece waits for one byte more, which shows that it is not the last.
+            if len(self._piece) == self.piece_bytes:
+                self._end_piece(is_last=False)
+            some = view[: self.piece_bytes - len(self._piece)]
+            self._piece += some
+            view = view[len(some) :]
+
+    def _end_piece(self, *, is_last: bool) -> None:
+        piece, self._piece = bytes(self._piece), bytearray()
+        self._pack(piece, is_last)
+
+    def finish(self) -> None:
+        self._end_piece(is_last=True)
+        self._end()
+
+    def _pack(self, piece: bytes, is_last: bool) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """What comes behind the last piece."""
+
+
+class _StreamPacker(Packer):
+    """A format without blocks."""
+
+    piece_bytes = PIECE_BYTES
+
+    def __init__(self, put: Put, kind: str) -> None:
+        super().__init__(put)
+        self._packer: Any
+        if kind == "bzip2":
+            from bz2 import BZ2Compressor
+
+            self._packer = BZ2Compressor(_BZIP2_LEVEL)
+        elif kind == "xz":
+            import lzma
+
+            self._packer = lzma.LZMACompressor(check=lzma.CHECK_CRC64, preset=_XZ_PRESET)
+        else:
+            from lz4.frame import LZ4FrameCompressor
+
+            self._packer = LZ4FrameCompressor(content_checksum=True)
+            put(self._packer.begin())
+
+    def _pack(self, piece: bytes, is_last: bool) -> None:
+        self._put(self._packer.compress(piece))
+        if is_last:
+            self._put(self._packer.flush())
+
+
+class _ZstdPacker(Packer):
+    """Frames with content checksums, then a seek table."""
+
+    piece_bytes = ZSTD_FRAME_BYTES
+
+    def __init__(self, put: Put) -> None:
+        import zstandard
+
+        super().__init__(put)
+        self._compressor = zstandard.ZstdCompressor(
+            level=_ZSTD_LEVEL, write_checksum=True, write_content_size=True
+        )
+        self._entries = bytearray()
+
+    def _pack(self, piece: bytes, is_last: bool) -> None:
+        packed = self._compressor.compress(piece)
+        self._entries += _SEEK_HEAD.pack(len(packed), len(piece))
+        self._put(packed)
+
+    def _end(self) -> None:
+        size = len(self._entries) + _SEEK_FOOTER.size
+        frames = len(self._entries) // _SEEK_HEAD.size
+        footer = _SEEK_FOOTER.pack(frames, 0, _SEEKABLE_MAGIC)
+        self._put(_SEEK_HEAD.pack(_SEEK_MAGIC, size) + self._entries + footer)
+
+
+class _GzipPacker(Packer):
+    """One member, flushed after each block, then the table in empty members."""
+
+    piece_bytes = GZIP_BLOCK_BYTES
+
+    def __init__(self, put: Put) -> None:
+        super().__init__(put)
+        self._deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        self._crc = self._size = 0
+        self._entries: list[bytes] = []
+        put(_GZIP_HEAD % 0)
+
+    def _pack(self, piece: bytes, is_last: bool) -> None:
+        end = zlib.Z_FINISH if is_last else zlib.Z_FULL_FLUSH
+        packed = self._deflate.compress(piece) + self._deflate.flush(end)
+        self._crc = zlib.crc32(piece, self._crc)
+        self._size += len(piece)
+        self._entries.append(_ENTRY.pack(len(packed), len(piece), zlib.crc32(piece)))
+        self._put(packed)
+
+    def _end(self) -> None:
+        self._put(struct.pack("<II", self._crc, self._size & 0xFFFFFFFF))
+        table = b"".join(
+            _empty_member(b"WB", b"".join(self._entries[first : first + _ENTRIES_PER_MEMBER]))
+            for first in range(0, len(self._entries), _ENTRIES_PER_MEMBER)
+        )
+        self._put(table + _empty_member(b"WE", _FOOTER.pack(_FOOTER_MARK, len(self._entries), len(table))))
+
+
+def _empty_member(name: bytes, data: bytes) -> bytes:
+    """A gzip member of no bytes that holds ``data`` in its extra field (RFC 1952, 2.3.1.1)."""
+    return _GZIP_HEAD % _EXTRA + _FIELD.pack(4 + len(data), name, len(data)) + data + _EMPTY_DEFLATE
+
+
+class Block(NamedTuple):
+    """One block as a table tells of it. ``checksum`` is None where the block has its own."""
+
+    begin: int
+    packed_bytes: int
+    size_bytes: int
+    checksum: int | None
+
+
+def open_blocks(source: Source, kind: str) -> Source | None:
+    """``source``, a compressed file that has a table of its blocks, as what it holds, at any place; None for one that
+    has none. Raises what ``source`` raises."""
+    size = source.size
+    if not source.seekable or size is None or kind not in WITH_BLOCKS:
+        return None
+    tail = source.read_at(max(0, size - _TAIL_BYTES), _TAIL_BYTES)
+    blocks = (_gzip_blocks if kind == "gzip" else _zstd_blocks)(source, size, tail)
+    if not blocks or max(block.size_bytes for block in blocks) > MOST_BLOCK_BYTES:
+        return None
+    return BlockSource(source, kind, blocks)
+
+
+def _end_of(source: Source, size: int, tail: bytes, length: int) -> bytes:
+    """The last ``length`` bytes of a file, of which ``tail`` is known."""
+    return tail[-length:] if length <= len(tail) else source.read_at(size - length, length)
+
+
+def _zstd_blocks(source: Source, size: int, tail: bytes) -> list[Block]:
+    if len(tail) < _SEEK_FOOTER.size:
+        return []
+    frames, flags, magic = _SEEK_FOOTER.unpack(tail[-_SEEK_FOOTER.size :])
+    entry = struct.Struct("<III" if flags & 0x80 else "<II")
+    length = _SEEK_HEAD.size + frames * entry.size + _SEEK_FOOTER.size
+    if magic != _SEEKABLE_MAGIC or flags & 0x7C or length > size:
+        return []
+    table = _end_of(source, size, tail, length)
+    if _SEEK_HEAD.unpack(table[: _SEEK_HEAD.size]) != (_SEEK_MAGIC, length - _SEEK_HEAD.size):
+        return []
+    entries = entry.iter_unpack(table[_SEEK_HEAD.size : -_SEEK_FOOTER.size])
+    return _placed(0, size - length, entries)
+
+
+def _gzip_blocks(source: Source, size: int, tail: bytes) -> list[Block]:
+    member = tail[-_FOOTER_MEMBER_BYTES:]
+    at = len(_GZIP_HEAD % 0) + _FIELD.size
+    if len(member) < _FOOTER_MEMBER_BYTES or member[at : at + len(_FOOTER_MARK)] != _FOOTER_MARK:
+        return []
+    _, known, length = _FOOTER.unpack(member[at : at + _FOOTER.size])
+    if length + _FOOTER_MEMBER_BYTES > size or known * _ENTRY.size > length:
+        return []
+    table = _end_of(source, size, tail, length + _FOOTER_MEMBER_BYTES)[:length]
+    entries = b"".join(_extra_fields(table))
+    if len(entries) != known * _ENTRY.size:
+        return []
+    head = len(_GZIP_HEAD % 0)
+    return _placed(head, size - length - len(member) - 8, _ENTRY.iter_unpack(entries))
+
+
+def _extra_fields(table: bytes) -> Iterator[bytes]:
+    """What the members of a table hold."""
+    head, at = len(_GZIP_HEAD % 0), 0
+    while at + head + _FIELD.size <= len(table):
+        _, _, length = _FIELD.unpack(table[at + head : at + head + _FIELD.size])
+        at += head + _FIELD.size
+        yield table[at : at + length]
+        at += length + len(_EMPTY_DEFLATE)
+
+
+def _placed(begin: int, end: int, entries: Iterable[tuple[int, ...]]) -> list[Block]:
+    """The blocks of a table; none when they do not lie side by side from ``begin`` to ``end``, as in files that were
+    put together of several, of which the table knows but the last."""
+    blocks = []
+    for packed_bytes, size_bytes, *checksum in entries:
+        blocks.append(Block(begin, packed_bytes, size_bytes, checksum[0] if checksum else None))
+        begin += packed_bytes
+    return blocks if begin == end else []
+
+
+class BlockSource(Source):
+    """What a compressed file of blocks holds. ``stored`` is the file, which becomes the source's own."""
+
+    __slots__ = ("_blocks", "_errors", "_kind", "_number_of_source", "_starts", "_stored", "_unpack")
+
+    def __init__(self, stored: Source, kind: str, blocks: list[Block]) -> None:
+        starts = [0, *accumulate(block.size_bytes for block in blocks)]
+        super().__init__(stored.name, size=starts[-1], seekable=True)
+        self.version = stored.version
+        self._stored, self._kind = stored, kind
+        self._number_of_source = next(_NUMBERS)
+        self._blocks, self._starts = blocks, starts
+        self._unpack = _gzip_unpacker() if kind == "gzip" else _zstd_unpacker()
+        self._errors = (ValueError, _error_of(kind))
+
+    @property
+    def stored(self) -> Source:
+        return self._stored
+
+    def expect(self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None) -> None:
+        self._stored.expect(
+            [
+                (self._blocks[self._number(begin)].begin, sum(self._blocks[self._number(end - 1)][:2]))
+                for begin, end in ranges
+                if begin < end
+            ],
+            gap_bytes=gap_bytes,
+        )
+
+    def _number(self, offset: int) -> int:
+        """The block that holds a byte; the last for what lies behind it."""
+        return min(bisect_right(self._starts, offset) - 1, len(self._blocks) - 1)
+
+    def read_some(self, offset: int, length: int) -> bytes:
+        if length <= 0 or offset >= self._starts[-1]:
+            return b""
+        number = self._number(offset)
+        at = offset - self._starts[number]
+        return _HELD.get((self._number_of_source, number), lambda: self._unpacked(number))[at : at + length]
+
+    def _unpacked(self, number: int) -> bytes:
+        """One block. Raises DataError when it is not what the table says, or its checksum."""
+        block = self._blocks[number]
+        packed = self._stored.read_at(block.begin, block.packed_bytes)
+        try:
+            if len(packed) != block.packed_bytes:
+                raise ValueError("the file ends before it")
+            data = self._unpack(packed, block, number == len(self._blocks) - 1)
+            if len(data) != block.size_bytes:
+                raise ValueError(f"it has {len(data)} bytes where {block.size_bytes} are told")
+        except self._errors as error:
+            raise DataError(
+                f"the {self._kind} stream is corrupt in the block at this byte ({error})",
+                code="corrupt",
+                shard=self.name,
+                offset=block.begin,
+                hint="fetch the file again",
+            ) from error
+        return data
+
+    def confirm(self) -> None:
+        self._stored.confirm()
+
+    def close(self) -> None:
+        _HELD.drop(self._number_of_source)
+        self._stored.close()
+
+
+_NUMBERS = count()
+Unpack = Callable[[bytes, Block, bool], bytes]
+"""From the bytes of a block, what a table says of it, and whether it is the last."""
+
+
+def _error_of(kind: str) -> type[Exception]:
+    """What the library raises for bad bytes."""
+    if kind == "zstd":
+        import zstandard
+
+        return zstandard.ZstdError
+    found: type[Exception] = inflating().error
+    return found
+
+
+def inflating() -> Any:
+    """The library that reads gzip: the `fast` extra's, which is twice as fast, where it is there."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return zlib
+    return isal_zlib
+
+
+def _zstd_unpacker() -> Unpack:
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor()
+
+    def unpack(packed: bytes, block: Block, is_last: bool) -> bytes:
+        told = zstandard.frame_content_size(packed)
+        if told >= 0 and told != block.size_bytes:
+            raise ValueError(f"its header tells of {told} bytes, the table of {block.size_bytes}")
+        data = decompressor.decompress(packed, max_output_size=block.size_bytes, allow_extra_data=False)
+        if block.checksum is not None:
+            from xxhash import xxh64_intdigest
+
+            if xxh64_intdigest(data) & 0xFFFFFFFF != block.checksum:
+                raise ValueError("its checksum is not that of the table")
+        return data
+
+    return unpack
+
+
+def _gzip_unpacker() -> Unpack:
+    library = inflating()
+
+    def unpack(packed: bytes, block: Block, is_last: bool) -> bytes:
+        inflate = library.decompressobj(-zlib.MAX_WBITS)
+        data: bytes = inflate.decompress(packed, block.size_bytes + 1)
+        if inflate.eof != is_last or inflate.unused_data or inflate.unconsumed_tail:
+            raise ValueError("it ends elsewhere than the table says")
+        if library.crc32(data) != block.checksum:
+            raise ValueError("its checksum is not that of the table")
+        return data
+
+    return unpack
+
+
+class _Held:
+    """Blocks that were unpacked, of all sources of this process: those that were read last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: tuple[int, int], unpack: Callable[[], bytes]) -> bytes:
+        """The block of a source and a number."""
+        with self._lock:
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+                return self._blocks[key]
+        data = unpack()
+        with self._lock:
+            self._bytes += len(data) - len(self._blocks.pop(key, b""))
+            self._blocks[key] = data
+            while self._bytes > HELD_BYTES and len(self._blocks) > 1:
+                self._bytes -= len(self._blocks.popitem(last=False)[1])
+        return data
+
+    def drop(self, source: int) -> None:
+        """Forget the blocks of a source that is closed."""
+        with self._lock:
+            for key in [key for key in self._blocks if key[0] == source]:
+                self._bytes -= len(self._blocks.pop(key))
+
+
+_HELD = _Held()
+
+
+def _begin_anew() -> None:
+    """In a forked process: another thread may have held the lock."""
+    _HELD.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -1,0 +1,378 @@
+"""Remote shards kept on this machine: whole, checked, and the least recently used first to go.
+
+What it is: :func:`open_cached`, which opens a shard of a store or a web server by way of a folder that holds copies.
+How: one small request (HEAD) tells the length and the version (an ETag; where there is none, the time of change) of
+what is there now; a copy is named by these and by the address, so that a shard that was replaced is another copy. A
+copy is two files, ``NAME.<hash>`` and ``NAME.<hash>.sum`` with its checksum, and has its name when it is whole. It is
+checked once by each process that opens it; one that is not what was written is removed and fetched again. What has no
+version or no length, and what does not fit, is read from afar.
+
+Any number of processes, and of users who trust each other, share a folder. Who fetches a shard holds a lock on the
+file that will be its copy; others wait for it, and take over when it dies. Whoever adds a copy first removes those
+that were used longest ago, as far as he may; a file that is open stays readable. What cannot be written, locked or
+removed because it is another user's is read, or passed over.
+
+It must not know shards, nor how requests are made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from wdscli.errors import InputError, StorageError, UsageError
+from wdscli.shown import shown
+from wdscli.storage.addresses import base_name, scheme
+from wdscli.storage.ahead import REQUEST_BYTES
+from wdscli.storage.ends import PIECE_BYTES, Source, replaced
+from wdscli.storage.local import LocalSource, is_same_file, reason, remove_if_abandoned, write_all
+from wdscli.storage.ranges import Known, open_remote, version_at
+from wdscli.storage.remote import S3_KINDS
+
+if TYPE_CHECKING:
+    from xxhash import xxh3_128
+
+    from wdscli.storage.retry import Network
+
+SUM = ".sum"
+PART = ".part"
+_LOCK = ".lock"
+_ODD = re.compile(r"[^A-Za-z0-9._-]")
+_NAME_LENGTH = 80
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class CacheWarning(UserWarning):
+    """Something is read from afar again and again, because it cannot be kept."""
+
+
+class Version(NamedTuple):
+    """What is under an address. ``text`` is that of :attr:`Source.version`."""
+
+    size: int
+    text: str
+
+
+def open_cached(address: str, chosen: Network, version: Version | None = None) -> Source | None:
+    """A copy of what is at ``address``, made first where there is none; None where it has to be read from afar. With
+    ``version`` that, and no other; without, the one that is there now.
+
+    Raises UsageError for a folder that cannot be one, and what reading the original raises.
+    """
+    folder = _Folder.of(chosen.cache_dir)
+    if version is None:
+        about = version_at(address)
+        version = None if about is None else Version(*about)
+    if version is None or not version.text:
+        _say(f"{shown(address)} has no ETag and no time of change, or no length: it is not cached")
+        return None
+    if chosen.cache_bytes and version.size > chosen.cache_bytes:
+        _say(f"{shown(address)} is larger than the whole cache: it is not cached")
+        return None
+    name = _name_of(address, version)
+    found = folder.opened(name, version.size)
+    if found is None:
+        found = folder.add(name, version, lambda: _original(address, version), chosen.cache_bytes)
+    return None if found is None else CachedSource(address, found, version)
+
+
+def _original(address: str, version: Version) -> Source:
+    """What is to be copied. Raises InputError when it is another version by now."""
+    known = None
+    if scheme(address) in S3_KINDS:
+        known = Known(version.size, version.text.partition(":")[2])
+    source = open_remote(address, REQUEST_BYTES, known)
+    if (source.size, source.version) != version:
+        source.close()
+        raise replaced(address)
+    return source
+
+
+def _name_of(address: str, version: Version) -> str:
+    """The name of a copy: something to read, and a hash of all that tells it from others."""
+    from xxhash import xxh3_128_hexdigest
+
+    whole = f"{address}\n{version.size}\n{version.text}".encode("utf-8", "surrogateescape")
+    readable = _ODD.sub("_", base_name(address)).lstrip(".")[:_NAME_LENGTH]
+    return f"{readable}.{xxh3_128_hexdigest(whole)}"
+
+
+class CachedSource(LocalSource):
+    """A copy, under the address and with the version of what it is a copy of."""
+
+    __slots__ = ("_whole_version",)
+
+    def __init__(self, name: str, descriptor: int, version: Version) -> None:
+        super().__init__(name, descriptor, version.size)
+        self.version = self._whole_version = version.text
+        self.is_pinned = scheme(name) in S3_KINDS
+
+    def confirm(self) -> None:
+        # Nobody writes into a copy; but somebody may have planned with another version.
+        if self.version != self._whole_version:
+            raise replaced(self.name)
+
+
+_said: set[str] = set()
+
+
+def _say(text: str) -> None:
+    """Warn, once a process."""
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, CacheWarning, stacklevel=3)
+
+
+class _Entry(NamedTuple):
+    """A file of the folder, and what of it decides whether it goes."""
+
+    path: str
+    used_ns: int
+    size: int
+
+
+class _Folder:
+    """The folder of one cache, as this process sees it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._checked: dict[str, tuple[int, int, int]] = {}
+        """Copies that this process has found to be what was written: inode, time of change, size."""
+        self._may_write = True
+
+    @staticmethod
+    def of(path: str) -> _Folder:
+        """The folder, made where it is not there. Raises UsageError for one that anybody may fill."""
+        path = os.path.abspath(os.path.expanduser(path))
+        known = _folders.get(path)
+        if known is not None:
+            return known
+        try:
+            os.makedirs(path, 0o775, exist_ok=True)
+            mode = os.stat(path).st_mode
+        except OSError as error:
+            raise UsageError(f"cannot use {path} as a cache: {reason(error)}") from error
+        if not stat.S_ISDIR(mode):
+            raise UsageError(f"cannot use {path} as a cache: it is no folder")
+        if mode & stat.S_IWOTH:
+            raise UsageError(
+                f"cannot use {path} as a cache: everybody may write there, and so change what is read",
+                hint=f"chmod o-w {path}, and for several users: chgrp GROUP {path}; chmod g+ws {path}",
+            )
+        return _folders.setdefault(path, _Folder(path))
+
+    def _at(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def opened(self, name: str, size: int) -> int | None:
+        """A descriptor of a copy that is there and is what was written; one that is not is removed."""
+        path = self._at(name)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        if self._is_whole(name, descriptor, size):
+            # For another user's the system's own note of the last reading has to do.
+            with contextlib.suppress(OSError):
+                os.utime(descriptor, ns=(time.time_ns(), os.fstat(descriptor).st_mtime_ns))
+            return descriptor
+        os.close(descriptor)
+        self._remove(path)
+        return None
+
+    def _note(self, name: str, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        self._checked[name] = status.st_ino, status.st_mtime_ns, status.st_size
+
+    def _is_whole(self, name: str, descriptor: int, size: int) -> bool:
+        """Whether a copy has its length and its checksum, which is looked at once."""
+        status = os.fstat(descriptor)
+        if status.st_size != size or not stat.S_ISREG(status.st_mode) or status.st_mode & stat.S_IWOTH:
+            return False
+        if self._checked.get(name) == (status.st_ino, status.st_mtime_ns, status.st_size):
+            return True
+        try:
+            with open(self._at(name + SUM), "rb") as file:
+                told = file.read(200).strip()
+            found = _digest()
+            at = 0
+            while data := os.pread(descriptor, PIECE_BYTES, at):
+                found.update(data)
+                at += len(data)
+        except OSError:
+            return False
+        if told != _sum(found):
+            return False
+        self._note(name, descriptor)
+        return True
+
+    def _remove(self, path: str) -> None:
+        for one in (path, path + SUM):
+            with contextlib.suppress(OSError):
+                os.unlink(one)
+
+    def add(self, name: str, version: Version, original: Callable[[], Source], limit: int) -> int | None:
+        """A descriptor of a copy that this process makes, or another one that was at it; None where none can be made.
+        Raises what reading the original raises."""
+        if not self._may_write:
+            return None
+        try:
+            with self._part(name) as part:
+                # While we waited for the lock somebody else may have made it.
+                found = self.opened(name, version.size)
+                if found is not None:
+                    os.unlink(part.path)
+                    return found
+                self._make_room(version.size, part.descriptor, limit)
+                return self._fill(name, part, version, original)
+        except StorageError:
+            raise  # of the original
+        except OSError as error:
+            if error.errno in _FULL:
+                _say(f"no room is left in the cache {self.path}: shards are read from afar")
+            else:
+                self._may_write = False
+                _say(f"cannot write the cache {self.path}: {reason(error)}; shards are read from afar")
+            return None
+
+    @contextlib.contextmanager
+    def _part(self, name: str) -> Iterator[_Part]:
+        """The file that will be a copy, locked; it is gone at the end unless it got its name. Raises OSError."""
+        path = self._at(f".{name}{PART}")
+        part = _locked(path) or _locked(self._at(f".{name}.{os.urandom(6).hex()}{PART}"))
+        if part is None:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        try:
+            yield part
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part.path)
+            raise
+        finally:
+            os.close(part.descriptor)
+
+    def _fill(self, name: str, part: _Part, version: Version, original: Callable[[], Source]) -> int:
+        """Fetch the original into ``part`` and give it its name. Raises OSError, and what reading raises."""
+        digest, at = _digest(), 0
+        with original() as source:
+            source.peek(1)  # the first request, which the others go on from
+            for data in source.pieces():
+                digest.update(data)
+                at += len(data)
+                write_all(part.descriptor, data)
+            source.confirm()
+            if at != version.size:
+                raise InputError(
+                    f"cannot read {source.name}: {at} bytes came where {version.size} were promised"
+                )
+        side = f"{part.path}{SUM}"
+        try:
+            # Who may read what lies in the folder is said by the folder, whatever the umask.
+            mode = 0o600 | (stat.S_IMODE(os.stat(self.path).st_mode) & 0o044)
+            os.fchmod(part.descriptor, mode)
+            with open(side, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(_sum(digest) + b"\n")
+            # Opened before it has its name: from then on others may remove it.
+            descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
+            os.replace(side, self._at(name + SUM))
+            os.replace(part.path, self._at(name))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(side)
+            raise
+        self._note(name, descriptor)
+        return descriptor
+
+    def _make_room(self, size: int, descriptor: int, limit: int) -> None:
+        """Remove copies until ``size`` bytes more fit, which ``descriptor`` then takes, so that others count them."""
+        lock = os.open(self._at(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if limit:
+                entries = sorted(self._entries(), key=lambda entry: entry.used_ns)
+                total = size + sum(entry.size for entry in entries)
+                for entry in entries:
+                    if total <= limit:
+                        break
+                    if self._is_removed(entry):
+                        total -= entry.size
+                if total > limit:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(lock)
+
+    def _entries(self) -> Iterator[_Entry]:
+        """What takes room: copies, and those that are being made."""
+        with os.scandir(self.path) as found:
+            for entry in found:
+                if entry.name != _LOCK and not entry.name.endswith(SUM):
+                    with contextlib.suppress(OSError):
+                        status = entry.stat(follow_symlinks=False)
+                        used = max(status.st_atime_ns, status.st_mtime_ns)
+                        if stat.S_ISREG(status.st_mode) and status.st_size:
+                            yield _Entry(entry.path, used, status.st_size)
+
+    def _is_removed(self, entry: _Entry) -> bool:
+        """Remove a copy, or what a process that died has left of one; False for what somebody is at, or may not go."""
+        if entry.path.endswith(PART):
+            return remove_if_abandoned(entry.path) is True
+        self._remove(entry.path)
+        return not os.path.lexists(entry.path)
+
+
+_folders: dict[str, _Folder] = {}
+
+
+class _Part(NamedTuple):
+    path: str
+    descriptor: int
+
+
+def _locked(path: str) -> _Part | None:
+    """A file of our own to write, which nobody else writes: waits for who does. None for another user's. Raises
+    OSError."""
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o664)
+        except PermissionError:
+            if not os.path.lexists(path):
+                raise
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if is_same_file(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                return _Part(path, descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            # Without locks two may fetch one shard: each its own file.
+            if error.errno in _NO_LOCKS:
+                return None
+            raise
+        except BaseException:
+            os.close(descriptor)
+            raise
+        # It got its name meanwhile, or was given up: look again.
+        os.close(descriptor)
+
+
+def _digest() -> xxh3_128:
+    from xxhash import xxh3_128
+
+    return xxh3_128()
+
+
+def _sum(digest: xxh3_128) -> bytes:
+    return b"xxh3_128:" + digest.hexdigest().encode()

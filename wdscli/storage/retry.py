@@ -1,0 +1,378 @@
+"""Requests that fail and are made again: one rule for every store, and the only one.
+
+What it is: :class:`Network` (how patient a command is, from its options or from the environment), :class:`Attempts`
+(how often a request has failed since something came, and how long to pause before the next), and two loops over it.
+:func:`retried` makes a call again that gives its answer at once or not at all: a question, or one part of an upload.
+:func:`fetched` reads a range and goes on from the byte that was reached. Backends' own retries are switched off where
+they can be, so that counts and times are those of ``--retries`` and ``--timeout``.
+
+The contract of who reads ranges of one object of a store, for :func:`fetched`::
+
+    async def fetch(begin: int, end: int, keep: Callable[[bytes], object]) -> None
+
+makes one request for the bytes from ``begin`` up to ``end``, hands to ``keep`` what comes, in order and as soon as it
+comes, and returns when the answer has ended. It raises :class:`Replaced` when the answer is of another version of the
+object than the first was, :class:`Transient` for a failure that may pass and does not look like one, and whatever its
+client raises: :func:`is_passing` judges that. It makes no retries, takes no care of silence (it is cancelled) and does
+not count the bytes: an answer that ends early is noticed here. It must not know any backend: what their exceptions have
+in common is found by names and attributes, so that none is imported.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar
+
+from wdscli.errors import UsageError
+from wdscli.units import parse_size
+
+FIRST_PAUSE_SECONDS = 0.25
+"""Before the second attempt; each further pause is twice as long, a random part of it left out."""
+MAX_PAUSE_SECONDS = 20.0
+MAX_RETRY_AFTER_SECONDS = 60.0
+"""The longest pause that a server may ask for."""
+PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+_PASSING_CODES = frozenset(
+    ("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "ThrottlingException")
+)
+GARBLED = "HttpProcessingError"
+"""aiohttp's for an answer that is no HTTP, or ends early; it has a status, which no server has sent."""
+_PASSING_KINDS = frozenset(
+    (
+        "ClientConnectionError", "ClientPayloadError", "ClientOSError", GARBLED,  # aiohttp
+        "HTTPClientError", "EndpointConnectionError", "ConnectTimeoutError", "IncompleteReadError",  # botocore
+        "ResponseParserError", "FSTimeoutError",
+        "ProtocolError", "ChunkedEncodingError", "IncompleteRead", "RemoteDisconnected",  # urllib3, requests, http
+        "ServiceRequestError", "ServiceResponseError",  # azure
+        "TimeoutError",  # asyncio, before Python 3.11
+    )
+)  # fmt: skip
+TLS_KINDS = frozenset(("SSLError", "ClientSSLError", "CertificateError", "ClientConnectorCertificateError"))
+EAI_AGAIN = -3
+"""The resolver itself had trouble; its other errors say that there is no such name."""
+
+CACHE = "WDSCLI_CACHE"
+Fetch = Callable[[int, int, Callable[[bytes], object]], Awaitable[None]]
+Answer = TypeVar("Answer")
+
+
+_traffic = [0, 0]
+_counting = Lock()
+
+
+def take_traffic() -> tuple[int, int]:
+    """The range requests that this process has made since this was asked last, and the bytes that came."""
+    with _counting:
+        requests, size_bytes = _traffic
+        _traffic[:] = 0, 0
+    return requests, size_bytes
+
+
+def count_traffic(size_bytes: int) -> None:
+    """One request more, and what came of it."""
+    with _counting:
+        _traffic[0] += 1
+        _traffic[1] += size_bytes
+
+
+class Transient(Exception):
+    """A failure that may pass. The text says what it was."""
+
+
+class Replaced(Exception):
+    """The object is another one than the first answer was of. Never tried again."""
+
+
+class GaveUp(Exception):
+    """A failure that may pass did not: ``error`` is the last, of so many ``attempts`` without progress."""
+
+    def __init__(self, error: Exception, attempts: int) -> None:
+        super().__init__(str(error))
+        self.error, self.attempts = error, attempts
+
+
+class Network(NamedTuple):
+    """How patient a command is with stores and servers, and how much it reads ahead of them."""
+
+    read_ahead_bytes: int = 64 << 20
+    """On their way or held, of all objects that one process reads."""
+    retries: int = 5
+    """Attempts after the first that may bring nothing, before a request has failed; progress begins the count anew."""
+    timeout_seconds: float = 60.0
+    """Silence after which an attempt has failed."""
+    pause_seconds: float = FIRST_PAUSE_SECONDS
+    cache_dir: str = ""
+    """Where whole remote shards are kept (:mod:`wdscli.storage.cache`); empty for nowhere."""
+    cache_bytes: int = 0
+    """At most so many; 0 for as many as the disc takes."""
+
+
+_chosen: ContextVar[Network | None] = ContextVar("network", default=None)
+_in_use: dict[object, Network] = {}
+"""What each :func:`using` that goes on was given, the latest last: for threads, which begin with no context of their
+own. Threads that run tasks side by side leave in any order."""
+
+
+def network() -> Network:
+    """What holds here: what :func:`using` was given, else the environment. Raises UsageError."""
+    return _chosen.get() or next(reversed([*_in_use.values()]), None) or _of_environment()
+
+
+@contextmanager
+def using(chosen: Network) -> Iterator[None]:
+    """In the block, and in the threads and tasks that begin there, ``chosen`` holds."""
+    before, this = _chosen.set(chosen), object()
+    _in_use[this] = chosen
+    try:
+        yield
+    finally:
+        _chosen.reset(before)
+        del _in_use[this]
+
+
+def changed(
+    read_ahead_bytes: int | None = None,
+    retries: int | None = None,
+    timeout_seconds: float | None = None,
+    cache_dir: str | None = None,
+    cache_bytes: int | None = None,
+) -> Network:
+    """What holds here, but for what is given. Raises UsageError."""
+    if timeout_seconds is not None and not 0 < timeout_seconds < math.inf:
+        raise UsageError("--timeout must be more than 0 seconds", hint="--timeout 60")
+    if read_ahead_bytes == 0:
+        raise UsageError("--read-ahead must be at least 1 byte", hint="--read-ahead 64MiB")
+    given: dict[str, Any] = {
+        "read_ahead_bytes": read_ahead_bytes, "retries": retries, "timeout_seconds": timeout_seconds,
+        "cache_dir": cache_dir, "cache_bytes": cache_bytes,
+    }  # fmt: skip
+    found = network()._replace(**{name: value for name, value in given.items() if value is not None})
+    if cache_bytes == 0:
+        raise UsageError("--cache-limit must be at least 1 byte", hint="--cache-limit 100GB")
+    if cache_bytes is not None and not found.cache_dir:
+        raise UsageError(
+            "--cache-limit needs --cache", hint=f"--cache DIR, or {CACHE}=DIR in the environment"
+        )
+    return found
+
+
+@contextmanager
+def cached_in(folder: str | None, size_bytes: int = 0) -> Iterator[None]:
+    """In the block shards are kept in ``folder``, nowhere for an empty one; None changes nothing. Threads that begin
+    there do not know of it: several may be in such blocks at a time."""
+    if folder is None:
+        yield
+        return
+    before = _chosen.set(network()._replace(cache_dir=folder, cache_bytes=size_bytes))
+    try:
+        yield
+    finally:
+        _chosen.reset(before)
+
+
+def _of_environment() -> Network:
+    kinds: tuple[tuple[str, str, Callable[[str], float]], ...] = (
+        ("read_ahead_bytes", "WDSCLI_READ_AHEAD", parse_size),
+        ("retries", "WDSCLI_RETRIES", int),
+        ("timeout_seconds", "WDSCLI_TIMEOUT", float),
+        ("cache_bytes", "WDSCLI_CACHE_LIMIT", parse_size),
+    )
+    given: dict[str, Any] = {"pause_seconds": FIRST_PAUSE_SECONDS, "cache_dir": os.environ.get(CACHE, "")}
+    for field, name, parse in kinds:
+        if text := os.environ.get(name, "").strip():
+            try:
+                given[field] = parse(text)
+                if not (0 <= given[field] < math.inf and (given[field] or field == "retries")):
+                    raise ValueError
+            except (ValueError, UsageError):
+                raise UsageError(
+                    f"{name}={text} in the environment is no {field.replace('_', ' ')}"
+                ) from None
+    return Network(**given)
+
+
+class Attempts:
+    """Failures of one request since something last came of it."""
+
+    def __init__(self, patience: Network) -> None:
+        self._patience = patience
+        self._failures = 0
+
+    def pause_after(self, error: Exception, *, progress: bool = False) -> float:
+        """The seconds to wait before the next attempt. Raises ``error`` when another would not help, GaveUp when there
+        were enough."""
+        from random import uniform
+
+        if not is_passing(error):
+            raise error
+        self._failures = 0 if progress and self._patience.retries else self._failures + 1
+        if self._failures > self._patience.retries:
+            raise GaveUp(error, self._failures) from error
+        pause = min(self._patience.pause_seconds * 2.0 ** max(self._failures - 1, 0), MAX_PAUSE_SECONDS)
+        return max(pause * uniform(0.5, 1), min(retry_after(error), MAX_RETRY_AFTER_SECONDS))
+
+
+def retried(call: Callable[[], Answer]) -> Answer:
+    """``call()``, made again after failures that may pass. Raises what it raises, and GaveUp."""
+    attempts = Attempts(network())
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            time.sleep(attempts.pause_after(error))
+
+
+async def fetched(
+    fetch: Fetch, begin: int, end: int, patience: Network, size: Callable[[], int | None] = lambda: None
+) -> bytes:
+    """The bytes from ``begin`` up to ``end``, or up to the ``size`` that an answer has told, by as many requests as it
+    takes: each goes on where the last one ended. Raises Replaced, GaveUp, and what ``fetch`` raises."""
+    import asyncio
+
+    landing, attempts = _Landing(begin, end), Attempts(patience)
+    while True:
+        before = landing.at
+        try:
+            await _unless_silent(fetch(landing.at, end, landing.keep), landing, patience.timeout_seconds)
+            error: Exception | None = None
+        except Exception as raised:
+            error = raised
+        count_traffic(landing.at - before)
+        known = size()
+        end = end if known is None else min(end, known)
+        if landing.at == end and (error is None or is_passing(error)):
+            return landing.data()
+        came = f"{landing.at - begin} bytes came where {end - begin} were requested"
+        await asyncio.sleep(attempts.pause_after(error or Transient(came), progress=landing.at > before))
+
+
+class _Landing:
+    """What has come of a range. ``at`` is the byte behind the last, ``heard`` when it came."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.at, self._end = begin, end
+        self.heard = time.monotonic()
+        self._pieces: list[bytes] = []
+
+    def keep(self, data: bytes) -> None:
+        self.at += len(data)
+        self.heard = time.monotonic()
+        self._pieces.append(data)
+        if self.at > self._end:
+            raise OSError(f"the server sent {self.at - self._end} bytes more than were requested")
+
+    def data(self) -> bytes:
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+
+async def _unless_silent(work: Awaitable[None], landing: _Landing, timeout_seconds: float) -> None:
+    """Wait for ``work``, as long as something comes at least every ``timeout_seconds``."""
+    import asyncio
+
+    task = asyncio.ensure_future(work)
+    landing.heard = time.monotonic()
+    try:
+        while not task.done():
+            left = landing.heard + timeout_seconds - time.monotonic()
+            if left <= 0:
+                raise Transient(f"nothing came for {timeout_seconds:g} seconds")
+            await asyncio.wait({task}, timeout=left)
+        task.result()
+    finally:
+        task.cancel()
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether a failure may be over when the request is made again."""
+    chain = list(causes(error))
+    if isinstance(error, (Replaced, GaveUp, FileNotFoundError, PermissionError, FileExistsError)):
+        return False
+    if any(isinstance(one, Transient) for one in chain):
+        return True
+    kinds = kinds_of(error)
+    if kinds & TLS_KINDS:
+        return False
+    if (status := status_of(error)) is not None:
+        return status in PASSING_STATUS or any(code_of(one) in _PASSING_CODES for one in chain)
+    if (resolver := unresolved(error)) is not None:
+        return resolver.errno == EAI_AGAIN
+    return bool(kinds & _PASSING_KINDS) or isinstance(error, (ConnectionError, TimeoutError))
+
+
+def kinds_of(error: BaseException) -> set[str]:
+    """The names of the classes of an error and of its causes."""
+    return {kind.__name__ for one in causes(error) for kind in type(one).__mro__}
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it was made of; clients of stores translate, and put the first one away."""
+    for _ in range(8):
+        if error is None:
+            return
+        yield error
+        inner = getattr(error, "os_error", None)
+        error = inner if isinstance(inner, BaseException) else error.__cause__ or error.__context__
+
+
+def unresolved(error: BaseException) -> OSError | None:
+    """What the resolver said, of an error that a name without an address led to."""
+    return next(
+        (one for one in causes(error) if isinstance(one, OSError) and type(one).__name__ == "gaierror"), None
+    )
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error stands for, by whichever of the names that clients have for it."""
+    if GARBLED in kinds_of(error):
+        return None
+    return next((status for one in causes(error) if (status := _status(one)) is not None), None)
+
+
+def _status(error: BaseException) -> int | None:
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode") or code_of(error)
+    else:
+        names = ("status", "status_code", "code")
+        values = (getattr(one, name, None) for one in (error, response) for name in names)
+        found = next((value for value in values if value is not None), None)
+    text = str(found)
+    return int(text) if text.isdecimal() and 100 <= int(text) < 600 else None
+
+
+def code_of(error: BaseException | None) -> str:
+    """S3's own code for what went wrong, from the error of its client, which s3fs's are raised from."""
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def retry_after(error: BaseException) -> float:
+    """The seconds that a server wants to be left alone, 0 where it does not say."""
+    for one in causes(error):
+        response = getattr(one, "response", None)
+        if isinstance(response, dict):
+            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+        else:
+            headers = getattr(one, "headers", None) or getattr(response, "headers", None)
+        for name, value in dict(headers or {}).items():
+            if str(name).lower() == "retry-after":
+                return _seconds(str(value))
+    return 0.0
+
+
+def _seconds(text: str) -> float:
+    """RFC 9110, 10.2.3: a number of seconds, or a date."""
+    if text.strip().isdecimal():
+        return float(text)
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return 0.0

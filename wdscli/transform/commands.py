@@ -1,0 +1,232 @@
+"""A shell command per call, in a scratch folder of its own; or one field through a command's standard input and output.
+
+What it is: tarp's ``proc`` and tarproc. The folder holds a file ``sample.<field>`` for each field; what it holds when
+the command has ended is the new sample, and an empty folder is no sample. With several samples in a call the files are
+``sample-000000.<field>``, ``sample-000001.<field>``; with ``multi`` what stands between ``sample`` and the first dot is
+added to the key. How: ``/bin/sh -c`` in a session of its own, so that whatever the command has started ends with it,
+also after a timeout or Ctrl-C. What it prints is shown when it fails. It must not know where samples come from.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from wdscli.errors import printable
+from wdscli.model import to_bytes
+from wdscli.shown import shown_command
+from wdscli.storage import local_path
+from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked
+
+if TYPE_CHECKING:
+    import subprocess
+    from typing import IO
+
+STEM = b"sample"
+RUNNING = "running-"
+"""Notes of commands that run begin so."""
+SAID_BYTES = 4096
+SAID_LINES = 3
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def call_of(transform: Transform, folder: str) -> Call:
+    """What runs the command."""
+    return partial(_filtered if transform.kind == "filter" else _in_folder, transform, folder)
+
+
+def _filtered(transform: Transform, folder: str, samples: Sequence[Taken]) -> list[Made]:
+    """Each sample with one field that is what the command made of it; those without the field as they are."""
+    name = to_bytes(transform.field)
+    made = []
+    for sample in samples:
+        fields = [
+            (field, _piped(transform, folder, sample, payload) if field == name else payload)
+            for field, payload in sample.fields
+        ]
+        made.append((sample.key, fields))
+    return made
+
+
+def _piped(transform: Transform, folder: str, sample: Taken, payload: bytes) -> bytes:
+    from tempfile import TemporaryFile
+
+    with TemporaryFile(dir=folder or None) as given, TemporaryFile(dir=folder or None) as out:
+        # Files, not pipes: neither a command that reads nothing nor one that leaves a child behind can hold us.
+        given.write(payload)
+        given.seek(0)
+        _run(transform, [sample], local_path("."), folder, given, out)
+        out.seek(0)
+        return out.read()
+
+
+def _in_folder(transform: Transform, folder: str, samples: Sequence[Taken]) -> list[Made]:
+    from shutil import rmtree
+    from tempfile import mkdtemp
+
+    place = os.fsencode(mkdtemp(prefix="wds-", dir=folder or None))
+    try:
+        stems = _stems(transform, len(samples))
+        for stem, sample in zip(stems, samples, strict=True):
+            for field, payload in sample.fields:
+                _store(place + b"/" + stem + b"." + field, payload)
+        _run(transform, samples, os.fsdecode(place), folder, None, None)
+        return list(_collected(transform, place, stems, samples))
+    finally:
+        rmtree(place, ignore_errors=True)
+
+
+def _stems(transform: Transform, samples: int) -> list[bytes]:
+    """The names of the samples' files up to the dot."""
+    if transform.batch == 1:
+        return [STEM]
+    return [STEM + b"-%06d" % number for number in range(samples)]
+
+
+def _store(path: bytes, payload: bytes) -> None:
+    try:
+        descriptor = os.open(path, _FLAGS, 0o600)
+        with open(descriptor, "wb", buffering=0) as file:
+            view = memoryview(payload)
+            while view:
+                view = view[file.write(view) :]
+    except OSError as error:
+        raise CallError(f"cannot write {printable(os.fsdecode(path))}: {error.strerror}") from None
+
+
+def _collected(
+    transform: Transform, place: bytes, stems: Sequence[bytes], samples: Sequence[Taken]
+) -> Iterator[Made]:
+    """What the command has left, sample by sample: fields that were there in their order, then new ones by name."""
+    found: dict[bytes, dict[bytes, bytes]] = {}
+    for entry in os.scandir(place):
+        stem, dot, field = entry.name.partition(b".")
+        name = printable(os.fsdecode(entry.name))
+        if not entry.is_file(follow_symlinks=False):
+            raise CallError(f"the command left {name}, which is not a file")
+        if not dot or not any(stem == one or (transform.multi and stem.startswith(one)) for one in stems):
+            raise CallError(f"the command left {name}; a sample's files are named {_pattern(transform)}")
+        with open(entry.path, "rb") as file:
+            found.setdefault(stem, {})[field] = file.read()
+    for stem, sample in zip(stems, samples, strict=True):
+        order = {field: number for number, (field, _) in enumerate(sample.fields)}
+        for own in sorted(one for one in found if one.startswith(stem)):
+            fields = sorted(found[own].items(), key=lambda item: (order.get(item[0], len(order)), item[0]))
+            yield checked(sample.key + own[len(stem) :], fields)
+
+
+def _pattern(transform: Transform) -> str:
+    number = "" if transform.batch == 1 else "-NNNNNN"
+    return f"sample{number}{'-NAME' if transform.multi else ''}.FIELD"
+
+
+def _run(
+    transform: Transform,
+    samples: Sequence[Taken],
+    place: str,
+    folder: str,
+    given: IO[bytes] | None,
+    out: IO[bytes] | None,
+) -> None:
+    """Run the command in the folder ``place``. Raises CallError when it fails or takes too long."""
+    import subprocess
+    from tempfile import TemporaryFile
+
+    with ExitStack() as stack:
+        said = stack.enter_context(TemporaryFile())
+        with _signals_held():
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", transform.what],
+                cwd=place,
+                env=_environment(samples),
+                stdin=subprocess.DEVNULL if given is None else given,
+                stdout=said if out is None else out,
+                stderr=said,
+                start_new_session=True,
+            )
+            stack.callback(_end, process)
+        stack.enter_context(_noted(process.pid, folder))
+        try:
+            status = process.wait(transform.timeout)
+        except subprocess.TimeoutExpired:
+            raise CallError(f"it took more than {transform.timeout:g} s{_last_words(said)}") from None
+        if status:
+            how = f"it ended with status {status}" if status > 0 else f"signal {-status} ended it"
+            raise CallError(f"{how}{_last_words(said)}")
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Ctrl-C and an order to end are answered after the block: a command that was just started must not be forgotten.
+    Their mask stays as it is, because commands inherit that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Nothing that the command has started goes on."""
+    end_group(process.pid)
+    process.wait()
+
+
+def end_group(process: int) -> None:
+    """End all processes of a command's session."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
+
+
+@contextmanager
+def _noted(process: int, folder: str) -> Iterator[None]:
+    """For whoever comes after a worker that was killed: the number of a command that runs is a name in ``folder``."""
+    note = f"{folder}/{RUNNING}{process}"
+    if folder:
+        os.close(os.open(note, os.O_CREAT | os.O_WRONLY, 0o600))
+    try:
+        yield
+    finally:
+        if folder:
+            with suppress(OSError):
+                os.unlink(note)
+
+
+def _environment(samples: Sequence[Taken]) -> dict[str, str]:
+    """That of this process, with a line for each sample of a call in WDS_KEY, WDS_SHARD and WDS_INDEX; WDS_PWD is the
+    folder that relative paths begin in."""
+    return {
+        **os.environ,
+        "WDS_KEY": "\n".join(os.fsdecode(sample.key) for sample in samples),
+        "WDS_SHARD": "\n".join(sample.shard for sample in samples),
+        "WDS_INDEX": "\n".join(str(sample.place) for sample in samples),
+        "WDS_PWD": os.path.abspath(local_path(".")),
+    }
+
+
+def _last_words(said: IO[bytes]) -> str:
+    """The last lines that the command printed."""
+    size = said.seek(0, os.SEEK_END)
+    said.seek(max(0, size - SAID_BYTES))
+    lines = [line.strip() for line in said.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return f": {' | '.join(map(printable, lines[-SAID_LINES:]))}" if lines else ""
+
+
+def shown_what(transform: Transform) -> str:
+    """The command for a message, without secrets."""
+    return printable(shown_command(transform.what))

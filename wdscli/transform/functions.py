@@ -1,0 +1,153 @@
+"""A Python function of a user's: a sample as a dictionary in, a new one, none or several out.
+
+What it is: ``module:function``, or ``path/file.py:function``. The dictionary has the payloads as bytes by field, and
+``__key__``, ``__url__`` (the shard) and ``__index__`` (its place there, from 0), as webdataset names them. What comes
+back is a dictionary, None to leave the sample out, or a list or generator of dictionaries; values become payloads by
+:mod:`wdscli.codecs.encode`, names that begin with ``__`` are no fields. Samples without a ``__key__`` of their own have
+that of what they were made of, with ``-000000``, ``-000001`` added where there are several. With ``batch`` the function
+takes and gives lists. It must not know where samples come from.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from wdscli.codecs.encode import encode_field
+from wdscli.errors import UsageError, WdsError
+from wdscli.model import to_bytes, to_text
+from wdscli.storage import local_path
+from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked
+
+
+def call_of(transform: Transform, folder: str) -> Call:
+    """What calls the function. Raises UsageError when there is none of this name."""
+    function = load_function(transform.what, local_path("."))
+    return partial(_called, function, transform.batch > 1)
+
+
+@lru_cache(maxsize=8)
+def load_function(spec: str, folder: str) -> Callable[[Any], Any]:
+    """The function that ``spec`` names; modules are looked for in ``folder`` too. Raises UsageError."""
+    place, colon, name = spec.rpartition(":")
+    if not (place and colon and name):
+        raise UsageError(
+            f"--python {spec} names no function", hint="module:function, or path/file.py:function"
+        )
+    module: Any = _load_file(place) if place.endswith(".py") else _load_module(place, folder)
+    for part in name.split("."):
+        if not hasattr(module, part):
+            raise UsageError(f'--python {spec}: {place} has no "{part}"', hint=_close(part, module))
+        module = getattr(module, part)
+    if not callable(module):
+        raise UsageError(f"--python {spec}: {name} is not a function")
+    function: Callable[[Any], Any] = module
+    return function
+
+
+def _close(name: str, module: Any) -> str | None:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, dir(module), 1)
+    return f"did you mean {close[0]}?" if close else None
+
+
+def _load_module(name: str, folder: str) -> Any:
+    from importlib import import_module
+
+    # As ``python -m`` does.
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return import_module(name)
+    except Exception as error:
+        raise UsageError(f"--python: cannot import {name}: {type(error).__name__}: {error}") from error
+
+
+def _load_file(path: str) -> Any:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    path = local_path(path)
+    spec = spec_from_file_location("wds_map_function", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    # What is in it can then be pickled by the function itself.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"--python: cannot import {path}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _called(function: Callable[[Any], Any], is_batch: bool, samples: Sequence[Taken]) -> list[Made]:
+    """One call."""
+    given = list(map(_plain, samples))
+    try:
+        found = function(given if is_batch else given[0])
+        several = found if found is None or isinstance(found, Mapping) else list(_iterated(found))
+    except CallError:
+        raise
+    except Exception as error:
+        raise CallError(f"{type(error).__name__}: {error}{_place_of(error)}") from error
+    if several is None:
+        return []
+    keys = [sample.key for sample in samples]
+    if isinstance(several, Mapping):
+        return [_encoded(several, keys[0])]
+    if is_batch and len(several) == len(keys):
+        return [_encoded(one, key) for one, key in zip(several, keys) if one is not None]
+    named = [b"%s-%06d" % (keys[0], number) for number in range(len(several))]
+    return [_encoded(one, None if is_batch else key) for one, key in zip(several, named) if one is not None]
+
+
+def _iterated(found: Any) -> Iterable[Any]:
+    if isinstance(found, Iterable) and not isinstance(found, (str, bytes)):
+        return found
+    raise CallError(f"it gave a {type(found).__name__}, not a dictionary, None, or several dictionaries")
+
+
+def _plain(sample: Taken) -> dict[str, Any]:
+    about = {"__key__": to_text(sample.key), "__url__": sample.shard, "__index__": sample.place}
+    return {**about, **{to_text(field): payload for field, payload in sample.fields}}
+
+
+def _encoded(sample: Any, key: bytes | None) -> Made:
+    """A sample as it is written; ``key`` is for one that names none. Raises CallError."""
+    if not isinstance(sample, Mapping):
+        raise CallError(f"it gave a {type(sample).__name__} among its samples, not a dictionary")
+    own = sample.get("__key__")
+    if own is None and key is None:
+        raise CallError("a sample of a batch has no __key__")
+    if own is not None and not isinstance(own, (str, bytes)):
+        raise CallError(f"a __key__ is text, not {type(own).__name__}")
+    fields = []
+    for name, value in sample.items():
+        if not isinstance(name, str):
+            raise CallError(f"a field's name is text, not {type(name).__name__}")
+        if not name.startswith("__"):
+            fields.append((to_bytes(name), _payload(name, value)))
+    raw = key if own is None else to_bytes(own) if isinstance(own, str) else own
+    return checked(raw or b"", fields)
+
+
+def _payload(name: str, value: Any) -> bytes:
+    try:
+        return bytes(encode_field(value, name))
+    except WdsError as error:
+        raise CallError(f"field {name}: {error.message}") from None
+    except Exception as error:
+        raise CallError(f"field {name}: {type(error).__name__}: {error}") from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Where in the user's code it was raised."""
+    trace, last = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename != __file__:
+            last = trace
+        trace = trace.tb_next
+    return "" if last is None else f" ({last.tb_frame.f_code.co_filename}, line {last.tb_lineno})"

@@ -1,0 +1,134 @@
+"""What is around the slices of a run: where commands make their folders, what becomes of results, and the look at the
+whole at the end.
+
+What it is: :func:`transform_folder`, :func:`write_slices`, :func:`check_transformed`. It must not know how a sample is
+transformed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from shutil import disk_usage, rmtree
+from tempfile import gettempdir, mkdtemp
+
+from wdscli.copy.copier import GatherTask
+from wdscli.errors import DataError, EngineError, OutputError
+from wdscli.model import ShardInfo
+from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.request import Request
+from wdscli.samples import iter_batches
+from wdscli.samples.keyset import KeySet
+from wdscli.storage import is_local, local_path, open_source
+from wdscli.transform.commands import RUNNING, end_group
+from wdscli.transform.slices import SliceResult, Totals
+from wdscli.transform.transform import Transform
+
+PREFIX = "wds-map-"
+"""Of folders of runs; behind it stands the number of the process."""
+MEMORY_FOLDER = "/dev/shm"
+ROOM_BYTES = 1 << 30
+"""With so much room scratch folders are made in memory."""
+
+
+@contextmanager
+def transform_folder(request: Request) -> Iterator[str]:
+    """A folder below which commands find theirs, until the block ends: below ``--tmp``, else in memory where there is
+    room, else below TMPDIR. On other machines it is TMPDIR of each. Raises OutputError."""
+    if request.engine is not None:
+        yield ""
+        return
+    parent = gettempdir()
+    if request.tmp is not None and is_local(request.tmp):
+        parent = os.path.abspath(local_path(request.tmp))
+    elif os.access(MEMORY_FOLDER, os.W_OK) and disk_usage(MEMORY_FOLDER).free > ROOM_BYTES:
+        parent = MEMORY_FOLDER
+    try:
+        _remove_abandoned(parent)
+        folder = mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent)
+    except OSError as error:
+        raise OutputError(
+            f"cannot make a folder in {parent}: {error.strerror}", hint="name one with room: --tmp DIR"
+        ) from error
+    try:
+        yield folder
+    finally:
+        _end_commands(folder)
+        rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(parent: str) -> None:
+    """What runs of this user that were killed have left there."""
+    for entry in os.scandir(parent):
+        process = entry.name.removeprefix(PREFIX).partition("-")[0]
+        if not (
+            entry.name.startswith(PREFIX) and process.isdecimal() and entry.is_dir(follow_symlinks=False)
+        ):
+            continue
+        if entry.stat(follow_symlinks=False).st_uid == os.getuid() and not _is_running(int(process)):
+            rmtree(entry.path, ignore_errors=True)
+
+
+def _end_commands(folder: str) -> None:
+    """End the commands of this run's workers that were killed."""
+    for name in os.listdir(folder):
+        number = name.removeprefix(RUNNING)
+        if number != name and number.isdecimal():
+            end_group(int(number))
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OverflowError:
+        return False
+    except OSError as error:
+        return error.errno != errno.ESRCH
+    return True
+
+
+def write_slices(results: Iterable[SliceResult], task: GatherTask) -> ShardInfo:
+    """Write one shard of what its slices became. Raises DataError for a key that comes twice in it."""
+    keys, taken = KeySet(), 0
+    with task.settings.open(task.address) as shard:
+        for result in results:
+            taken += result.taken
+            repeated = keys.add([key for key, _ in result.samples])
+            if repeated:
+                raise _twice(result.samples[repeated[0]][0], task.address)
+            for key, fields in result.samples:
+                shard.write(key, fields)
+        if taken != task.samples.total:
+            raise EngineError(f"{taken} of {task.samples.total} samples of {task.address} were transformed")
+        return shard.commit()
+
+
+def check_transformed(plan: ReorderPlan, totals: Totals, *, is_all: bool) -> None:
+    """Raise DataError for a filter of a field that no sample has, where ``totals`` are of all samples, and for a key
+    that two shards have."""
+    transform = Transform(**plan.transform or {"kind": "cmd"})
+    if transform.kind == "filter" and is_all and totals.taken and not totals.touched:
+        raise DataError(
+            f'no sample has a field "{transform.field}"',
+            code="missing-field",
+            hint="`wds ls --summary SHARDS` lists the fields",
+        )
+    if not transform.may_change_keys or len(plan.planned) < 2:
+        return
+    keys = KeySet()
+    for planned in plan.planned:
+        with open_source(planned.address) as source:
+            for batch in iter_batches(source):
+                if repeated := keys.add(batch.keys):
+                    raise _twice(batch.keys[repeated[0]], planned.address)
+
+
+def _twice(key: bytes, address: str) -> DataError:
+    return DataError(
+        f'the key "{os.fsdecode(key)}" is made twice',
+        code="duplicate-key",
+        shard=address,
+        hint="a sample's key is its own: give each its __key__, or with --multi each file another name",
+    )

@@ -1,0 +1,170 @@
+"""Some samples of a planned shard, transformed: a task that any process can run.
+
+What it is: :func:`transform_slice`, a pure function of a :class:`SliceTask`, and :class:`Slices`, which cuts planned
+shards into such tasks. How: the samples are read as the copier reads them, with every header compared with the plan,
+into one archive in memory, whose payloads the calls get. A slice holds whole calls, which begin anew with each shard,
+so that what a call gets does not depend on slices; it is made as large as some tenths of a second of work, by the time
+that those before it took. It must not know where what it makes is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from wdscli.copy.copier import GatherTask, gathered_bytes, samples_of
+from wdscli.errors import EngineError, printable
+from wdscli.model import to_bytes, to_text
+from wdscli.plan.plan import sum_counts
+from wdscli.transform.commands import shown_what
+from wdscli.transform.transform import CallError, Made, Taken, Transform
+
+SLICE_BYTES = 1 << 24
+"""So many bytes of samples are in one task, but for a single call that takes more."""
+SLICE_SECONDS = 0.2
+MOST_CALLS = 4096
+FAILURES_NAMED = 3
+FAILED, LEFT_OUT, KEPT = "failed", "left-out-by-map", "kept"
+"""Samples of calls that failed, of calls that gave nothing, and those of calls that failed that stay as they were."""
+
+
+class SliceTask(NamedTuple):
+    """Samples of one planned shard, by its number, what is done to them, and where commands may make their folders."""
+
+    shard: int
+    gather: GatherTask
+    transform: Transform
+    folder: str
+
+
+class SliceResult(NamedTuple):
+    """What became of a shard's samples: new ones in order; ``counts`` of samples by reason; why the first calls failed;
+    ``touched``, how many had the field that a filter takes, 0 for other transforms."""
+
+    shard: int
+    samples: list[Made]
+    taken: int
+    counts: Mapping[str, int]
+    failures: Sequence[str]
+    touched: int
+    seconds: float
+
+
+class Totals:
+    """The sums of many results."""
+
+    def __init__(self) -> None:
+        self.taken = self.touched = 0
+        self.counts: dict[str, int] = {}
+        self.failures: list[str] = []
+
+    def add(self, result: SliceResult) -> None:
+        self.taken += result.taken
+        self.touched += result.touched
+        self.counts = sum_counts([self.counts, result.counts])
+        self.failures = [*self.failures, *result.failures][:FAILURES_NAMED]
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Samples that are not in the output, by reason."""
+        return {reason: count for reason, count in self.counts.items() if reason != KEPT}
+
+
+class Slices:
+    """Tasks of several shards, in order, as large as :meth:`heard` has learned."""
+
+    def __init__(self, transform: Transform, folder: str) -> None:
+        self._transform = transform
+        self._folder = folder
+        self._calls = 1 if transform.is_slow else 4
+
+    def of(self, shard: int, task: GatherTask) -> Iterator[SliceTask]:
+        """The tasks of one shard, by its number; a shard without samples has one too."""
+        samples, batch = task.samples, self._transform.batch
+        lengths = samples.column("length", 0, samples.total)
+        first = 0
+        while first < samples.total or not first:
+            end = min(first + batch * self._calls, samples.total)
+            while end > first + batch and int(lengths[first:end].sum()) > SLICE_BYTES:
+                end = first + max((end - first) // batch // 2, 1) * batch
+            some = samples.slice(first, end)
+            inputs = {number: task.inputs[number] for number in some.shard_numbers()}
+            gather = task._replace(samples=some, inputs=inputs)
+            yield SliceTask(shard, gather, self._transform, self._folder)
+            first = max(end, 1)
+
+    def heard(self, result: SliceResult) -> None:
+        """Adapt what comes next to how long this took."""
+        calls = max(1, result.taken // self._transform.batch)
+        fitting = int(calls * SLICE_SECONDS / max(result.seconds, 1e-6))
+        self._calls = max(1, min(fitting, 2 * self._calls, MOST_CALLS))
+
+
+def transform_slice(task: SliceTask) -> SliceResult:
+    """The samples, transformed. Raises EngineError for a call that fails, where the transform says to stop, and what
+    reading raises."""
+    began, transform = time.perf_counter(), task.transform
+    samples = list(_taken(task.gather))
+    call = transform.call(task.folder)
+    counts: Counter[str] = Counter()
+    failures: list[str] = []
+    made: list[Made] = []
+    for first in range(0, len(samples), transform.batch):
+        some = samples[first : first + transform.batch]
+        try:
+            new = call(some)
+            _check_apart(new)
+        except CallError as error:
+            text = _explained(transform, some, error)
+            if transform.on_failure == "stop":
+                raise EngineError(text, hint="--on-error skip or keep goes on") from None
+            counts[KEPT if transform.on_failure == "keep" else FAILED] += len(some)
+            failures.append(text)
+            new = [(one.key, one.fields) for one in some] if transform.on_failure == "keep" else []
+        else:
+            counts[LEFT_OUT] += _left_out(some, new)
+        made += new
+    touched = 0
+    if transform.kind == "filter":
+        filtered = to_bytes(transform.field)
+        touched = sum(any(field == filtered for field, _ in one.fields) for one in samples)
+    seconds = time.perf_counter() - began
+    return SliceResult(task.shard, made, len(samples), +counts, failures[:FAILURES_NAMED], touched, seconds)
+
+
+def _left_out(before: Sequence[Taken], after: Sequence[Made]) -> int:
+    """How many samples of a call nothing came of: of one, where nothing did; of several, by their number."""
+    return max(0, len(before) - len(after))
+
+
+def _check_apart(made: Sequence[Made]) -> None:
+    keys = [key for key, _ in made]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key, count in Counter(keys).items() if count > 1)
+        raise CallError(f'it made two samples with the key "{to_text(twice)}"')
+
+
+def _explained(transform: Transform, samples: Sequence[Taken], error: CallError) -> str:
+    """Which call failed, on what, and why."""
+    first = samples[0]
+    which = f'sample "{printable(to_text(first.key))}"'
+    if len(samples) > 1:
+        which += f" and the {len(samples) - 1} behind it"
+    what = "the picture" if transform.kind == "resize" else shown_what(transform)
+    return f"{what} failed for {which} of {first.shard}: {error}"
+
+
+def _taken(task: GatherTask) -> Iterator[Taken]:
+    """The planned samples, proven to be these."""
+    rows = task.samples.part(0, task.samples.total).rows
+    shards, places = rows["shard"].tolist(), rows["place"].tolist()
+    data = gathered_bytes(task)
+    batch = samples_of(data, task.address, task.settings.form)
+    for row, key in enumerate(batch.keys):
+        members = range(batch.firsts[row], batch.firsts[row + 1])
+        fields = [
+            (batch.fields[one], bytes(data[batch.offsets[one] :][: batch.sizes[one]])) for one in members
+        ]
+        yield Taken(key, fields, task.inputs[shards[row]].address, places[row])

@@ -1,0 +1,153 @@
+"""What is done to each sample: a record that tasks, plan files and manifests hold, and the calls it stands for.
+
+What it is: :class:`Transform`, made of options by :func:`make_transform`; :class:`Taken` and :data:`Made`, samples
+before and after; :class:`CallError`. How: a transform is plain values, so that it travels to other processes and into
+plan files; the code behind a kind is imported when it is first called. It must not know shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+from wdscli.errors import UsageError, WdsError
+from wdscli.model import to_text
+from wdscli.samples import check_name
+
+Kind = Literal["cmd", "filter", "python", "resize"]
+OnFailure = Literal["stop", "skip", "keep"]
+ResizeMode = Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border", "no"]
+PictureFormat = Literal["jpg", "png", "webp"]
+
+
+class Taken(NamedTuple):
+    """One sample before: its key, its fields and payloads in order, and the shard and place it came from."""
+
+    key: bytes
+    fields: list[tuple[bytes, bytes]]
+    shard: str
+    place: int
+
+
+Made = tuple[bytes, list[tuple[bytes, bytes]]]
+"""One sample after: its key, and its fields and payloads in order."""
+Call = Callable[[Sequence[Taken]], list[Made]]
+
+
+class CallError(Exception):
+    """A call failed; the text says why, on one line."""
+
+
+class Transform(NamedTuple):
+    """What is done. ``what`` is the command, or ``module:function``; ``field`` is the one that a filter takes.
+
+    ``batch`` samples go into one call; ``multi`` lets a command make several samples of one. ``timeout`` is in seconds
+    and for a call. The last five are of ``resize``: pixels, :data:`ResizeMode`, and how a picture is written.
+    """
+
+    kind: Kind
+    what: str = ""
+    field: str = ""
+    batch: int = 1
+    multi: bool = False
+    on_failure: OnFailure = "stop"
+    timeout: float | None = None
+    size: int = 0
+    mode: ResizeMode = "keep_ratio"
+    only_if_bigger: bool = False
+    format: PictureFormat | None = None
+    quality: int | None = None
+
+    @property
+    def may_change_keys(self) -> bool:
+        """Whether a sample may come out under another key than its own."""
+        return self.multi or self.kind == "python"
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a call takes a process of its own."""
+        return self.kind in ("cmd", "filter")
+
+    def options(self) -> dict[str, Any]:
+        """All that shapes the result, as the manifest tells it; what is at its default is left out."""
+        plain = self._asdict()
+        given = {name: value for name, value in plain.items() if value != self._field_defaults.get(name)}
+        given.pop("timeout", None)
+        return given
+
+    def call(self, folder: str) -> Call:
+        """What does it; commands make their scratch folders below ``folder``. Raises UsageError for a function that
+        cannot be found, or a package that is not installed."""
+        if self.kind not in _MODULES:
+            raise UsageError(f'nobody knows how to transform by "{self.kind}"')
+        made: Call = import_module(f"wdscli.transform.{_MODULES[self.kind]}").call_of(self, folder)
+        return made
+
+
+_MODULES = {"cmd": "commands", "filter": "commands", "python": "functions", "resize": "pictures"}
+
+
+def make_transform(
+    *,
+    cmd: str | None = None,
+    filter: tuple[str, str] | None = None,
+    python: str | None = None,
+    resize: int | None = None,
+    format: PictureFormat | None = None,
+    resize_mode: ResizeMode = "keep_ratio",
+    only_if_bigger: bool = False,
+    quality: int | None = None,
+    multi: bool = False,
+    batch: int | None = None,
+    timeout: float | None = None,
+    on_failure: OnFailure = "stop",
+) -> Transform:
+    """The transform that the options of ``wds map`` ask for. Raises UsageError for what cannot be meant.
+
+    >>> make_transform(cmd="rm sample.txt").options()
+    {'kind': 'cmd', 'what': 'rm sample.txt'}
+    """
+    is_resize = resize is not None or format is not None
+    named = {"--cmd": cmd, "--filter": filter, "--python": python, "--resize": is_resize or None}
+    ways = [name for name, given in named.items() if given is not None]
+    if len(ways) != 1:
+        raise UsageError(
+            f"{ways[0]} and {ways[1]} exclude each other" if ways else "nothing to do to the samples",
+            hint="give one of --cmd, --filter, --python, --resize",
+        )
+    for option, value, goes_with in (
+        ("--multi", multi, ("--cmd",)),
+        ("--batch", batch, ("--cmd", "--python")),
+        ("--quality", quality, ("--resize",)),
+        ("--resize-only-if-bigger", only_if_bigger, ("--resize",)),
+    ):
+        if value and ways[0] not in goes_with:
+            raise UsageError(f"{option} goes with {' and '.join(goes_with)}")
+    if (resize is None and only_if_bigger) or (resize is not None and resize < 1):
+        raise UsageError("--resize takes a number of pixels", hint="--resize 256")
+    if quality is not None and not 1 <= quality <= 100:
+        raise UsageError(f"--quality must be 1 to 100, not {quality}")
+    kind: Kind = "resize" if is_resize else "cmd" if cmd else "filter" if filter else "python"
+    field, command = filter or ("", cmd or python or "")
+    if not is_resize and not command.strip():
+        raise UsageError(f"{ways[0]} is empty")
+    common = Transform(kind, command, field, batch or 1, multi, on_failure, timeout)
+    if not is_resize:
+        return common
+    mode: ResizeMode = "no" if resize is None else resize_mode
+    return common._replace(
+        size=resize or 0, mode=mode, only_if_bigger=only_if_bigger, format=format, quality=quality
+    )
+
+
+def checked(key: bytes, fields: list[tuple[bytes, bytes]]) -> Made:
+    """A sample that can be written and reads back as such. Raises CallError."""
+    try:
+        for field, _ in fields:
+            check_name(key, field)
+    except WdsError as error:
+        raise CallError(error.message) from None
+    if not fields:
+        raise CallError(f'the sample "{to_text(key)}" has no fields')
+    return key, fields
