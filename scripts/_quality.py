@@ -4,7 +4,7 @@ What it is: the part behind ``scripts/bench --order``. How: a set of ``SHARDS`` 
 the order of one epoch as numbers of its samples, in global batches of ``BATCH`` samples over all ranks. Nothing of a
 peer is done again here: webdataset's own functions deal out and shuffle, MosaicML's own functions permute and divide,
 loaded without the rest of their package, which wants torch and more. The numbers are those of ``wds shuffle
---quality``. Nothing is random but by seed, so that the table comes out the same each time.
+--measure``. Nothing is random but by seed, so that the table comes out the same each time.
 
 A rank's batch comes from one worker, and from its workers in turn, as with torch's DataLoader.
 """

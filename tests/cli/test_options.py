@@ -19,6 +19,7 @@ from wdscli.cli.options import (
     SelectionOptions,
     Shards,
     TaskOptions,
+    former_names,
     grouped,
 )
 
@@ -162,3 +163,55 @@ def test_a_network_that_makes_no_sense(words: str) -> None:
     from wdscli.cli.main import main
 
     assert main(["ls", "a.tar", *words.split()]) == 2
+
+
+def every_option() -> list[tuple[str, Any]]:
+    """Each option of each command."""
+    from wdscli.cli.main import COMMANDS, load
+
+    return [(name, one) for name in COMMANDS for one in load(name).params if one.param_type_name == "option"]
+
+
+OTHER_WORDS = {
+    "--batch", "--by", "--checksum", "--fields", "--jobs", "--missing", "--on-error", "--output", "--rekey",
+}  # fmt: skip
+"""What has one meaning, and in some command another choice of values or another default."""
+
+
+def test_a_name_means_one_thing_in_every_command() -> None:
+    """Where a name is shown in two commands it is a flag in both or in none, and takes the same kind of value."""
+    kinds: dict[str, dict[Any, str]] = {}
+    for command, option in every_option():
+        for name in set(option.opts) - former_names(option.opts):
+            kind = "flag" if option.is_flag else option.metavar or str(option.type)
+            kinds.setdefault(name, {})[kind] = command
+    assert {
+        name: kind for name, kind in kinds.items() if len(kind) > 1 and name not in OTHER_WORDS | {"-o"}
+    } == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        ("create --from-table t.csv --key id --column txt=a -o o.tar", "--key is now --key-column"),
+        ("create --from-table t.csv --key-column id --field=txt=a -o o.tar", "--field is now --column"),
+        ("merge in.tar --table t.csv --key id --column txt=a -o o.tar", "--key is now --key-column"),
+        ("ls --shards in.tar", "--shards is now --by-shard"),
+        ("shuffle in.tar --quality -n -o o.tar", "--quality is now --measure"),
+        ("bench in.tar --decode pil --seconds 0", "--decode is now --decoder"),
+    ],
+)
+def test_former_names_work_and_say_so(words: str, now: str, tmp_path: Any) -> None:
+    """Scripts go on running: only standard error differs, and not with -q."""
+    from shard_cases import wds, write_shards
+
+    [shard] = write_shards(tmp_path, [[[("a.cls", b"1")]]])
+    (tmp_path / "t.csv").write_text("id,a\na,1\n")
+    args = words.replace("in.tar", shard).split()
+    ran = wds(*args, cwd=tmp_path)
+    assert ran.code == (2 if "bench" in words else 0), ran.err
+    assert ran.err.splitlines()[0] == f"note: {now}; the former name works too"
+    assert "note: " not in wds(*args, "-q", *(["--force"] if "-o" in args else []), cwd=tmp_path).err
+    former = now.split()[0]
+    assert f" {former} " not in wds(args[0], "--help").out.decode()
+    assert "note: " not in wds("cat", shard, "--field", "cls", "--key", "a").err

@@ -739,7 +739,7 @@ def test_from_parquet(create: Create, tmp_path: Path, capsys: pytest.CaptureFixt
         ("id,a\nx,1\n", ["--key", "id", "--field", "txt=no"], 2, '"no"'),
         ("id,a\nx,1\n", ["--rekey", "{no}", "--field", "txt=a"], 3, "no"),
         ("id,a\nx,1\n", ["--key", "id", "--field", "txt"], 2, "EXT=COLUMN"),
-        ("id,a\nx,1\n", ["--key", "id"], 2, "--field"),
+        ("id,a\nx,1\n", ["--key", "id"], 2, "--column"),
         ("id,a\nx,1\n", ["--field", "txt=a"], 2, "--key"),
         ("id,a\nx,1\n", ["--rekey", "{a.b}", "--field", "txt=a"], 2, "--rekey"),
         ("id,a\nx,1\nx,2\n", ["--key", "id", "--field", "txt=a"], 3, "twice"),

@@ -589,7 +589,7 @@ def test_memory_does_not_grow_with_the_set(big: Path, view: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "view", [[], ["-l"], ["--members"], ["--shards"], ["--limit", "1"], ["--keys", "n01/a"]]
+    "view", [[], ["-l"], ["--members"], ["--by-shard"], ["--limit", "1"], ["--keys", "n01/a"]]
 )
 def test_a_local_listing_loads_nothing_heavy(folder: Path, view: list[str]) -> None:
     code = (

@@ -489,11 +489,11 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (["--key", "id"], "--key and --field are of a table"),
-            (["--field", "a=b"], "--key and --field are of a table"),
+            (["--key", "id"], "--key-column and --column are for --table"),
+            (["--field", "a=b"], "--key-column and --column are for --table"),
             (["--on-conflict", "left"], "--on-conflict is of a join"),
-            (["--table", "t.csv", "--key", "id"], "a table needs --key and --field"),
-            (["--table", "t.csv", "--field", "a=b"], "a table needs --key and --field"),
+            (["--table", "t.csv", "--key", "id"], "--table needs --key-column and --column"),
+            (["--table", "t.csv", "--field", "a=b"], "--table needs --key-column and --column"),
             (["--table", "t.csv", "--key", "id", "--field", "a"], "is not EXT=COLUMN"),
             (["--table", "t.csv", "--key", "id", "--field", "a=b", "--field", "a=c"], "two columns"),
             (["--join", "left"], "two sets, or a table"),

@@ -77,7 +77,11 @@ def panels(command: Any, ctx: Any) -> list[tuple[str, list[Entry]]]:
 def _describe(parameter: Any, ctx: Any) -> Entry:
     if parameter.param_type_name == "argument":
         return Entry([parameter.make_metavar(ctx=ctx)], "", parameter.help or "", "")
-    terms = sorted(parameter.opts, key=lambda name: name.startswith("--")) + list(parameter.secondary_opts)
+    from wdscli.cli.options import former_names
+
+    former = former_names(parameter.opts)
+    shown = [name for name in parameter.opts if name not in former]
+    terms = sorted(shown, key=lambda name: name.startswith("--")) + list(parameter.secondary_opts)
     flag = parameter.is_flag or parameter.count
     value = "" if flag else parameter.make_metavar(ctx=ctx)
     notes = ["required"] if parameter.required else []

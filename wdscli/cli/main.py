@@ -106,6 +106,8 @@ class OnceCommand(WdsCommand):
             values, rest, order = parse(args)
             if not ctx.resilient_parsing:
                 check_once(order, words, ctx)
+                if not values.get("quiet"):
+                    note_former_names(order, words)
             return values, rest, order
 
         parser.parse_args = parse_once  # type: ignore[method-assign]
@@ -119,12 +121,27 @@ def check_once(order: Sequence[Any], words: Sequence[str], ctx: Any) -> None:
         if option.param_type_name != "option" or option.multiple or order.count(option) == 1:
             continue
         if not option.is_flag:
-            name = max(option.opts, key=len)
+            name = _long(option)
             hint = "it takes one value; an alias or a script may have given the other"
             raise WdsUsage(f"{name} was given twice", hint, ctx)
         both = [name for name in (*option.opts, *option.secondary_opts) if name in words]
         if not set(both).isdisjoint(option.opts) and not set(both).isdisjoint(option.secondary_opts):
             raise WdsUsage(f"{' and '.join(both)} exclude each other", "give one of them", ctx)
+
+
+def note_former_names(order: Sequence[Any], words: Sequence[str]) -> None:
+    """Say of each option that was given by a former name what it is called now."""
+    from wdscli.cli.options import former_names
+
+    typed = {word.partition("=")[0] for word in words}
+    for option in dict.fromkeys(order):
+        for former in sorted(former_names(option.opts) & typed):
+            output.say(f"{former} is now {_long(option)}; the former name works too", label="note")
+
+
+def _long(option: Any) -> str:
+    """The long name of an option, which former names follow."""
+    return str(next(name for name in option.opts if name.startswith("--")))
 
 
 def load(name: str) -> Any:
@@ -268,7 +285,10 @@ def _describe_usage(error: Any) -> tuple[str, str | None, int]:
     message = error.format_message()
     if hasattr(error, "possibilities"):
         message = f"no such option: {printable(error.option_name)}"
-        known = [name for parameter in ctx.command.get_params(ctx) for name in parameter.opts] if ctx else []
+        from wdscli.cli.options import former_names
+
+        options = [parameter.opts for parameter in ctx.command.get_params(ctx)] if ctx else []
+        known = [name for names in options for name in names if name not in former_names(names)]
         hint = _close(error.option_name, known)
     message = message[:1].lower() + message[1:].strip().removesuffix(".")
     return message, hint or f"{path} --help tells how it is used", 2

@@ -16,7 +16,7 @@ Its annotations are real objects, not text (no ``from __future__ import annotati
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -37,6 +37,8 @@ Positive = Annotated[Number, 1]
 """Numbers of at least so much."""
 _PARSERS: dict[str | None, Any] = {"SIZE": parse_size, "TIME": parse_time}
 """What reads a number that is not written as one, by the name of the value."""
+FORMER: dict[str, set[str]] = {}
+"""The names that an option had in earlier versions, by the one it has."""
 _Decorator = Callable[[Any], Any]
 _ENTRY = re.compile(r"\n {4}(?! )")
 
@@ -44,7 +46,8 @@ _ENTRY = re.compile(r"\n {4}(?! )")
 def panel(title: str | None) -> Callable[[str], _Decorator]:
     """What makes the options under one heading of ``--help``: of a table of their names, the value's name and, behind
     two blanks, what they are, which may go on in lines that stand deeper. The options become fields of the group that
-    the result decorates; one whose field has another name says so in front.
+    the result decorates; one whose field has another name says so in front. A name behind ``~`` is a former one, which
+    works and is not shown.
 
     >>> class Group(NamedTuple):
     ...     output: str
@@ -63,7 +66,10 @@ def panel(title: str | None) -> Callable[[str], _Decorator]:
                 names = [word.rstrip(",") for word in words if word.startswith("-")]
                 long = next(name for name in names if name.startswith("--"))
                 field = field or long[2:].partition("/")[0].replace("-", "_")
-                metavar = " ".join(word for word in words if not word.startswith("-")) or None
+                former = [word[1:] for word in words if word.startswith("~")]
+                FORMER.setdefault(long, set()).update(former)
+                names += former
+                metavar = " ".join(word for word in words if word[0] not in "-~") or None
                 kind, more = group.__annotations__[field], {}
                 if get_origin(kind) is Annotated:
                     kind, more["min"] = get_args(kind)
@@ -428,6 +434,11 @@ class ReorderOptions(NamedTuple):
     engine: EngineOptions
     json: JsonOptions
     inputs: InputOptions
+
+
+def former_names(names: Iterable[str]) -> set[str]:
+    """Those of an option's names that it only had in earlier versions."""
+    return set().union(*(FORMER.get(name, ()) for name in names))
 
 
 def changed_options(group: Any) -> list[str]:

@@ -309,7 +309,7 @@ _bars: list[Bar] = []
 
 def say(message: str, *, label: str = "") -> None:
     """One line on standard error, with a label such as ``error``. Nothing happens when it cannot be written."""
-    colour = {"error": "1;31", "warning": "1;33", "hint": "1;36"}.get(label)
+    colour = {"error": "1;31", "warning": "1;33", "hint": "1;36", "note": "1;36"}.get(label)
     if colour and takes_colour(sys.stderr):
         label = f"\x1b[{colour}m{label}\x1b[0m"
     text = printable(shown(message))

@@ -127,7 +127,7 @@ def _text(value: Any, name: str) -> bytes:
         return to_bytes(value)
     if name in TEXTS and isinstance(value, (list, Mapping)):
         kind = "list" if isinstance(value, list) else "an object"
-        raise UsageError(f"text is not {kind}", hint="a json field takes it: --field json=COLUMN")
+        raise UsageError(f"text is not {kind}", hint="a json field takes it: --column json=COLUMN")
     return json_bytes(value)
 
 
@@ -154,7 +154,7 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "isoformat"):
         return value.isoformat()
     if isinstance(value, bytes):
-        raise TypeError("bytes need a --field of their own")
+        raise TypeError("bytes need a --column of their own")
     return str(value)
 
 
@@ -178,7 +178,7 @@ def _pixels(value: Any) -> Any:
 
     if isinstance(value, str):
         raise UsageError(
-            f"{_shown(value)} is text", hint="--field EXT=@COLUMN reads the files that a column names"
+            f"{_shown(value)} is text", hint="--column EXT=@COLUMN reads the files that a column names"
         )
     array = _numbers(value)
     if array.dtype.kind in "iu" and array.dtype != numpy.uint8:

@@ -1,7 +1,7 @@
 """Tables, one row a sample: CSV, TSV, JSON Lines, and Parquet with an extra.
 
 What it is: :func:`read_rows`, the rows of a file as dictionaries; :class:`TableReader`, which knows which column is the
-key, which columns are payloads (``--field EXT=COLUMN``), which name files or addresses (``--field EXT=@COLUMN``), and
+key, which columns are payloads (``--column EXT=COLUMN``), which name files or addresses (``--column EXT=@COLUMN``), and
 whether the rest goes into ``json``; and :func:`read_table`, which makes files of that. How: the format is told by the
 address's suffix, or else by the first bytes; all but Parquet are read as streams, compressed or not, from any address.
 Text of CSV and TSV is UTF-8 with or without a byte order mark. It goes row by row, and values go to the payloads, so
@@ -203,18 +203,19 @@ class TableReader:
         self._rule = rule or KeyRule()
         if (options.key is None) == (options.rekey is None):
             raise UsageError(
-                "a table needs one of --key and --rekey", hint="--key id, or --rekey '{split}/{index:08d}'"
+                "a table needs one of --key-column and --rekey",
+                hint="--key-column id, or --rekey '{split}/{index:08d}'",
             )
         self._fields = [_parse_field(text) for text in options.fields]
         names = [field.name for field in self._fields] + [b"json"] * options.json_rest
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(
-                    f'two columns for the field "{to_text(name)}"', hint="give each --field its own name"
+                    f'two columns for the field "{to_text(name)}"', hint="give each --column its own name"
                 )
         if not names:
             raise UsageError(
-                "a table needs at least one --field, or --json-rest", hint="--field jpg=@path --json-rest"
+                "a table needs at least one --column, or --json-rest", hint="--column jpg=@path --json-rest"
             )
         self._used = {field.column for field in self._fields} | _columns_of(options)
 
@@ -290,7 +291,8 @@ def _parse_field(text: str) -> _Field:
     column = column.removeprefix("@")
     if not equals or not name or not column or "/" in name:
         raise UsageError(
-            f'--field "{text}" is not EXT=COLUMN or EXT=@COLUMN', hint="--field txt=caption --field jpg=@path"
+            f'--column "{text}" is not EXT=COLUMN or EXT=@COLUMN',
+            hint="--column txt=caption --column jpg=@path",
         )
     return _Field(to_bytes(name), column, is_address)
 

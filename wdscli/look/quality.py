@@ -1,4 +1,4 @@
-"""How well mixed an order is: ``wds shuffle --quality``.
+"""How well mixed an order is: ``wds shuffle --measure``.
 
 What it is: :func:`measure`, from the shards of samples and their order to a :class:`Quality`, and
 :class:`MeasuredShuffle`, the shuffle that measures itself while it is planned. How: by arrays over all samples, so that

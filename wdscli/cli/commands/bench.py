@@ -15,7 +15,8 @@ _loop = panel("The loop")
 
 
 @_loop("""
-    --decode HOW  Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ... Default: raw bytes.
+    decode: --decoder ~--decode HOW  Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ...
+        Default: raw bytes.
     --workers N  Worker processes of torch's DataLoader; 0 reads in this process, without torch.
     --threads N  Threads that decode, in each process.
     --batch N  Samples of a batch; 0 for single ones.
@@ -46,7 +47,7 @@ def bench(shards: Shards, loop: LoopOptions, general: GeneralOptions) -> None:
     Examples:
 
         wds bench shards/
-        wds bench --decode pil --workers 4 --batch 64 shards/
+        wds bench --decoder pil --workers 4 --batch 64 shards/
         wds bench --fields json,cls --shuffle full --json 's3://bucket/train-{000000..000999}.tar'
     """
     if not 0 < loop.seconds < inf:

@@ -71,10 +71,10 @@ class SampleOptions(NamedTuple):
         be repeated.
     --from-table FILE  A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]').
         May be repeated.
-    --key COLUMN  The table's column that is the key.
+    key: --key-column ~--key COLUMN  The table's column that is the key.
     --rekey FORMAT  Keys of columns and the row's number: '{split}/{index:08d}'.
-    --field EXT=COLUMN  A field of the column's values; EXT=@COLUMN where they are paths or addresses. May
-        be repeated.
+    field: --column ~--field EXT=[@]COLUMN  The field EXT from a column; with @ the column holds paths or
+        addresses of files. May be given more than once.
     --json-rest  The remaining columns go into the field json.
     --include GLOB  Only files that match: without a slash the name, with one the path below SOURCE; **
         spans folders.
@@ -100,9 +100,9 @@ class SourceOptions(NamedTuple):
         if self.from_table:
             fields = tuple(self.field or ())
             return TableOptions(tuple(self.from_table), self.key, self.rekey, fields, self.json_rest)
-        for name in ("key", "rekey", "field", "json_rest"):
+        options = {"key": "--key-column", "rekey": "--rekey", "field": "--column", "json_rest": "--json-rest"}
+        for name, option in options.items():
             if getattr(self, name):
-                option = "--" + name.replace("_", "-")
                 raise UsageError(f"{option} is for tables", hint="name the table with --from-table")
         return None
 
@@ -138,7 +138,7 @@ def create(
         wds create photos/ -o 'train-%06d.tar'
         wds create photos/ -o 'train-%06d.tar' --label-from parent --order shuffle --seed 7 --max-size 500MB
         wds create photos/ -o 'train-{0000..0015}.tar' --require 'jpg,json' --incomplete skip
-        wds create --from-table captions.csv --key id --field jpg=@path --field txt=caption -o 'train-%06d.tar'
+        wds create --from-table captions.csv --key-column id --column jpg=@path --column txt=caption -o 'train-%06d.tar'
     """
     from wdscli.ops.create import CreateOptions
     from wdscli.ops.create import create as make

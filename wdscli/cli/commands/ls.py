@@ -37,7 +37,7 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
     -l, --long  Samples: also shard, byte of the first header, bytes of each field. Members: also shard,
         byte of the payload, kind, field.
     --members  A line per member: name, bytes.
-    by_shard: --shards  A line per shard: samples, members, bytes, payload bytes, mean payload of a
+    --by-shard ~--shards  A line per shard: samples, members, bytes, payload bytes, mean payload of a
         sample.
     --summary  Counts, bytes, overhead, sizes by field, balance of the shards, keys that come twice.
     """)
@@ -76,10 +76,10 @@ def ls(
     """
     if show.members + show.by_shard + show.summary > 1:
         raise UsageError(
-            "--members, --shards and --summary are three different lists", hint="choose one of them"
+            "--members, --by-shard and --summary are three different lists", hint="choose one of them"
         )
     if show.long and (show.by_shard or show.summary):
-        raise UsageError("-l is for samples and members", hint="leave it out, or --shards and --summary")
+        raise UsageError("-l is for samples and members", hint="leave it out, or --by-shard and --summary")
     out = Out(general.common, json=general.json.json)
     # Rows, or whatever pages them, would run through a bar; a summary comes when all is read.
     progress = out.progress() if show.summary else Bar(out, bool(general.common.progress))

@@ -53,9 +53,9 @@ class TurnOptions(NamedTuple):
         first has, or that any has. Default with --table: left.
     --table FILE  Join a table, as the last set: CSV, TSV, JSON Lines, or Parquet with an extra. Several
         are one, row after row.
-    --key COLUMN  The table's column that is the key.
-    --field EXT=[@]COLUMN  A field from the table's column; with @ the column names a file. May be given
-        more than once.
+    key: --key-column ~--key COLUMN  The table's column that is the key.
+    field: --column ~--field EXT=[@]COLUMN  The field EXT from a column; with @ the column holds paths or
+        addresses of files. May be given more than once.
     --on-conflict  A field that an earlier set has: stop, keep the earlier, take the later, or keep both
         (2.txt beside txt). Default: error between sets, right for a table.
     """)
@@ -73,7 +73,8 @@ class JoinOptions(NamedTuple):
         together."""
         if not self.table and (self.key is not None or self.field):
             raise UsageError(
-                "--key and --field are of a table", hint="--table captions.csv --key id --field txt=caption"
+                "--key-column and --column are for --table",
+                hint="--table captions.csv --key-column id --column txt=caption",
             )
         if self.join is None and not self.table:
             if self.on_conflict is not None:
@@ -86,8 +87,8 @@ class JoinOptions(NamedTuple):
         if self.table:
             if self.key is None or not self.field:
                 raise UsageError(
-                    "a table needs --key and --field",
-                    hint=f"--table {self.table[0]} --key id --field txt=caption",
+                    "--table needs --key-column and --column",
+                    hint=f"--table {self.table[0]} --key-column id --column txt=caption",
                 )
             table = Table(tuple(self.table), self.key, tuple(self.field))
         return Join(self.join or "left", self.on_conflict, table)
@@ -130,7 +131,7 @@ def merge(
 
         wds merge 'small-{000000..000999}.tar' -o 'large-%06d.tar' --max-size 1GB
         wds merge photos/ drawings/ -o 'mix-%06d.tar' --weights 0.7,0.3 --stop first
-        wds merge images/ --table captions.csv --key id --field txt=caption -o 'train-%06d.tar'
+        wds merge images/ --table captions.csv --key-column id --column txt=caption -o 'train-%06d.tar'
         wds merge crawl-1/ crawl-2/ -o 'all-%06d.tar' --dedup jpg --report dropped.jsonl
     """
     from wdscli.ops.merge import merge_order

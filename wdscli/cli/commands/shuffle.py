@@ -1,4 +1,4 @@
-"""``wds shuffle``: options in, a shuffled set out; with --quality a table of how well mixed it is."""
+"""``wds shuffle``: options in, a shuffled set out; with --measure a table of how well mixed it is."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,8 +25,8 @@ _ORDERS = ("input", "output", "random")
 
 @_order("""
     --seed N  Another seed, another order.
-    --quality  Say how well mixed input and output are. Reads the field cls of all samples.
-    --window N  With --quality: samples in which distinct source shards are counted. Default: 1000.
+    quality: --measure ~--quality  Say how well mixed input and output are. Reads the field cls of all samples.
+    --window N  With --measure: samples in which distinct source shards are counted. Default: 1000.
     """)
 class OrderOptions(NamedTuple):
     """Another order, and how good it is."""
@@ -57,15 +57,15 @@ def shuffle(
         wds shuffle 'train-{000000..000009}.tar' -o 'mixed-%06d.tar' --seed 7
         wds shuffle shards/ -o 'mixed-{0000..0127}.tar'
         wds shuffle shards/ -o 'mixed-%06d.tar' --max-count 10000 --on-duplicate rekey
-        wds shuffle shards/ -o 'mixed-%06d.tar' --quality -n
+        wds shuffle shards/ -o 'mixed-%06d.tar' --measure -n
     """
     from wdscli.plan.orders import ShuffledOrder
 
     if order.window is not None and not order.quality:
-        raise UsageError("--window is for --quality", hint="give both, or neither")
+        raise UsageError("--window is for --measure", hint="give both, or neither")
     if order.quality and output.output == "-" and not output.dry_run:
         raise UsageError(
-            "--quality and the shard cannot share standard output", hint="-o out-%06d.tar, or -n"
+            "--measure and the shard cannot share standard output", hint="-o out-%06d.tar, or -n"
         )
     out, request = read_options(shards, output, cuts, more)
     if not order.quality:
