@@ -15,11 +15,11 @@ from typing import NamedTuple
 from wdscli.create.files import Files, Place, Skipped
 from wdscli.create.keys import KeyRule, check_written
 from wdscli.create.payloads import Payloads
-from wdscli.create.table import stream_of
 from wdscli.errors import DataError, WdsError
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.storage import is_local, open_source
+from wdscli.storage.streams import stream_of
 
 _BLANKS = re.compile(rb"[ \t]+")
 _PROGRESS_LINES = 256

@@ -26,36 +26,14 @@ from wdscli.create.payloads import Payloads
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
-from wdscli.storage import Source, addresses_of, base_name, is_local, open_source
+from wdscli.storage import addresses_of, base_name, is_local, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX
+from wdscli.storage.streams import stream_of
 
 _FORMATS = ("csv", "tsv", "jsonl", "parquet")
 _OTHER_SUFFIXES = {"tab": "tsv", "ndjson": "jsonl"}
-_BUFFER_BYTES = 1 << 16
 _PARQUET_BATCH_ROWS = 256
 _PROGRESS_ROWS = 256
-
-
-class _Raw(io.RawIOBase):
-    """A source as a raw file of Python's."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._source.read_some(self._position, len(buffer))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-
-def stream_of(source: Source) -> io.BufferedReader:
-    """A source's bytes as a file of Python's, for lines of it."""
-    return io.BufferedReader(_Raw(source), _BUFFER_BYTES)
 
 
 def read_rows(address: str) -> Iterator[dict[str, Any]]:

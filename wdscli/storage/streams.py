@@ -1,19 +1,20 @@
 """Bytes that come or go once, in order: ``-``, ``pipe:CMD``, named pipes, any raw reader dressed as a source.
 
-What it is: :class:`StreamSource`, which turns "give me some more" into reads by rising offsets, the readers
-behind it, and the sinks that cannot be taken back. How: descriptors are read and written directly, without
-Python's buffers; a command runs in the user's shell, as in webdataset. A command that fails is an error
-however much it sent; one that is left early is told to stop and not asked how it fared. It must not know what
-the bytes mean.
+What it is: :class:`StreamSource`, which turns "give me some more" into reads by rising offsets, the readers behind it,
+and the sinks that cannot be taken back; and :func:`stream_of`, which makes any source a file of Python's. How:
+descriptors are read and written directly, without Python's buffers; a command runs in the user's shell, as in
+webdataset. A command that fails is an error however much it sent; one that is left early is told to stop and not asked
+how it fared. It must not know what the bytes mean.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wdscli.errors import InputError, OutputError, UsageError
 from wdscli.storage.ends import Data, Sink, Source
@@ -97,6 +98,33 @@ class StreamSource(Source):
 
     def close(self) -> None:
         self._raw.close()
+
+
+class _SourceFile(io.RawIOBase):
+    """A source as a raw file of Python's, which closes it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._position = source, 0
+        self.name = source.name
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._source.read_some(self._position, len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._source.close()
+        super().close()
+
+
+def stream_of(source: Source, buffer_bytes: int = SMALL_BYTES) -> io.BufferedReader:
+    """A source's bytes as a file of Python's, which closes the source when it is closed or forgotten."""
+    return io.BufferedReader(_SourceFile(source), max(buffer_bytes, SMALL_BYTES))
 
 
 class DescriptorReader:

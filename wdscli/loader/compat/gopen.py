@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 
 from wdscli.errors import UsageError
 from wdscli.loader.compat import utils
-from wdscli.storage import Sink, Source, is_local, local_path, open_sink, open_source, scheme
+from wdscli.storage import Sink, is_local, local_path, open_sink, open_source, scheme
+from wdscli.storage.streams import stream_of
 
 __all__ = ["gopen", "gopen_schemes", "reader", "rewrite_url"]
 
@@ -40,28 +41,6 @@ class _Schemes(dict[str, Callable[..., Any]]):
 
 
 gopen_schemes = _Schemes()
-
-
-class _Reader(io.RawIOBase):
-    """The bytes of a source, as a file."""
-
-    def __init__(self, source: Source) -> None:
-        self._source, self._position = source, 0
-        self.name = source.name
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._source.read_some(self._position, len(buffer))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._source.close()
-        super().close()
 
 
 class _Writer(io.RawIOBase):
@@ -113,7 +92,7 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
         return open(local_path(url), mode)
     if mode == "wb":
         return _Writer(open_sink(url, force=True, packed=True))
-    return io.BufferedReader(_Reader(open_source(url, decompress=False)), max(bufsize, 1 << 16))
+    return stream_of(open_source(url, decompress=False), bufsize)
 
 
 def _check_allowed(url: str, kind: str) -> None:
