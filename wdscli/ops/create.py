@@ -396,29 +396,14 @@ def _task(plan: CreatePlan, mark: PlanMark, number: int, kept: Kept, is_here: bo
     return PackOnce(task._replace(settings=settings), witness, options.post)
 
 
-@dataclass(frozen=True, slots=True)
-class _CreateWork(ReorderPlan):
+def _work(plan: CreatePlan) -> ReorderPlan:
     """A plan to create as what has to do with resuming sees it: shards, and no rows."""
-
-    classes: tuple[str, ...] | None = None
-
-    @property
-    def made(self) -> dict[str, Any]:
-        return {
-            "operation": self.operation,
-            "options": self.options,
-            "seed": self.seed,
-            "classes": self.classes,
-        }
-
-
-def _work(plan: CreatePlan) -> _CreateWork:
     options, output = plan.options, plan.output
     shards = [
         PlannedShard(shard.address, 0, number, first, first + shard.samples, shard.size_bytes, shard.members)
         for number, (shard, first) in enumerate(zip(plan.report.shards, plan.bounds))
     ]
-    return _CreateWork(
+    return ReorderPlan(
         request=Request([], output.pattern.text, output.settings, jobs=options.jobs, resume=options.resume),
         operation="create",
         seed=options.seed if options.order == "shuffle" else None,

@@ -105,6 +105,8 @@ class ReorderPlan:
     """Whether operation, options and seed say all that decides it, besides the inputs."""
     brings: bool = False
     """Whether inputs that are far away are copied before the first shard is made."""
+    classes: tuple[str, ...] | None = None
+    """What ``cls`` numbers refer to, for the manifest."""
 
     @property
     def samples(self) -> int:
@@ -123,7 +125,8 @@ class ReorderPlan:
             "operation": self.operation,
             "options": self.options,
             "seed": self.seed,
-            "inputs": [self.fingerprint_in],
+            "inputs": [self.fingerprint_in] if self.inputs else [],
+            "classes": self.classes,
         }
 
     @property
