@@ -394,6 +394,28 @@ class TestPictures:
         assert after["b.png"] == before["b.png"]
         assert self.sizes(tmp_path)["a.jpg"] == ("JPEG", "RGB", (150, 100))
 
+    def test_sixteen_bits_of_grey_keep_their_brightness(self, run: Command, tmp_path: Path) -> None:
+        """To Pillow's own conversion all that is above 255 is white."""
+        image = pytest.importorskip("PIL.Image")
+        samples = []
+        for key, mode, form, value in (
+            ("a.png", "I;16", "PNG", 32768),
+            ("b.tif", "I;16", "TIFF", 300),
+            ("c.tif", "F", "TIFF", 0.5),
+        ):
+            stream = io.BytesIO()
+            image.new(mode, (40, 40), value).save(stream, form)
+            samples.append([(key, stream.getvalue())])
+        shards = write_shards(tmp_path / "in", [samples])
+        options = ["-o", tmp_path / "out-%06d.tar", "--resize", 20, "--format", "png"]
+        ran = run(*shards, *options)
+        assert ran.code == 5
+        assert "a picture of mode F does not say which number is white" in ran.err
+        assert run(*shards, *options, "--on-error", "skip", "--force").code == 0
+        found = dict(members_of(outputs(tmp_path)[0]))
+        pixels = {name: image.open(io.BytesIO(data)).getpixel((3, 3)) for name, data in found.items()}
+        assert pixels == {"a.png": 128, "b.png": 1}
+
     def test_one_that_is_broken(self, run: Command, pictures: list[str], tmp_path: Path) -> None:
         broken = write_shards(tmp_path / "broken", [[[("x.jpg", b"no picture")]]])
         ran = run(*pictures, *broken, "-o", tmp_path / "out-%06d.tar", "--resize", 20)

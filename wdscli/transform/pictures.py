@@ -27,6 +27,8 @@ from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, 
 DEFAULT_QUALITY = 95
 _ORIENTATION = 0x0112
 _WHITE = (255, 255, 255)
+_SIXTEEN_BITS = ("PNG", "PPM")
+"""Formats whose grey of more than 8 bits Pillow gives as 32-bit numbers below 65536, or did."""
 
 
 def call_of(transform: Transform, folder: str) -> Call:
@@ -59,6 +61,8 @@ def _field(transform: Transform, name: str, payload: bytes) -> tuple[str, bytes]
         name = name[: len(name) - len(kind)] + new
     try:
         return name, _picture(transform, payload, kind, new)
+    except CallError as error:
+        raise CallError(f"field {name}: {error}") from None
     except WdsError as error:
         raise CallError(f"field {name}: {error.message}") from None
     except Exception as error:
@@ -78,7 +82,7 @@ def _picture(transform: Transform, payload: bytes, kind: str, new: str) -> bytes
         image.draft(None, (2 * wanted[1], 2 * wanted[0]) if turned else (2 * wanted[0], 2 * wanted[1]))
     from PIL import ImageOps
 
-    image = _flat(ImageOps.exif_transpose(image), new)
+    image = _flat(ImageOps.exif_transpose(image), image.format, new)
     if wanted is not None:
         image = image.resize(wanted, _lanczos())
         image = _square(transform, image)
@@ -109,14 +113,22 @@ def _square(transform: Transform, image: Any) -> Any:
     return image
 
 
-def _flat(image: Any, kind: str) -> Any:
-    """In a mode that can be resized and that the format holds: grey, RGB, or RGBA where it has transparency."""
+def _flat(image: Any, form: str, kind: str) -> Any:
+    """In a mode that can be resized and that the format holds: 8 bits of grey, RGB, or RGBA where it has transparency.
+    ``form`` is the format that it had."""
     from PIL import Image
 
     if image.mode in ("L", "RGB"):
         return image
-    if image.mode in ("1", "I", "I;16", "F"):
+    if image.mode == "1":
         return image.convert("L")
+    if image.mode.startswith("I;16") or (image.mode == "I" and form in _SIXTEEN_BITS):
+        # To Pillow all that is above 255 would be white.
+        return image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
+    if image.mode in ("I", "F"):
+        raise CallError(
+            f"a picture of mode {image.mode} does not say which number is white; scale it to 8 bits first (--python)"
+        )
     if "A" not in image.mode and "transparency" not in image.info:
         return image.convert("RGB")
     image = image.convert("RGBA")
