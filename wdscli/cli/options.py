@@ -396,6 +396,16 @@ class ErrorOptions(NamedTuple):
 
 
 @_errors("""
+    --on-error  A call that fails: stop, leave the sample out, or keep it as it is. skip also saves what is
+        whole of broken shards.
+    """)
+class FailureOptions(NamedTuple):
+    """What is done about a call that fails."""
+
+    on_error: Literal["stop", "skip", "keep"] = "stop"
+
+
+@_errors("""
     --on-duplicate  A key seen before: stop, leave the sample out, or give it a new key.
     --rekey FORMAT  New keys, such as '{shard}-{index:09d}': for all samples, or with --on-duplicate rekey
         for repeated ones.
@@ -422,6 +432,19 @@ class InputOptions(NamedTuple):
     allow_empty: bool = False
     duplicates: DuplicateOptions = DuplicateOptions()
     errors: ErrorOptions = ErrorOptions()
+    trust: TrustOptions = TrustOptions()
+    network: NetworkOptions = NetworkOptions()
+    common: CommonOptions = CommonOptions()
+
+
+@allow_empty
+class MapInputOptions(NamedTuple):
+    """The same where calls may fail too."""
+
+    selection: SelectionOptions = SelectionOptions()
+    allow_empty: bool = False
+    duplicates: DuplicateOptions = DuplicateOptions()
+    errors: FailureOptions = FailureOptions()
     trust: TrustOptions = TrustOptions()
     network: NetworkOptions = NetworkOptions()
     common: CommonOptions = CommonOptions()

@@ -16,7 +16,13 @@ from wdscli.shown import shown
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from wdscli.cli.options import InputOptions, OutputOptions, PlannedCutOptions, ReorderOptions
+    from wdscli.cli.options import (
+        InputOptions,
+        MapInputOptions,
+        OutputOptions,
+        PlannedCutOptions,
+        ReorderOptions,
+    )
     from wdscli.plan.join.joined import JoinCounts
     from wdscli.plan.orders import Order
     from wdscli.plan.plan import ReorderPlan
@@ -49,7 +55,9 @@ def read_options(
     return out, read_request(shards, output, more.inputs, cuts=limits, **settings)
 
 
-def read_request(shards: Sequence[str], output: OutputOptions, inputs: InputOptions, **more: Any) -> Request:
+def read_request(
+    shards: Sequence[str], output: OutputOptions, inputs: InputOptions | MapInputOptions, **more: Any
+) -> Request:
     """What the engine is asked for; ``more`` are fields of the request. Raises UsageError."""
     from wdscli.plan.request import Request
 

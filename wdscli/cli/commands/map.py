@@ -3,28 +3,20 @@
 from typing import Literal, NamedTuple
 
 from wdscli.cli.options import (
-    CommonOptions,
-    DuplicateOptions,
-    ErrorOptions,
-    InputOptions,
     JsonOptions,
-    NetworkOptions,
+    MapInputOptions,
     OutputOptions,
     PlannedCutOptions,
     PlannedWorkOptions,
     Positive,
-    SelectionOptions,
     Shards,
     TaskOptions,
     Text,
-    TrustOptions,
-    allow_empty,
     grouped,
     panel,
 )
 
 _what = panel("What is done")
-_trouble = panel("Trouble")
 
 
 @_what("""
@@ -55,29 +47,6 @@ class MapOptions(NamedTuple):
     only_if_bigger: bool = False
     format: Literal["jpg", "png", "webp"] | None = None
     quality: Positive = None
-
-
-@_trouble("""
-    --on-error  A call that fails: stop, leave the sample out, or keep it as it is. skip also saves what is
-        whole of broken shards.
-    """)
-class FailureOptions(NamedTuple):
-    """What is done about a call that fails."""
-
-    on_error: Literal["stop", "skip", "keep"] = "stop"
-
-
-@allow_empty
-class MapInputOptions(NamedTuple):
-    """Which samples, and what is done about those that are no good."""
-
-    selection: SelectionOptions = SelectionOptions()
-    allow_empty: bool = False
-    duplicates: DuplicateOptions = DuplicateOptions()
-    failures: FailureOptions = FailureOptions()
-    trust: TrustOptions = TrustOptions()
-    network: NetworkOptions = NetworkOptions()
-    common: CommonOptions = CommonOptions()
 
 
 @grouped
@@ -111,19 +80,10 @@ def map(
     from wdscli.plan.cut import Cuts
     from wdscli.transform.transform import make_transform
 
-    failures = inputs.failures
-    transform = make_transform(**what._asdict(), timeout=inputs.network.timeout, on_failure=failures.on_error)
+    on_error = inputs.errors.on_error
+    transform = make_transform(**what._asdict(), timeout=inputs.network.timeout, on_failure=on_error)
     out = Out(inputs.common, json=json.json)
-    taken = InputOptions(
-        inputs.selection,
-        inputs.allow_empty,
-        inputs.duplicates,
-        ErrorOptions("skip" if failures.on_error == "skip" else "stop"),
-        inputs.trust,
-        inputs.network,
-        inputs.common,
-    )
     limits = Cuts(*cuts.plain, cuts.divisible_by)
-    settings = {**tasks._asdict(), **work._asdict()}
-    request = read_request(shards, output, taken, cuts=limits, **settings)
+    settings = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if on_error == "skip" else "stop"}
+    request = read_request(shards, output, inputs, cuts=limits, **settings)
     reorder(out, request, map_order(request, transform), dry_run=output.dry_run)
