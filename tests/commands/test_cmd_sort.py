@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -85,6 +86,134 @@ SIZES = [
     one("d", json={"width": 1e3, "name": "", "box": []}, cls=b"3"),
     one("e", json={"width": -1.5, "name": "x09", "box": [40]}, cls=b"-4"),
 ]
+
+
+class TestByWhatIsItsOwn:
+    """md5 and size, which no field is, and the field of such a name behind a dot."""
+
+    SAMPLES = (
+        one("a", md5=b"3", size=b"333", cls=b"22"),
+        one("b", md5=b"2", size=b"22", cls=b"1"),
+        one("c", md5=b"1", size=b"4444"),
+        one("d", md5=b"4", size=b"1", cls=b"4444444"),
+    )
+
+    def test_md5_of_the_key(self, by: By) -> None:
+        expected = sorted("abcd", key=lambda key: hashlib.md5(key.encode()).digest())
+        assert by(self.SAMPLES, "--by", "md5").split() == expected
+        assert by(self.SAMPLES, "--by", "md5:r").split() == expected[::-1]
+        assert by(self.SAMPLES, "--by", ".md5") == "c b a d"
+
+    def test_size(self, by: By) -> None:
+        sizes = {key[0][0][0]: sum(len(data) for _, data in key) for key in self.SAMPLES}
+        assert sizes == {"a": 6, "b": 4, "c": 5, "d": 9}
+        assert by(self.SAMPLES, "--by", "size") == by(self.SAMPLES, "--by", "size:n") == "b c a d"
+        assert by(self.SAMPLES, "--by", "size", "--reverse") == "d a c b"
+        assert by(self.SAMPLES, "--by", "size.cls") == "b a d c"
+        assert by(self.SAMPLES, "--by", "size.cls:r", "--missing", "first") == "c d a b"
+        assert by(self.SAMPLES, "--by", ".size") == "d b a c"
+
+    def test_what_ties(self, by: By) -> None:
+        samples = [one(key, cls=b"1") for key in "dbca"]
+        assert by(samples, "--by", "size") == "d b c a"
+        assert by(samples, "--by", "size", "--by", "key:r") == "d c b a"
+
+    @pytest.mark.parametrize("what", ["md5", "size", "md5:r", "size:r"])
+    def test_an_index_says_the_same(self, good: Command, tmp_path: Path, what: str) -> None:
+        names = spread(tmp_path / "in", numbered(30, sizes=(7, 300)) + numbered(20, "a", sizes=(1,)))
+        good(*names, "-o", tmp_path / "a.tar", "--by", what)
+        wds("index", *names)
+        good(*names, "-o", tmp_path / "b.tar", "--by", what)
+        assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+
+    @pytest.mark.parametrize("what", ["md5:n", "md5:V", "size:V"])
+    def test_in_one_way_only(self, run: Command, tmp_path: Path, what: str) -> None:
+        ran = run("x.tar", "-o", tmp_path / "out.tar", "--by", what)
+        assert ran.code == 2
+        assert "cannot be sorted by as" in ran.err
+
+
+class TestListed:
+    @pytest.fixture
+    def listed(self, tmp_path: Path) -> Callable[..., str]:
+        def write(*keys: str) -> str:
+            (tmp_path / "keys").write_text("\n".join(keys) + "\r\n\n")
+            return str(tmp_path / "keys")
+
+        return write
+
+    def test_as_the_file_says(self, by: By, listed: Callable[..., str]) -> None:
+        assert by(SIZES, "--order-from", listed("d", "a", "e", "c", "b")) == "d a e c b"
+
+    def test_from_standard_input(self, tmp_path: Path) -> None:
+        names = spread(tmp_path / "in", SIZES)
+        ran = wds("sort", *names, "-o", tmp_path / "out.tar", "--order-from", "-", stdin=b"c\nb\na\ne\nd\n")
+        assert ran.code == 0
+        assert keys_of(tmp_path / "out.tar") == ["c", "b", "a", "e", "d"]
+        ran = wds("sort", "-", "-o", tmp_path / "x.tar", "--order-from", "-", stdin=b"")
+        assert ran.code == 2
+        assert "standard input cannot hold both" in ran.err
+
+    def test_samples_that_it_lacks(
+        self, by: By, run: Command, listed: Callable[..., str], tmp_path: Path
+    ) -> None:
+        names = spread(tmp_path / "other", SIZES)
+        file = listed("d", "a")
+        ran = run(*names, "-o", tmp_path / "no.tar", "--order-from", file)
+        assert ran.code == 3
+        assert f'{file} does not list "b" and 2 more keys' in ran.err
+        assert not (tmp_path / "no.tar").exists()
+        assert by(SIZES, "--order-from", file, "--missing", "last") == "d a b c e"
+        assert by(SIZES, "--order-from", file, "--missing", "first") == "b c e d a"
+        assert by(SIZES, "--order-from", file, "--keys-from", file) == "d a"
+
+    def test_keys_that_no_sample_has(
+        self, good: Command, run: Command, listed: Callable[..., str], tmp_path: Path
+    ) -> None:
+        names = spread(tmp_path / "in", SIZES)
+        options = (
+            *names,
+            "-o",
+            tmp_path / "out.tar",
+            "--order-from",
+            listed("x", "d", "a", "b", "y", "c", "e"),
+        )
+        ran = run(*options)
+        assert ran.code == 3
+        assert "2 keys of" in ran.err
+        assert "not found: x, y" in ran.err
+        told = good(*options, "--allow-empty").err
+        assert "warning: 2 keys of" in told
+        assert keys_of(tmp_path / "out.tar") == ["d", "a", "b", "c", "e"]
+
+    def test_a_key_twice(self, run: Command, listed: Callable[..., str], tmp_path: Path) -> None:
+        for keys in (("a", "a"), ("a", "b", "a")):
+            ran = run("x.tar", "-o", tmp_path / "out.tar", "--order-from", listed(*keys))
+            assert ran.code == 2
+            assert 'has "a" twice' in ran.err
+
+    @pytest.mark.parametrize("more", [["--by", "cls"], ["--natural"], ["--numeric"], ["--reverse"]])
+    def test_alone(self, run: Command, listed: Callable[..., str], tmp_path: Path, more: list[str]) -> None:
+        ran = run("x.tar", "-o", tmp_path / "out.tar", "--order-from", listed("a"), *more)
+        assert ran.code == 2
+        assert "an order of its own" in ran.err
+
+    def test_a_plan_and_a_resumed_run(
+        self, good: Command, listed: Callable[..., str], tmp_path: Path
+    ) -> None:
+        names = spread(tmp_path / "in", SIZES)
+        options = (*names, "-o", tmp_path / "out-%d.tar", "--max-count", 2, "--order-from")
+        good(*options, listed("d", "a", "e", "c", "b"), "--plan", tmp_path / "p")
+        (tmp_path / "keys").unlink()
+        assert wds("run", tmp_path / "p").code == 0
+        assert keys_of(*outputs(tmp_path, "out-*.tar")) == ["d", "a", "e", "c", "b"]
+        made = json.loads((tmp_path / "out-manifest.json").read_bytes())["wdscli"]["made"]
+        assert made["options"]["order_from"].startswith("xxh3_128:")
+        told = good(*options, listed("d", "a", "e", "c", "b"), "--resume").err
+        assert "kept 3 shards" in told
+        ran = wds("sort", *options, listed("d", "a", "e", "b", "c"), "--resume")
+        assert ran.code == 4
+        assert keys_of(*outputs(tmp_path, "out-*.tar")) == ["d", "a", "e", "c", "b"]
 
 
 class TestByKey:

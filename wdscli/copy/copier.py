@@ -105,6 +105,12 @@ def samples_of(data: memoryview, address: str, form: Form) -> SampleBatch:
     return group_columns(scanner.take(), address)
 
 
+def payloads_of(data: memoryview, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, memoryview]]:
+    """The fields of one of these samples with their payloads, in its own order."""
+    for at in range(batch.firsts[row], batch.firsts[row + 1]):
+        yield batch.fields[at], data[batch.offsets[at] :][: batch.sizes[at]]
+
+
 class _Memory(Sink):
     """A sink that keeps what it gets."""
 

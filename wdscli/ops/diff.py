@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.copy.copier import GatherTask, gathered_bytes, samples_of
+from wdscli.copy.copier import GatherTask, gathered_bytes, payloads_of, samples_of
 from wdscli.errors import DataError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import to_text
@@ -256,7 +256,7 @@ def _compared(data: Sequence[memoryview], batches: Sequence[SampleBatch], row: i
     if key != other:
         # Two keys of one hash.
         return [Difference(ONLY_A, key), Difference(ONLY_B, other)]
-    one, two = (_fields(of, batch, row) for of, batch in zip(data, batches, strict=True))
+    one, two = (dict(payloads_of(of, batch, row)) for of, batch in zip(data, batches, strict=True))
     added = [to_text(name) for name in two if name not in one]
     gone = [to_text(name) for name in one if name not in two]
     differ = [to_text(name) for name in one if name in two and one[name] != two[name]]
@@ -264,11 +264,6 @@ def _compared(data: Sequence[memoryview], batches: Sequence[SampleBatch], row: i
     if not (added or gone or differ or reordered):
         return []
     return [Difference(CHANGED, key, added, gone, differ, reordered)]
-
-
-def _fields(data: memoryview, batch: SampleBatch, row: int) -> dict[bytes, memoryview]:
-    members = range(batch.firsts[row], batch.firsts[row + 1])
-    return {batch.fields[one]: data[batch.offsets[one] :][: batch.sizes[one]] for one in members}
 
 
 def _order(plans: Sequence[ReorderPlan], match: _Match) -> str:

@@ -1,22 +1,33 @@
-"""``sort``: all samples of a set in the order of their keys, of a field, or of a value in a JSON field.
+"""``sort``: all samples of a set in the order of their keys, of a field, of a value in a JSON field, or of a list.
 
 What it is: :class:`SortOrder`, which asks for one byte string of each sample (:mod:`wdscli.plan.sort`) and arranges
-samples by these strings (:mod:`wdscli.plan.values`). Equal values stay in input order, in any case. The engine is
-:mod:`wdscli.plan.plan`. It must not know fields or how values compare.
+samples by these strings (:mod:`wdscli.plan.values`), and :class:`ListedOrder`, which goes by the lines of a file. Equal
+values stay in input order, in any case. The engine is :mod:`wdscli.plan.plan`. It must not know fields or how values
+compare.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.errors import DataError
+from xxhash import xxh3_128_hexdigest
+
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_text
 from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.sort import KEY, TO_SORT_BY, How, Missing, SortKey, SortValues, lack_hint, sort_key
+from wdscli.plan.split import Keys
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
+from wdscli.selection.choice import key_lines
+from wdscli.selection.named import listed
+
+if TYPE_CHECKING:
+    from wdscli.plan.table import I64
+    from wdscli.plan.values import Values
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,87 @@ class SortOrder(Order):
             raise DataError(f"no sample has {text}{TO_SORT_BY}", code="missing-value", hint=lack_hint(text))
 
 
+class KeyList(NamedTuple):
+    """The keys of a file with the places of their lines; ``digest`` is the XXH3-128 of the keys in their order."""
+
+    name: str
+    digest: str
+    places: Mapping[bytes, int]
+
+    @classmethod
+    def read(cls, address: str) -> KeyList:
+        """One key a line, as ``--keys-from`` has them. Raises UsageError for one that comes twice, InputError."""
+        places: dict[bytes, int] = {}
+        for place, key in enumerate(key_lines(address)):
+            if places.setdefault(key, place) != place:
+                raise UsageError(
+                    f'--order-from {address} has "{to_text(key)}" twice', hint="a key has one place"
+                )
+        return cls(address, xxh3_128_hexdigest(b"\n".join(places)), places)
+
+
+@dataclass(frozen=True)
+class ListedOrder(Order):
+    """Samples in the order of a list of keys. Those that it does not have go ``first`` or ``last``, in input order, or
+    are an error; its keys that no sample has are an error too, unless they ``may_lack``."""
+
+    listed: KeyList
+    missing: Missing = "error"
+    may_lack: bool = False
+    operation = "sort"
+    is_repeatable = True
+    bytes_per_sample = VALUED_BYTES
+    extract = Keys()
+
+    def options(self) -> dict[str, Any]:
+        by = {"order_from": f"xxh3_128:{self.listed.digest}"}
+        return by if self.missing == "error" else {**by, "missing": self.missing}
+
+    def arrange(self, surveyed: Surveyed) -> Arranged:
+        import numpy
+
+        assert surveyed.values is not None
+        places = self.listed.places
+        nowhere = -1 if self.missing == "first" else len(places)
+        found: I64 = numpy.fromiter((places.get(key, nowhere) for key in surveyed.values), numpy.int64)
+        self._check(surveyed.values, found)
+        lacking = len(places) - len(numpy.unique(found[(found >= 0) & (found < len(places))]))
+        remark = self._check_list(lacking, found) if lacking else ""
+        return Arranged(numpy.argsort(found, kind="stable"), remark=remark)
+
+    def _check(self, keys: Values, found: I64) -> None:
+        """Raise DataError for samples that are not in the list, where these have no place."""
+        import numpy
+
+        unlisted = numpy.flatnonzero(found == len(self.listed.places))
+        if self.missing == "error" and len(unlisted):
+            first = keys.part(int(unlisted[0]), int(unlisted[0]) + 1)[0]
+            more = f" and {len(unlisted) - 1} more keys" if len(unlisted) > 1 else ""
+            raise DataError(
+                f'{self.listed.name} does not list "{to_text(first)}"{more}',
+                code="missing",
+                hint="--missing first or last writes such samples before or after all others, "
+                f"--keys-from {self.listed.name} leaves them out",
+            )
+
+    def _check_list(self, lacking: int, found: I64) -> str:
+        """What to say of keys of the list that no sample has. Raises DataError where these are needed."""
+        there = set(found.tolist())
+        names = [to_text(key) for key, place in self.listed.places.items() if place not in there]
+        noun = "key" if lacking == 1 else "keys"
+        text = f"{lacking} {noun} of {self.listed.name} for --order-from not found: {listed(names, ', ')}"
+        if not self.may_lack:
+            raise DataError(text, code="not-found", hint="--allow-empty passes over them")
+        return text
+
+
+def listed_order(request: Request, address: str, missing: Missing | None = None) -> ListedOrder:
+    """The order of a list of keys, one a line, for this request. Raises UsageError, InputError."""
+    if address == "-" and "-" in request.inputs:
+        raise UsageError("standard input cannot hold both keys and a shard", hint="--order-from FILE")
+    return ListedOrder(KeyList.read(address), missing or "error", request.allow_empty)
+
+
 def sort_order(
     by: Sequence[str | SortKey] = (KEY,),
     *,
@@ -72,9 +164,11 @@ def sort(
     how: How = "plain",
     reverse: bool = False,
     missing: Missing | None = None,
+    order_from: str | None = None,
     progress: Progress = QUIET,
 ) -> ReorderReport:
-    """Sort ``request.inputs`` into ``request.output``; see :func:`sort_order`.
+    """Sort ``request.inputs`` into ``request.output``; see :func:`sort_order`, and :func:`listed_order` for
+    ``order_from``, the address of a list of keys.
 
     Ties stay in input order, reversed or not. Raises UsageError, InputError, DataError, OutputError.
 
@@ -87,5 +181,9 @@ def sort(
     >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/out.tar")]
     (5, ['n4', 'n1', 'n2', 'n3', 'n0'])
     """
-    order = sort_order(by, how=how, reverse=reverse, missing=missing, lenient=request.on_error == "skip")
+    order: Order = sort_order(
+        by, how=how, reverse=reverse, missing=missing, lenient=request.on_error == "skip"
+    )
+    if order_from is not None:
+        order = listed_order(request, order_from, missing)
     return reorder(request, order, progress=progress)

@@ -18,12 +18,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import md5
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.survey import packed_keys
-from wdscli.plan.values import Absent, Extract, at_path, field_and_path
+from wdscli.plan.survey import blocks_of_keys, packed_keys
+from wdscli.plan.values import Absent, Extract, Packed, at_path, field_and_path
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named, Path
 from wdscli.selection.reading import Payloads
@@ -32,7 +33,6 @@ from wdscli.selection.sample import SampleAt
 if TYPE_CHECKING:
     from json import JSONDecoder
 
-    from wdscli.plan.values import Packed
     from wdscli.shards.index import Index
 
 
@@ -42,10 +42,12 @@ Missing = Literal["first", "last", "error"]
 MAX_VALUE_BYTES = 1 << 20
 """A value of more than this many bytes is not compared: those of all samples are held together."""
 
-KEY = "key"
+KEY, MD5, SIZE = "key", "md5", "size"
+"""What can be sorted by and is no field: a field of such a name has a dot before it, ``.size``."""
+SIZE_BYTES = 8
 _LETTERS = {"n": "numeric", "V": "natural", "r": "reverse"}
 _MODIFIERS = ("numeric", "natural", "reverse", "plain")
-_HINT = "by `key`, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]), each with :n :V :r as needed"
+_HINT = "by `key`, `md5`, `size`, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]), with :n :V :r"
 
 
 TO_SORT_BY = " to sort by"
@@ -59,14 +61,16 @@ def lack_hint(text: str) -> str:
 
 
 class SortKey(NamedTuple):
-    """One thing to sort by. ``field`` is None for the sample's key; ``path`` leads into the field's JSON, None for its
-    payload as it is. ``text`` names it in messages."""
+    """One thing to sort by. ``field`` is None for what is the sample's own (``what``: its key, the MD5 of this, the
+    bytes of its payloads); ``path`` leads into the field's JSON, None for its payload as it is. With ``what`` SIZE a
+    field stands for its bytes. ``text`` names it in messages."""
 
     text: str
     field: bytes | None
     path: Path | None = None
     how: How = "plain"
     reverse: bool = False
+    what: str = KEY
 
     def __str__(self) -> str:
         """As it could be typed; what is at its default is not named."""
@@ -85,10 +89,20 @@ def sort_key(text: str, how: How = "plain", reverse: bool = False) -> SortKey:
     if match is not None:
         text = match[1]
         how, reverse = _modifiers(match[2], match[0])
-    if text == KEY:
-        return SortKey(text, None, None, how, reverse)
-    field, path = field_and_path(text, "cannot sort by", _HINT)
+    if text in (KEY, MD5, SIZE) or text.startswith(f"{SIZE}."):
+        what, _, field = text.partition(".")
+        return SortKey(text, to_bytes(field) if field else None, None, _fitting(what, how), reverse, what)
+    field, path = field_and_path(text.removeprefix("."), "cannot sort by", _HINT)
     return SortKey(text, to_bytes(field), path, how, reverse)
+
+
+def _fitting(what: str, how: How) -> How:
+    """Sizes are numbers as they are, and digests compare in one way."""
+    if what == KEY or how == "plain":
+        return how
+    if (what, how) == (SIZE, "numeric"):
+        return "plain"
+    raise UsageError(f"{what} cannot be sorted by as {how}", hint=f"--by {what}, or --by {what}:reverse")
 
 
 def _modifiers(text: str, whole: str) -> tuple[How, bool]:
@@ -124,7 +138,7 @@ class SortValues(Extract):
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        return frozenset(key.field for key in self.keys if key.field is not None)
+        return frozenset(key.field for key in self.keys if key.field is not None and key.what != SIZE)
 
     @property
     def named(self) -> Sequence[Named]:
@@ -139,7 +153,7 @@ class SortValues(Extract):
 
     @property
     def _is_simple(self) -> bool:
-        """Whether nothing can be missing or unfit: all sort keys are texts of the samples' own keys."""
+        """Whether nothing can be missing or unfit: all sort keys are the samples' own, none a number in a text."""
         return all(key.field is None and key.how != "numeric" for key in self.keys)
 
     def values(
@@ -153,11 +167,15 @@ class SortValues(Extract):
         """
         if not self._is_simple:
             return super().values(batch, rows, shard, payload_of)
-        own = batch.keys if len(rows) == len(batch.keys) else [batch.keys[row] for row in rows]
-        first, *more = self.keys
-        if not more:
-            return own if first.how == "plain" and not first.reverse else _codes(own, first)
-        return list(map(b"".join, zip(*(_codes(own, key) for key in self.keys), strict=True)))
+        if self._is_by_key:
+            return batch.keys if len(rows) == len(batch.keys) else [batch.keys[row] for row in rows]
+        codes = [_codes(key, batch, rows) for key in self.keys]
+        return codes[0] if len(codes) == 1 else list(map(b"".join, zip(*codes, strict=True)))
+
+    @property
+    def _is_by_key(self) -> bool:
+        """Whether the samples' keys as they are are the values."""
+        return self.keys == (SortKey(KEY, None),)
 
     def value(self, sample: SampleAt) -> bytes:
         """All codes of one sample. Raises DataError."""
@@ -195,10 +213,13 @@ class SortValues(Extract):
         return None
 
     def values_of_index(self, index: Index) -> Packed | None:
-        """The same of all samples of an index, where their keys as they are are the values."""
-        first = self.keys[0]
-        is_key = self._is_simple and len(self.keys) == 1 and first.how == "plain" and not first.reverse
-        return packed_keys(index) if is_key else None
+        """The same of all samples of an index, where nothing but one value of their own is sorted by."""
+        if self._is_by_key:
+            return packed_keys(index)
+        key = self.keys[0]
+        if len(self.keys) > 1 or key.field is not None or key.reverse or key.what == KEY:
+            return None
+        return _packed_md5s(index) if key.what == MD5 else _packed_sizes(index)
 
     def never_seen(self, values: Iterable[bytes]) -> list[SortKey]:
         """The sort keys by which every one of ``values`` is missing; none when there are no values."""
@@ -218,12 +239,14 @@ def _code(sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes:
     """The code of what a sort key finds in a sample, of which ``documents`` has the JSON that is decoded already.
     Raises Absent, ValueError for what cannot be compared, RecursionError."""
     if key.field is None:
-        return payload_code(sample.key, key.how)
+        return _own_code(key, sample.batch, sample.row)
     at = sample.member(key.field)
     if at is None:
         raise Absent
+    size = sample.batch.sizes[at]
+    if key.what == SIZE:
+        return size_code(size)
     if key.path is None:
-        size = sample.batch.sizes[at]
         if size > MAX_VALUE_BYTES:
             raise ValueError(f"it has {size} bytes, and more than {MAX_VALUE_BYTES} are not compared")
         return payload_code(sample.payload(key.field), key.how)
@@ -240,10 +263,42 @@ def _width(keys: Sequence[SortKey]) -> int:
     return (len(keys) + 8) // 8
 
 
-def _codes(texts: Iterable[bytes], key: SortKey) -> list[bytes]:
-    """Codes of texts."""
-    codes = map(natural_code if key.how == "natural" else text_code, texts)
+def _codes(key: SortKey, batch: SampleBatch, rows: Sequence[int]) -> list[bytes]:
+    """Codes of what is the samples' own."""
+    codes = (_own_code(key, batch, row) for row in rows)
     return list(map(reversed_code, codes) if key.reverse else codes)
+
+
+def _own_code(key: SortKey, batch: SampleBatch, row: int) -> bytes:
+    """The code of a sample's key, of the MD5 of this, or of its size. Raises ValueError, Absent."""
+    if key.what == MD5:
+        return md5_code(batch.keys[row])
+    if key.what == SIZE:
+        return size_code(sum(batch.sizes[batch.firsts[row] : batch.firsts[row + 1]]))
+    return payload_code(batch.keys[row], key.how)
+
+
+def md5_code(key: bytes) -> bytes:
+    """The MD5 of a key, which draws no secrets: an order that is the same everywhere, and mixes."""
+    return md5(key, usedforsecurity=False).digest()
+
+
+def size_code(size_bytes: int) -> bytes:
+    """A number of bytes."""
+    return size_bytes.to_bytes(SIZE_BYTES, "big")
+
+
+def _packed_md5s(index: Index) -> Packed:
+    return Packed.of([md5_code(key) for _, keys in blocks_of_keys(index) for key in keys])
+
+
+def _packed_sizes(index: Index) -> Packed:
+    import numpy
+
+    ends: Any = index.member_ends.astype(numpy.int64)
+    totals: Any = numpy.append(0, numpy.cumsum(index.member_sizes, dtype=numpy.uint64))
+    sizes = (totals[ends] - totals[numpy.append(0, ends)[:-1]]).astype(">u8")
+    return Packed(numpy.full(len(sizes), SIZE_BYTES, dtype=numpy.uint32), sizes.view(numpy.uint8))
 
 
 def payload_code(payload: bytes, how: How) -> bytes:

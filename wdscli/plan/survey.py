@@ -534,10 +534,15 @@ def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
     rows["members"] = numpy.diff(index.member_ends, prepend=numpy.uint64(0))
     names = hashes_of(index.fields)[index.member_fields]
     rows["headers"] = headers_of(names, index.member_sizes, rows["members"].astype(numpy.int64))
-    for first in range(0, index.samples, KEYS_AT_ONCE):
-        keys = _keys_of(index, first, min(first + KEYS_AT_ONCE, index.samples))
+    for first, keys in blocks_of_keys(index):
         rows["key"][first : first + KEYS_AT_ONCE] = array("Q", map(hash_key, keys))
     return rows
+
+
+def blocks_of_keys(index: Index) -> Iterator[tuple[int, list[bytes]]]:
+    """All keys of an index, some at a time, each block with the place of its first."""
+    for first in range(0, index.samples, KEYS_AT_ONCE):
+        yield first, _keys_of(index, first, min(first + KEYS_AT_ONCE, index.samples))
 
 
 def _keys_of(index: Index, first: int, end: int) -> list[bytes]:

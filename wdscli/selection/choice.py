@@ -18,7 +18,7 @@ others keep their names, because nothing is lost in silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -576,7 +576,12 @@ class KeyRule(NamedTuple):
 
 
 def read_keys(address: str) -> dict[bytes, None]:
+    """The keys of a file, each once. A dict, because it keeps the order of the lines."""
+    return dict.fromkeys(key_lines(address))
+
+
+def key_lines(address: str) -> Iterator[bytes]:
     """The keys of a file: one a line, bytes as they are but for a carriage return at the end; blank lines do
-    not count. A dict, because it keeps the order of the lines."""
-    lines = read_all(address).split(b"\n")
-    return dict.fromkeys(key for key in (line.removesuffix(b"\r") for line in lines) if key.strip())
+    not count. Raises InputError."""
+    lines = (line.removesuffix(b"\r") for line in read_all(address).split(b"\n"))
+    return (key for key in lines if key.strip())

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from wdscli.copy.copier import GatherTask, gathered_bytes, samples_of
+from wdscli.copy.copier import GatherTask, gathered_bytes, payloads_of, samples_of
 from wdscli.errors import EngineError, printable
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.plan import sum_counts
@@ -163,8 +163,5 @@ def _taken(task: GatherTask) -> Iterator[Taken]:
     data = gathered_bytes(task)
     batch = samples_of(data, task.address, task.settings.form)
     for row, key in enumerate(batch.keys):
-        members = range(batch.firsts[row], batch.firsts[row + 1])
-        fields = [
-            (batch.fields[one], bytes(data[batch.offsets[one] :][: batch.sizes[one]])) for one in members
-        ]
+        fields = [(field, bytes(payload)) for field, payload in payloads_of(data, batch, row)]
         yield Taken(key, fields, task.inputs[shards[row]].address, places[row])

@@ -2,7 +2,16 @@
 
 from typing import Literal, NamedTuple
 
-from wdscli.cli.options import OutputOptions, PlannedCutOptions, ReorderOptions, Shards, Texts, grouped, panel
+from wdscli.cli.options import (
+    OutputOptions,
+    PlannedCutOptions,
+    ReorderOptions,
+    Shards,
+    Text,
+    Texts,
+    grouped,
+    panel,
+)
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
@@ -10,13 +19,15 @@ _order = panel("Order")
 
 
 @_order("""
-    --by WHAT[:nVr]  key, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]); again for
-        what ties. Behind a colon: n numeric, V natural, r reverse. Default: key.
+    --by WHAT[:nVr]  key, md5 (of the key), size (in bytes; size.jpg), a field (cls, seg.png) or a place in
+        JSON (json.width, json.box[0]); again for what ties. Behind a colon: n numeric, V natural, r
+        reverse. Default: key.
     --natural  img9 before img10; for each --by without a colon, as are the next two.
     --numeric  Compare texts as the numbers they are.
     --reverse  The largest first.
-    --missing  Where samples go that have no such value. Default: last, but a value that none has is an
-        error.
+    --order-from FILE  The order of the keys in FILE, one a line; - is standard input.
+    --missing  Where samples go that have no such value, or whose key is not in FILE. Default: last, but a
+        value that none has is an error, and so is a key that is not in FILE.
     """)
 class OrderOptions(NamedTuple):
     """By what samples are sorted."""
@@ -25,6 +36,7 @@ class OrderOptions(NamedTuple):
     natural: bool = False
     numeric: bool = False
     reverse: bool = False
+    order_from: Text = None
     missing: Literal["first", "last", "error"] | None = None
 
 
@@ -37,22 +49,32 @@ def sort(
     cuts: PlannedCutOptions,
     more: ReorderOptions,
 ) -> None:
-    """Write all samples sorted by key, by a field or by a value in JSON.
+    """Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.
 
     Text is compared byte by byte, numbers in JSON as numbers. Samples that tie stay in input order, also in
-    reverse, and none is dropped. A --by with a colon takes none of --natural, --numeric and --reverse.
+    reverse, and none is dropped. A --by with a colon takes none of --natural, --numeric and --reverse. A key in
+    --order-from that no sample has is an error unless --allow-empty is given.
 
     Examples:
 
         wds sort set -o 'sorted-%06d.tar'
         wds sort set -o 'sorted-%06d.tar' --by json.width:r --by key:V
         wds sort set -o 'sorted-%06d.tar' --by cls --numeric --missing first
+        wds sort set -o 'sorted-%06d.tar' --order-from keys.txt
     """
-    from wdscli.ops.sort import sort_order
+    from wdscli.ops.sort import listed_order, sort_order
 
     if order.natural and order.numeric:
         raise UsageError("--natural and --numeric exclude each other", hint="--by WHAT:n --by WHAT:V")
+    if order.order_from is not None and (order.by or order.natural or order.numeric or order.reverse):
+        raise UsageError(
+            "--order-from is an order of its own, without --by, --natural, --numeric and --reverse"
+        )
     out, request = read_options(shards, output, cuts, more)
+    if order.order_from is not None:
+        listed = listed_order(request, order.order_from, order.missing)
+        reorder(out, request, listed, dry_run=output.dry_run)
+        return
     how = sort_order(
         order.by or [],
         how="natural" if order.natural else "numeric" if order.numeric else "plain",
