@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import marshal
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, islice
+from itertools import accumulate, islice, repeat
 from operator import sub
 from typing import NamedTuple
 
@@ -91,9 +92,10 @@ class Files:
     (2, b'n2\\x00txt', 5, Inline(payload=b'hi'), b'in/n2.txt')
     """
 
-    __slots__ = ("_blocks", "_others", "_roots")
+    __slots__ = ("_begins", "_blocks", "_others", "_roots")
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_source: bool = False) -> None:
+        self._begins = array("Q") if by_source else None
         self._blocks = [_Block()]
         self._others = bytearray()
         self._roots: list[bytes] = []
@@ -133,6 +135,15 @@ class Files:
             self._blocks[-1].seal()
             self._blocks.append(_Block())
         return self._blocks[-1]
+
+    def begin_source(self) -> None:
+        """What comes now is of another source than what came before: another folder, or row of a table."""
+        if self._begins is not None:
+            self._begins.append(len(self))
+
+    def source(self, at: int) -> int:
+        """A number that files of one source have in common, where this was asked for."""
+        return bisect_right(self._begins or (), at)
 
     def root(self, path: bytes) -> int:
         """The place of all files below a folder."""
@@ -205,14 +216,17 @@ class Files:
         place: Place = found if isinstance(found, bytes) else _KINDS[found[0]](*found[1:])
         return place
 
-    def part(self, numbers: Iterable[int]) -> Files:
-        """Some files, in this order, as files of their own."""
+    def part(self, numbers: Iterable[int], rows: Iterable[bytes] | None = None) -> Files:
+        """Some files, in this order, as files of their own, with other ``rows`` where these are given."""
         found = Files()
         found._roots = self._roots
-        for at in numbers:
-            number = self.place_number(at)
-            place = number if number < 0 else found.keep(self._kept(number))
-            found.add_row(self.row(at), self.size(at), place)
+        for at, new in zip(numbers, repeat(None) if rows is None else rows):
+            number, row = self.place_number(at), self.row(at)
+            if number >= 0:
+                number = found.keep(self._kept(number))
+            elif new not in (None, row):
+                number = found.keep(self.place(at))
+            found.add_row(new or row, self.size(at), number)
         return found
 
 

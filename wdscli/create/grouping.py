@@ -82,10 +82,12 @@ def _blocks_of(numbers: array[int]) -> Iterator[array[int]]:
         yield numbers[first : first + _ROWS_TOGETHER]
 
 
-def group(files: Files) -> Samples:
-    """Sort the files by key and field, bytewise, and find the samples. Raises DataError for a field that
-    comes twice."""
+def group(files: Files, *, without: Collection[int] = (), twice: list[int] | None = None) -> Samples:
+    """Sort the files by key and field, bytewise, and find the samples; ``without`` are files that are left out. Raises
+    DataError for a field that comes twice, unless ``twice`` takes the numbers of such samples."""
     order = sorted_numbers(files)
+    if without:
+        order = numbers_of((at for at in order if at not in without), len(files))
     firsts = numbers_of((), len(order) + 1)
     prefix = before = SEPARATOR
     at = 0
@@ -94,13 +96,16 @@ def group(files: Files) -> Samples:
             if not row.startswith(prefix):
                 firsts.append(at)
                 prefix = row[: row.find(SEPARATOR) + 1]
+            elif row == before and twice is not None:
+                if twice[-1:] != [len(firsts) - 1]:
+                    twice.append(len(firsts) - 1)
             elif row == before:
                 name = to_text(row.replace(SEPARATOR, b"."))
                 first, second = (describe_place(files.place(one)) for one in order[at - 1 : at + 1])
                 raise DataError(
                     f'"{name}" comes twice: from {first} and from {second}',
                     code="duplicate-field",
-                    hint="give the sources one folder above them, or leave one out with --exclude",
+                    hint="give the sources one folder above them, or --on-duplicate skip or rekey",
                 )
             before = row
             at += 1
@@ -179,10 +184,12 @@ def take(samples: Samples, chosen: Iterable[int]) -> Samples:
     return Samples(samples.files, order, starts, places)
 
 
-def add_labels(samples: Samples, field: bytes = b"cls") -> None:
-    """Give every sample the field ``cls`` with the name of its parent folder for a payload;
-    :func:`number_labels` turns names to numbers. The files are no longer grouped after this."""
+def add_labels(samples: Samples, field: bytes = b"cls") -> Samples:
+    """The samples with the field ``cls``, which has the name of the parent folder for a payload; :func:`number_labels`
+    turns names to numbers."""
     files = samples.files
+    without = range(len(files)) if len(samples.order) < len(files) else ()
+    left_out = frozenset(without).difference(samples.order)
     kept: dict[bytes, int] = {}
     for sample in range(samples.total):
         key = samples.key(sample)
@@ -206,6 +213,7 @@ def add_labels(samples: Samples, field: bytes = b"cls") -> None:
         if label not in kept:
             kept[label] = files.keep(Inline(label))
         files.add_row(key + SEPARATOR + field, 0, kept[label])
+    return group(files, without=left_out)
 
 
 def number_labels(samples: Samples, field: bytes = b"cls") -> list[str]:

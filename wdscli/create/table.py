@@ -302,6 +302,7 @@ def read_table(
     with the row's number for a row that cannot be used."""
     reader = TableReader(options, rule)
     for row in reader.rows("--from-table", progress):
+        files.begin_source()
         try:
             raw = reader.key(row)
             for key, field, value in reader.values(row, raw):

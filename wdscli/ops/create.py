@@ -18,7 +18,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from wdscli.create import grouping
+from wdscli.create import grouping, repeats
 from wdscli.create.files import Files, Skipped, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.keys import KeyRule
@@ -31,9 +31,11 @@ from wdscli.errors import InputError, UsageError
 from wdscli.executors import make_executor, run_tasks, useful_jobs, workers_of
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, Cuts, PlannedPart, PlannedShard
-from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.names import Rekey
+from wdscli.plan.orders import LIMIT
+from wdscli.plan.plan import DUPLICATE_KEY, ReorderPlan
 from wdscli.plan.planfile import digest_of
-from wdscli.plan.request import PlanMark, Request
+from wdscli.plan.request import OnDuplicate, PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
 from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
@@ -63,8 +65,10 @@ class CreateOptions:
     ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post_hook`).
     ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.addresses`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
-    table where one is given, else ``path``. ``settings`` say how shards are written. ``jobs`` None is one a processor;
-    it never shows in the bytes.
+    table where one is given, else ``path``. ``on_duplicate`` is what becomes of a sample whose key came before, of
+    another folder, line or row; ``rekey`` a format for the keys of all samples, or of these
+    (:mod:`wdscli.create.repeats`). At most ``limit`` samples are written. ``settings`` say how
+    shards are written. ``jobs`` None is one a processor; it never shows in the bytes.
     """
 
     from_list: str | Sequence[str] | None = None
@@ -86,6 +90,9 @@ class CreateOptions:
     resume: bool = False
     on_error: OnError = "stop"
     report: str | None = None
+    on_duplicate: OnDuplicate = "error"
+    rekey: str | None = None
+    limit: int | None = None
 
 
 class CreatedShard(NamedTuple):
@@ -120,6 +127,8 @@ class CreateReport:
     """Shards that an earlier run had made."""
     unread: tuple[Unread, ...] = ()
     """Sources that could not be read, each of which left a member out."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Samples that were found and left out, by reason: those whose key came before, those behind the limit."""
 
     @property
     def samples(self) -> int:
@@ -215,10 +224,10 @@ def plan_create(
     wanted = Wanted(rule, Globs(options.include), Globs(options.exclude), outputs)
     files, walked = _find(sources, options, wanted, payloads, skipped, progress)
     renamed_keys = rule.count_renamed(files.keys)
-    samples, incomplete, classes = _arrange(files, walked, options, skipped, payloads.lacking)
+    samples, incomplete, classes, dropped = _arrange(files, walked, options, skipped, payloads.lacking)
     counts = dict(sorted(skipped.counts.items()))
     if not samples.total:
-        found = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+        found = ", ".join(f"{count} {reason}" for reason, count in {**counts, **dropped}.items())
         raise InputError(
             "no samples found" + (f" ({found})" if found else ""),
             hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
@@ -245,6 +254,7 @@ def plan_create(
         classes=None if classes is None else tuple(classes),
         manifest_address=out.manifest_address,
         unread=tuple(payloads.unread),
+        dropped=dropped,
     )
     for new, old in report.renamed.items():
         progress.note(f"key {old} is written as {new}")
@@ -270,13 +280,15 @@ def _find(
         raise UsageError(
             "nothing to make shards of", hint="name folders or files, or use --from-list or --from-table"
         )
-    files, walked = Files(), None
+    files, walked = Files(by_source=options.on_duplicate != "error"), None
     progress.start("finding files", None, "files")
     for source in sources:
+        files.begin_source()
         walk(source, wanted, files, skipped, progress)
     if lists or options.table is not None:
         walked = grouping.sorted_numbers(files)
     for address in lists:
+        files.begin_source()
         read_recipe(address, wanted.rule, files, payloads, skipped, progress)
     if options.table is not None:
         read_table(options.table, wanted.rule, files, payloads, skipped, progress)
@@ -290,13 +302,13 @@ def _arrange(
     options: CreateOptions,
     skipped: Skipped,
     lacking: Collection[bytes],
-) -> tuple[Samples, int, list[str] | None]:
-    """The samples in their order, without those whose keys are ``lacking`` a source; how many are incomplete, and the
-    classes."""
-    samples = grouping.group(files)
+) -> tuple[Samples, int, list[str] | None, dict[str, int]]:
+    """The samples in their order, without those whose keys are ``lacking`` a source; how many are incomplete, the
+    classes, and how many whole samples are left out by reason."""
+    rekey = None if options.rekey is None else Rekey.parse(options.rekey, repeats.NAMES)
+    samples, repeated = repeats.grouped(files, options.on_duplicate, rekey)
     if options.label_from is not None:
-        grouping.add_labels(samples)
-        samples = grouping.group(files)
+        samples = grouping.add_labels(samples)
     if walked is not None and options.order != "path":
         samples = grouping.as_given(samples, walked)
     if lacking:
@@ -308,7 +320,13 @@ def _arrange(
     classes = grouping.number_labels(samples) if options.label_from is not None else None
     if options.order == "shuffle":
         samples = grouping.shuffled(samples, options.seed)
-    return samples, incomplete, classes
+    if rekey is not None and options.on_duplicate != "rekey":
+        samples = repeats.rekeyed(samples, rekey)
+    left_out = {DUPLICATE_KEY: repeated, LIMIT: 0}
+    if options.limit is not None and options.limit < samples.total:
+        left_out[LIMIT] = samples.total - options.limit
+        samples = grouping.take(samples, range(options.limit))
+    return samples, incomplete, classes, {reason: count for reason, count in left_out.items() if count}
 
 
 def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
@@ -473,6 +491,9 @@ def _shaping(options: CreateOptions) -> dict[str, Any]:
         "incomplete": options.incomplete if options.require else None,
         "label_from": options.label_from,
         "order": options.order,
+        "on_duplicate": None if options.on_duplicate == "error" else options.on_duplicate,
+        "rekey": options.rekey,
+        "limit": options.limit,
         **options.cuts._asdict(),
         **options.settings.form._asdict(),
     }

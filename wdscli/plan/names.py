@@ -85,13 +85,13 @@ class Rekey(NamedTuple):
     format: str
 
     @classmethod
-    def parse(cls, text: str) -> Rekey:
-        """Raises UsageError for a format that cannot be filled in."""
+    def parse(cls, text: str, names: Sequence[str] = NAMES) -> Rekey:
+        """Raises UsageError for a format that cannot be filled in, or has another name than these."""
         try:
             pieces = list(Formatter().parse(text))
-            names = {name for _, name, _, _ in pieces if name is not None}
-            unknown = sorted(name for name in names if name.partition(".")[0].partition("[")[0] not in NAMES)
-            if unknown or any("." in name or "[" in name for name in names):
+            used = {name for _, name, _, _ in pieces if name is not None}
+            unknown = sorted(name for name in used if name.partition(".")[0].partition("[")[0] not in names)
+            if unknown or any("." in name or "[" in name for name in used):
                 raise ValueError(f"there is no {{{unknown[0]}}}" if unknown else "names stand alone")
             for _, _, spec, _ in pieces:
                 _check_width(spec or "")
@@ -99,11 +99,11 @@ class Rekey(NamedTuple):
         except (ValueError, IndexError, KeyError) as error:
             raise UsageError(
                 f'cannot use --rekey "{text}": {error}',
-                hint="use {shard}, {index} and {key}: {shard}-{index:09d}",
+                hint=f"use {', '.join(f'{{{name}}}' for name in names)}: {{{names[-1]}}}-{{index:09d}}",
             ) from None
-        if not names:
+        if not used:
             raise UsageError(
-                f'--rekey "{text}" gives every sample the same key', hint="use {shard}-{index:09d}"
+                f'--rekey "{text}" gives every sample the same key', hint=f"use {{{names[-1]}}}-{{index:09d}}"
             )
         check_name(to_bytes(sample), b"x")
         return cls(text)

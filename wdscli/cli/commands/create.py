@@ -10,6 +10,7 @@ import typer
 from wdscli.cli.options import (
     CutOptions,
     GeneralOptions,
+    Natural,
     OutputOptions,
     ResumedWorkOptions,
     TaskOptions,
@@ -19,6 +20,7 @@ from wdscli.cli.options import (
     panel,
 )
 from wdscli.cli.output import Out, by_reason, facts, plural
+from wdscli.cli.reordering import print_losses
 from wdscli.errors import UsageError
 from wdscli.shown import shown
 from wdscli.units import human_size
@@ -52,6 +54,9 @@ class TroubleOptions(NamedTuple):
     --incomplete  What becomes of a sample that lacks a required field, or whose source in a list or table
         is missing.
     --label-from  Add the field cls: the number of the parent folder's name among all, sorted.
+    --on-duplicate  A key that another folder, line or row had before, with the same field: stop, leave the
+        sample out, or give it a new key.
+    --limit N  At most N samples: the first of the output's order.
     --order  Bytewise by key, or shuffled. Default: path, or the order of the list or table.
     --seed N  Another seed, another shuffled order.
     """)
@@ -62,6 +67,8 @@ class SampleOptions(NamedTuple):
     require: Texts = None
     incomplete: Literal["error", "skip", "keep"] = "error"
     label_from: Literal["parent"] | None = None
+    on_duplicate: Literal["error", "skip", "rekey"] = "error"
+    limit: Natural = None
     order: Literal["path", "shuffle"] | None = None
     seed: int = 0
 
@@ -72,7 +79,8 @@ class SampleOptions(NamedTuple):
     --from-table FILE  A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]').
         May be repeated.
     key: --key-column ~--key COLUMN  The table's column that is the key.
-    --rekey FORMAT  Keys of columns and the row's number: '{split}/{index:08d}'.
+    --rekey FORMAT  New keys: '{key}-{index:08d}', or of a table's columns '{split}/{index:08d}'. With
+        --on-duplicate rekey for repeated ones only.
     field: --column ~--field EXT=[@]COLUMN  The field EXT from a column; with @ the column holds paths or
         addresses of files. May be given more than once.
     --json-rest  The remaining columns go into the field json.
@@ -93,14 +101,19 @@ class SourceOptions(NamedTuple):
     exclude: Texts = None
     samples: SampleOptions = SampleOptions()
 
+    @property
+    def rekey_of_rows(self) -> str | None:
+        """The format of the keys of a table's rows."""
+        return self.rekey if self.from_table and self.samples.on_duplicate != "rekey" else None
+
     def table(self) -> "TableOptions | None":
         """The table that is named. Raises UsageError for options of a table where there is none."""
         from wdscli.create.table import TableOptions
 
         if self.from_table:
             fields = tuple(self.field or ())
-            return TableOptions(tuple(self.from_table), self.key, self.rekey, fields, self.json_rest)
-        options = {"key": "--key-column", "rekey": "--rekey", "field": "--column", "json_rest": "--json-rest"}
+            return TableOptions(tuple(self.from_table), self.key, self.rekey_of_rows, fields, self.json_rest)
+        options = {"key": "--key-column", "field": "--column", "json_rest": "--json-rest"}
         for name, option in options.items():
             if getattr(self, name):
                 raise UsageError(f"{option} is for tables", hint="name the table with --from-table")
@@ -149,6 +162,7 @@ def create(
     options = CreateOptions(
         from_list=more.from_list,
         table=more.table(),
+        rekey=None if more.rekey_of_rows else more.rekey,
         include=more.include or (),
         exclude=more.exclude or (),
         cuts=Cuts(*cuts),
@@ -179,7 +193,10 @@ def _print(out: Out, report: "CreateReport") -> None:
                 "shards": len(report.shards),
                 "kept": report.kept,
                 "unread": len(report.unread),
-                **facts(report, "bytes=size_bytes skipped incomplete renamed renamed_keys classes oversized"),
+                **facts(
+                    report,
+                    "bytes=size_bytes skipped dropped incomplete renamed renamed_keys classes oversized",
+                ),
                 "manifest": shown(address) if address else None,
                 "fingerprint": None if manifest is None else manifest.fingerprint,
             }
@@ -191,6 +208,7 @@ def _print(out: Out, report: "CreateReport") -> None:
         out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
     if report.skipped:
         out.summary(f"skipped what is in no sample: {by_reason(dict(report.skipped))}")
+    print_losses(out, dict(report.dropped), {})
     if report.incomplete and "incomplete" not in report.skipped:
         out.summary(f"kept {plural(report.incomplete, 'sample')} without a required field")
     if report.classes is not None:
