@@ -79,10 +79,15 @@ def learned_by_two(name: str, folder: Path) -> list[list[list[int]]]:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    processes = [started(name, folder, rank=rank, port=port) for rank in range(2)]
+    # A folder each: who starts late must not find what the other has saved meanwhile.
+    folders = [folder / f"rank-{rank}" for rank in range(2)]
+    for own in folders:
+        own.mkdir()
+        (own / "train").symlink_to(folder / "train")
+    processes = [started(name, own, rank=rank, port=port) for rank, own in enumerate(folders)]
     for process in processes:
         _ended(process, 0)
-    return [_batches(folder, rank) for rank in range(2)]
+    return [_batches(own, rank) for rank, own in enumerate(folders)]
 
 
 def _ended(process: Program, code: int) -> None:

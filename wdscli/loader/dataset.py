@@ -39,6 +39,7 @@ from wdscli.loader.read.failures import OnError, Policy
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
 from wdscli.loader.read.source import PositionSource, Spare
+from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through
@@ -54,7 +55,7 @@ Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
 """What was left out, as :meth:`Counts.rows` tells it, and where the time went."""
 
 
-class PositionDataset(Fluent):
+class PositionDataset(Fluent[Item]):
     """What can be iterated batch by batch and gone on with at any of them. ``source`` gives the samples."""
 
     _policy: Policy
@@ -242,7 +243,7 @@ class PositionDataset(Fluent):
         length = (source or self._line(share)).length(self.epoch if epoch is None else epoch)
         return Batches(length, size, share, tail)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         """What comes out from here to the end of the epoch. An iteration that is left early and begun again begins
         where it began before; behind one that came to its end the next epoch is next. What the workers of a plain
         DataLoader begin is of the next epoch in any case. A state is of the latest one."""

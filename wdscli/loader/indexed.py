@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.checks import Urls, addresses_of, cache_of, wanted_fields
@@ -47,7 +47,7 @@ BYTES_PER_READ = 32 << 20
 """At most, about."""
 
 
-class IndexedDataset(PerSample):
+class IndexedDataset(PerSample[Any]):
     """The samples of a set of shards, by number from 0 in the order of the set, or by key.
 
     ``urls`` are shards as everywhere in wdscli. ``fields`` limits which payloads are read. ``where``, ``keys`` and
@@ -135,6 +135,10 @@ class IndexedDataset(PerSample):
     def __len__(self) -> int:
         return len(self.ordinals)
 
+    @overload
+    def __getitem__(self: Self, which: slice) -> Self: ...
+    @overload
+    def __getitem__(self, which: str | SupportsIndex) -> Any: ...
     def __getitem__(self, which: Any) -> Any:
         """A sample by number or key, or a view of a slice. Raises IndexError, KeyError; InputError and DataError when
         it cannot be read."""

@@ -67,6 +67,8 @@ from wdscli.loader.place.splitters import non_empty as non_empty
 from wdscli.loader.place.splitters import single_node_only as single_node_only
 from wdscli.loader.place.splitters import split_by_node as split_by_node
 from wdscli.loader.place.splitters import split_by_worker as split_by_worker
+from wdscli.loader.sample_types import RawSample as RawSample
+from wdscli.loader.sample_types import Sample as Sample
 from wdscli.loader.samplers import ShardSampler as ShardSampler
 from wdscli.loader.stages.decoding import Decoder as Decoder
 from wdscli.loader.stages.decoding import gzfilter as gzfilter
@@ -101,8 +103,10 @@ __all__ = [
     "Packed",
     "PipelineStage",
     "RandomMix",
+    "RawSample",
     "ResampledShards",
     "RoundRobin",
+    "Sample",
     "ShardSampler",
     "ShardWriter",
     "SimpleShardList",

@@ -8,14 +8,16 @@ asked for. Behind generators of the dataset, and around datasets that are not ou
 imported when the first batch is asked for. It must not know how samples are read.
 """
 
+# mypy: disable-error-code="assignment, overload-overlap"
+
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
@@ -23,16 +25,24 @@ from wdscli.loader.dataset import PositionDataset, Tally
 from wdscli.loader.order.order import seeded
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place, check_topology
+from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, items_of
 from wdscli.loader.stages.generators import through
 from wdscli.loader.stats import Counts
 
+if TYPE_CHECKING:
+    from wdscli.loader.sample_types import giving
+
+    _ANYTHING = cast("WebLoader[Any]", None)
+    Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
+    """What is given as it comes; of tuples torch makes lists."""
+
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
 
 
-class WebLoader(Fluent):
+class WebLoader(Fluent[Item]):
     """``dataset`` by torch's DataLoader, whose options it takes; ``batch_size`` is None by default, for the dataset
     makes batches itself, and a number stands for ``dataset.batched(number)`` with torch's collation.
 
@@ -44,6 +54,27 @@ class WebLoader(Fluent):
     number of workers, and to go on is to replay the epoch.
     """
 
+    if TYPE_CHECKING:
+        map = giving(Fluent.map, _ANYTHING)
+        map_tuple = giving(Fluent.map_tuple, _ANYTHING)
+        to_tuple = giving(Fluent.to_tuple, _ANYTHING)
+        extract_keys = giving(Fluent.extract_keys, _ANYTHING)
+        decode = giving(Fluent.decode, _ANYTHING)
+        associate = giving(Fluent.associate, _ANYTHING)
+        batched = giving(Fluent.batched, _ANYTHING)
+        listed = giving(Fluent.listed, _ANYTHING)
+        unbatched = giving(Fluent.unbatched, _ANYTHING)
+        unlisted = giving(Fluent.unlisted, _ANYTHING)
+        compose = giving(Fluent.compose, _ANYTHING)
+
+    @overload
+    def __init__(
+        self: WebLoader[Kept], dataset: Iterable[Kept], batch_size: None = ..., **options: Any
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: WebLoader[Any], dataset: object, batch_size: int | None = ..., **options: Any
+    ) -> None: ...
     def __init__(
         self,
         dataset: Any,
@@ -76,7 +107,7 @@ class WebLoader(Fluent):
             self._batch = {"batch_size": batch_size, "drop_last": drop_last}
         self._options = {"num_workers": num_workers, **options}
         self.pipeline = Pipeline(generators=(iter,))
-        self.source = getattr(dataset, "source", None)  # type: ignore[assignment]
+        self.source = getattr(dataset, "source", None)
         self._counts = getattr(self.dataset, "_counts", None) or Counts()
         self._loader: Any = None
         self._asked = _NumberSampler()
@@ -173,7 +204,7 @@ class WebLoader(Fluent):
             raise TypeError("the length of this loader is not known; with_length(n) would say one")
         return len(self.dataset)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         """What comes out from here to the end of the epoch. It begins when the first item is asked for: Lightning says
         which epoch it is when it has the iterator already."""
         yield from self._items()

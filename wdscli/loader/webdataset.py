@@ -5,11 +5,14 @@ takes; one that means nothing here is refused with a hint when it asks for somet
 It must not know how the samples of an epoch are ordered, read or shared.
 """
 
+# Stages that change what is given say so here, which those of the base classes cannot.
+# mypy: disable-error-code="assignment, overload-overlap, override"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import Urls, addresses_of, cache_of, wanted_fields
@@ -21,16 +24,26 @@ from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError
 from wdscli.loader.read.reading import PREFETCH
 from wdscli.loader.read.source import IndexedSource, PositionSource
+from wdscli.loader.sample_types import Item, RawSample, Sample
+from wdscli.loader.stages.flow import Function
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stages.per_sample import Files
 from wdscli.storage.addresses import check_pipe
 
+if TYPE_CHECKING:
+    from wdscli.loader.sample_types import Unknown, giving
+
+    New = TypeVar("New")
+    _SAMPLES = cast("WebDataset[Sample]", None)
+    _TUPLES = cast("WebDataset[tuple[Any, ...]]", None)
+    _ANYTHING = cast("WebDataset[Any]", None)
+
 Self = TypeVar("Self", bound="WebDataset")
 Splitter: TypeAlias = Callable[..., Any]
 
 
-class WebDataset(PositionDataset):
+class WebDataset(PositionDataset[Item]):
     """The samples of a set of shards, in the order of an epoch.
 
     SYNOPSIS
@@ -110,8 +123,69 @@ class WebDataset(PositionDataset):
     [[0, 1], [2, 3], [4]]
     """
 
+    if TYPE_CHECKING:
+        decode = giving(PositionDataset.decode, _SAMPLES)
+        associate = giving(PositionDataset.associate, _SAMPLES)
+        map_tuple = giving(PositionDataset.map_tuple, _TUPLES)
+        to_tuple = giving(PositionDataset.to_tuple, _TUPLES)
+        extract_keys = giving(PositionDataset.extract_keys, _TUPLES)
+        compose = giving(PositionDataset.compose, _ANYTHING)
+
+        def map_dict(
+            self, handler: Handler = reraise_exception, **functions: Function
+        ) -> WebDataset[Sample]: ...
+
+        def xdecode(
+            self,
+            *decoders: tuple[str, Function],
+            must_decode: bool = True,
+            defaults: Iterable[tuple[str, Function]] = (),
+            **more: Function,
+        ) -> WebDataset[Sample]: ...
+
+        def map(
+            self, f: Callable[[Item], New | None], handler: Handler = reraise_exception
+        ) -> WebDataset[New]: ...
+
+        def listed(self, batchsize: int, partial: bool = True) -> WebDataset[list[Item]]: ...
+
+        def unlisted(self: WebDataset[list[New]]) -> WebDataset[New]: ...
+
+        @overload
+        def batched(
+            self: WebDataset[Unknown], batchsize: int = 20, *, partial: bool = True
+        ) -> WebDataset[Any]: ...
+        @overload
+        def batched(
+            self: WebDataset[dict[str, Any]], batchsize: int = 20, *, partial: bool = True
+        ) -> WebDataset[Sample]: ...
+        @overload
+        def batched(
+            self: WebDataset[tuple[Any, ...]], batchsize: int = 20, *, partial: bool = True
+        ) -> WebDataset[tuple[Any, ...]]: ...
+        @overload
+        def batched(
+            self, batchsize: int = 20, collation_fn: None = ..., partial: bool = True
+        ) -> WebDataset[list[Item]]: ...
+        @overload
+        def batched(
+            self,
+            batchsize: int = 20,
+            collation_fn: Callable[[list[Item]], New] = ...,
+            partial: bool = True,
+        ) -> WebDataset[New]: ...
+        def batched(self, *args: Any, **more: Any) -> Any: ...
+
+        @overload
+        def unbatched(self: WebDataset[Unknown]) -> WebDataset[Any]: ...
+        @overload
+        def unbatched(self: WebDataset[dict[str, Any]]) -> WebDataset[Sample]: ...
+        @overload
+        def unbatched(self) -> WebDataset[tuple[Any, ...]]: ...
+        def unbatched(self) -> Any: ...
+
     def __init__(
-        self,
+        self: WebDataset[RawSample | Any],
         urls: Urls,
         *,
         shuffle: Shuffle | None = None,
@@ -253,12 +327,12 @@ def _split(nodes: Any, workers: Any, is_endless: bool) -> Split:
     return Split(by_node=nodes is not None, by_worker=bool(workers), alone=alone)
 
 
-class Dataset(WebDataset):
+class Dataset(WebDataset[Item]):
     """:class:`WebDataset` with the arguments that it had when it was named so: ``length`` (as with_length), ``epochs``
     (as repeat), ``shuffle`` of shards as a bool, ``suffixes`` (as fields)."""
 
     def __init__(
-        self,
+        self: Dataset[RawSample | Any],
         urls: Urls,
         *,
         length: int | None = None,
@@ -282,6 +356,6 @@ class Dataset(WebDataset):
         if epochs != 1:
             self._span = Epochs(epochs, None)
 
-    def pipe(self: Self, stage: Any) -> Self:
+    def pipe(self, stage: Any) -> Any:
         """The old name of :meth:`compose`."""
         return self.compose(stage)

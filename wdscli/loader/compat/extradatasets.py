@@ -25,7 +25,7 @@ __all__ = ["FluidWrapper", "MockDataset", "repeatedly", "with_epoch", "with_leng
 Self = TypeVar("Self", bound="FluidWrapper")
 
 
-class FluidWrapper(Fluent):
+class FluidWrapper(Fluent[Any]):
     """The stage methods over anything that can be iterated, or a function that gives an iterator: as generators, one
     after the other. Nothing is shared among ranks and workers unless a stage does it, and there is no state."""
 

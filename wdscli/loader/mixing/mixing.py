@@ -68,7 +68,7 @@ class _OfBatch:
         return found if not self.one else found[0] if found else DROPPED
 
 
-class Mixed(PositionDataset):
+class Mixed(PositionDataset[Any]):
     """The dataset that :func:`mix` makes: samples of several datasets, each with its own stages done."""
 
     def __init__(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
@@ -20,6 +20,7 @@ from wdscli.loader.checks import want_whole
 from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.read.source import IndexedSource, PositionSource
+from wdscli.loader.sample_types import Item
 from wdscli.loader.stages import per_sample
 from wdscli.loader.stages.flow import BatchStage, Pipeline
 from wdscli.loader.stages.generators import Buffer, Islice, Regroup, Thin
@@ -92,7 +93,7 @@ Self = TypeVar("Self", bound="PerSample")
 Whole = TypeVar("Whole", bound="Fluent")
 
 
-class PerSample:
+class PerSample(Generic[Item]):
     """Stages that are functions of a sample; each method returns a new dataset and leaves this one as it is."""
 
     pipeline = Pipeline()
@@ -227,7 +228,7 @@ class PerSample:
         return self._guarded("xdecode", partial(per_sample.xdecode, pairs[::-1], must_decode))
 
 
-class Fluent(PerSample):
+class Fluent(PerSample[Item]):
     """All stages of what is iterated."""
 
     source: PositionSource

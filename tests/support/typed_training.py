@@ -1,0 +1,80 @@
+"""A training program with types, as users write them: what mypy says of it is the test, with scripts/check.
+
+Each ``assert_type`` is what a stage gives, and each ``type: ignore`` an error that mypy must find. It is run too, by
+tests/loader/test_loader_types.py, for what is said of samples must be so.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import wdscli.loader as wds
+
+if TYPE_CHECKING:
+    from typing_extensions import assert_type
+else:
+
+    def assert_type(value: Any, kind: Any) -> Any:
+        return value
+
+
+def labelled(sample: wds.RawSample) -> tuple[str, int] | None:
+    """Functions of what was read know what they get."""
+    number = int(sample["cls"])
+    assert_type(sample["txt"], bytes)
+    return (assert_type(sample["__key__"], str), number) if number % 2 else None
+
+
+def made(urls: str, train: bool) -> wds.WebDataset:
+    """A dataset step by step, the same name for all of them."""
+    data = wds.WebDataset(urls, seed=1)
+    if train:
+        data = data.shuffle(100)
+    data = data.decode()
+    assert_type(data, "wds.WebDataset[dict[str, Any]]")
+    data = data.to_tuple("cls", "txt")
+    return data.batched(4)
+
+
+def main(urls: str) -> list[Any]:
+    raw = wds.WebDataset(urls)
+    for sample in raw:
+        key: str = sample["__key__"]
+        text: bytes = sample["txt"]
+    pairs = raw.map(labelled)
+    assert_type(pairs, "wds.WebDataset[tuple[str, int]]")
+    keys = [name.upper() for name, number in pairs if number > 0]
+
+    decoded = raw.select(lambda one: len(one["txt"]) > 0).rename(label="cls").decode().map_dict(label=int)
+    assert_type(decoded, "wds.WebDataset[wds.Sample]")
+    assert_type(decoded.batched(4), "wds.WebDataset[dict[str, Any]]")
+    assert_type(decoded.listed(4).map(len), "wds.WebDataset[int]")
+    assert_type(decoded.to_tuple("txt label").batched(4), "wds.WebDataset[tuple[Any, ...]]")
+    assert_type(pairs.batched(2, collation_fn=None).unlisted(), "wds.WebDataset[tuple[str, int]]")
+
+    loader = wds.WebLoader(decoded.batched(4), num_workers=0)
+    assert_type(loader, "wds.WebLoader[dict[str, Any]]")
+    assert_type(loader.unbatched().batched(2), "wds.WebLoader[Any]")
+    columns = [len(batch["label"]) for batch in loader]
+
+    table = wds.IndexedDataset(urls).decode()
+    assert_type(table[2:4], wds.IndexedDataset)
+    return [key, text, keys, columns, table[0]["cls"], [len(labels) for labels, _ in made(urls, True)]]
+
+
+def refused(urls: str) -> None:
+    """What is misspelt, or asked of bytes; never called."""
+    data = wds.WebDataset(urls, shufle="window")  # type: ignore[call-arg]
+    data.decod()  # type: ignore[attr-defined]
+    data.decode("pil", hander=print)  # type: ignore[call-arg]
+    data.decode().batched(4, parial=False)  # type: ignore[call-overload]
+    wds.shufle(100)  # type: ignore[attr-defined]
+    wds.shuffle(bufsiz=100)  # type: ignore[call-arg]
+    wds.WebLoader(data).unbached()  # type: ignore[attr-defined]
+    for sample in data:
+        print(sample["jpg"].size)  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    print(main(sys.argv[1]))

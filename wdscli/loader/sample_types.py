@@ -1,0 +1,45 @@
+"""What datasets give, for type checkers: samples before and after ``decode``, and how stages change it.
+
+What it is: :data:`RawSample` and :data:`Sample`, which are dictionaries and nothing else when a program runs, the type
+variable of datasets, and :func:`giving`. A stage keeps what is given, or the class of a dataset says what it gives
+instead: a method of a base class cannot. It must not be needed by anything that runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+Sample = dict[str, Any]
+"""A sample behind ``decode``: ``__key__``, ``__url__``, and fields of any kind. Batches of samples are of it, too."""
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Concatenate, Literal, ParamSpec, overload
+
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Item = TypeVarWithDefault("Item", covariant=True, default=Any)
+    Arguments = ParamSpec("Arguments")
+    Given = TypeVar("Given")
+
+    class RawSample(dict[str, Any]):
+        """A sample as it was read: a dict of ``__key__`` and ``__url__``, which are text, and payloads, bytes. A new
+        dataset gives ``RawSample | Any``, so that ``data = data.decode()`` may take its place."""
+
+        @overload
+        def __getitem__(self, name: Literal["__key__", "__url__"]) -> str: ...  # type: ignore[overload-overlap]
+        @overload
+        def __getitem__(self, name: str) -> bytes: ...
+        def __getitem__(self, name: str) -> Any: ...
+
+    class Unknown:
+        """What nothing gives: only a dataset of nobody knows what matches one of these."""
+
+    def giving(
+        method: Callable[Concatenate[Any, Arguments], Any], given: Given
+    ) -> Callable[Concatenate[Any, Arguments], Given]:
+        """``method`` with its arguments, giving what is like ``given``."""
+        raise NotImplementedError
+else:
+    Item = TypeVar("Item")
+    RawSample = dict
