@@ -180,6 +180,82 @@ def test_a_quick_stage_draws_nothing_and_loads_no_rich() -> None:
     assert on_terminal(code + "import sys\nassert 'rich' not in sys.modules") == ""
 
 
+class Clock:
+    """A clock that only goes on when it is told to."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(output, "time", clock)
+    return clock
+
+
+def lines_of(
+    clock: Clock, capfd: pytest.CaptureFixture[str], options: CommonOptions
+) -> list[tuple[int, str]]:
+    """What two stages of 70 seconds each say without a terminal, with the second in which it is said."""
+    bar, said = Out(options).progress(), []
+    for what in ("reading headers", "writing"):
+        bar.start(what, 7_000_000_000, "bytes")
+        for _ in range(70):
+            clock.now += 1
+            bar.advance(100_000_000)
+            said += [(int(clock.now) - 1000, line) for line in capfd.readouterr().err.splitlines()]
+        bar.finish()
+    return said + [(140, line) for line in capfd.readouterr().err.splitlines()]
+
+
+def test_long_work_without_a_terminal_says_a_line_every_30_seconds(
+    clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert lines_of(clock, capfd, CommonOptions()) == [
+        (30, "reading headers: 3.00 GB of 7.00 GB, 100 MB/s, 40.0 s left"),
+        (60, "reading headers: 6.00 GB of 7.00 GB, 100 MB/s, 10.0 s left"),
+        (90, "writing: 2.00 GB of 7.00 GB, 100 MB/s, 50.0 s left"),
+        (120, "writing: 5.00 GB of 7.00 GB, 100 MB/s, 20.0 s left"),
+    ]
+
+
+def test_it_says_nothing_where_that_is_not_wanted_and_more_with_progress(
+    clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert lines_of(clock, capfd, CommonOptions(quiet=True)) == []
+    assert lines_of(clock, capfd, CommonOptions(progress=False)) == []
+    clock.now = 1000
+    assert [second for second, _ in lines_of(clock, capfd, CommonOptions(progress=True))][:3] == [5, 10, 15]
+
+
+def test_stages_share_one_bar() -> None:
+    code = BAR.format(options="").replace(
+        "bar.finish()", 'live = bar._live\nbar.start("writing", None, "samples")'
+    )
+    said = on_terminal(
+        code + "\nbar.advance(7)\nassert bar._live is live\nbar.finish()\nassert bar._live is live\n"
+    )
+    assert "writing" in said
+    assert "7 samples" in said
+
+
+def test_the_last_line_says_how_long_and_how_fast(clock: Clock, capfd: pytest.CaptureFixture[str]) -> None:
+    out = Out(LOUD)
+    clock.now += 90
+    out.done("wrote 5 samples", 4_500_000_000)
+    out.done("compared 5 samples", 0)
+    out.done("would write 5 samples", 7, dry_run=True)
+    Out(CommonOptions(quiet=True)).done("wrote 5 samples", 1)
+    assert capfd.readouterr().err.splitlines() == [
+        "wrote 5 samples in 1:30, 50.0 MB/s",
+        "compared 5 samples in 1:30",
+        "would write 5 samples",
+    ]
+
+
 def test_notes_and_warnings_of_an_operation_obey_the_options(capfd: pytest.CaptureFixture[str]) -> None:
     bar = Out(CommonOptions(verbose=True)).progress()
     bar.note("a note")

@@ -664,7 +664,7 @@ def test_lines_that_cannot_be_used(
 
 # Tables
 
-TABLE = ["--key", "id", "--field", "txt=caption", "--field", "jpg=@path", "--json-rest"]
+TABLE = ["--key-column", "id", "--column", "txt=caption", "--column", "jpg=@path", "--json-rest"]
 
 
 def test_from_csv_and_tsv(
@@ -694,7 +694,7 @@ def test_from_json_lines(create: Create, tmp_path: Path) -> None:
     table = tmp_path / "t.jsonl"
     table.write_text('{"id": 1, "n": 5, "tags": ["a", "b"]}\n\n{"id": 2, "n": null, "tags": {}}\n')
     out = create(
-        "--from-table", table, "--rekey", "{n}/{index:03d}", "--field", "tags=tags", "--json-rest", code=0
+        "--from-table", table, "--rekey", "{n}/{index:03d}", "--column", "tags=tags", "--json-rest", code=0
     )
     assert read(out / "o-000000.tar") == [
         ("5/000.json", b'{"id":1}'),
@@ -709,7 +709,7 @@ def test_json_lines_may_leave_columns_out(
 ) -> None:
     table = tmp_path / "t.jsonl"
     table.write_text('{"id": "a", "x": "1"}\n{"id": "b", "y": "2"}\n')
-    out = create("--from-table", table, "--key", "id", "--field", "x=x", "--field", "y=y", "--json")
+    out = create("--from-table", table, "--key-column", "id", "--column", "x=x", "--column", "y=y", "--json")
     assert read(out / "o-000000.tar") == [("a.x", b"1"), ("b.y", b"2")]
     assert json.loads(capsys.readouterr().out)["skipped"] == {"no-value": 2}
 
@@ -721,29 +721,31 @@ def test_from_parquet(create: Create, tmp_path: Path, capsys: pytest.CaptureFixt
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        said = fails(capsys, 2, "--from-table", table, "--key", "id", "--json-rest", "-o", tmp_path / "o.tar")
+        said = fails(
+            capsys, 2, "--from-table", table, "--key-column", "id", "--json-rest", "-o", tmp_path / "o.tar"
+        )
         assert "wdscli[parquet]" in said
         return
     parquet.write_table(pyarrow.table({"id": ["a"], "image": [b"\xff\xd8"]}), table)
-    out = create("--from-table", table, "--key", "id", "--field", "jpg=image")
+    out = create("--from-table", table, "--key-column", "id", "--column", "jpg=image")
     assert read(out / "o-000000.tar") == [("a.jpg", b"\xff\xd8")]
 
 
 @pytest.mark.parametrize(
     ("text", "args", "code", "said"),
     [
-        ("id,a\nx.y,1\n", ["--key", "id", "--field", "txt=a"], 3, "row 1"),
-        ("id,a\n,1\n", ["--key", "id", "--field", "txt=a"], 3, "row 1"),
-        ("id,a\nx,1,2\n", ["--key", "id", "--field", "txt=a"], 3, "line 2"),
-        ("id,a\nx,1\n", ["--key", "no", "--field", "txt=a"], 2, '"no"'),
-        ("id,a\nx,1\n", ["--key", "id", "--field", "txt=no"], 2, '"no"'),
-        ("id,a\nx,1\n", ["--rekey", "{no}", "--field", "txt=a"], 3, "no"),
-        ("id,a\nx,1\n", ["--key", "id", "--field", "txt"], 2, "EXT=COLUMN"),
-        ("id,a\nx,1\n", ["--key", "id"], 2, "--column"),
-        ("id,a\nx,1\n", ["--field", "txt=a"], 2, "--key"),
-        ("id,a\nx,1\n", ["--rekey", "{a.b}", "--field", "txt=a"], 2, "--rekey"),
-        ("id,a\nx,1\nx,2\n", ["--key", "id", "--field", "txt=a"], 3, "twice"),
-        ("", ["--key", "id", "--field", "txt=a"], 3, "header"),
+        ("id,a\nx.y,1\n", ["--key-column", "id", "--column", "txt=a"], 3, "row 1"),
+        ("id,a\n,1\n", ["--key-column", "id", "--column", "txt=a"], 3, "row 1"),
+        ("id,a\nx,1,2\n", ["--key-column", "id", "--column", "txt=a"], 3, "line 2"),
+        ("id,a\nx,1\n", ["--key-column", "no", "--column", "txt=a"], 2, '"no"'),
+        ("id,a\nx,1\n", ["--key-column", "id", "--column", "txt=no"], 2, '"no"'),
+        ("id,a\nx,1\n", ["--rekey", "{no}", "--column", "txt=a"], 3, "no"),
+        ("id,a\nx,1\n", ["--key-column", "id", "--column", "txt"], 2, "EXT=COLUMN"),
+        ("id,a\nx,1\n", ["--key-column", "id"], 2, "--column"),
+        ("id,a\nx,1\n", ["--column", "txt=a"], 2, "--key"),
+        ("id,a\nx,1\n", ["--rekey", "{a.b}", "--column", "txt=a"], 2, "--rekey"),
+        ("id,a\nx,1\nx,2\n", ["--key-column", "id", "--column", "txt=a"], 3, "twice"),
+        ("", ["--key-column", "id", "--column", "txt=a"], 3, "header"),
     ],
 )
 def test_tables_that_cannot_be_used(
@@ -757,11 +759,11 @@ def test_tables_that_cannot_be_used(
 def test_keys_of_a_table_with_dots(create: Create, tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("id,a\nx.y,1\n")
-    out = create("--from-table", table, "--key", "id", "--field", "txt=a", "--key-rule", "last-dot")
+    out = create("--from-table", table, "--key-column", "id", "--column", "txt=a", "--key-rule", "last-dot")
     assert names(out / "o-000000.tar") == ["x_y.txt"]
 
 
 def test_table_options_without_a_table(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "--from-table" in fails(capsys, 2, photos, "--key", "id", "-o", tmp_path / "o.tar")
+    assert "--from-table" in fails(capsys, 2, photos, "--key-column", "id", "-o", tmp_path / "o.tar")

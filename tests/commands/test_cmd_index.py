@@ -84,7 +84,7 @@ class TestMaking:
         done = run("set")
         assert (done.code, done.out) == (0, "")
         assert done.err.startswith("2 shards, 3 samples, ")
-        assert done.err.endswith(": 3 files made, 0 kept\n")
+        assert ": 3 files made, 0 kept in " in done.err
         assert tree(folder) == MADE
         manifest = read_manifest(str(folder / "train-manifest.json"))
         assert manifest.name == "train"
@@ -111,14 +111,14 @@ class TestMaking:
     def test_what_is_up_to_date_is_kept(self, run: Run, folder: Path) -> None:
         run("set")
         before = {name: (folder / name).stat().st_mtime_ns for name in MADE}
-        assert run("set").err.endswith(": 0 files made, 3 kept\n")
+        assert ": 0 files made, 3 kept in " in run("set").err
         assert {name: (folder / name).stat().st_mtime_ns for name in MADE} == before
 
     def test_force_makes_all_anew(self, run: Run, folder: Path) -> None:
         run("set")
         inodes = {name: (folder / name).stat().st_ino for name in MADE}
         data = {name: (folder / name).read_bytes() for name in MADE}
-        assert run("--force", "set").err.endswith(": 3 files made, 0 kept\n")
+        assert ": 3 files made, 0 kept in " in run("--force", "set").err
         assert {name: (folder / name).read_bytes() for name in MADE} == data
         assert {name for name in MADE if (folder / name).stat().st_ino != inodes[name]} >= {MADE[0], MADE[4]}
 
@@ -172,7 +172,7 @@ class TestMaking:
     ) -> None:
         run("set")
         monkeypatch.setattr("wdscli.ops.index.checksum_of", lambda *_: "read")
-        assert run("set").err.endswith(": 0 files made, 3 kept\n")
+        assert ": 0 files made, 3 kept in " in run("set").err
 
 
 class TestOptions:
@@ -460,7 +460,7 @@ class TestDialects:
             in run("set", "--dialect", "dali", "--dialect", "wids", "--dialect", "webshart").err
         )
         done = run("set", "--dialect", "dali", "--dialect", "wids", "--dialect", "webshart")
-        assert done.err.endswith("0 files made, 5 kept\n")
+        assert "0 files made, 5 kept in " in done.err
 
     def test_the_same_from_an_index_and_from_a_scan(self, run: Run, folder: Path) -> None:
         run("set", "--dialect", "dali", "--dialect", "energon")

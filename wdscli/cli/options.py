@@ -100,7 +100,8 @@ Shards = Annotated[list[str], typer.Argument(metavar="SHARDS...", help=_shards)]
 @_common("""
     -q, --quiet  Say nothing but warnings and errors.
     -v, --verbose  Say more about what is done, and why.
-    --progress/--no-progress  Show progress. Default: when standard error is a terminal.
+    --progress/--no-progress  Show how far the work has come. Default: a bar on a terminal, elsewhere a
+        line every 30 seconds; with --progress every 5.
     --debug  Show a traceback with an error.
     """)
 class CommonOptions(NamedTuple):

@@ -28,6 +28,14 @@ Cell = str | bytes | int
 _BUFFER_BYTES = 1 << 18
 _FLUSH_SECONDS = 0.1
 _BATCH_ROWS = 200
+LINE_SECONDS = 30.0
+"""How often long work without a terminal says how far it has come."""
+ASKED_LINE_SECONDS = 5.0
+"""How often with ``--progress``."""
+BAR_DELAY_SECONDS = 0.3
+"""A stage that is over by then draws no bar."""
+BAR_SECONDS = 0.25
+BAR_COLUMNS = 100
 
 
 class Out:
@@ -44,6 +52,7 @@ class Out:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._due = 0.0
+        self._began = time.monotonic()
         _outs.append(self)
 
     def write(self, data: bytes) -> None:
@@ -57,6 +66,8 @@ class Out:
         """Everything held back, now."""
         held, self._held, self._held_bytes = self._held, [], 0
         if held:
+            if self.terminal:
+                take_bars_away()
             with _writing():
                 self._stream.write(b"".join(held))
                 self._stream.flush()
@@ -137,6 +148,7 @@ class Out:
         for row in rows:
             table.add_row(*[Text(printable(_text(cell))) for cell in row])
         self.flush()
+        take_bars_away()
         Console(highlight=False).print(table)
 
     def warn(self, message: str) -> None:
@@ -153,6 +165,19 @@ class Out:
         if not self.talk.quiet:
             self._aside(message)
 
+    def done(self, message: str, size_bytes: int, *, dry_run: bool = False) -> None:
+        """The last line of what worked: what was done, in what time, and how fast. A plan takes no time of interest."""
+        if dry_run:
+            self.summary(message)
+            return
+        from wdscli.units import human_size, human_time
+
+        seconds = time.monotonic() - self._began
+        took = f"{seconds:.2f} s" if seconds < 1 else human_time(seconds)
+        # Of a moment no rate can be told.
+        rate = f", {human_size(size_bytes / seconds)}/s" if size_bytes and seconds >= 0.1 else ""
+        self.summary(f"{message} in {took}{rate}")
+
     def _aside(self, message: str, label: str = "") -> None:
         message = shown(message)
         for bar in _bars:
@@ -160,29 +185,34 @@ class Out:
                 return
         say(message, label=label)
 
-    def progress(self) -> Bar:
-        """A progress that draws a bar if one is wanted; for the ``progress`` argument of an operation."""
+    def progress(self, *, rows: bool = False) -> Bar:
+        """What shows how far an operation has come, for its argument ``progress``. ``rows`` says that rows are
+        printed all the while, which would run through a bar."""
         drawn = self.talk.progress
         if drawn is None:
-            drawn = not self.talk.quiet and _is_terminal(sys.stderr)
+            drawn = not self.talk.quiet and not (rows and _is_terminal(sys.stderr))
         return Bar(self, drawn)
 
 
 class Bar:
-    """A :class:`wdscli.progress.Progress` that draws one bar on standard error: done, rate and time left.
+    """A :class:`wdscli.progress.Progress` that shows on standard error how far work has come: amount, rate, time left.
 
-    Nothing is drawn for the first moment, so that a quick command neither flickers nor loads rich. Where standard error
-    is no terminal, ``--progress`` writes a line every few seconds.
+    On a terminal it is one bar, which stages of an operation share. Nothing is drawn for the first moment, so that a
+    quick command neither flickers nor loads rich. Elsewhere it is a line every :data:`LINE_SECONDS`, which is what the
+    log of a batch job can hold; with ``--progress`` more often, and one at the end of each stage.
     """
 
     def __init__(self, out: Out, drawn: bool) -> None:
         self._out = out
         self._drawn = drawn
+        self._terminal = _is_terminal(sys.stderr)
+        self._asked = bool(out.talk.progress)
         self._what = ""
         self._unit = ""
         self._total: int | None = None
         self._done = 0
-        self._started = self._next = 0.0
+        self._started = 0.0
+        self._next: float | None = None
         self._open = False
         self._live: Any = None
         _bars.append(self)
@@ -192,30 +222,40 @@ class Bar:
         self.finish()
         self._what, self._total, self._unit, self._done = what, total, unit, 0
         self._started = time.monotonic()
-        self._next = self._started + (0.3 if _is_terminal(sys.stderr) else 5)
         self._open = self._drawn
+        if self._live is not None:
+            self._live.reset(0, description=what, facts=self._facts())
+            # What is None to reset stays as it was.
+            self._live.tasks[0].total = total
+            self._next = self._started + BAR_SECONDS
+        elif self._terminal:
+            self._next = self._started + BAR_DELAY_SECONDS
+        elif self._next is None:
+            # Stages that follow each other quickly are one wait to who reads the log.
+            self._next = self._started + self._line_seconds
+
+    @property
+    def _line_seconds(self) -> float:
+        return ASKED_LINE_SECONDS if self._asked else LINE_SECONDS
 
     def advance(self, amount: int) -> None:
         self._done += amount
-        if not self._open:
-            return
-        if self._live is not None:
-            self._live.update(0, completed=self._done, facts=self._facts())
-        elif time.monotonic() >= self._next:
+        if self._open and self._next is not None and time.monotonic() >= self._next:
             self._show()
 
     def finish(self) -> None:
         if self._live is not None:
-            self._live.update(0, completed=self._done, facts=self._facts())
-        elif self._open and not _is_terminal(sys.stderr):
+            self._update()
+        elif self._open and self._asked and not self._terminal:
             self._print_line()
-        self.close()
+        self._open = False
 
     def close(self) -> None:
-        """Take the bar away, whatever it had reached: an error is about to be told."""
+        """Take the bar away, whatever it had reached: something else is about to be printed where it is."""
         if self._live is not None:
             self._live.stop()
-        self._live, self._open = None, False
+            self._next = time.monotonic() + BAR_DELAY_SECONDS
+        self._live = None
 
     def warn(self, message: str) -> None:
         self._out.warn(message)
@@ -233,21 +273,19 @@ class Bar:
         return True
 
     def _show(self) -> None:
-        if not _is_terminal(sys.stderr):
+        """The bar, or the line, that is due; when the next one is."""
+        if not self._terminal:
             self._print_line()
-            self._next = time.monotonic() + 5
+            self._next = time.monotonic() + self._line_seconds
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
+        if self._live is None:
+            self._live = _new_bar(self._what, self._total)
+            self._live.start()
+        self._update()
+        self._next = time.monotonic() + BAR_SECONDS
 
-        columns = [
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[facts]}", markup=False),
-        ]
-        self._live = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
-        self._live.add_task(self._what, total=self._total, completed=self._done, facts=self._facts())
-        self._live.start()
+    def _update(self) -> None:
+        self._live.update(0, completed=self._done, facts=self._facts())
 
     def _print_line(self) -> None:
         say(f"{self._what}: {self._facts()}")
@@ -261,10 +299,31 @@ class Bar:
         rate = self._done / seconds
         unit = "" if self._unit == "bytes" else " " + self._unit
         facts = [count(self._done) + (f" of {count(self._total)}" if self._total is not None else "") + unit]
+        if not self._done:
+            return facts[0]
         facts.append(f"{count(rate)}{unit}/s" if self._unit == "bytes" else f"{count(rate)}/s")
         if self._total is not None and 0 < self._done < self._total:
             facts.append(f"{human_time((self._total - self._done) / rate)} left")
         return ", ".join(facts)
+
+
+def _new_bar(what: str, total: int | None) -> Any:
+    """Rich's bar on standard error: what is done, a bar in the room that is left, and the facts in one line."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    columns = [
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),
+        # Room for the longest facts, so that the bar keeps its length.
+        TextColumn("{task.fields[facts]}", markup=False, table_column=Column(no_wrap=True, width=44)),
+    ]
+    console = Console(stderr=True, highlight=False)
+    console.width = min(console.width, BAR_COLUMNS)
+    bar = Progress(*columns, console=console, transient=True, refresh_per_second=4, expand=True)
+    bar.add_task(what, total=total, facts="")
+    return bar
 
 
 def plural(count: int, word: str) -> str:
@@ -323,6 +382,12 @@ def show(text: str) -> None:
     with suppress(OSError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
+
+
+def take_bars_away() -> None:
+    """Before something is written where a bar may be drawn."""
+    for bar in _bars:
+        bar.close()
 
 
 def close() -> None:

@@ -184,13 +184,14 @@ def print_report(out: Out, report: ReorderReport, oversized: int, done: str | No
         out.note(f"{way}: {plural(samples, 'sample')}, {plural(members, 'member')}, {size} bytes in them")
     done = done or _DONE.get(report.operation, report.operation)
     shards = plural(report.shards, "shard")
-    out.summary(f"{done} {plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}")
     if report.kept:
         out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
     parts = [PartTotals(name, m.samples, len(m.shards), m.size_bytes) for name, m in written if has_parts]
     empty = sum(not shard.samples for manifest in report.manifests for shard in manifest.shards)
     _print_contents(out, parts, empty, report.joined)
     print_losses(out, report.dropped, report.ignored, oversized)
+    total = f"{plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}"
+    out.done(f"{done} {total}", report.bytes_out)
 
 
 def _report_object(report: ReorderReport, has_parts: bool) -> dict[str, Any]:

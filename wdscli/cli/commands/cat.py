@@ -101,13 +101,14 @@ def cat(
         from wdscli.ops.cat import cat as write
 
         report = write(request, preserve=preserve, dry_run=output.dry_run, progress=progress)
+        _print_losses(out, report.dropped, report.ignored)
         if request.output != "-" or output.dry_run:
             verb = "would write" if output.dry_run else "wrote"
             shown = ""
             if report.manifest is not None and NAME in request.output:
                 shown = f" in {plural(len(report.manifest.shards), 'shard')}"
-            out.summary(f"{verb} {plural(report.samples, 'sample')}{shown}, {human_size(report.bytes_out)}")
-        _print_losses(out, report.dropped, report.ignored)
+            total = f"{verb} {plural(report.samples, 'sample')}{shown}, {human_size(report.bytes_out)}"
+            out.done(total, report.bytes_out, dry_run=output.dry_run)
         return
     from wdscli.look import unpack
     from wdscli.look.picking import Picker
@@ -122,7 +123,7 @@ def cat(
         done = unpack.unpack(picker, to_dir, force=output.force)
         progress.finish()
         total = f"{plural(done.samples, 'sample')} into {plural(done.files, 'file')}"
-        out.summary(f"unpacked {total}, {human_size(done.size_bytes)}")
+        out.done(f"unpacked {total}, {human_size(done.size_bytes)}", done.size_bytes)
     else:
         _put(out, request, picker, unpack.json_lines(picker, base64=base64, max_decoded=limit))
     progress.finish()

@@ -201,9 +201,6 @@ def _print(out: Out, report: "CreateReport") -> None:
                 "fingerprint": None if manifest is None else manifest.fingerprint,
             }
         )
-    done = "would write" if report.manifest is None else "wrote"
-    total = f"{plural(report.samples, 'sample')} ({plural(report.members, 'file')})"
-    out.summary(f"{done} {total} into {plural(len(report.shards), 'shard')}, {human_size(report.size_bytes)}")
     if report.kept:
         out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
     if report.skipped:
@@ -218,3 +215,8 @@ def _print(out: Out, report: "CreateReport") -> None:
         pairs = [f"{old} -> {new}" for new, old in list(report.renamed.items())[:RENAMES_SHOWN]]
         more = ", ..." if report.renamed_keys > len(pairs) else ""
         out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(pairs)}{more}")
+    done = "would write" if report.manifest is None else "wrote"
+    total = f"{plural(report.samples, 'sample')} ({plural(report.members, 'file')})"
+    shards = plural(len(report.shards), "shard")
+    total = f"{done} {total} into {shards}, {human_size(report.size_bytes)}"
+    out.done(total, report.size_bytes, dry_run=report.manifest is None)

@@ -95,8 +95,8 @@ def _print(out: Out, report: DiffReport) -> None:
         "different in both": report.changed,
     }
     found = [f"{count} {what}" for what, count in counts.items() if count]
-    total = f"{plural(report.both, 'sample')} in both"
-    out.summary(f"{total}: {', '.join(found) or 'no sample differs'}")
     for what, text in (("order", report.order), ("shards", report.shards)):
         if text:
             out.summary(f"{what}: {text}")
+    total = f"{plural(report.both, 'sample')} in both"
+    out.done(f"{total}: {', '.join(found) or 'no sample differs'}; compared", 0)

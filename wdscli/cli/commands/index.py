@@ -93,8 +93,8 @@ def index(
         elif dry and side.state == "made":
             out.line(f"{side.file}: {_WOULD.get(side.reason, side.reason)}")
     samples = sum(shard.samples for shard in report.shards)
-    size = human_size(sum(shard.size_bytes for shard in report.shards))
-    total = f"{plural(len(report.shards), 'shard')}, {plural(samples, 'sample')}, {size}"
+    size = sum(shard.size_bytes for shard in report.shards)
+    total = f"{plural(len(report.shards), 'shard')}, {plural(samples, 'sample')}, {human_size(size)}"
     made = "to be made" if dry else "made"
-    out.summary(f"{total}: {plural(report.made, 'file')} {made}, {report.kept} kept")
+    out.done(f"{total}: {plural(report.made, 'file')} {made}, {report.kept} kept", size, dry_run=dry)
     return 1 if options.check and report.made else 0

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.cli.options import ErrorOptions, GeneralOptions, SelectionOptions, Shards, grouped, panel
-from wdscli.cli.output import Bar, Cell, Out, facts, is_plain, tab_lines
+from wdscli.cli.output import Cell, Out, facts, is_plain, tab_lines
 from wdscli.errors import UsageError
 from wdscli.look.listing import Listing, LsReport, MemberPage, Page
 from wdscli.look.listing import ls as open_listing
@@ -81,14 +81,12 @@ def ls(
     if show.long and (show.by_shard or show.summary):
         raise UsageError("-l is for samples and members", hint="leave it out, or --by-shard and --summary")
     out = Out(general.common, json=general.json.json)
-    # Rows, or whatever pages them, would run through a bar; a summary comes when all is read.
-    progress = out.progress() if show.summary else Bar(out, bool(general.common.progress))
     found = open_listing(
         shards,
         selection=selection.parse(),
         on_error=errors.on_error,
         trust_addresses=general.trust.trust_addresses,
-        progress=progress,
+        progress=out.progress(rows=not show.summary),
     )
     if show.summary:
         _print_summary(out, found)

@@ -81,4 +81,4 @@ def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -
         out.object({"tasks": tasks, **facts(report, "made kept samples bytes=size_bytes")})
     kept = f", {report.kept} there already" if report.kept else ""
     total = f"{plural(report.samples, 'sample')}, {human_size(report.size_bytes)}"
-    out.summary(f"made {plural(report.made, 'shard')}{kept}: {total}")
+    out.done(f"made {plural(report.made, 'shard')}{kept}: {total}", report.size_bytes)

@@ -137,7 +137,7 @@ def verify(shards: Shards, general: GeneralOptions, repairing: RepairOptions, ch
     words = ((report.errors, "error"), (report.warnings, "warning"))
     found = ", ".join(plural(count, word) for count, word in words if count) or "nothing wrong"
     total = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}"
-    out.summary(f"{total}, {human_size(report.size_bytes)}: {found}")
+    out.done(f"{total}, {human_size(report.size_bytes)}: {found}; checked", report.size_bytes)
     if settings is not None:
         from wdscli.verify.repair import repair
 
