@@ -14,7 +14,7 @@ from wdscli.cli.main import COMMANDS, build, load, main
 ADD_UP = {
     "bench": {"fields"},
     "cat": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
-    "create": {"from_list", "from_table", "field", "include", "exclude", "require"},
+    "create": {"from_list", "from_table", "from_lines", "field", "include", "exclude", "require"},
     "diff": {"fields"},
     "index": {"dialect"},
     "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from wdscli.codecs.encode import ENCODERS, IMAGE_FORMATS, NUMBERS, TEXTS, gzipped, numpy_dumps
@@ -40,6 +41,29 @@ _BEGINNINGS: dict[str, tuple[bytes, ...]] = {
 }
 """How payloads of a type begin."""
 _SHOWN_CHARACTERS = 40
+_ARRAYS = ("npy", *_BUNDLES, *IMAGE_FORMATS)
+"""Types that take an array as it is; others take lists of it."""
+_CONTENTS = (
+    ("jpg", 0, b"\xff\xd8\xff"),
+    ("png", 0, b"\x89PNG\r\n\x1a\n"),
+    ("webp", 8, b"WEBP"),
+    ("gif", 0, b"GIF8"),
+    ("tif", 0, b"II*\0"),
+    ("tif", 0, b"MM\0*"),
+    ("wav", 8, b"WAVE"),
+    ("flac", 0, b"fLaC"),
+    ("mp3", 0, b"ID3"),
+    ("mp3", 0, b"\xff\xfb"),
+    ("mp3", 0, b"\xff\xf3"),
+    ("mp3", 0, b"\xff\xf2"),
+    ("ogg", 0, b"OggS"),
+    ("mp4", 4, b"ftyp"),
+    ("mkv", 0, b"\x1aE\xdf\xa3"),
+    ("npy", 0, b"\x93NUMPY"),
+    ("pdf", 0, b"%PDF"),
+    ("bmp", 0, b"BM"),
+)
+"""How files begin: an extension, and which bytes stand where."""
 
 
 class TypedList(list[Any]):
@@ -48,6 +72,15 @@ class TypedList(list[Any]):
     def __init__(self, values: list[Any], dtype: str) -> None:
         super().__init__(values)
         self.dtype = dtype
+
+
+def extension_of(data: bytes) -> str:
+    """The extension of a file that begins so: a picture's, a recording's; empty for one that is not known.
+
+    >>> extension_of(b"\\x89PNG\\r\\n\\x1a\\n..."), extension_of(b"words")
+    ('png', '')
+    """
+    return next((name for name, at, magic in _CONTENTS if data.startswith(magic, at)), "")
 
 
 def cell_payload(value: Any, column: str, field: str) -> bytes:
@@ -86,6 +119,8 @@ def _as_it_stands(data: bytes, field: str) -> bytes:
 
 def _encoded(value: Any, name: str) -> bytes:
     """A value that is not bytes, as the type ``name``."""
+    if hasattr(value, "tolist") and name not in _ARRAYS:
+        value = value.tolist()
     if name in NUMBERS:
         return _number(value)
     if name in TEXTS or name not in ENCODERS:
@@ -111,7 +146,7 @@ def _encoded(value: Any, name: str) -> bytes:
 
 def _number(value: Any) -> bytes:
     """A number's text; whole ones without a point, because readers take them by ``int``."""
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, (float, Decimal)) and math.isfinite(value) and value == int(value):
         value = int(value)
     text = value if isinstance(value, str) else str(value)
     try:
@@ -128,7 +163,9 @@ def _text(value: Any, name: str) -> bytes:
     if name in TEXTS and isinstance(value, (list, Mapping)):
         kind = "list" if isinstance(value, list) else "an object"
         raise UsageError(f"text is not {kind}", hint="a json field takes it: --column json=COLUMN")
-    return json_bytes(value)
+    if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
+        return to_bytes(str(value))
+    return to_bytes(value.isoformat()) if hasattr(value, "isoformat") else json_bytes(value)
 
 
 def _parsed(value: Any) -> Any:
@@ -142,17 +179,47 @@ def _parsed(value: Any) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as JSON, UTF-8 and without blanks. Raises DataError for what JSON cannot say."""
+    """A value as JSON, UTF-8 and without blanks; numbers that are none, and infinite ones, are null, for which JSON has
+    the only word. Raises DataError for what JSON cannot say.
+
+    >>> json_bytes({"n": 1.5, "none": float("nan")})
+    b'{"n":1.5,"none":null}'
+    """
     try:
-        return to_bytes(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain))
+        try:
+            return to_bytes(_dumped(value))
+        except ValueError:
+            return to_bytes(_dumped(_finite(value)))
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"a value cannot be written as JSON: {error}", code="bad-table") from None
 
 
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for floats that JSON has no word for."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _plain(value: Any) -> Any:
-    """What JSON has no word for: times as ISO 8601, decimal numbers as text."""
+    """What JSON has no word for: times as ISO 8601, durations in seconds, decimal numbers as whole ones or floats."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
     if hasattr(value, "isoformat"):
         return value.isoformat()
+    if hasattr(value, "total_seconds"):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        whole = value.is_finite() and value == value.to_integral_value()
+        return int(value) if whole else float(value) if value.is_finite() else None
     if isinstance(value, bytes):
         raise TypeError("bytes need a --column of their own")
     return str(value)

@@ -3,7 +3,9 @@ together, and the table of a join.
 
     walk        folders and files -> files; globs, and what is about to be written
     recipe      lists of members -> files
-    table       rows of CSV, TSV, JSON Lines and Parquet -> files
+    rows        files of CSV, TSV, JSON Lines, Parquet, Arrow and lines -> rows
+    layouts     what all that is read by rows has in common
+    table       rows -> files
     payloads    values that are in no file of their own -> places
     keys        the rules by which a path becomes a key and a field
     files       what all of these give: files as columns, and where their payloads are

@@ -50,7 +50,7 @@ class Table(JoinedTable):
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        reader = TableReader(TableOptions(self.files, self.key, fields=self.fields))
+        reader = TableReader(TableOptions(self.files, self.key, fields=self.fields), option="--table")
         dropped: Counter[str] = Counter()
         if is_local(address):
             _make_folder(os.path.dirname(local_path(address)))
@@ -88,7 +88,7 @@ def _make_folder(folder: str) -> None:
 
 def _samples(reader: TableReader, dropped: Counter[str], progress: Progress) -> Iterator[_Sample]:
     """The rows that have a value. One without any is no sample."""
-    for row in reader.rows("--table", progress):
+    for row in reader.rows(progress):
         try:
             key = reader.key(row)
             values = [(field, value) for _, field, value in reader.values(row, key) if value is not None]

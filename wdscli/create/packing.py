@@ -171,6 +171,13 @@ def _pieces(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[memory
         raise changed(place, size, done)
 
 
+def payload_at(place: Place, size: int) -> bytes:
+    """A whole payload. Raises InputError, DataError ``changed-while-read``."""
+    if isinstance(place, Inline):
+        return place.payload
+    return b"".join(map(bytes, _pieces(place, size, memoryview(bytearray(min(size + 1, PIECE_BYTES))))))
+
+
 def _opened(place: _Elsewhere, size: int, stack: ExitStack) -> Callable[[memoryview, int], int]:
     """A function that reads into a buffer what lies from some byte of a payload on: one byte at least, or it is the
     end. ``stack`` closes what it reads from."""

@@ -1,145 +1,40 @@
-"""Tables, one row a sample: CSV, TSV, JSON Lines, and Parquet with an extra.
+"""Rows to files: which column is the key, and which columns are payloads.
 
-What it is: :func:`read_rows`, the rows of a file as dictionaries; :class:`TableReader`, which knows which column is the
-key, which columns are payloads (``--column EXT=COLUMN``), which name files or addresses (``--column EXT=@COLUMN``), and
-whether the rest goes into ``json``; and :func:`read_table`, which makes files of that. How: the format is told by the
-address's suffix, or else by the first bytes; all but Parquet are read as streams, compressed or not, from any address.
-Text of CSV and TSV is UTF-8 with or without a byte order mark. It goes row by row, and values go to the payloads, so
-that memory does not grow with the table. An empty cell of CSV and TSV, and null, are no value: the sample has no such
-field. Parquet's lists of numbers keep their type.
+What it is: :class:`TableReader`, which knows the column of keys, the columns that are payloads (``--column
+EXT=COLUMN``) or name files or addresses (``--column EXT=@COLUMN``), and whether the rest goes into ``json``; and
+:func:`read_table`, which makes files of that. How: it goes row by row (:mod:`~wdscli.create.rows`), and values go to
+the payloads, so that memory does not grow with the table. None is no value: the sample has no such field. A struct of
+``bytes`` and ``path``, as Hugging Face has pictures and sounds, is a payload, or names one. A JSON object that is there
+already is found by a hash, 12 bytes each.
 
 It must not know how samples are ordered.
 """
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from string import Formatter
 from typing import Any, NamedTuple
 
-from wdscli.codecs.cells import TypedList, cell_payload, json_bytes
-from wdscli.create.files import Files, Skipped
+from wdscli.codecs.cells import cell_payload, extension_of, json_bytes
+from wdscli.create.files import SEPARATOR, Files, Skipped, numbers_of
 from wdscli.create.keys import KeyRule, check_written
+from wdscli.create.layouts import OPTIONS, Layout
+from wdscli.create.layouts import TableOptions as TableOptions
+from wdscli.create.packing import payload_at
 from wdscli.create.payloads import Payloads
-from wdscli.errors import DataError, InputError, UsageError, WdsError
+from wdscli.create.rows import ABSENT, NumberText, reach, read_lines, read_rows, table_files
+from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
-from wdscli.storage import addresses_of, base_name, is_local, open_source
-from wdscli.storage.opening import COMPRESSED_SUFFIX
-from wdscli.storage.streams import stream_of
+from wdscli.storage import base_name
 
-_FORMATS = ("csv", "tsv", "jsonl", "parquet")
-_OTHER_SUFFIXES = {"tab": "tsv", "ndjson": "jsonl"}
-_PARQUET_BATCH_ROWS = 256
 _PROGRESS_ROWS = 256
-
-
-def read_rows(address: str) -> Iterator[dict[str, Any]]:
-    """The rows in order. Raises InputError, DataError ``bad-table``, and UsageError when the extra is
-    missing."""
-    suffix = re.sub(COMPRESSED_SUFFIX, "", base_name(address)).rpartition(".")[2].lower()
-    kind = _OTHER_SUFFIXES.get(suffix, suffix)
-    if kind == "parquet":
-        yield from _parquet(address)
-        return
-    with open_source(address) as source:
-        stream = stream_of(source)
-        if kind not in _FORMATS:
-            # An object begins JSON Lines, a TAB in the header TSV.
-            line = stream.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
-            kind = "jsonl" if line.startswith(b"{") else "tsv" if b"\t" in line else "csv"
-        newline = "\n" if kind == "jsonl" else ""
-        text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline=newline)
-        yield from _json_lines(text, address) if kind == "jsonl" else _delimited(text, address, kind)
-
-
-def _delimited(text: io.TextIOWrapper, address: str, kind: str) -> Iterator[dict[str, Any]]:
-    import csv
-
-    csv.field_size_limit(1 << 30)
-    reader = csv.reader(text, delimiter="\t" if kind == "tsv" else ",", strict=True)
-    try:
-        header = next(reader, None)
-        if not header:
-            raise DataError(f"{address} has no header line", code="bad-table")
-        if len(set(header)) < len(header):
-            raise DataError(f"{address} has two columns of one name", code="bad-table")
-        for cells in reader:
-            if not cells:
-                continue
-            if len(cells) != len(header):
-                raise DataError(
-                    f"{address}, line {reader.line_num}: {len(cells)} cells where the header has {len(header)}",
-                    code="bad-table",
-                )
-            yield {name: cell or None for name, cell in zip(header, cells, strict=True)}
-    except csv.Error as error:
-        raise DataError(f"{address}, line {reader.line_num}: {error}", code="bad-table") from None
-
-
-def _json_lines(text: io.TextIOWrapper, address: str) -> Iterator[dict[str, Any]]:
-    import json
-
-    for number, line in enumerate(text, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{address}, line {number}: not JSON: {error}", code="bad-table") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{address}, line {number}: not a JSON object", code="bad-table")
-        yield row
-
-
-def _parquet(address: str) -> Iterator[dict[str, Any]]:
-    try:
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise UsageError("Parquet needs an extra", hint="pip install 'wdscli[parquet]'") from None
-    if not is_local(address):
-        raise InputError(
-            f"cannot read {address}: Parquet is read from local files only", hint="copy it here first"
-        )
-    try:
-        with ParquetFile(address.removeprefix("file://")) as table:
-            types = {column.name: _number_type(column.type, pyarrow) for column in table.schema_arrow}
-            for batch in table.iter_batches(_PARQUET_BATCH_ROWS):
-                for row in batch.to_pylist():
-                    for name, dtype in types.items():
-                        if dtype and row[name] is not None:
-                            row[name] = TypedList(row[name], dtype)
-                    yield row
-    except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"cannot read {address}: {error}") from None
-
-
-def _number_type(kind: Any, pyarrow: Any) -> str:
-    """numpy's name for the numbers of a column of lists; empty for columns that hold anything else."""
-    types, depth = pyarrow.types, 0
-    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        kind, depth = kind.value_type, depth + 1
-    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    if not (depth and is_number):
-        return ""
-    import numpy
-
-    return str(numpy.dtype(kind.to_pandas_dtype()).name)
-
-
-class TableOptions(NamedTuple):
-    """``address`` may be several, whose rows come one after the other, and each of which has all columns; ``key`` is a
-    column, or ``rekey`` a format over columns and ``index`` (the row's number, from 0, in all of them); ``fields`` are
-    ``EXT=COLUMN`` and ``EXT=@COLUMN``; ``json_rest`` puts the columns that remain into the field ``json``."""
-
-    address: str | Sequence[str]
-    key: str | None = None
-    rekey: str | None = None
-    fields: Sequence[str] = ()
-    json_rest: bool = False
+_ANY = "*"
+"""In a field's name: the extension of what the column holds or names."""
 
 
 class _Field(NamedTuple):
@@ -173,42 +68,51 @@ class Value(NamedTuple):
     value: bytes | str | None
 
 
+def _layout_of(options: TableOptions, option: str) -> Layout:
+    files = table_files(options.address, option)
+    if options.kind == "lines":
+        rekey = "{index:08d}" if options.key is None else None
+        options = options._replace(
+            rekey=options.rekey or rekey,
+            fields=options.fields or (() if options.json_rest else ("txt=line",)),
+        )
+        return Layout(files, lambda file, *_: read_lines(file), options)
+    return Layout(files, lambda file, used, whole: read_rows(file, used, whole=whole), options)
+
+
 class TableReader:
-    """Rows, and the keys and values in them. Raises UsageError for options that cannot be meant."""
+    """Rows, and the keys and values in them; ``option`` named them. Raises UsageError for options that cannot be meant,
+    InputError for files that are not there."""
 
-    def __init__(self, options: TableOptions, rule: KeyRule | None = None) -> None:
-        self._options = options
+    def __init__(self, options: TableOptions, rule: KeyRule | None = None, option: str = "") -> None:
+        if options.kind == "table":
+            _check(options)
+        self._layout = _layout_of(options, option or OPTIONS[options.kind])
+        self._options = options = self._layout.options
         self._rule = rule or KeyRule()
-        if (options.key is None) == (options.rekey is None):
-            raise UsageError(
-                "a table needs one of --key-column and --rekey",
-                hint="--key-column id, or --rekey '{split}/{index:08d}'",
-            )
+        _check(options)
         self._fields = [_parse_field(text) for text in options.fields]
-        names = [field.name for field in self._fields] + [b"json"] * options.json_rest
-        for name in names:
-            if names.count(name) > 1:
-                raise UsageError(
-                    f'two columns for the field "{to_text(name)}"', hint="give each --column its own name"
-                )
-        if not names:
-            raise UsageError(
-                "a table needs at least one --column, or --json-rest", hint="--column jpg=@path --json-rest"
-            )
+        self._takes_rest = options.json_rest or options.json_merge
         self._used = {field.column for field in self._fields} | _columns_of(options)
+        self._inside = [column for column in self._used if "." in column]
 
-    def rows(self, option: str, progress: Progress) -> Iterator[Row]:
-        """The rows of all files, which ``option`` named. Raises UsageError for a column that no row of a file has, and
-        what :func:`read_rows` raises."""
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the numbers in the field ``cls``, where the rows' source has them."""
+        return self._layout.classes
+
+    def rows(self, progress: Progress) -> Iterator[Row]:
+        """The rows of all files. Raises UsageError for a column that no row of a file has, and what reading them
+        raises."""
         index = 0
-        for file in addresses_of(self._options.address, option):
+        for file in self._layout.files:
             unseen = set(self._used)
             cells: Mapping[str, Any] = {}
-            for number, cells in enumerate(read_rows(file), 1):
+            for number, cells in enumerate(self._layout.rows(file, self._used, self._takes_rest), 1):
                 yield Row(file, number, index, cells)
                 index += 1
                 if unseen:
-                    unseen -= cells.keys()
+                    unseen = {name for name in unseen if reach(cells, name) is ABSENT}
                 if number % _PROGRESS_ROWS == 0:
                     progress.advance(_PROGRESS_ROWS)
             if unseen and cells:
@@ -219,9 +123,9 @@ class TableReader:
         """The key of a row as the table has it. Raises UsageError for a column that is not there, DataError."""
         key, rekey = self._options.key, self._options.rekey
         if key is not None:
-            if key not in row.cells:
+            value = reach(row.cells, key)
+            if value is ABSENT:
                 raise _no_column(key, row.cells)
-            value = row.cells[key]
             if value is None:
                 raise DataError(f'no key in column "{key}"', code="bad-table")
             return to_bytes(str(value))
@@ -233,17 +137,48 @@ class TableReader:
     def values(self, row: Row, key: bytes) -> Iterator[Value]:
         """What a row of this key has, for each field. Raises DataError."""
         for name, column, is_address in self._fields:
-            value = row.cells.get(column)
+            value = reach(row.cells, column)
+            if value is None or value is ABSENT:
+                yield Value(key, name, None)
+                continue
+            if _is_media(value):
+                value, path = value["bytes"], value["path"]
+                if value is None:
+                    value, is_address = path, True
+            else:
+                path = ""
             if value is None:
                 yield Value(key, name, None)
                 continue
+            if is_address:
+                value = str(value)
+            if _ANY in to_text(name):
+                name = _named_by_content(name, value, path, column, is_address=is_address)
             written = self._written(key, name)
-            yield Value(
-                written, name, str(value) if is_address else cell_payload(value, column, to_text(name))
-            )
-        if self._options.json_rest:
-            rest = {name: value for name, value in row.cells.items() if name not in self._used}
-            yield Value(self._written(key, b"json"), b"json", json_bytes(rest))
+            yield Value(written, name, value if is_address else cell_payload(value, column, to_text(name)))
+        if self._takes_rest:
+            rest = self._rest(row.cells)
+            if rest or self._options.json_rest:
+                yield Value(self._written(key, b"json"), b"json", json_bytes(rest))
+
+    def _rest(self, cells: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns that are neither key nor field; of an object of which one field is a part, the other parts."""
+        rest = {name: value for name, value in cells.items() if name not in self._used}
+        for column in self._inside:
+            _leave_out(rest, column)
+        if self._options.json_merge:
+            rest = {name: value for name, value in rest.items() if value is not None}
+        for name, value in rest.items():
+            if isinstance(value, NumberText):
+                number = json.loads(value)
+                rest[name] = number if abs(number) < float("inf") else str(value)
+            elif isinstance(value, bytes) or _is_media(value):
+                raise DataError(
+                    f'column "{name}" has bytes, which JSON cannot say',
+                    code="bad-table",
+                    hint=f"they need a field of their own: --column 'jpg={name}', or --column '*={name}'",
+                )
+        return rest
 
     def _written(self, key: bytes, field: bytes) -> bytes:
         """The key as it is written; only a rule other than first-dot may take dots out of it."""
@@ -257,6 +192,80 @@ class TableReader:
             )
         check_written(key, field, "unsafe name")
         return key
+
+
+def _check(options: TableOptions) -> None:
+    """Raise UsageError for options of a table that cannot be meant."""
+    if (options.key is None) == (options.rekey is None):
+        raise UsageError(
+            "a table needs one of --key-column and --rekey",
+            hint="--key-column id, or --rekey '{split}/{index:08d}'",
+        )
+    if options.json_rest and options.json_merge:
+        raise UsageError(
+            "--json-rest makes the field json, and --json-merge adds to one", hint="leave one of them out"
+        )
+    rest = options.json_rest or options.json_merge
+    names = [_parse_field(text).name for text in options.fields] + [b"json"] * rest
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f'two columns for the field "{to_text(name)}"', hint="give each --column its own name"
+            )
+    if not names:
+        raise UsageError(
+            "a table needs at least one --column, --json-rest or --json-merge",
+            hint="--column jpg=@path --json-rest",
+        )
+
+
+def _is_media(value: Any) -> bool:
+    """Whether a value is a picture or sound as Hugging Face has them."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"bytes", "path"}
+        and isinstance(value["bytes"], bytes | None)
+        and isinstance(value["path"], str | None)
+    )
+
+
+def _named_by_content(name: bytes, value: Any, path: str | None, column: str, *, is_address: bool) -> bytes:
+    """The field with the extension of the payload in its star's place. Raises DataError."""
+    known = ""
+    if isinstance(value, bytes):
+        known = extension_of(value)
+    elif not is_address:
+        raise DataError(
+            f'column "{column}" has neither bytes nor paths, which have extensions',
+            code="bad-value",
+            hint=f"--column txt={column}, or json, npy, cls",
+        )
+    if not known:
+        _, dot, known = base_name(str(value) if is_address else path or "").rpartition(".")
+        known = known.lower() if dot else ""
+    if not known.isalnum():
+        raise DataError(
+            f'the extension of what column "{column}" has cannot be told',
+            code="bad-value",
+            hint=f"name it: --column jpg={'@' * is_address}{column}",
+        )
+    return name.replace(_ANY.encode(), to_bytes(known))
+
+
+def _leave_out(cells: dict[str, Any], column: str) -> None:
+    """Take ``a.b`` out of the object in ``a``, which is copied; one that holds nothing more goes too."""
+    at = column.find(".")
+    while at >= 0:
+        head, rest = column[:at], column[at + 1 :]
+        inner = cells.get(head)
+        if isinstance(inner, dict):
+            cells[head] = inner = dict(inner)
+            if inner.pop(rest, ABSENT) is ABSENT:
+                _leave_out(inner, rest)
+            if not inner:
+                del cells[head]
+            return
+        at = column.find(".", at + 1)
 
 
 def _no_column(name: str, row: Mapping[str, Any]) -> UsageError:
@@ -290,6 +299,58 @@ def _columns_of(options: TableOptions) -> set[str]:
     return names - {"index"}
 
 
+def merged_json(there: bytes, columns: bytes, name: str) -> bytes:
+    """A JSON object with the members of another one, which replace those of the same name. Raises DataError
+    ``bad-value`` where ``there`` is no object; ``name`` is the member's."""
+    try:
+        found = json.loads(there)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise DataError(
+            f"{name} is no JSON object, into which --json-merge could put columns",
+            code="bad-value",
+            hint="--column meta.json=COLUMN or --json-rest make a field of their own",
+        )
+    return json_bytes(found | json.loads(columns))
+
+
+class _Objects:
+    """The members ``json`` of all files so far, found by the hashes of their rows."""
+
+    def __init__(self, files: Files) -> None:
+        import numpy
+        from xxhash import xxh3_64_intdigest
+
+        hashes, numbers = array("Q"), numbers_of((), len(files))
+        for first, rows in files.all_rows():
+            for at, row in enumerate(rows, first):
+                if row.endswith(SEPARATOR + b"json"):
+                    hashes.append(xxh3_64_intdigest(row))
+                    numbers.append(at)
+        order = numpy.argsort(numpy.frombuffer(hashes, numpy.uint64), kind="stable") if hashes else ()
+        self._hashes = array("Q", (hashes[at] for at in order))
+        self._numbers = numbers_of((numbers[at] for at in order), len(files))
+        self._taken = bytearray(len(numbers))
+        self._files = files
+        self._hash = xxh3_64_intdigest
+
+    def take(self, key: bytes) -> int | None:
+        """The number of a sample's JSON, which is there to be replaced once; None where there is none. Raises DataError
+        the second time."""
+        row = key + SEPARATOR + b"json"
+        wanted = self._hash(row)
+        at = bisect_left(self._hashes, wanted)
+        while at < len(self._hashes) and self._hashes[at] == wanted:
+            if self._files.row(self._numbers[at]) == row:
+                if self._taken[at]:
+                    raise DataError(f'the key "{to_text(key)}" comes twice', code="duplicate-key")
+                self._taken[at] = 1
+                return self._numbers[at]
+            at += 1
+        return None
+
+
 def read_table(
     options: TableOptions,
     rule: KeyRule,
@@ -297,11 +358,12 @@ def read_table(
     payloads: Payloads,
     skipped: Skipped,
     progress: Progress = QUIET,
-) -> None:
-    """Add the samples of a table. Raises UsageError for a column that is not there, InputError, and DataError
-    with the row's number for a row that cannot be used."""
+) -> tuple[str, ...] | None:
+    """Add the samples of a table; the names of its classes, if it has any. Raises UsageError for a column that is not
+    there, InputError, and DataError with the row's number for a row that cannot be used."""
     reader = TableReader(options, rule)
-    for row in reader.rows("--from-table", progress):
+    objects = _Objects(files) if options.json_merge else None
+    for row in reader.rows(progress):
         files.begin_source()
         try:
             raw = reader.key(row)
@@ -314,9 +376,14 @@ def read_table(
                         skipped.add("no-source", key + b"." + field)
                     else:
                         files.add(key, field, *found)
+                elif objects is not None and field == b"json" and (at := objects.take(key)) is not None:
+                    there = payload_at(files.place(at), files.size(at))
+                    value = merged_json(there, value, to_text(key) + ".json")
+                    files.put(at, len(value), files.keep(payloads.keep(value)))
                 else:
                     files.add(key, field, len(value), payloads.keep(value))
         except UsageError:
             raise
         except WdsError as error:
             raise row.named(error) from None
+    return reader.classes

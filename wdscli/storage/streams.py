@@ -110,6 +110,18 @@ class _SourceFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return self._source.seekable and self._source.size is not None
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if not self.seekable():
+            raise io.UnsupportedOperation("seek")
+        self._position = (0, self._position, self._source.size or 0)[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
     def readinto(self, buffer: Any) -> int:
         data = self._source.read_some(self._position, len(buffer))
         buffer[: len(data)] = data

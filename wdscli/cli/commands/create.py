@@ -26,6 +26,7 @@ from wdscli.shown import shown
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
+    from wdscli.create.layouts import Kind
     from wdscli.create.table import TableOptions
     from wdscli.ops.create import CreateReport
 
@@ -76,14 +77,16 @@ class SampleOptions(NamedTuple):
 @_source("""
     --from-list FILE  Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address. May
         be repeated.
-    --from-table FILE  A row a sample: CSV, TSV, JSON Lines, or Parquet (pip install 'wdscli[parquet]').
-        May be repeated.
-    key: --key-column ~--key COLUMN  The table's column that is the key.
+    --from-table TABLE  A row a sample: CSV, TSV, JSON Lines, Parquet or Arrow (pip install
+        'wdscli[parquet]'); a file, folder, glob or address. May be repeated.
+    --from-lines FILE  A line a sample, its text in the field txt, its number in the key. May be repeated.
+    key: --key-column ~--key COLUMN  The table's column that is the key; A.B is B in the struct or object A.
     --rekey FORMAT  New keys: '{key}-{index:08d}', or of a table's columns '{split}/{index:08d}'. With
         --on-duplicate rekey for repeated ones only.
     field: --column ~--field EXT=[@]COLUMN  The field EXT from a column; with @ the column holds paths or
-        addresses of files. May be given more than once.
+        addresses of files; with * for EXT, under the extension of what it holds. May be given more than once.
     --json-rest  The remaining columns go into the field json.
+    --json-merge  The remaining columns go into the JSON object that the sample's json is already.
     --include GLOB  Only files that match: without a slash the name, with one the path below SOURCE; **
         spans folders.
     --exclude GLOB  Leave out files, and folders with all that is in them.
@@ -93,27 +96,46 @@ class SourceOptions(NamedTuple):
 
     from_list: Texts = None
     from_table: Texts = None
+    from_lines: Texts = None
     key: Text = None
     rekey: Text = None
     field: Texts = None
     json_rest: bool = False
+    json_merge: bool = False
     include: Texts = None
     exclude: Texts = None
     samples: SampleOptions = SampleOptions()
 
     @property
+    def _given(self) -> "list[tuple[Kind, tuple[str, ...]]]":
+        """What is read by rows, and is given."""
+        kinds: dict[Kind, list[str] | None] = {"table": self.from_table, "lines": self.from_lines}
+        return [(kind, tuple(addresses)) for kind, addresses in kinds.items() if addresses]
+
+    @property
     def rekey_of_rows(self) -> str | None:
         """The format of the keys of a table's rows."""
-        return self.rekey if self.from_table and self.samples.on_duplicate != "rekey" else None
+        return self.rekey if self._given and self.samples.on_duplicate != "rekey" else None
 
     def table(self) -> "TableOptions | None":
         """The table that is named. Raises UsageError for options of a table where there is none."""
         from wdscli.create.table import TableOptions
 
-        if self.from_table:
+        given = self._given
+        if len(given) > 1:
+            names = " and ".join(f"--from-{kind}" for kind, _ in given)
+            raise UsageError(f"{names} in one command", hint="make a set of each, and wds merge them")
+        for kind, addresses in given:
             fields = tuple(self.field or ())
-            return TableOptions(tuple(self.from_table), self.key, self.rekey_of_rows, fields, self.json_rest)
-        options = {"key": "--key-column", "field": "--column", "json_rest": "--json-rest"}
+            return TableOptions(
+                addresses, self.key, self.rekey_of_rows, fields, self.json_rest, self.json_merge, kind
+            )
+        options = {
+            "key": "--key-column",
+            "field": "--column",
+            "json_rest": "--json-rest",
+            "json_merge": "--json-merge",
+        }
         for name, option in options.items():
             if getattr(self, name):
                 raise UsageError(f"{option} is for tables", hint="name the table with --from-table")

@@ -1,0 +1,282 @@
+"""Tables and what is read like one: formats, types, paths into columns, files named by patterns, lines, JSON that takes
+columns."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from storage_servers import web_server
+
+from wdscli.cli.main import main
+from wdscli.create.rows import read_rows, table_files
+
+PNG, JPG, WAV = b"\x89PNG\r\n\x1a\n...", b"\xff\xd8\xff...", b"RIFF....WAVE..."
+Create = Callable[..., dict[str, bytes]]
+
+
+@pytest.fixture
+def create(tmp_path: Path) -> Create:
+    """Runs ``wds create``, which must end well; the members of the one shard, in order."""
+
+    def run(*args: object) -> dict[str, bytes]:
+        out = tmp_path / "out.tar"
+        assert main(["create", *map(str, args), "-o", str(out), "--force"]) == 0
+        with tarfile.open(out) as tar:
+            return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+    return run
+
+
+def fails(capsys: pytest.CaptureFixture[str], code: int, *args: object) -> str:
+    """What a command that must end with ``code`` says."""
+    capsys.readouterr()
+    assert main(["create", *map(str, args), "-o", "/nonexistent/o.tar"]) == code
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "Traceback" not in said
+    return said
+
+
+# Files
+
+
+def test_a_table_may_be_many_files(create: Create, tmp_path: Path) -> None:
+    for number in (1, 2, 10):
+        (tmp_path / f"part-{number}.jsonl").write_text(json.dumps({"id": f"n{number}", "t": "x"}))
+    (tmp_path / "notes.md").write_text("no table")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/part-3.csv.gz").write_bytes(gzip.compress(b"id,t\nn3,x\n"))
+    options = ["--key-column", "id", "--column", "txt=t"]
+    every = ["n1.txt", "n2.txt", "n10.txt"]
+    for given in (tmp_path, f"{tmp_path}/part-*", f"{tmp_path}/part-{{1,2,10}}.jsonl", f"file://{tmp_path}"):
+        assert list(create("--from-table", given, *options)) == every, given
+    both = create(
+        "--from-table", f"{tmp_path}/**/*.csv.gz", "--from-table", tmp_path / "part-2.jsonl", *options
+    )
+    assert list(both) == ["n3.txt", "n2.txt"]
+
+
+def test_tables_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    options = ["--key-column", "id", "--json-rest"]
+    assert "no table in" in fails(capsys, 4, "--from-table", tmp_path / "empty", *options)
+    assert "no table matches" in fails(capsys, 4, "--from-table", f"{tmp_path}/*.csv", *options)
+    (tmp_path / "a.json").write_text('[{"id": 1}]')
+    assert "jq -c '.[]'" in fails(capsys, 3, "--from-table", tmp_path / "a.json", *options)
+
+
+def test_tables_of_a_web_server_and_a_store() -> None:
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for name in ("t-1.csv", "t-2.csv", "x.txt"):
+        store.pipe(f"/sources/{name}", b"id,n\n%b,1\n" % name.encode())
+    both = ["memory://sources/t-1.csv", "memory://sources/t-2.csv"]
+    assert table_files("memory://sources/t-*.csv", "--from-table") == both
+    assert table_files("memory://sources", "--from-table") == both
+    with web_server("ranges") as web:
+        web.files = {"t.tsv": b"id\tn\na\t1\n"}
+        assert list(read_rows(web.url("t.tsv"))) == [{"id": "a", "n": "1"}]
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        sink = io.BytesIO()
+        parquet.write_table(pyarrow.table({"id": ["a"], "n": [1]}), sink)
+        web.files["t.parquet"] = sink.getvalue()
+        assert list(read_rows(web.url("t.parquet"), {"n"}, whole=False)) == [{"n": 1}]
+
+
+# Types
+
+
+def test_numbers_of_csv_stay_numbers_in_json(create: Create, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("id,a,b,c,d,e,f\n007,0.5,007,-3e2,1e999,+1,9007199254740993\n")
+    made = create("--from-table", tmp_path / "t.csv", "--key-column", "id", "--json-rest")
+    assert made == {"007.json": b'{"a":0.5,"b":"007","c":-300.0,"d":"1e999","e":"+1","f":9007199254740993}'}
+
+
+def arrow_table() -> Any:
+    pa = pytest.importorskip("pyarrow")
+    media = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    return pa.table(
+        {
+            "id": ["a", "b"],
+            "image": pa.array([{"bytes": PNG, "path": "x.png"}, {"bytes": JPG, "path": None}], media),
+            "sound": pa.array([{"bytes": WAV, "path": None}, {"bytes": b"?", "path": "n/b.OPUS"}], media),
+            "n": pa.array([1, None], pa.uint64()),
+            "f": [0.1, float("nan")],
+            "yes": [True, None],
+            "price": pa.array([Decimal("1.50"), Decimal("2.00")], pa.decimal128(9, 2)),
+            "at": pa.array([datetime(2020, 1, 2, 3, 4, 5), None]),
+            "ns": pa.array([-1, 1_577_934_245_000_001_000], pa.timestamp("ns", "UTC")),
+            "day": [date(2020, 1, 2)] * 2,
+            "took": pa.array([timedelta(seconds=1.5), None]),
+            "vector": pa.array([[1, 2], None], pa.list_(pa.float32(), 2)),
+            "tokens": pa.array([[1, 2, 3], []], pa.list_(pa.int16())),
+            "matrix": pa.array([[[1], [2]], [[3]]], pa.list_(pa.list_(pa.uint8()))),
+            "meta": [{"label": 7, "deep": {"v": [1.0], "rest": "r"}}, {"label": 8, "deep": None}],
+            "text": ['{"q": {"w": "in text"}}', None],
+        }
+    )
+
+
+COLUMNS = (
+    "*=image s.*=sound v.npy=vector t.npy=tokens m.npy=matrix cls=meta.label d.npy=meta.deep.v txt=text.q.w"
+)
+OF_ARROW = ["--key-column", "id", *(f"--column={column}" for column in COLUMNS.split()), "--json-rest"]
+
+
+def test_arrow_in_all_its_files_with_its_types(create: Create, tmp_path: Path) -> None:
+    table = arrow_table()
+    numpy, pa = pytest.importorskip("numpy"), pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    parquet.write_table(table, tmp_path / "t.parquet")
+    feather.write_feather(table, str(tmp_path / "t.feather"), compression="zstd")
+    with pa.OSFile(str(tmp_path / "nameless"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    (tmp_path / "t.arrow.gz").write_bytes(gzip.compress((tmp_path / "t.feather").read_bytes()))
+    (tmp_path / "t.parquet.gz").write_bytes(gzip.compress((tmp_path / "t.parquet").read_bytes()))
+    made = create("--from-table", tmp_path / "t.parquet", *OF_ARROW)
+    for name in ("t.feather", "nameless", "t.arrow.gz", "t.parquet.gz"):
+        assert create("--from-table", tmp_path / name, *OF_ARROW) == made, name
+    assert [name for name in made if not name.endswith((".npy", ".json"))] == [
+        *("a.cls", "a.png", "a.s.wav", "a.txt"),
+        *("b.cls", "b.jpg", "b.s.opus"),
+    ]
+    assert made["b.jpg"] == JPG
+    assert made["a.txt"] == b"in text"
+    assert json.loads(made["a.json"]) == {
+        "n": 1,
+        "f": 0.1,
+        "yes": True,
+        "price": 1.5,
+        "at": "2020-01-02T03:04:05",
+        "day": "2020-01-02",
+        "ns": "1969-12-31T23:59:59.999999999+00:00",
+        "took": 1.5,
+        "meta": {"deep": {"rest": "r"}},
+        "text": '{"q": {"w": "in text"}}',
+    }
+    assert made["b.json"] == (
+        b'{"n":null,"f":null,"yes":null,"price":2,"at":null,"ns":"2020-01-02T03:04:05.000001+00:00",'
+        b'"day":"2020-01-02","took":null,"meta":{"deep":null},"text":null}'
+    )
+    (tmp_path / "x").mkdir()
+    shapes = {}
+    for name, data in made.items():
+        if name.endswith(".npy"):
+            (tmp_path / "x" / name).write_bytes(data)
+            array = numpy.load(tmp_path / "x" / name)
+            shapes[name] = str(array.dtype), array.tolist()
+    assert shapes == {
+        "a.d.npy": ("float64", [1.0]),
+        "a.m.npy": ("uint8", [[1], [2]]),
+        "a.t.npy": ("int16", [1, 2, 3]),
+        "a.v.npy": ("float32", [1.0, 2.0]),
+        "b.m.npy": ("uint8", [[3]]),
+        "b.t.npy": ("int16", []),
+    }
+
+
+def test_pictures_that_a_struct_or_a_column_names(
+    create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, data in {"p/1.JPG": JPG, "p/2.png": PNG}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    table = tmp_path / "t.jsonl"
+    rows = [
+        {"id": n, "at": {"path": f"{tmp_path}/p/{name}", "bytes": None}}
+        for n, name in enumerate(["1.JPG", "2.png"])
+    ]
+    table.write_text("\n".join(map(json.dumps, rows)))
+    expected = {"0.jpg": JPG, "1.png": PNG}
+    assert create("--from-table", table, "--key-column", "id", "--column", "*=at") == expected
+    assert create("--from-table", table, "--key-column", "id", "--column", "*=@at.path") == expected
+    said = fails(capsys, 3, "--from-table", table, "--key-column", "id", "--json-rest")
+    assert 'row 1: column "at" has bytes' in said
+    table.write_text('{"id": 1, "at": "words"}')
+    assert "neither bytes nor paths" in fails(
+        capsys, 3, "--from-table", table, "--key-column", "id", "--column", "*=at"
+    )
+    assert "cannot be told" in fails(
+        capsys, 3, "--from-table", table, "--key-column", "id", "--column", "*=@at"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "column", "code", "said"),
+    [
+        ('"plain"', "a.b", 3, 'column "a" has no JSON object'),
+        ("[1]", "a.b", 2, 'no column "a.b"'),
+        ('{"x": 1}', "a.b", 2, 'no column "a.b"'),
+    ],
+)
+def test_paths_that_lead_nowhere(
+    cell: str, column: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "t.jsonl"
+    table.write_text(f"""{{"id": 1, "a": {cell}}}""")
+    assert said in fails(
+        capsys, code, "--from-table", table, "--key-column", "id", "--column", f"txt={column}"
+    )
+
+
+# Lines
+
+
+def test_a_line_is_a_sample(create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "l.txt").write_bytes(b"one\ntwo \xff\r\n\n fo\x0cur")
+    assert create("--from-lines", tmp_path / "l.txt") == {
+        "00000000.txt": b"one",
+        "00000001.txt": b"two \xff",
+        "00000003.txt": b" fo\x0cur",
+    }
+    assert "no-value 1" in capsys.readouterr().err
+    (tmp_path / "l.jsonl").write_text('{"id": "x", "n": 1}\n')
+    made = create("--from-lines", tmp_path / "l.jsonl", "--column", "json=line", "--rekey", "s/{index}")
+    assert made == {"s/0.json": b'{"id": "x", "n": 1}'}
+    assert list(create("--from-lines", tmp_path / "l.jsonl", "--key-column", "line.id", "--json-rest")) == [
+        "x.json"
+    ]
+    said = fails(capsys, 2, "--from-lines", "a", "--from-table", "b")
+    assert "--from-table and --from-lines" in said
+
+
+# JSON that takes columns
+
+
+def test_columns_go_into_the_json_that_is_there(
+    create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, text in {"a.json": '{"w": 1,\n "score": 0}', "a.txt": "", "b.txt": "", "c.json": "[1]"}.items():
+        (folder / name).write_text(text)
+    (tmp_path / "list").write_text('d.json text:{"deep": {"x": 1}}\n')
+    table = tmp_path / "t.csv"
+    table.write_text("id,score,cap\na,0.5,hi\nb,,yo\nd,,\n")
+    options = ["--from-table", table, "--key-column", "id", "--json-merge"]
+    made = create(
+        folder, "--from-list", tmp_path / "list", *options, "--exclude", "c.json", "--order", "path"
+    )
+    assert made == {
+        "a.json": b'{"w":1,"score":0.5,"cap":"hi"}',
+        "a.txt": b"",
+        "b.json": b'{"cap":"yo"}',
+        "b.txt": b"",
+        "d.json": b'{"deep": {"x": 1}}',
+    }
+    table.write_text("id,n\nc,1\n")
+    assert "row 1: c.json is no JSON object" in fails(capsys, 3, folder, *options)
+    table.write_text("id,n\na,1\na,2\n")
+    assert 'row 2: the key "a" comes twice' in fails(capsys, 3, folder, *options)
+    assert "--json-rest" in fails(capsys, 2, folder, *options, "--json-rest")

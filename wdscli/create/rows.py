@@ -1,0 +1,407 @@
+"""Rows of tables as dictionaries: CSV, TSV, JSON Lines, lines of text, and with an extra Parquet and Arrow.
+
+What it is: :func:`table_files`, the files that addresses of tables stand for; :func:`read_rows`, the rows of one; and
+:func:`read_lines`, the lines of one. How: the format goes by the address's suffix, or else by the first bytes. All are
+read from any address, and all but Parquet as streams, compressed or not, with memory for some rows. Text is UTF-8, with
+or without a byte order mark; an empty cell of CSV and TSV is None. Arrow's values become Python's: lists of numbers
+arrays that keep their type, times of nanoseconds text where Python's times cannot hold them. It must not know keys,
+fields or samples.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
+from typing import IO, Any
+
+from wdscli.codecs.cells import TypedList
+from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
+from wdscli.storage import (
+    addresses_of,
+    base_name,
+    is_local,
+    is_stream,
+    list_folder,
+    local_path,
+    open_source,
+)
+from wdscli.storage.addresses import natural
+from wdscli.storage.opening import COMPRESSED_SUFFIX
+from wdscli.storage.patterns import BRACES, expand_braces, has_glob
+from wdscli.storage.streams import stream_of
+
+SUFFIXES = {
+    "arrow": "arrow",
+    "arrows": "arrow",
+    "csv": "csv",
+    "feather": "arrow",
+    "ipc": "arrow",
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "parquet": "parquet",
+    "tab": "tsv",
+    "tsv": "tsv",
+}
+"""Formats by the ends of names."""
+_BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"{": "jsonl"}
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_BUFFER_BYTES = 1 << 16
+_ARROW_FILE = b"ARROW1\0\0"
+_BATCH_ROWS = 256
+
+
+def kind_of(address: str) -> str:
+    """The format that an address's suffix names; empty for none."""
+    return SUFFIXES.get(re.sub(COMPRESSED_SUFFIX, "", base_name(address)).rpartition(".")[2].lower(), "")
+
+
+def table_files(given: str | Sequence[str] | None, option: str) -> list[str]:
+    """The files that one address or several of tables stand for, in order: braces and globs expanded, folders listed
+    (files whose names end as tables' do, ``part-2`` before ``part-10``). Raises InputError where there are none."""
+    return [file for address in addresses_of(given, option) for file in _expand(address)]
+
+
+def _expand(address: str) -> list[str]:
+    import os
+
+    here = is_local(address)
+    if is_stream(address) or (here and os.path.isfile(local_path(address))):
+        return [address]
+    if BRACES.search(address) and not (here and os.path.exists(local_path(address))):
+        return [file for name in expand_braces(address, InputError) for file in _expand(name)]
+    if here and os.path.isdir(local_path(address)):
+        return _in_folder(address)
+    if has_glob(address):
+        return _globbed(address)
+    if not here and not kind_of(address):
+        from wdscli.storage.addresses import is_web
+        from wdscli.storage.remote import is_remote_folder
+
+        if address.endswith("/") or (not is_web(address) and is_remote_folder(address)):
+            return _in_folder(address)
+    return [address]
+
+
+def _in_folder(address: str) -> list[str]:
+    prefix = address if address.endswith("/") else address + "/"
+    names = list_folder(address, lambda name: bool(kind_of(name)) and not name.startswith("."))
+    if not names:
+        raise InputNotFoundError(
+            f"no table in {address}", hint=f"tables end with {', '.join('.' + suffix for suffix in SUFFIXES)}"
+        )
+    return [prefix + name for name in sorted(names, key=natural)]
+
+
+def _globbed(address: str) -> list[str]:
+    import os
+
+    if is_local(address):
+        from glob import glob
+
+        path = local_path(address)
+        prefix = address[: len(address) - len(path)]
+        found = [prefix + name for name in glob(path, recursive=True) if not os.path.isdir(name)]
+    else:
+        from wdscli.storage.remote import glob_remote
+
+        found = glob_remote(address)
+    if not found:
+        raise InputNotFoundError(f"no table matches {address}")
+    return sorted(found, key=natural)
+
+
+def read_lines(address: str) -> Iterator[dict[str, Any]]:
+    """The lines of a text as rows of one column, ``line``, which is None for an empty one. Raises InputError."""
+    with open_source(address) as source:
+        for line in stream_of(source, _BUFFER_BYTES):
+            yield {"line": line.rstrip(b"\r\n").decode("utf-8", "surrogateescape") or None}
+
+
+def read_rows(address: str, columns: Collection[str] = (), *, whole: bool = True) -> Iterator[dict[str, Any]]:
+    """The rows in order. ``columns`` will be looked at (``a.b`` is one inside another); unless rows are to be
+    ``whole``, those of Parquet and Arrow have no others, if all of them are there, and numbers of CSV and TSV are not
+    marked as :class:`NumberText`. Raises InputError, DataError ``bad-table``, and UsageError when the extra is
+    missing."""
+    with ExitStack() as stack:
+        source = stack.enter_context(open_source(address))
+        stream = stream_of(source, _BUFFER_BYTES)
+        kind = kind_of(address) or _sniffed(stream)
+        if kind in ("parquet", "arrow"):
+            yield from _arrow_rows(address, kind, stream, columns, whole, stack)
+            return
+        newline = "\n" if kind == "jsonl" else ""
+        text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline=newline)
+        yield from _json_lines(text, address) if kind == "jsonl" else _delimited(text, address, kind, whole)
+
+
+def _sniffed(stream: io.BufferedReader) -> str:
+    """The format that a table's first bytes tell: an object begins JSON Lines, a TAB in the header TSV."""
+    line = stream.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
+    for beginning, kind in _BEGINNINGS.items():
+        if line.startswith(beginning):
+            return kind
+    return "tsv" if b"\t" in line else "csv"
+
+
+class NumberText(str):
+    """A cell of CSV or TSV that reads as a number of JSON: 0.5 and -3, but neither 007 nor +1."""
+
+    __slots__ = ()
+
+
+def _marked(cell: str) -> str:
+    return NumberText(cell) if cell and cell[-1] in "0123456789" and _NUMBER.fullmatch(cell) else cell
+
+
+def _delimited(text: io.TextIOWrapper, address: str, kind: str, whole: bool) -> Iterator[dict[str, Any]]:
+    import csv
+
+    csv.field_size_limit(1 << 30)
+    reader = csv.reader(text, delimiter="\t" if kind == "tsv" else ",", strict=True)
+    try:
+        header = next(reader, None)
+        if not header:
+            raise DataError(f"{address} has no header line", code="bad-table")
+        if header[0].lstrip() == "[" or header[0].lstrip().startswith("[{"):
+            raise DataError(
+                f"{address} is one JSON array, not a table",
+                code="bad-table",
+                hint="JSON Lines has an object a line: jq -c '.[]' makes it of an array",
+            )
+        if len(set(header)) < len(header):
+            raise DataError(f"{address} has two columns of one name", code="bad-table")
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                raise DataError(
+                    f"{address}, line {reader.line_num}: {len(cells)} cells where the header has {len(header)}",
+                    code="bad-table",
+                )
+            if whole:
+                cells = list(map(_marked, cells))
+            yield {name: cell or None for name, cell in zip(header, cells, strict=True)}
+    except csv.Error as error:
+        raise DataError(f"{address}, line {reader.line_num}: {error}", code="bad-table") from None
+
+
+def _json_lines(text: io.TextIOWrapper, address: str) -> Iterator[dict[str, Any]]:
+    import json
+
+    for number, line in enumerate(text, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{address}, line {number}: not JSON: {error}", code="bad-table") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{address}, line {number}: not a JSON object", code="bad-table")
+        yield row
+
+
+def _arrow_rows(
+    address: str,
+    kind: str,
+    stream: io.BufferedReader,
+    columns: Collection[str],
+    whole: bool,
+    stack: ExitStack,
+) -> Iterator[dict[str, Any]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        name = "Parquet" if kind == "parquet" else "Arrow"
+        raise UsageError(f"{name} needs an extra", hint="pip install 'wdscli[parquet]'") from None
+    try:
+        if kind == "parquet":
+            table = stack.enter_context(parquet.ParquetFile(_seekable(stream, stack), pre_buffer=True))
+            names = _needed(table.schema_arrow, columns, whole)
+            batches = table.iter_batches(_BATCH_ROWS, columns=names)
+        else:
+            # A file of Arrow's is a stream behind 8 bytes, with places of its batches at the end.
+            if stream.peek(8).startswith(_ARROW_FILE[:6]):
+                stream.read(len(_ARROW_FILE))
+            reader = stack.enter_context(pyarrow.ipc.open_stream(stream))
+            names = _needed(reader.schema, columns, whole)
+            batches = (batch if names is None else batch.select(names) for batch in reader)
+        for batch in batches:
+            yield from batch_rows(batch, columns)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"cannot read {address}: {error}") from None
+
+
+def _seekable(stream: IO[bytes], stack: ExitStack) -> IO[bytes]:
+    """The stream, or where it cannot jump a copy of it."""
+    if stream.seekable():
+        return stream
+    from shutil import copyfileobj
+    from tempfile import TemporaryFile
+
+    copy = stack.enter_context(TemporaryFile())  # noqa: SIM115 - the stack closes it
+    copyfileobj(stream, copy, 1 << 20)
+    copy.seek(0)
+    return copy
+
+
+def _needed(schema: Any, columns: Collection[str], whole: bool) -> list[str] | None:
+    """The columns of a schema that are wanted; None for all, for a message where one is missing, too."""
+    if whole:
+        return None
+    found = {name for name in schema.names if name in columns or any(_is_below(one, name) for one in columns)}
+    for one in columns:
+        if one not in found and not any(_is_below(one, name) for name in found):
+            return None
+    return [name for name in schema.names if name in found]
+
+
+def _is_below(column: str, name: str) -> bool:
+    return column.startswith(name + ".")
+
+
+def batch_rows(batch: Any, columns: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """The rows of a batch of Arrow's, some at a time. Lists of numbers that ``columns`` name inside structs are columns
+    of their own, so that they keep their type."""
+    for first in range(0, batch.num_rows, _BATCH_ROWS):
+        some = batch.slice(first, _BATCH_ROWS)
+        names = list(some.schema.names)
+        cells = [_values(column) for column in some.columns]
+        for column in columns:
+            inside = _inside(some, column)
+            if inside is not None:
+                names.append(column)
+                cells.append(_values(inside))
+        for row in zip(*cells):
+            yield dict(zip(names, row))
+
+
+def _inside(batch: Any, column: str) -> Any:
+    """The list column that a path leads to, through structs; None where it leads to anything else."""
+    import pyarrow
+    import pyarrow.compute
+
+    name, *rest = column.split(".")
+    if not rest or column in batch.schema.names or name not in batch.schema.names:
+        return None
+    kind = batch.schema.field(name).type
+    for part in rest:
+        if not pyarrow.types.is_struct(kind) or kind.get_field_index(part) < 0:
+            return None
+        kind = kind.field(kind.get_field_index(part)).type
+    if not _number_type(kind, pyarrow):
+        return None
+    return pyarrow.compute.struct_field(batch.column(batch.schema.get_field_index(name)), rest)
+
+
+def _values(column: Any) -> list[Any]:
+    """Python's values of a column."""
+    import pyarrow
+
+    types = pyarrow.types
+    if isinstance(column, pyarrow.ExtensionArray):
+        column = column.storage
+    kind = column.type
+    if dtype := _number_type(kind, pyarrow):
+        found = _arrays(column, pyarrow)
+        return found or [None if one is None else TypedList(one, dtype) for one in column.to_pylist()]
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return _times(column, pyarrow)
+    if (types.is_time64(kind) or types.is_duration(kind)) and kind.unit == "ns":
+        column = column.cast(
+            pyarrow.time64("us") if types.is_time64(kind) else pyarrow.duration("us"), safe=False
+        )
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _times(column: Any, pyarrow: Any) -> list[Any]:
+    """Times of nanoseconds: Python's, which have microseconds, or text where these do not hold them."""
+    import numpy
+
+    counts = column.fill_null(0).cast(pyarrow.int64()).to_numpy()
+    whole = pyarrow.array(counts // 1000, pyarrow.timestamp("us", column.type.tz), mask=~_there(column))
+    found: list[Any] = whole.to_pylist()
+    for at in numpy.flatnonzero(counts % 1000).tolist():
+        text = found[at].isoformat(timespec="microseconds")
+        found[at] = f"{text[:26]}{counts[at] % 1000:03d}{text[26:]}"
+    return found
+
+
+def _there(column: Any) -> Any:
+    """Where a column is not null."""
+    return column.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _number_type(kind: Any, pyarrow: Any) -> str:
+    """numpy's name for the numbers of a column of lists; empty for columns that hold anything else."""
+    types, depth = pyarrow.types, 0
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    if not (depth and is_number):
+        return ""
+    import numpy
+
+    return str(numpy.dtype(kind.to_pandas_dtype()).name)
+
+
+def _arrays(column: Any, pyarrow: Any) -> list[Any] | None:
+    """Arrays of a column of lists; None where lists lie in lists, or a number is missing."""
+    numbers = column.values
+    if numbers.null_count or pyarrow.types.is_nested(numbers.type):
+        return None
+    flat = numbers.to_numpy(zero_copy_only=False)
+    if pyarrow.types.is_fixed_size_list(column.type):
+        width = column.type.list_size
+        ends = [(column.offset + at) * width for at in range(len(column) + 1)]
+    else:
+        ends = column.offsets.to_pylist()
+    is_there = column.is_valid().to_pylist()
+    return [flat[begin:end] if there else None for begin, end, there in zip(ends, ends[1:], is_there)]
+
+
+def reach(cells: Any, column: str) -> Any:
+    """What a row has in a column; of ``a.b``, unless a column is called so, what the object or struct in ``a`` has
+    under ``b``. Text is read as JSON then. :data:`ABSENT` where there is no such column. Raises DataError for text that
+    is no JSON.
+
+    >>> reach({"a": {"b": 1}}, "a.b"), reach({"a": '{"b": [2]}'}, "a.b"), reach({"a.b": 3}, "a.b")
+    (1, [2], 3)
+    """
+    if column in cells:
+        return cells[column]
+    at = column.find(".")
+    while at >= 0:
+        head, rest = column[:at], column[at + 1 :]
+        if head in cells:
+            inner = cells[head]
+            if isinstance(inner, str):
+                inner = _parsed(inner, head, rest)
+            if inner is None:
+                return None
+            return reach(inner, rest) if isinstance(inner, dict) else ABSENT
+        at = column.find(".", at + 1)
+    return ABSENT
+
+
+def _parsed(text: str, column: str, rest: str) -> Any:
+    import json
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise DataError(
+            f'column "{column}" has no JSON object in which "{rest}" could be', code="bad-table"
+        ) from None
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Any = _Absent()
+"""What is in no column."""
