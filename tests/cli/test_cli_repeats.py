@@ -16,6 +16,7 @@ ADD_UP = {
     "cat": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "create": {"from_list", "from_table", "from_lines", "field", "include", "exclude", "require"},
     "diff": {"fields"},
+    "dsort": {"bucket"},
     "index": {"dialect"},
     "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "map": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -103,7 +104,8 @@ def test_readme_tells_of_each_command_what_help_tells() -> None:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the README's examples run: photos in it, and shards of them where an example reads shards."""
+    """The folder in which the README's examples run: photos in it, and shards of them where an example reads shards;
+    and a job of AIStore's dSort."""
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("readme")
@@ -112,6 +114,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stem.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (32, 32), (number * 20, 0, 0)).save(stem.with_suffix(".jpg"))
         stem.with_suffix(".json").write_text(f'{{"width": 32, "caption": "picture {number}"}}')
+    job = {"bck": "images", "output_bck": "by-md5", "input_format": "train-", "output_format": "train-%d"}
+    (folder / "job.json").write_text(
+        json.dumps({**job, "output_shard_size": "1MB", "algorithm": {"kind": "md5"}})
+    )
     return folder
 
 

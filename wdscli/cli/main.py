@@ -39,7 +39,11 @@ COMMANDS = {
         "Make and change", "Write several sets as one: one after the other, interleaved, or joined by key."
     ),
     "shuffle": Listing("Make and change", "Write all samples in an order that only the seed decides."),
-    "sort": Listing("Make and change", "Write all samples sorted by key, by a field or by a value in JSON."),
+    "sort": Listing(
+        "Make and change",
+        "Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.",
+    ),
+    "dsort": Listing("Make and change", "Do what a job description of AIStore's dSort says, here."),
     "map": Listing(
         "Make and change", "Make new samples of samples, by a command, a function, or to another size."
     ),

@@ -268,11 +268,17 @@ written = _output("""
 """How shards are written, whoever does it."""
 
 
+checksummed = _output("""
+    --checksum  The checksum that the manifest holds.
+    """)
+"""What the manifest says of them."""
+
+
 @written
+@checksummed
 @_output("""
     -o, --output OUT  Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL
         of these.
-    --checksum  The checksum that the manifest holds.
     """)
 class OutputOptions(NamedTuple):
     """Where shards are written, and how."""

@@ -229,7 +229,7 @@ class RatioOrder(PartsOrder):
 
         left_out = {value: len(self.shares) + place for place, value in enumerate(_LEFT_OUT)}
         stays = len(self.shares) + len(left_out)
-        numbers = _numbered(values, lambda value: left_out.get(value, stays))
+        numbers = numbered(values, lambda value: left_out.get(value, stays))
 
         def kept() -> Iterator[bytes]:
             return (value for value in values if value not in left_out)
@@ -268,7 +268,7 @@ class FamilyOrder(PartsOrder):
                 hint="put several values into one part with --by-map FILE",
             )
         places = {value: place for place, value in enumerate([*map(to_bytes, names), *_LEFT_OUT])}
-        return arranged(names, _numbered(surveyed.values, places.__getitem__))
+        return arranged(names, numbered(surveyed.values, places.__getitem__))
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class MapOrder(PartsOrder):
         places = {name: place for place, name in enumerate(names)}
         # A key that is not there has the number -1, and so the last place.
         new = [*map(places.__getitem__, self.key_map.parts), places[missing] if fallback else len(names)]
-        numbers = _numbered(surveyed.values, lambda key: new[part_of.get(key, -1)])
+        numbers = numbered(surveyed.values, lambda key: new[part_of.get(key, -1)])
         return arranged(names, numbers, keeps_empty=False)
 
     def _check(self, keys: Values) -> None:
@@ -340,7 +340,7 @@ def ratio_text(shares: Sequence[Share]) -> str:
     return ",".join(f"{share.part}={share.share}" for share in shares)
 
 
-def _numbered(values: Values, number_of: Callable[[bytes], int]) -> U32:
+def numbered(values: Values, number_of: Callable[[bytes], int]) -> U32:
     """The number of each value."""
     import numpy
 
@@ -525,7 +525,7 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
         data, name = read_all(address), base_name(address)
         digest.update(data)
         names.append(name)
-        read = _pairs_of_json if data.lstrip().startswith(b"{") else _pairs_of_lines
+        read = pairs_of_json if data.lstrip().startswith(b"{") else _pairs_of_lines
         for where, key, text in read(data, name):
             number = numbers.get(text)
             if number is None:
@@ -535,12 +535,12 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
                     f'{name}{where}: a second part for "{to_text(key)}"', hint="a key has one part"
                 )
     together = " and ".join(names)
-    parts, places = _named(numbers, together)
+    parts, places = named_parts(numbers, together)
     part_of = {key: places[number] for key, number in found.items()}
     return KeyMap(together, digest.hexdigest(), parts, part_of)
 
 
-def _named(numbers: dict[str, int], name: str) -> tuple[tuple[str, ...], list[int]]:
+def named_parts(numbers: dict[str, int], name: str) -> tuple[tuple[str, ...], list[int]]:
     """The names of parts in natural order, and the place among them of each number."""
     names = []
     for text in numbers:
@@ -553,7 +553,7 @@ def _named(numbers: dict[str, int], name: str) -> tuple[tuple[str, ...], list[in
     return parts, [places[part] for part in names]
 
 
-def _pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
+def pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
     """(where in the file, key, part)."""
     import json
 

@@ -177,6 +177,14 @@ class Values:
         """The first so many, or all."""
         return Values(self.starts[:count], self.lengths[:count], self._data)
 
+    def taken(self, rows: I64) -> Values:
+        """Those of some rows, in their order."""
+        return Values(self.starts[rows], self.lengths[rows], self._data)
+
+    def behind(self, size: int) -> Values:
+        """All values without so many bytes, which each of them has at its beginning."""
+        return Values(self.starts + size, self.lengths - self.lengths.dtype.type(size), self._data)
+
     def without(self, gone: Sequence[int] | I64) -> Values:
         """All values but those of the rows ``gone``, which rise; these values are of no use any more."""
         return Values(moved_up(self.starts, gone), moved_up(self.lengths, gone), self._data)

@@ -86,12 +86,21 @@ class ReorderReport:
         return sum(len(manifest.shards) for manifest in self.manifests)
 
 
-def reorder(request: Request, order: Order, *, progress: Progress = QUIET) -> ReorderReport:
-    """Plan and run. Raises UsageError, InputError, DataError, OutputError, EngineError."""
+def reorder(
+    request: Request,
+    order: Order,
+    *,
+    progress: Progress = QUIET,
+    planned: Callable[[ReorderPlan], None] = lambda plan: None,
+) -> ReorderReport:
+    """Plan and run; ``planned`` is called once the plan is made, and may refuse it. Raises UsageError, InputError,
+    DataError, OutputError, EngineError."""
     if (done := finished_before(request, order)) is not None:
         return done
     with Scratch(request.tmp) as scratch:
-        return run_plan(plan_of_run(request, order, scratch, progress), progress=progress)
+        plan = plan_of_run(request, order, scratch, progress)
+        planned(plan)
+        return run_plan(plan, progress=progress)
 
 
 def finished_before(request: Request, order: Order) -> ReorderReport | None:

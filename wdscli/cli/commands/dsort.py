@@ -1,0 +1,117 @@
+"""``wds dsort``: a job description of AIStore's dSort in, the set that it describes out."""
+
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from wdscli.cli.options import (
+    Algorithm,
+    CommonOptions,
+    EngineOptions,
+    ErrorOptions,
+    InputOptions,
+    JsonOptions,
+    LongNames,
+    NetworkOptions,
+    Number,
+    OutputOptions,
+    TaskOptions,
+    Texts,
+    TrustOptions,
+    checksummed,
+    grouped,
+    panel,
+    written,
+)
+
+if TYPE_CHECKING:
+    pass
+
+_where = panel("Buckets")
+
+
+@_where("""
+    --bucket NAME=WHERE  Where a bucket is: a folder or a URL. Default: by its provider s3://NAME, gs://NAME
+        or az://NAME; one of AIStore's own is the folder NAME. May be given more than once.
+    """)
+class BucketOptions(NamedTuple):
+    """Where buckets are."""
+
+    bucket: Texts = None
+
+
+@written
+@checksummed
+class SetOptions(NamedTuple):
+    """How shards are written, whose names the job has."""
+
+    force: bool = False
+    fsync: bool = False
+    no_index: bool = False
+    checksum: Algorithm = "xxh3_128"
+    mtime: Number = None
+    long_names: LongNames = "pax"
+    dry_run: bool = False
+
+
+class OtherOptions(NamedTuple):
+    """What the job says nothing of."""
+
+    errors: ErrorOptions = ErrorOptions()
+    trust: TrustOptions = TrustOptions()
+    network: NetworkOptions = NetworkOptions()
+    common: CommonOptions = CommonOptions()
+
+
+@grouped
+def dsort(
+    *,
+    spec: Annotated[
+        str, typer.Argument(metavar="SPEC", help="The job, in JSON or YAML; - is standard input.")
+    ],
+    buckets: BucketOptions,
+    output: SetOptions,
+    tasks: TaskOptions,
+    engine: EngineOptions,
+    json: JsonOptions,
+    other: OtherOptions,
+) -> None:
+    """Do what a job description of AIStore's dSort says, here.
+
+    Formats, sizes, algorithms, external key maps and reactions mean what they mean to dSort. No shard is larger
+    than output_shard_size, and a shuffle without a seed has the seed 0. Fields that say how a cluster works are
+    named and passed over.
+
+    Examples:
+
+        wds dsort job.json
+        wds dsort job.json --bucket images=s3://my-bucket/images --bucket out=/data/out -n
+        wds dsort - --bucket images=/data/images < job.json
+    """
+    from wdscli.cli.output import Out
+    from wdscli.cli.reordering import read_request, reorder
+    from wdscli.errors import DataError, UsageError
+    from wdscli.ops.dsort import dsort_order
+    from wdscli.ops.dsort_job import read_job
+
+    where = {}
+    for text in buckets.bucket or ():
+        name, equals, place = text.partition("=")
+        if not name or not equals or not place or name in where:
+            raise UsageError(f"--bucket {text}: not NAME=WHERE, once a bucket", hint="--bucket images=DIR")
+        where[name] = place
+    out = Out(other.common, json=json.json)
+    job = read_job(spec, where)
+    if job.unused:
+        out.summary(f"note: of no meaning here: {', '.join(job.unused)}")
+    given = InputOptions(errors=other.errors, trust=other.trust, network=other.network, common=other.common)
+    settings = {**tasks._asdict(), **engine._asdict()}
+    request = read_request((), OutputOptions("", **output._asdict()), given, **settings)
+    meant = dsort_order(job, request)
+    dry_run = output.dry_run or job.is_dry
+    try:
+        reorder(out, meant.request, meant.order, dry_run=dry_run, planned=meant.check)
+    except DataError as error:
+        if error.code == "duplicate-key":
+            error.hint = '"duplicated_records": "ignore" in the job leaves out the later ones'
+        raise

@@ -1,0 +1,369 @@
+"""``dsort``: a job description of AIStore's dSort, carried out here.
+
+What it is: :func:`dsort_order`, what a :class:`~wdscli.ops.dsort_job.Job` means on the road of ``sort``, ``shuffle``
+and ``split``: a request and an order; and :class:`ExternalMapOrder`, the parts of an external key map, sorted in
+themselves. How: a template of inputs becomes the braces or the glob of one address, a template of outputs a printf
+field. Reactions ``ignore`` and ``warn`` are one here, because what is left out is always counted. It must not know how
+samples are read, ordered or written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xxhash import xxh3_128_hexdigest
+
+from wdscli.errors import DataError, InputNotFoundError, UsageError
+from wdscli.model import to_bytes, to_text
+from wdscli.ops.dsort_job import Algorithm, Job, refuse
+from wdscli.ops.sort import sort_order
+from wdscli.plan.cut import FIELD, Cuts
+from wdscli.plan.orders import VALUED_BYTES, Arranged, InputOrder, Order, ShuffledOrder, Surveyed, shuffled
+from wdscli.plan.request import Request
+from wdscli.plan.sort import SortKey, md5_code
+from wdscli.plan.split import KeyMap, PartsOrder, SplitOptions, arranged, named_parts, numbered, pairs_of_json
+from wdscli.plan.survey import packed_keys
+from wdscli.plan.values import Extract, GrowingValues, Packed, Values
+from wdscli.progress import QUIET, Progress
+from wdscli.run.execute import ReorderReport, reorder
+from wdscli.samples import split_name
+from wdscli.selection.expressions import Expression
+from wdscli.selection.sample import SampleAt
+from wdscli.storage import base_name, exists, is_local, read_all
+from wdscli.storage.opening import at_once
+from wdscli.storage.patterns import expand
+
+if TYPE_CHECKING:
+    from wdscli.plan.plan import ReorderPlan
+    from wdscli.plan.table import I64, PlanTable
+    from wdscli.shards.index import Index
+
+_BRACES = re.compile(r"\{([0-9]+)\.\.([0-9]+)(?:\.\.([0-9]+))?\}")
+_AT = re.compile(r"@([0-9]+)")
+_PRINTF = re.compile(r"%(?:0([0-9]+))?d")
+_MARKED_BYTES = 4
+_PATTERN = re.compile(r"[\\*+?\[\](){}|^$]")
+"""What makes a record of a map a regular expression; a dot does not."""
+
+
+class Meant(NamedTuple):
+    """What a job is on the common road. ``most`` shards may come out, where its output's names are counted."""
+
+    request: Request
+    order: Order
+    most: int | None = None
+
+    def check(self, plan: ReorderPlan) -> None:
+        """Raise UsageError for a plan of more shards than the job has names for."""
+        if self.most is not None and len(plan.planned) > self.most:
+            raise UsageError(
+                f"output_format names {self.most} shards, and {len(plan.planned)} of output_shard_size are needed",
+                hint="more names, or a larger output_shard_size",
+            )
+
+
+def dsort(job: Job, request: Request, *, progress: Progress = QUIET) -> ReorderReport:
+    """Carry out a job; ``request`` has the options that are none of the job's. Raises UsageError, InputError,
+    DataError, OutputError.
+
+    >>> from wdscli.ops.dsort_job import parse_job
+    >>> from wdscli.shards import ShardWriter
+    >>> folder = str(getfixture("tmp_path"))
+    >>> with ShardWriter(f"{folder}/samples-%02d.tar", max_count=2) as writer:
+    ...     for number in range(5):
+    ...         writer.write(f"n{number}", {"cls": b"0"})
+    >>> job = parse_job({"bck": {"name": "images"}, "input_format": "samples-{00..02}", "output_shard_size": "1MB",
+    ...                  "output_format": "shuffled-%d", "algorithm": {"kind": "shuffle"}}, {"images": folder})
+    >>> report = dsort(job, Request((), ""))
+    >>> report.samples, report.shards
+    (5, 1)
+    """
+    meant = dsort_order(job, request)
+    return reorder(meant.request, meant.order, progress=progress, planned=meant.check)
+
+
+def dsort_order(job: Job, request: Request) -> Meant:
+    """The request and the order that a job means. Raises UsageError, InputError."""
+    request = request._replace(
+        inputs=[_inputs(job)], on_duplicate="skip" if job.leaves_out("duplicated_records") else "error"
+    )
+    if job.key_map is not None:
+        return _mapped(job, request)
+    output, cuts, most = _outputs(job)
+    return Meant(request._replace(output=job.target.at(output), cuts=cuts), _order(job.algorithm), most)
+
+
+def _order(algorithm: Algorithm) -> Order:
+    kind, decreasing = algorithm.kind, algorithm.decreasing
+    if kind == "none":
+        return InputOrder("split")
+    if kind == "shuffle":
+        return ShuffledOrder(algorithm.seed)
+    if kind == "content":
+        name = algorithm.field.removeprefix(".")
+        key = SortKey(name, to_bytes(name), None, "numeric" if algorithm.numeric else "plain", decreasing)
+        return sort_order([key], missing="error")
+    return sort_order(["md5" if kind == "md5" else "key"], reverse=decreasing)
+
+
+def _inputs(job: Job) -> str:
+    """The address that stands for a job's shards. Raises UsageError, InputError."""
+    ((way, value),) = job.inputs.items()
+    root = job.source.root
+    if is_local(root) and not exists(root):
+        raise InputNotFoundError(
+            f"the bucket {job.source.name} is taken for the folder {root}, which is not there",
+            hint=f"say where it is: --bucket {job.source.name}=DIR or {job.source.name}=s3://...",
+        )
+    if way == "objnames":
+        names = [name if name.endswith(job.suffix) else name + job.suffix for name in value]
+        return _there(job, "::".join(map(job.source.at, names)))
+    if way == "regex":
+        pattern = Expression(value, "input_format.regex")
+        return _matching(job, "", lambda name: pattern.search(name) is not None)
+    text = value.removesuffix(job.suffix)
+    if way == "prefix" or text in ("", "*"):
+        return _matching(job, text.removesuffix("*"))
+    text = _AT.sub(lambda at: f"{{{'0' * len(at[1])}..{at[1]}}}", text) if "{" not in text else text
+    if any(not _BRACES.fullmatch(braces) for braces in re.findall(r"\{[^}]*\}?", text)):
+        refuse("input_format", value, 'a template such as "shard-{00..18}", "shard-@18" or "shard-%02d"')
+    if "{" in text:
+        return _there(job, job.source.at(text + job.suffix))
+    if (number := _PRINTF.search(text)) is None:
+        return _matching(job, text)
+    digits = f"[0-9]{{{int(number[1] or 1)},}}"
+    rest = text[number.end() :] + job.suffix
+    pattern = Expression(re.escape(text[: number.start()]) + digits + re.escape(rest), "input_format")
+    return _matching(job, text[: number.start()], lambda name: pattern.fullmatch(name) is not None)
+
+
+def _matching(job: Job, prefix: str, holds: Any = lambda name: True) -> str:
+    """The shards of a bucket whose names begin so and are such, in natural order."""
+    glob = job.source.at(re.sub(r"([*?\[])", r"[\1]", prefix) + "*" + job.suffix)
+    start = len(job.source.at("")) if prefix.count("/") else 0
+    found = [one for one in expand(glob) if holds(one[start:] if start else base_name(one))]
+    if not found:
+        raise InputNotFoundError(f"no shard in {job.source.root} is one of the job's input_format")
+    return "::".join(found)
+
+
+def _there(job: Job, text: str) -> str:
+    """An address without the shards that are not there, where the job goes on without these."""
+    if not job.leaves_out("missing_shards"):
+        return text
+    names = expand(text)
+    there = [name for name, is_there in zip(names, at_once(exists, names), strict=True) if is_there]
+    if not there:
+        raise InputNotFoundError(f"none of the job's {len(names)} shards is there: {names[0]}, ...")
+    return text if len(there) == len(names) else "::".join(there)
+
+
+def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
+    """The name of the shards that are written, where they are cut, and how many there may be at most. Raises
+    UsageError."""
+    text = job.output.removesuffix(job.output_suffix)
+    if not text:
+        raise UsageError(
+            "the job names no output: output_format is missing", hint='"output_format": "new-%06d"'
+        )
+    braces = _AT.sub(lambda at: f"{{{'0' * len(at[1])}..{at[1]}}}", text) if "{" not in text else text
+    found = list(_BRACES.finditer(braces))
+    if not found:
+        if len(_PRINTF.findall(text)) != 1:
+            refuse("output_format", job.output, 'one number: "new-{0000..1000}", "new-@1000" or "new-%06d"')
+        if job.shard_size is None:
+            raise UsageError(
+                "the job has no output_shard_size, and output_format does not end", hint='"100MB"'
+            )
+        return text + job.output_suffix, Cuts(max_size=job.shard_size), None
+    if job.shard_size is None:
+        # As many as there are names.
+        return braces + job.output_suffix, Cuts(), None
+    first, last, step = found[0].groups()
+    if len(found) > 1 or int(first) or int(step or 1) != 1:
+        refuse(
+            "output_format", job.output, 'shards that are cut by size are counted from 0: "new-{0000..1000}"'
+        )
+    width = min(len(first), len(last))
+    number = f"%0{width}d" if width > 1 else "%d"
+    name = braces[: found[0].start()] + number + braces[found[0].end() :]
+    return name + job.output_suffix, Cuts(max_size=job.shard_size), int(last) + 1
+
+
+# External key maps.
+
+
+@dataclass(frozen=True)
+class MapKeys(Extract):
+    """Keys; where a map has regular expressions, each behind the number, from 1, of the part that the first of them
+    gives, 0 for none. They are looked for in the names of members and in the key."""
+
+    patterns: tuple[tuple[Expression[str], int], ...] = ()
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes before each key."""
+        return _MARKED_BYTES if self.patterns else 0
+
+    def value(self, sample: SampleAt) -> bytes:
+        if not self.patterns:
+            return sample.key
+        names = [to_text(sample.key + b"." + one) for one in sample.fields] + [to_text(sample.key)]
+        parts = {part for pattern, part in self.patterns if any(map(pattern.search, names))}
+        if len(parts) > 1:
+            text = "several regular expressions of ekm_file, of different shards, match"
+            raise sample.error(text, "bad-map", hint="make them such that one matches: ^cat_[0-9]+$")
+        return (parts.pop() + 1 if parts else 0).to_bytes(_MARKED_BYTES, "big") + sample.key
+
+    def values_of_index(self, index: Index) -> Packed | None:
+        return None if self.patterns else packed_keys(index)
+
+
+@dataclass(frozen=True)
+class ExternalMapOrder(PartsOrder):
+    """The parts that a map names, each ordered by an algorithm that needs no payload."""
+
+    key_map: KeyMap
+    algorithm: Algorithm
+    extract: MapKeys = MapKeys()
+    drops: bool = False
+    bytes_per_sample = VALUED_BYTES
+    makes_parts = False
+    """They do not stay in input order."""
+
+    def may_leave_out(self) -> bool:
+        return self.drops
+
+    def options(self) -> dict[str, Any]:
+        shaping = {name: value for name, value in self.algorithm._asdict().items() if value}
+        missing = {"missing": "drop"} if self.drops else {}
+        return {"by_map": f"xxh3_128:{self.key_map.digest}", "algorithm": shaping, **missing}
+
+    def arrange(self, surveyed: Surveyed) -> Arranged:
+        assert surveyed.values is not None
+        prefix, parts, part_of = self.extract.prefix_bytes, self.key_map.parts, self.key_map.part_of
+        base = self._base(surveyed.samples, surveyed.values.behind(prefix))
+        nowhere = len(parts)
+
+        def number_of(value: bytes) -> int:
+            marked = int.from_bytes(value[:prefix], "big")
+            return marked - 1 if marked else part_of.get(value[prefix:], nowhere)
+
+        values = surveyed.values.taken(base)
+        numbers = numbered(values, number_of)
+        self._check(values, numbers)
+        made = arranged(parts, numbers, keeps_empty=False)
+        return made._replace(order=base[made.order])
+
+    def _base(self, samples: PlanTable, keys: Values) -> I64:
+        """All rows as the algorithm orders them."""
+        import numpy
+
+        kind = self.algorithm.kind
+        if kind == "shuffle":
+            return shuffled(samples, self.algorithm.seed)
+        if kind == "none":
+            return numpy.arange(samples.total, dtype=numpy.int64)
+        if kind == "md5":
+            digests = GrowingValues()
+            for some in keys.blocks():
+                digests.append(Packed.of(list(map(md5_code, some))))
+            keys = digests.values()
+        order = keys.order()
+        return order[::-1] if self.algorithm.decreasing else order
+
+    def _check(self, values: Values, numbers: Any) -> None:
+        """Raise DataError for keys that are not in the map, unless these are left out."""
+        lacking = (numbers == len(self.key_map.parts)).nonzero()[0]
+        if len(lacking) and (not self.drops or len(lacking) == values.total):
+            at = int(lacking[0])
+            key = to_text(values.part(at, at + 1)[0][self.extract.prefix_bytes :])
+            more = f" and for {len(lacking) - 1} more keys" if len(lacking) > 1 else ""
+            hint = (
+                "no sample is in the map"
+                if self.drops
+                else '"ekm_missing_key": "ignore" leaves such samples out'
+            )
+            raise DataError(f'{self.key_map.name} has no shard for "{key}"{more}', code="missing", hint=hint)
+
+
+def _mapped(job: Job, request: Request) -> Meant:
+    """The job that an external key map makes."""
+    assert job.key_map is not None
+    if job.shard_size is None:
+        raise UsageError("a job with ekm_file needs output_shard_size", hint='"output_shard_size": "100MB"')
+    if job.algorithm.kind == "content":
+        raise UsageError(
+            "a job with ekm_file cannot sort by content", hint="sort first, then map with kind none"
+        )
+    data, name = read_all(job.key_map), base_name(job.key_map)
+    numbers: dict[str, int] = {}
+    part_of: dict[bytes, int] = {}
+    patterns: list[tuple[str, int]] = []
+    number_forms: dict[str, str] = {}
+    for where, record, template in _pairs(job, data, name):
+        stem, form = _stem_and_form(template.removesuffix(job.output_suffix), f"{name}{where}")
+        number_forms.setdefault(form, template)
+        number = numbers.setdefault(stem, len(numbers))
+        if _PATTERN.search(to_text(record)):
+            patterns.append((to_text(record), number))
+            continue
+        parts = split_name(record)
+        if part_of.setdefault(record if parts is None else parts[0], number) != number:
+            raise UsageError(
+                f'{name}{where}: a second shard for "{to_text(record)}"', hint="a record has one"
+            )
+    if len(number_forms) != 1:
+        shown = " and ".join(list(number_forms.values())[:2]) or "nothing"
+        raise UsageError(
+            f"{name}: all shards are numbered in one way here, and it names {shown}",
+            hint='one form for all, such as "cats-%06d" and "dogs-%06d"',
+        )
+    stems, places = named_parts(numbers, name)
+    key_map = KeyMap(
+        name, xxh3_128_hexdigest(data), stems, {key: places[one] for key, one in part_of.items()}
+    )
+    extract = MapKeys(tuple((Expression(text, "ekm_file"), places[number]) for text, number in patterns))
+    drops = job.leaves_out("ekm_missing_key")
+    order = ExternalMapOrder(SplitOptions(by_map=name), key_map, job.algorithm, extract, drops)
+    output = job.target.at(FIELD + next(iter(number_forms)) + job.output_suffix)
+    return Meant(request._replace(output=output, cuts=Cuts(max_size=job.shard_size)), order)
+
+
+def _pairs(job: Job, data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
+    """(where in the file, record, template of shards) of a map. Raises UsageError for a line that is neither, unless
+    the job goes on without it."""
+    if data.lstrip().startswith(b"{"):
+        yield from pairs_of_json(data, name)
+        return
+    for number, line in enumerate(data.splitlines(), 1):
+        record, *template = to_text(line.strip()).split(job.separator)
+        if not line.strip():
+            continue
+        if len(template) != 1 or not record or not template[0].strip():
+            if job.leaves_out("ekm_malformed_line"):
+                continue
+            raise UsageError(
+                f"{name}, line {number}: no record and shard with {json.dumps(job.separator)} between them",
+                hint='"ekm_file_sep": " ", or "ekm_malformed_line": "ignore"',
+            )
+        yield f", line {number}", to_bytes(record.strip()), template[0].strip()
+
+
+def _stem_and_form(template: str, where: str) -> tuple[str, str]:
+    """What makes the shards of a template a part, and how they are numbered.
+
+    >>> _stem_and_form("cats-%06d", ""), _stem_and_form("dogs_{000..100}", "")
+    (('cats', '-%06d'), ('dogs', '_%03d'))
+    """
+    match = re.fullmatch(r"(.*?)([-_.]?)(?:%(?:0([0-9]+))?d|\{(0+)\.\.[0-9]+\}|@([0-9]+))", template)
+    if match is None or not match[1]:
+        raise UsageError(
+            f'{where}: shards "{template}" are not numbered at their end', hint="cats-%06d, cats-{000..100}"
+        )
+    width = int(match[3] or 0) or len(match[4] or match[5] or "")
+    return match[1], match[2] + (f"%0{width}d" if width > 1 else "%d")

@@ -1,0 +1,269 @@
+"""A job description of AIStore's dSort, taken apart and checked.
+
+What it is: :class:`Job`, and :func:`read_job`, which makes it of a file. How: each field is looked at once, under its
+present or an earlier name; sizes are dSort's, in powers of 1024; a bucket is a folder or a store's (:data:`SCHEMES`).
+What says how a cluster works is in :attr:`Job.unused`, and a name that no job has is an error. It must not know what
+is done about a job.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from wdscli.errors import UsageError
+from wdscli.selection.named import near
+from wdscli.storage import read_all
+from wdscli.units import parse_size
+
+SCHEMES = {
+    "": "",
+    "ais": "",
+    **dict.fromkeys(("aws", "s3"), "s3://"),
+    **dict.fromkeys(("gcp", "gs", "google"), "gs://"),
+    **dict.fromkeys(("azure", "az"), "az://"),
+}
+"""Where the buckets of a provider are; AIStore's own are folders."""
+SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.lz4")
+KINDS = ("alphanumeric", "shuffle", "md5", "content", "none")
+REACTIONS = ("ignore", "warn", "abort")
+UNUSED = (
+    "call_timeout",
+    "compression",
+    "create_concurrency_max_limit",
+    "default_max_mem_usage",
+    "dsorter_mem_threshold",
+    "dsorter_type",
+    "extended_metrics",
+    "extract_concurrency_max_limit",
+    "extracted_shards",
+    "max_mem_usage",
+    "stream_multiplier",
+)
+"""Fields that say how a cluster works."""
+_ONE_OF = {
+    "input_bck": "bck",
+    "input_extension": "extension",
+    "ekm_file": "order_file",
+    "ekm_file_sep": "order_file_sep",
+}
+"""Fields with their earlier names."""
+_REACTIONS = ("missing_shards", "duplicated_records", "ekm_missing_key", "ekm_malformed_line")
+_FIELDS = (
+    *("input_bck", "output_bck", "input_format", "output_format", "input_extension", "output_extension"),
+    *("output_shard_size", "description", "algorithm", "ekm_file", "ekm_file_sep", "dry_run", *_REACTIONS),
+)
+_OF_ALGORITHM = ("kind", "decreasing", "seed", "extension", "content_key_type")
+
+
+class Bucket(NamedTuple):
+    """A bucket of a job, and where it is."""
+
+    name: str
+    root: str
+
+    def at(self, text: str) -> str:
+        """An address in it."""
+        return f"{self.root.rstrip('/')}/{text}"
+
+
+class Algorithm(NamedTuple):
+    """How records are ordered. ``field`` and ``numeric`` are for content."""
+
+    kind: str = KINDS[0]
+    decreasing: bool = False
+    seed: int = 0
+    field: str = ""
+    numeric: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A description, checked. ``shard_size`` is in bytes, None where the output's names say how many shards there are.
+    ``unused`` are the fields that have no meaning here."""
+
+    source: Bucket
+    target: Bucket
+    inputs: Mapping[str, Any]
+    output: str
+    suffix: str
+    output_suffix: str
+    shard_size: int | None
+    algorithm: Algorithm
+    key_map: str | None = None
+    separator: str = "\t"
+    reactions: Mapping[str, str] = field(default_factory=dict)
+    is_dry: bool = False
+    unused: tuple[str, ...] = ()
+
+    def leaves_out(self, what: str) -> bool:
+        """Whether a reaction goes on without what is not as it should be; one that is not given does not."""
+        return self.reactions.get(what, "abort") != "abort"
+
+
+def read_job(address: str, buckets: Mapping[str, str] | None = None) -> Job:
+    """The job that a file describes in JSON, or YAML where PyYAML is installed; ``buckets`` says where buckets are, by
+    their names. Raises UsageError, InputError."""
+    data = read_all(address)
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        plain = _yaml(data, f"{address} is not JSON: {error}")
+    if not isinstance(plain, dict):
+        raise UsageError(
+            f"{address} describes no job", hint="a job is a JSON object: input_bck, input_format, ..."
+        )
+    return parse_job(plain, buckets or {})
+
+
+def _yaml(data: bytes, why: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError(f"{why}, and YAML needs an extra", hint="pip install 'wdscli[yaml]'") from None
+    try:
+        return yaml.safe_load(data)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{why}, nor YAML: {' '.join(str(error).split())}") from None
+
+
+def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
+    """A job from plain values. Raises UsageError for what it cannot mean, and for names that no job has."""
+    earlier = {old: new for new, old in _ONE_OF.items()}
+    given: dict[str, Any] = {}
+    for name, value in plain.items():
+        new = earlier.get(name, name)
+        if new in given:
+            raise UsageError(f"the job has {name} and {_ONE_OF[new] if name == new else new}, which are one")
+        if new not in _FIELDS and name not in UNUSED:
+            raise UsageError(f'a job has no field "{name}"', hint=near([name], [*_FIELDS, *UNUSED]))
+        if value not in (None, "", {}):
+            given[new] = value
+    unused = [name for name in UNUSED if name in given]
+    if "input_bck" not in given:
+        raise UsageError("the job names no bucket: input_bck is missing")
+    source = _bucket(given["input_bck"], "input_bck", buckets)
+    target = _bucket(given.get("output_bck", given["input_bck"]), "output_bck", buckets)
+    if wrong := sorted(set(buckets) - {source.name, target.name}):
+        raise UsageError(
+            f"the job has no bucket {wrong[0]}", hint=near([wrong[0]], [source.name, target.name])
+        )
+    suffix = _suffix(given, "input_extension", SUFFIXES[0])
+    key_map = _text(given, "ekm_file") or None
+    if key_map is not None and "output_format" in given:
+        unused.append("output_format (ekm_file names the shards)")
+    size = given.get("output_shard_size", 0)
+    algorithm = _algorithm(given.get("algorithm", {}), unused)
+    return Job(
+        source,
+        target,
+        _input_format(given.get("input_format", "")),
+        _text(given, "output_format"),
+        suffix,
+        _suffix(given, "output_extension", suffix),
+        (_size(size) or None) if isinstance(size, (str, int)) else refuse("output_shard_size", size),
+        algorithm,
+        key_map,
+        _text(given, "ekm_file_sep") or "\t",
+        {name: _one_of(given[name], name, REACTIONS) for name in _REACTIONS if name in given},
+        given.get("dry_run", False) is True,
+        tuple(unused),
+    )
+
+
+def refuse(name: str, value: Any, expected: str = "") -> Any:
+    raise UsageError(f"the job's {name} cannot be {json.dumps(value)}", hint=expected or None)
+
+
+def _text(given: Mapping[str, Any], name: str) -> str:
+    value = given.get(name, "")
+    return value if isinstance(value, str) else str(refuse(name, value, f'"{name}": "TEXT"'))
+
+
+def _one_of(value: Any, name: str, words: Sequence[str]) -> str:
+    return value if value in words else str(refuse(name, value, f"{name} is one of {', '.join(words)}"))
+
+
+def _size(text: str | int) -> int:
+    """A size as AIStore reads it, where MB and MiB are one: powers of 1024.
+
+    >>> _size("100MB"), _size("10K"), _size("2048")
+    (104857600, 10240, 2048)
+    """
+    return parse_size(re.sub(r"(?i)(?<=[kmgtp])b?$", "iB", text.strip()) if isinstance(text, str) else text)
+
+
+def _bucket(value: Any, name: str, buckets: Mapping[str, str]) -> Bucket:
+    """A bucket as a job names it, and where it is: where ``buckets`` says, else by its provider."""
+    if isinstance(value, str):
+        provider, _, bucket = value.rpartition("://")
+        value = {"provider": provider, "name": bucket}
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        refuse(name, value, f'"{name}": {{"name": "images"}}')
+    bucket, provider = value["name"].strip("/"), value.get("provider") or ""
+    if bucket in buckets:
+        return Bucket(bucket, buckets[bucket])
+    if provider not in SCHEMES:
+        raise UsageError(
+            f'the bucket {bucket} is of a provider "{provider}", which is not known here',
+            hint=f"say where it is: --bucket {bucket}=DIR or {bucket}=URL",
+        )
+    return Bucket(bucket, SCHEMES[provider] + bucket)
+
+
+def _suffix(given: Mapping[str, Any], name: str, default: str) -> str:
+    suffix = _text(given, name) or default
+    suffix = suffix if suffix.startswith(".") else f".{suffix}"
+    if suffix not in SUFFIXES:
+        known = f"shards are {', '.join(SUFFIXES)}"
+        hint = (
+            f"{known}; unpack a zip and make shards of its files: wds create" if suffix == ".zip" else known
+        )
+        raise UsageError(f"the job's {name} is {suffix}, and dsort reads and writes tar", hint=hint)
+    return suffix
+
+
+def _input_format(value: Any) -> Mapping[str, Any]:
+    """``template``, ``regex`` or ``objnames``, one of them."""
+    plain = {"template": value} if isinstance(value, str) else value
+    plain = {name: one for name, one in plain.items() if one} if isinstance(plain, dict) else None
+    names = {"template": str, "regex": str, "objnames": list, "prefix": str}
+    if (
+        plain is None
+        or len(plain) > 1
+        or any(not isinstance(one, names.get(name, ())) for name, one in plain.items())
+    ):
+        refuse("input_format", value, 'a template such as "shard-{00..18}", or {"objnames": ["a.tar", ...]}')
+    assert plain is not None
+    if not all(isinstance(one, str) and one for one in plain.get("objnames", ())):
+        refuse("input_format", value, '{"objnames": ["a.tar", ...]}')
+    return plain or {"template": ""}
+
+
+def _algorithm(value: Any, unused: list[str]) -> Algorithm:
+    if not isinstance(value, dict):
+        refuse("algorithm", value, '"algorithm": {"kind": "shuffle", "seed": "7"}')
+    if wrong := [name for name in value if name not in _OF_ALGORITHM]:
+        raise UsageError(f'an algorithm has no field "{wrong[0]}"', hint=near(wrong, _OF_ALGORITHM))
+    kind = _one_of(value.get("kind") or KINDS[0], "algorithm.kind", KINDS)
+    decreasing = value.get("decreasing") or False
+    seed = str(value.get("seed") or "0")
+    if not isinstance(decreasing, bool):
+        refuse("algorithm.decreasing", decreasing)
+    if not (seed.isascii() and seed.isdecimal()):
+        refuse("algorithm.seed", seed, "a whole number in quotes")
+    extension, type_of_key = value.get("extension") or "", value.get("content_key_type") or "string"
+    _one_of(type_of_key, "algorithm.content_key_type", ("int", "float", "string"))
+    if kind == "content" and (not isinstance(extension, str) or len(extension.strip()) < 2):
+        refuse("algorithm.extension", extension, '"extension": ".cls", the field that is sorted by')
+    of_kind = {"seed": "shuffle", "extension": "content", "content_key_type": "content"}
+    unused += [
+        f"algorithm.{name} (of {of})" for name, of in of_kind.items() if value.get(name) and kind != of
+    ]
+    if decreasing and kind in ("shuffle", "none"):
+        unused.append("algorithm.decreasing (of sorts)")
+        decreasing = False
+    return Algorithm(kind, decreasing, int(seed), str(extension).strip(), type_of_key != "string")
