@@ -335,16 +335,16 @@ def test_payloads_at_addresses_and_a_set_at_one(tmp_path: Path) -> None:
 def test_few_bytes_beside_the_largest_shard_start_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wdscli.ops import create as module
+    from wdscli.run import pack as module
 
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("x")
 
     original = module.make_executor
 
-    def here(jobs: int) -> object:
+    def here(jobs: int, engine: str | None) -> object:
         assert jobs == 1
-        return original(jobs)
+        return original(jobs, engine)
 
     monkeypatch.setattr(module, "make_executor", here)
     create([str(tmp_path)], str(tmp_path / "o-%06d.tar"), CreateOptions(cuts=Cuts(max_count=1)))

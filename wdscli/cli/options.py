@@ -344,8 +344,10 @@ class WorkOptions(NamedTuple):
 _resumed = _engine("""
     --resume  Go on with the same command that was ended early: keep its whole shards, make the rest.
     """)
-_planned = _engine("""
+_scratch = _engine("""
     --tmp DIR  Where scratch space is made: a folder, or a URL. Default: TMPDIR.
+    """)
+_planned = _engine("""
     plan_file: --plan FILE  Write no shard but a plan, whose tasks `wds run` does, here or on other
         machines.
     """)
@@ -353,16 +355,19 @@ _planned = _engine("""
 
 @_elsewhere
 @_resumed
-class ResumedWorkOptions(NamedTuple):
-    """Where shards are made whose plan is never stored."""
+@_planned
+class PackingWorkOptions(NamedTuple):
+    """Where shards are made of files."""
 
     engine: Text = None
     resume: bool = False
+    plan_file: Text = None
 
 
 @_elsewhere
 @_bounded
 @_resumed
+@_scratch
 @_planned
 class PlannedWorkOptions(NamedTuple):
     """Where a plan that is made now is carried out, or stored."""
@@ -381,6 +386,7 @@ class PlannedWorkOptions(NamedTuple):
         quicker, and -v says why. The bytes are the same.
     """)
 @_resumed
+@_scratch
 @_planned
 class EngineOptions(NamedTuple):
     """How samples are brought into another order, and where."""

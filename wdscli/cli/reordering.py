@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         PlannedCutOptions,
         ReorderOptions,
     )
+    from wdscli.ops.create import CreateReport
     from wdscli.plan.join.joined import JoinCounts
     from wdscli.plan.orders import Order
     from wdscli.plan.plan import ReorderPlan
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 PARTS_SHOWN = 20
 """So many parts are listed one by one; more only with ``-v``."""
-_DONE = {"shuffle": "shuffled", "sort": "sorted", "merge": "merged", "map": "mapped"}
+_DONE = {"shuffle": "shuffled", "sort": "sorted", "merge": "merged", "map": "mapped", "create": "wrote"}
 
 
 class PartTotals(NamedTuple):
@@ -92,13 +93,8 @@ def reorder(
     from wdscli.plan.scratch import Scratch
     from wdscli.run.execute import finished_before, run_plan
     from wdscli.run.kept_plan import plan_of_run
-    from wdscli.storage import exists
 
-    address = None if dry_run else request.plan_file
-    if address is not None and not request.settings.force and exists(address):
-        raise OutputExistsError(
-            f"{address} exists", hint="choose another name for the plan, or replace it with --force"
-        )
+    check_plan_file(None if dry_run else request.plan_file, force=request.settings.force)
     progress = out.progress()
     with Scratch(request.tmp) as scratch:
         runs = not dry_run and request.plan_file is None
@@ -119,15 +115,30 @@ def reorder(
             print_report(out, run_plan(plan, progress=progress), plan.oversized, done)
 
 
+def check_plan_file(address: str | None, *, force: bool) -> None:
+    """Raise OutputExistsError for a plan that is there and may not be replaced."""
+    from wdscli.storage import exists
+
+    if address is not None and not force and exists(address):
+        raise OutputExistsError(
+            f"{address} exists", hint="choose another name for the plan, or replace it with --force"
+        )
+
+
 def _store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
-    """Write the plan, and say how it is run."""
+    """Write the plan, and print how it is run."""
     from wdscli.plan.planfile import write_plan
 
     write_plan(plan, address, force=plan.request.settings.force)
-    tasks = len(plan.planned)
+    print_stored(out, address, len(plan.planned), plan)
+
+
+def print_stored(out: Out, address: str, tasks: int, plan: ReorderPlan | CreateReport) -> None:
+    """That a plan is written, and how it is run."""
     if out.json:
         out.object({"plan": shown(address), "tasks": tasks, **facts(plan, "samples bytes=size_bytes")})
-    out.summary(f"planned {_total(plan)}: {address}")
+    total = f"{plural(plan.samples, 'sample')} in {plural(tasks, 'shard')}, {human_size(plan.size_bytes)}"
+    out.summary(f"planned {total}: {address}")
     if tasks > 1:
         out.summary(f"wds run {address} --task K, for K from 0 to {tasks - 1}, makes one shard each")
         out.summary(

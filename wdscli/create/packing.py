@@ -29,6 +29,7 @@ from wdscli.create.files import (
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_text
+from wdscli.plan.planfile import check_shown
 from wdscli.samples import SampleBatch
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.tar import build_header, core, padding
@@ -68,6 +69,59 @@ class PackTask(NamedTuple):
                     _opened(place, size, stack)(memoryview(payload), 0)
                     files.put(number, size, files.keep(Inline(bytes(payload))))
         return self._replace(files=files, members=numbers_of(range(len(files)), len(files)))
+
+    def parcel(self) -> bytes:
+        """The task as bytes, for a plan file; :func:`unpacked_task` is the inverse. Raises UsageError for an address
+        with a password in it."""
+        import msgpack
+
+        part = self.portable(holds_all=True)
+        places, roots = [], dict[bytes, int]()
+        for number in part.members:
+            place, kept = part.files.place(number), part.files.place_number(number)
+            if kept < 0:
+                root = os.path.abspath(part.files.folder(kept))
+                places.append([ROOT, roots.setdefault(root, len(roots))])
+            elif isinstance(place, Remote):
+                check_shown(place.address)
+                places.append([REMOTE, place.address])
+            elif isinstance(place, Inline):
+                places.append([INLINE, place.payload])
+            else:
+                assert isinstance(place, bytes)
+                places.append([PATH, os.path.abspath(place)])
+        plain = {
+            "rows": part.files.rows(part.members),
+            "sizes": list(map(part.files.size, part.members)),
+            "places": places,
+            "roots": list(roots),
+            "firsts": part.firsts.tolist(),
+        }
+        found: bytes = msgpack.packb(plain)
+        return found
+
+
+PATH, ROOT, REMOTE, INLINE = "path", "root", "address", "bytes"
+"""Where a payload is, in a parcel."""
+
+
+def unpacked_task(data: bytes, address: str, settings: ShardSettings) -> PackTask:
+    """The task of a parcel. Raises ValueError, KeyError or TypeError for bytes that are none."""
+    import msgpack
+
+    plain = msgpack.unpackb(data)
+    files = Files()
+    roots = [files.root(root) for root in plain["roots"]]
+    for row, size, (kind, value) in zip(plain["rows"], plain["sizes"], plain["places"], strict=True):
+        if kind == ROOT:
+            files.add_row(row, size, roots[value])
+        else:
+            place = value if kind == PATH else Remote(value) if kind == REMOTE else Inline(value)
+            files.add_row(row, size, files.keep(place))
+    count = len(files)
+    return PackTask(
+        address, settings, files, numbers_of(range(count), count), numbers_of(plain["firsts"], count + 1)
+    )
 
 
 def pack(task: PackTask) -> ShardInfo:

@@ -10,49 +10,41 @@ file that changes between the halves is an error. It must not print, and knows n
 from __future__ import annotations
 
 import json
-import os
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from wdscli.create import grouping, repeats
 from wdscli.create.files import Files, Skipped, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.keys import KeyRule
-from wdscli.create.packing import PackTask, pack
+from wdscli.create.packing import PackTask
 from wdscli.create.payloads import Payloads, Unread
 from wdscli.create.recipe import read_recipe
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
 from wdscli.errors import InputError, UsageError
-from wdscli.executors import make_executor, run_tasks, useful_jobs, workers_of
-from wdscli.model import ShardInfo, to_text
+from wdscli.model import to_text
 from wdscli.plan.cut import END_BYTES, Cuts, PlannedPart, PlannedShard
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
 from wdscli.plan.plan import DUPLICATE_KEY, ReorderPlan
-from wdscli.plan.planfile import digest_of
+from wdscli.plan.planfile import digest_of, write_plan
 from wdscli.plan.request import OnDuplicate, PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
 from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
-from wdscli.run.execute import claimed, make_once
-from wdscli.run.receipts import Witness
-from wdscli.run.resume import Kept, begin, tidy
+from wdscli.run.pack import run_packed
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.writing import OutputSet, ShardSettings, make_form
 from wdscli.shown import shown_in
-from wdscli.storage import addresses_of, is_local, local_path, open_sink, remove
+from wdscli.storage import addresses_of, open_sink
 
-WORTH_PROCESSES_BYTES = 400_000_000
 ROWS_TOGETHER = 1 << 10
-BYTES_PER_MEMBER = 13_000
-"""To open a file costs as much as to copy so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +85,7 @@ class CreateOptions:
     on_duplicate: OnDuplicate = "error"
     rekey: str | None = None
     limit: int | None = None
+    plan_file: str | None = None
 
 
 class CreatedShard(NamedTuple):
@@ -168,6 +161,44 @@ class CreatePlan(NamedTuple):
             numbers_of((at - low for at in firsts[first : end + 1]), len(order) + 1),
         )
 
+    def work(self) -> ReorderPlan:
+        """What carries it out, resumes it and stores it sees: shards, and no rows of inputs."""
+        options, output, samples = self.options, self.output, self.samples
+        shards = [
+            PlannedShard(one.address, 0, number, first, first + one.samples, one.size_bytes, one.members)
+            for number, (one, first) in enumerate(zip(self.report.shards, self.bounds))
+        ]
+        return ReorderPlan(
+            request=Request(
+                [],
+                output.pattern.text,
+                output.settings,
+                jobs=options.jobs,
+                engine=options.engine,
+                post=options.post,
+                resume=options.resume,
+            ),
+            operation="create",
+            seed=options.seed if options.order == "shuffle" else None,
+            options=_shaping(options),
+            shards=ShardSet([], None),
+            inputs=(),
+            parts=(PlannedPart("", output),),
+            planned=tuple(shards),
+            ordered=Ordered(PlanTable(no_rows())),
+            rekey=None,
+            samples_in=samples.total,
+            members_in=len(samples.order),
+            payload_bytes_in=sum(map(samples.files.size, samples.order)),
+            bytes_in=0,
+            dropped={},
+            ignored={},
+            oversized=self.report.oversized,
+            classes=self.report.classes,
+            mark=_mark(self),
+            parcel=lambda number: self.task(number).parcel(),
+        )
+
 
 def create(
     sources: Sequence[str],
@@ -197,7 +228,13 @@ def create(
         options.trust_addresses, on_error=options.on_error, incomplete=options.incomplete
     ) as payloads:
         plan = plan_create(sources, output, options, payloads, progress=progress)
-        return plan.report if dry_run else run_create(plan, progress=progress)
+        if dry_run:
+            return plan.report
+        if options.plan_file is not None:
+            write_plan(plan.work(), options.plan_file, force=options.settings.force)
+            _write_report(options.report, plan.report.unread)
+            return plan.report
+        return run_create(plan, progress=progress)
 
 
 def plan_create(
@@ -331,44 +368,10 @@ def _arrange(
 
 def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
     """Write the shards of a plan that are not there yet, then their manifest. May be called once."""
-    options, report = plan.options, plan.report
-    work, mark = _work(plan), _mark(plan)
-    with claimed(work, mark):
-        kept = _trusted(plan, begin(work, mark, progress))
-        missing = [number for number in range(len(report.shards)) if number not in kept.shards]
-        made = dict(zip(missing, _write(plan, mark, missing, kept, progress), strict=True))
-        infos = [
-            made[number] if number in made else kept.shards[number] for number in range(len(report.shards))
-        ]
-        _write_report(options.report, report.unread)
-        manifest = kept.manifests.get(0) or plan.output.finish(infos, **work.made)
-        tidy(work)
-    return replace(report, manifest=manifest, kept=len(kept.shards))
-
-
-def _write(
-    plan: CreatePlan, mark: PlanMark, numbers: Sequence[int], kept: Kept, progress: Progress
-) -> list[ShardInfo]:
-    """Some of the shards."""
-    options = plan.options
-    shards = [plan.report.shards[number] for number in numbers]
-    progress.start("writing shards", sum(shard.size_bytes for shard in shards), "bytes")
-    # What other processes can take off the largest shard's task is all that there is to win; one where starting a
-    # process would take longer than the work.
-    work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in shards]
-    jobs = useful_jobs(options.jobs, len(work), sum(work) - max(work, default=0), WORTH_PROCESSES_BYTES)
-    if plan.output.pattern.is_stream:
-        jobs = 1
-    stays = options.engine is None
-    is_here = jobs == 1 and stays
-    tasks = (_task(plan, mark, number, kept, is_here) for number in numbers)
-    with make_executor(jobs) if stays else make_executor(engine=options.engine) as executor:
-        # A task has its files' names, so that few are made before they are needed.
-        window = workers_of(executor) + 1
-        advance, amount = progress.advance, attrgetter("tar_bytes")
-        infos = list(run_tasks(executor, pack_once, tasks, window=window, advance=advance, amount=amount))
-    progress.finish()
-    return infos
+    report = plan.report
+    _write_report(plan.options.report, report.unread)
+    done = run_packed(plan.work(), plan.task, progress=progress)
+    return replace(report, manifest=done.manifest, kept=done.kept)
 
 
 def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
@@ -378,67 +381,6 @@ def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
     with open_sink(address, force=True) as sink:
         for one in unread:
             sink.write(json.dumps(shown_in(one._asdict())).encode("ascii") + b"\n")
-
-
-class PackOnce(NamedTuple):
-    """A shard to be made once, the witness that leaves its receipt, and the command that is run when it has its
-    name."""
-
-    pack: PackTask
-    witness: Witness
-    post: str | None
-
-
-def pack_once(task: PackOnce) -> ShardInfo:
-    """Raises what :func:`~wdscli.create.packing.pack` raises, and EngineError when the command that follows fails."""
-    given = task.pack
-
-    def made(settings: ShardSettings) -> ShardInfo:
-        return pack(given._replace(settings=settings))
-
-    return make_once(given.address, given.settings, made, task.witness, task.post)
-
-
-def _task(plan: CreatePlan, mark: PlanMark, number: int, kept: Kept, is_here: bool) -> PackOnce:
-    task, options = plan.task(number), plan.options
-    if not is_here:
-        task = task.portable(holds_all=options.engine is not None)
-    witness = Witness(mark, number, posted=options.post is None)
-    settings = task.settings._replace(
-        witness=witness.leave,
-        # Only a shard of ours is replaced unasked.
-        force=task.settings.force or number in kept.again,
-        # Other machines may know the claim's folder by other numbers.
-        ticket=plan.output.settings.ticket if options.engine is None else None,
-    )
-    return PackOnce(task._replace(settings=settings), witness, options.post)
-
-
-def _work(plan: CreatePlan) -> ReorderPlan:
-    """A plan to create as what has to do with resuming sees it: shards, and no rows."""
-    options, output = plan.options, plan.output
-    shards = [
-        PlannedShard(shard.address, 0, number, first, first + shard.samples, shard.size_bytes, shard.members)
-        for number, (shard, first) in enumerate(zip(plan.report.shards, plan.bounds))
-    ]
-    return ReorderPlan(
-        request=Request([], output.pattern.text, output.settings, jobs=options.jobs, resume=options.resume),
-        operation="create",
-        seed=options.seed if options.order == "shuffle" else None,
-        options=_shaping(options),
-        shards=ShardSet([], None),
-        inputs=(),
-        parts=(PlannedPart("", output),),
-        planned=tuple(shards),
-        ordered=Ordered(PlanTable(no_rows())),
-        rekey=None,
-        samples_in=plan.samples.total,
-        bytes_in=0,
-        dropped={},
-        ignored={},
-        oversized=plan.report.oversized,
-        classes=plan.report.classes,
-    )
 
 
 def _mark(plan: CreatePlan) -> PlanMark:
@@ -454,31 +396,6 @@ def _mark(plan: CreatePlan) -> PlanMark:
     shaping = [_shaping(plan.options), plan.options.seed, plan.options.settings.checksum]
     shards = [*map(list, plan.report.shards), plan.bounds]
     return PlanMark("", digest_of(shaping), rows.hexdigest(), digest_of(shards))
-
-
-def _trusted(plan: CreatePlan, kept: Kept) -> Kept:
-    """Of the shards that are there those that are younger than all of their files, as make has it; the others are made
-    again. A file of the same size may hold something else by now."""
-    old = set()
-    for number in kept.shards:
-        shard = plan.output.address(number)
-        if is_local(shard) and _is_newer(plan.task(number), os.stat(local_path(shard)).st_mtime_ns):
-            old.add(number)
-    if not old:
-        return kept
-    shards = {number: info for number, info in kept.shards.items() if number not in old}
-    if kept.manifests and plan.output.manifest_address is not None:
-        remove(plan.output.manifest_address)
-    return Kept(shards, kept.again | old, {})
-
-
-def _is_newer(task: PackTask, than_ns: int) -> bool:
-    """Whether one of a shard's local files was written, or got its name, after a moment."""
-    for number in task.members:
-        place = task.files.place(number)
-        if isinstance(place, bytes) and os.stat(place).st_ctime_ns > than_ns:
-            return True
-    return False
 
 
 def _shaping(options: CreateOptions) -> dict[str, Any]:

@@ -10,7 +10,7 @@ column of rows for each set. It must not know why samples are reordered.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,8 @@ class ReorderPlan:
     """Whether inputs that are far away are copied before the first shard is made."""
     classes: tuple[str, ...] | None = None
     """What ``cls`` numbers refer to, for the manifest."""
+    parcel: Callable[[int], bytes] | None = None
+    """Where samples lie in no inputs: what a shard is made of, by its number, as a plan file holds it."""
 
     @property
     def samples(self) -> int:

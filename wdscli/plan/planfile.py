@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
@@ -25,7 +25,7 @@ from wdscli.plan.join.joined import JoinCounts, Joined
 from wdscli.plan.names import Rekey
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import PlanMark, Request
-from wdscli.plan.table import Ordered, PlanTable, row_type
+from wdscli.plan.table import Ordered, PlanTable, no_rows, row_type
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule, Rename
 from wdscli.shards.inputs import ShardSet
@@ -45,6 +45,7 @@ VERSION = 2
 TAIL = struct.Struct("<QQQ8s")
 """Where the header begins, its bytes, its seal, and the magic again."""
 ROW_BYTES = 49
+_COLUMNS_OF_PARCELS = 3
 ROWS_PER_WRITE = 1 << 16
 
 
@@ -105,7 +106,9 @@ HEADER: dict[str, Any] = {
         },
         None,
     ),
+    "classes": ([str, ...], None),
     "counts": COUNTS,
+    "parcels": bool,
     "rows": [int, ...],
     "shards": [int, int, str],
 }
@@ -120,8 +123,8 @@ def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
     header = _header(plan)
     with open_sink(address, force=force) as sink:
         sink.write(MAGIC)
-        seals = []
-        for ordered in plan.row_lists:
+        seals = [] if plan.parcel is None else _write_parcels(plan, plan.parcel, sink)
+        for ordered in plan.row_lists if plan.parcel is None else ():
             header["rows"].append(sink.written)
             seals.append(list(_write_rows(plan, ordered, sink)))
         record = _shard_record(len(seals))
@@ -159,11 +162,7 @@ def _refuse_secrets(plan: ReorderPlan) -> None:
     """Raise UsageError for what would stand in the plan and is not for everybody who may read it."""
     output, post = plan.request.output, plan.request.post
     for text in (*(one.address for one in plan.inputs if not one.copy), output):
-        if shown(text) != text:
-            raise UsageError(
-                f"the plan would hold a password, token or signature: {text}",
-                hint="name it without, and have the tasks find credentials where they run: environment or profile",
-            )
+        check_shown(text)
     what = None if plan.transform is None else plan.transform["what"]
     for option, command in (("--post", post), ("the command", what)):
         if command is not None and shown_command(command) != command:
@@ -171,6 +170,15 @@ def _refuse_secrets(plan: ReorderPlan) -> None:
                 f"the plan would hold a password, token or signature: {option} {shown_command(command)}",
                 hint="have the command take it from the environment where the tasks run",
             )
+
+
+def check_shown(address: str) -> None:
+    """Raise UsageError for an address that is not for everybody who may read a plan."""
+    if shown(address) != address:
+        raise UsageError(
+            f"the plan would hold a password, token or signature: {address}",
+            hint="name it without, and have the tasks find credentials where they run: environment or profile",
+        )
 
 
 def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int]:
@@ -182,6 +190,17 @@ def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int
             digest.update(data)
             sink.write(data)
         yield digest.intdigest()
+
+
+def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], bytes], sink: Sink) -> list[list[int]]:
+    """What all shards are made of. Gives where each begins, its bytes and its seal."""
+    found: list[list[int]] = [[], [], []]
+    for number in range(len(plan.planned)):
+        data = parcel(number)
+        for column, value in zip(found, (sink.written, len(data), xxh3_64_intdigest(data)), strict=True):
+            column.append(value)
+        sink.write(data)
+    return found
 
 
 def _header(plan: ReorderPlan) -> dict[str, Any]:
@@ -213,7 +232,9 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
             "policies": list(plan.joined.policies),
             "counts": plan.joined.counts._asdict(),
         },
+        "classes": None if plan.classes is None else list(plan.classes),
         "counts": {name: getattr(plan, name) for name in COUNTS},
+        "parcels": plan.parcel is not None,
         "rows": [],
     }
 
@@ -278,7 +299,7 @@ class PlanFile:
 
     def _read_shards(self) -> list[tuple[Any, ...]]:
         at, count, seal = self.header["shards"]
-        record = _shard_record(len(self.header["rows"]))
+        record = _shard_record(_COLUMNS_OF_PARCELS if self.header["parcels"] else len(self.header["rows"]))
         data = self.source.read_at(at, count * record.size)
         if f"{xxh3_64_intdigest(data):016x}" != seal:
             raise self.broken("its list of shards was changed")
@@ -295,6 +316,14 @@ class PlanFile:
         data = self.source.read_at(at + first * ROW_BYTES, (end - first) * ROW_BYTES)
         if len(data) != (end - first) * ROW_BYTES:
             raise self.broken("rows are missing")
+        return data
+
+    def parcel(self, shard: int) -> bytes:
+        """What one shard is made of. Raises DataError when it is not what was planned."""
+        at, length, seal = self.shards[shard][6:]
+        data = self.source.read_at(at, length)
+        if len(data) != length or xxh3_64_intdigest(data) != seal:
+            raise self.broken(f"what task {shard} is made of was changed")
         return data
 
     def check(self, number: int, shard: int, data: bytes) -> None:
@@ -399,6 +428,11 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
         return
     for address in named:
         listed_address(file.address, address)
+    if header["parcels"]:
+        raise InputError(
+            f"{file.address} was fetched, and names files of this machine to read",
+            hint="--trust-addresses, if you trust it; or fetch the plan first",
+        )
     what = (header["transform"] or {}).get("what")
     for when, command in (("after each shard", header["post"]), ("for each sample", what)):
         if command is not None:
@@ -433,7 +467,7 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
             PlannedShard(parts[part].output.address(number), part, number, first, end, size, members)
             for first, end, size, members, part, number, *_ in file.shards
         ),
-        ordered=rows[0],
+        ordered=rows[0] if rows else Ordered(PlanTable(no_rows())),
         rekey=None if header["rekey"] is None else Rekey(header["rekey"]),
         **{name: counts[name] for name in COUNTS if name != "samples"},
         fingerprint_in=header["fingerprint"],
@@ -441,6 +475,8 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
         is_stored=True,
         joined=_joined(header["joined"], rows[1:]),
         transform=header["transform"],
+        classes=None if header["classes"] is None else tuple(header["classes"]),
+        parcel=file.parcel if header["parcels"] else None,
     )
 
 

@@ -12,7 +12,7 @@ from wdscli.cli.options import (
     GeneralOptions,
     Natural,
     OutputOptions,
-    ResumedWorkOptions,
+    PackingWorkOptions,
     TaskOptions,
     Text,
     Texts,
@@ -20,7 +20,7 @@ from wdscli.cli.options import (
     panel,
 )
 from wdscli.cli.output import Out, by_reason, facts, plural
-from wdscli.cli.reordering import print_losses
+from wdscli.cli.reordering import check_plan_file, print_losses, print_stored
 from wdscli.errors import UsageError
 from wdscli.shown import shown
 from wdscli.units import human_size
@@ -157,7 +157,7 @@ def create(
     cuts: CutOptions,
     output: OutputOptions,
     tasks: TaskOptions,
-    work: ResumedWorkOptions,
+    work: PackingWorkOptions,
     trouble: TroubleOptions,
     general: GeneralOptions,
 ) -> None:
@@ -195,11 +195,16 @@ def create(
         **trouble._asdict(),
         **more.samples._replace(require=require)._asdict(),
     )
+    check_plan_file(None if output.dry_run else work.plan_file, force=output.force)
     report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
-    _print(out, report)
+    if work.plan_file is not None and not output.dry_run:
+        print_stored(out, work.plan_file, len(report.shards), report)
+    else:
+        _print_set(out, report)
+    _print_found(out, report)
 
 
-def _print(out: Out, report: "CreateReport") -> None:
+def _print_set(out: Out, report: "CreateReport") -> None:
     """The plan of a dry run, a line a shard; the summary of a real one; with JSON one object last."""
     if report.manifest is None:
         rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
@@ -225,6 +230,10 @@ def _print(out: Out, report: "CreateReport") -> None:
         )
     if report.kept:
         out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
+
+
+def _print_found(out: Out, report: "CreateReport") -> None:
+    """What was found and is not written as it was found."""
     if report.skipped:
         out.summary(f"skipped what is in no sample: {by_reason(dict(report.skipped))}")
     print_losses(out, dict(report.dropped), {})
