@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from loaded_modules import loaded
 from s3fs import S3FileSystem
 from shard_cases import numbered, tar_of, wds
 from storage_servers import S3, s3_server
@@ -37,8 +40,10 @@ def s3() -> Iterator[S3]:
 def _chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("WDSCLI_STORE", "obstore")
     fast._READERS.clear()
+    fast._made.clear()
     yield
     fast._READERS.clear()
+    fast._made.clear()
 
 
 @pytest.fixture
@@ -85,6 +90,7 @@ def test_odd_settings_are_left_to_s3fs(s3: S3, by_s3fs: list[str], monkeypatch: 
         finally:
             fs.s3_additional_kwargs = {}
 
+    monkeypatch.setattr(fast, "plain_account", lambda *_: None)
     monkeypatch.setattr(fast, "_is_usual", usual)
     read_some("s3://fast/d/a.tar")
     assert set(by_s3fs) == {"d/a.tar"}
@@ -182,6 +188,13 @@ def test_commands(s3: S3, by_s3fs: list[str]) -> None:
     assert "in.tar" not in by_s3fs
 
 
+def test_reading_loads_nothing_of_s3fs(s3: S3) -> None:
+    code = "from wdscli.cli.main import main\nassert main() == 0"
+    names = loaded(code, "cat", "s3://fast/i*.tar", "-o", "/dev/null", "-q")
+    assert "obstore" in names
+    assert not names & {"fsspec", "s3fs", "aiobotocore", "botocore", "aiohttp"}
+
+
 class TestChoice:
     @pytest.mark.parametrize(("store", "name"), [("fsspec", "s3fs"), ("obstore", "obstore"), ("", "obstore")])
     def test_by_name(self, monkeypatch: pytest.MonkeyPatch, store: str, name: str) -> None:
@@ -202,3 +215,88 @@ class TestChoice:
         monkeypatch.setenv("WDSCLI_STORE", "")
         read_some("s3://fast/d/a.tar")
         assert by_s3fs
+
+
+KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+HERE = {**KEYS, "AWS_ENDPOINT_URL": "http://h:1"}
+
+
+class TestAccount:
+    """What the environment says plainly; anything else is for botocore to find out."""
+
+    @pytest.fixture(autouse=True)
+    def _bare(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        for name in list(os.environ):
+            if name.startswith(("AWS_", "FSSPEC_")) or name.lower() in fast._PROXIES:
+                monkeypatch.delenv(name)
+        for name in fast._CERTIFICATES:
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.delitem(sys.modules, "fsspec.config", raising=False)
+
+    @pytest.mark.parametrize(
+        ("known", "account"),
+        [
+            (HERE, ("http://h:1", "us-east-1", "k", "s", "")),
+            (HERE | {"AWS_SESSION_TOKEN": "t"}, ("http://h:1", "us-east-1", "k", "s", "t")),
+            (HERE | {"AWS_ENDPOINT_URL_S3": "http://o:2/"}, ("http://o:2", "us-east-1", "k", "s", "")),
+            (
+                KEYS | {"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "us-west-2"},
+                ("https://s3.eu-west-1.amazonaws.com", "eu-west-1", "k", "s", ""),
+            ),
+            (KEYS, None),
+            (KEYS | {"AWS_DEFAULT_REGION": "cn-north-1"}, None),
+            ({"AWS_ENDPOINT_URL": "http://h:1"}, None),
+            (HERE | {"AWS_ROLE_ARN": "r"}, None),
+            (HERE | {"AWS_USE_FIPS_ENDPOINT": "true"}, None),
+            (HERE | {"AWS_PROFILE": "nobody"}, None),
+            (HERE | {"FSSPEC_S3_REQUESTER_PAYS": "true"}, None),
+            (HERE | {"https_proxy": "http://p:1"}, None),
+            (HERE | {"AWS_ENDPOINT_URL": "https://h:1", "AWS_CA_BUNDLE": "/own.pem"}, None),
+        ],
+    )
+    def test_of_variables(
+        self, monkeypatch: pytest.MonkeyPatch, known: dict[str, str], account: tuple[str, ...] | None
+    ) -> None:
+        for name, value in known.items():
+            monkeypatch.setenv(name, value)
+        assert fast.plain_account("", None) == account
+
+    @pytest.mark.parametrize(
+        ("config", "credentials", "account"),
+        [
+            ("[default]\nregion = r-1\nendpoint_url = http://h:1\n", "", ("http://h:1", "r-1", "k", "s", "")),
+            ("[profile p]\nendpoint_url = http://h:1\n", "[p]\n", ("http://h:1", "us-east-1", "k", "s", "")),
+            ("[profile p]\nendpoint_url = http://h:1\nrole_arn = r\n", "", None),
+            ("[profile p]\nendpoint_url = http://h:1\ns3 =\n  addressing_style = virtual\n", "", None),
+            ("nonsense", "", None),
+        ],
+    )
+    def test_of_files(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        config: str,
+        credentials: str,
+        account: tuple[str, ...] | None,
+    ) -> None:
+        (tmp_path / ".aws").mkdir()
+        (tmp_path / ".aws/config").write_text(config)
+        keys = "aws_access_key_id = k\naws_secret_access_key = s\n"
+        (tmp_path / ".aws/credentials").write_text((credentials or "[default]\n[p]\n") + keys)
+        if "[profile p]" in config:
+            monkeypatch.setenv("AWS_PROFILE", "p")
+        elif not credentials:
+            (tmp_path / ".aws/credentials").write_text("[default]\n" + keys)
+        assert fast.plain_account("", None) == account
+
+    def test_no_signatures(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert fast.plain_account("http://h:1/s3", True) == ("http://h:1/s3", "us-east-1", "", "", "")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://o:2")
+        assert fast.plain_account("http://h:1/s3", True) == ("http://h:1/s3", "us-east-1", "", "", "")
+
+    def test_settings_of_fsspec(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        for name, value in HERE.items():
+            monkeypatch.setenv(name, value)
+        (tmp_path / ".config/fsspec").mkdir(parents=True)
+        assert fast.plain_account("", None) is None

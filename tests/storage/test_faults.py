@@ -163,8 +163,11 @@ def operate(operation: str, addresses: list[str], run: Command, folder: Path, *w
 TABLE: dict[tuple[str, str], dict[str, str]] = {}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("kind", ["s3", "ranges", "plain"])
+CELLS = [(kind, operation) for kind in ("s3", "ranges", "plain") for operation in OPERATIONS]
+CELLS += [("obstore", operation) for operation in ("cat", "loader")]
+
+
+@pytest.mark.parametrize(("kind", "operation"), CELLS)
 def test_cells(
     kind: str,
     operation: str,
@@ -174,7 +177,10 @@ def test_cells(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ahead, "REQUEST_BYTES", 60_000)
-    store: Store = request.getfixturevalue(kind)
+    if kind == "obstore":
+        pytest.importorskip("obstore")
+        monkeypatch.setenv("WDSCLI_STORE", "obstore")
+    store: Store = request.getfixturevalue("s3" if kind == "obstore" else kind)
     right = []
     for number, shards in enumerate((OLD, NEW)):
         folder = tmp_path / f"local-{number}"
@@ -222,7 +228,7 @@ def test_the_table() -> None:
         pytest.skip("no cell was looked at")
     columns = list(TABLE)
     print()
-    print(" " * 27 + " ".join(f"{kind:>6}" for kind, _ in columns))
+    print(" " * 27 + " ".join(f"{kind[:6]:>6}" for kind, _ in columns))
     print(" " * 27 + " ".join(f"{operation:>6}" for _, operation in columns))
     for name in CASES:
         print(f"{name:27}" + " ".join(f"{TABLE[column].get(name, '-'):>6}" for column in columns))

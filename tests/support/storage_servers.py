@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 from urllib.parse import unquote
 
+from wdscli.storage import fast
+
 
 class Web(ThreadingHTTPServer):
     """Serves ``files`` by path. ``mode`` says how well: ``ranges``, ``plain``, ``chunked``, ``short``, ``unsized``."""
@@ -155,10 +157,24 @@ class Seen(NamedTuple):
     sent: int
 
 
+class Requests(list[Seen]):
+    """The requests that a server answered, and how many are under way."""
+
+    def __init__(self) -> None:
+        self.under_way = 0
+        self.changed = threading.Condition()
+
+    def begin_anew(self) -> None:
+        """Forget them, once those are answered that nobody waits for any more."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.under_way, 10)
+            self.clear()
+
+
 class _Counted:
     """An application that notes what it is asked for and how much it answers."""
 
-    def __init__(self, kind: Callable[[Any], Any], seen: list[Seen], create: Any) -> None:
+    def __init__(self, kind: Callable[[Any], Any], seen: Requests, create: Any) -> None:
         self._app = kind(create)
         self._seen = seen
 
@@ -167,6 +183,8 @@ class _Counted:
         verb = environ["REQUEST_METHOD"]
         if verb == "GET" and bucket and not key:
             verb = "LIST"
+        with self._seen.changed:
+            self._seen.under_way += 1
         answer: Iterable[bytes] = self._app(environ, start)
         return self._counted(answer, verb, key, environ.get("HTTP_RANGE", ""))
 
@@ -178,13 +196,16 @@ class _Counted:
                     sent += len(data)
                     yield data
         finally:
-            self._seen.append(Seen(verb, key, part, sent))
+            with self._seen.changed:
+                self._seen.append(Seen(verb, key, part, sent))
+                self._seen.under_way -= 1
+                self._seen.changed.notify_all()
 
 
 class S3:
     """moto's S3 and a client that looks at it from outside. ``seen`` are the requests that it answered."""
 
-    def __init__(self, endpoint: str, seen: list[Seen]) -> None:
+    def __init__(self, endpoint: str, seen: Requests) -> None:
         import boto3
 
         self.endpoint = endpoint
@@ -220,7 +241,7 @@ def s3_server() -> Iterator[S3]:
 
     from moto.moto_server import threaded_moto_server as moto
 
-    seen: list[Seen] = []
+    seen = Requests()
     counted = partial(_Counted, moto.DomainDispatcherApplication, seen)
     server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     with patch.object(moto, "DomainDispatcherApplication", counted):
@@ -251,7 +272,7 @@ def forget_listings() -> None:
     """Drop what fsspec's S3 clients have heard of the store. The clients stay: a new one takes half a second."""
     from s3fs import S3FileSystem
 
-    for known in S3FileSystem._cache.values():
+    for known in (*S3FileSystem._cache.values(), *fast._made.values()):
         known.invalidate_cache()
 
 
@@ -260,3 +281,4 @@ def forget_s3() -> None:
     from s3fs import S3FileSystem
 
     S3FileSystem.clear_instance_cache()
+    fast._made.clear()

@@ -23,11 +23,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, InputIsFolderError
-from wdscli.storage.addresses import is_web
+from wdscli.storage.addresses import is_web, scheme
 from wdscli.storage.ahead import Ahead, Range, line_to
 from wdscli.storage.ends import Source, replaced
-from wdscli.storage.fast import fast_reader
-from wdscli.storage.remote import explained, filesystem, is_bucket_missing
+from wdscli.storage.fast import FastS3, fast_reader
+from wdscli.storage.remote import S3_KINDS, explained, filesystem, is_bucket_missing
 from wdscli.storage.retry import (
     Fetch,
     Network,
@@ -152,9 +152,10 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: Known | None = Non
     first = min(first, max(patience.read_ahead_bytes // 4, 1))
     with explained(address):
         fs, path = filesystem(address, fresh=False)
+        is_s3 = scheme(address) in S3_KINDS
         if is_web(address):
             return _open_web(address, WebFile(fs, path, patience), first, patience)
-        if hasattr(fs, "_call_s3"):
+        if is_s3:
             about = _known_of_s3(fs, path, known)
             if about is None and (source := _open_s3(address, fs, path, first, patience)):
                 return source
@@ -169,7 +170,7 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: Known | None = Non
         if about.get("size") is None:
             return StreamSource(address, _FileReader(address, fs.open(path, "rb", block_size=0)))
     size = int(about["size"])
-    if hasattr(fs, "_call_s3"):
+    if is_s3:
         pinned = _S3Object(fs, path, size, known.etag if known is not None else "")
         source = pinned.source = RemoteSource(
             address, size, starter(fs.loop, pinned.fetch, patience), first=first
@@ -183,7 +184,7 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: Known | None = Non
             first=first,
         )
     source.version = _version(about)
-    source.is_pinned = hasattr(fs, "_call_s3") and bool(about.get("ETag"))
+    source.is_pinned = is_s3 and bool(about.get("ETag"))
     return source
 
 
@@ -326,14 +327,20 @@ class _S3Object:
 
     async def fetch(self, begin: int, end: int, keep: Callable[[bytes], object]) -> None:
         """One range, as :mod:`wdscli.storage.retry` asks for it."""
-        condition = {"IfMatch": self.etag} if self.etag else {}
         if self._fast is not None and self._fast.is_able:
             pinned = {"if_match": self.etag} if self.etag else {}
             check = partial(self._check, begin=begin, end=end)
             if await self._fast.fetch(self._of["Key"], begin, end, pinned, check, keep):
                 return
+        if isinstance(self._fs, FastS3):
+            await self._fs.by_full(lambda fs: self._by_s3fs(fs, begin, end, keep))
+        else:
+            await self._by_s3fs(self._fs, begin, end, keep)
+
+    async def _by_s3fs(self, fs: Any, begin: int, end: int, keep: Callable[[bytes], object]) -> None:
+        condition = {"IfMatch": self.etag} if self.etag else {}
         try:
-            answer = await self._fs._call_s3(
+            answer = await fs._call_s3(
                 "get_object", **self._of, Range=f"bytes={begin}-{end - 1}", **condition
             )
         except Exception as error:

@@ -26,6 +26,7 @@ from typing import Any
 from wdscli.errors import InputError, OutputError, UsageError, WdsError
 from wdscli.shown import cause_of
 from wdscli.storage.addresses import is_web, range_hint, scheme
+from wdscli.storage.fast import fast_s3
 from wdscli.storage.retry import (
     EAI_AGAIN,
     GARBLED,
@@ -72,22 +73,29 @@ def filesystem(address: str, *, fresh: bool = True) -> tuple[Any, str]:
 
 def client_of(address: str) -> tuple[Any, str]:
     """fsspec's file system for ``address``, and its name there. Raises what fsspec raises, and UsageError."""
+    if scheme(address) in S3_KINDS:
+        return _s3(address)
     from fsspec.core import url_to_fs
 
-    if is_web(address):
-        fs, path = url_to_fs(address, **web_options(address))
-    elif scheme(address) in S3_KINDS:
-        fs, path = _s3(address)
-    else:
-        fs, path = url_to_fs(address)
+    options = web_options(address) if is_web(address) else {}
+    fs, path = url_to_fs(address, **options)
     return fs, path
 
 
 def _s3(address: str) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs
-
+    """By obstore where that can be, else by s3fs."""
     if not bucket_of(address):
         raise UsageError(f"{address} names no bucket", hint="s3://BUCKET/KEY")
+    endpoint = ais_endpoint() if scheme(address) == "ais" else ""
+    fast = fast_s3(endpoint, is_unsigned(), lambda: _by_s3fs(address)[0])
+    if fast is not None:
+        return fast, address.partition("://")[2].rstrip("/")
+    return _by_s3fs(address)
+
+
+def _by_s3fs(address: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
     config = _s3_config()
     options: dict[str, Any] = {"config_kwargs": config}
     place = address

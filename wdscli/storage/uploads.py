@@ -15,13 +15,14 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from wdscli.errors import OutputError, OutputIsFolderError
 from wdscli.shown import cause_of
 from wdscli.storage.addresses import is_web, scheme
 from wdscli.storage.ends import Data, Sink, taken
+from wdscli.storage.fast import FastS3, s3fs_of
 from wdscli.storage.remote import (
     NO_BUCKET_HINT,
     S3_KINDS,
@@ -114,6 +115,8 @@ class S3Sink(Sink):
 
     def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
         super().__init__(name)
+        if isinstance(fs, FastS3):
+            fs.prepare()
         self._object = _S3Object(fs, path, network())
         self._condition = {} if force else {"IfNoneMatch": "*"}
         self._pieces: list[bytes] = []
@@ -219,14 +222,22 @@ class _S3Object:
     """An object on S3 that is written: requests for it, which run in fsspec's thread."""
 
     def __init__(self, fs: Any, path: str, patience: Network) -> None:
-        self._fs, self._patience = fs, patience
+        self._given, self._patience = fs, patience
         bucket, key, _ = fs.split_path(path)
         self._of = {"Bucket": bucket, "Key": key}
         self._again: list[str] = []
-        fs.connect()
-        said = getattr(fs._s3.meta.config, "request_checksum_calculation", None)
+
+    @cached_property
+    def _fs(self) -> Any:
+        return s3fs_of(self._given)
+
+    @cached_property
+    def algorithm(self) -> dict[str, str]:
+        """How requests with a body name its checksum."""
+        self._fs.connect()
+        said = getattr(self._fs._s3.meta.config, "request_checksum_calculation", None)
         # AWS_REQUEST_CHECKSUM_CALCULATION=when_required is for stores that know no checksums.
-        self.algorithm = {} if said == "when_required" else {"ChecksumAlgorithm": "CRC32"}
+        return {} if said == "when_required" else {"ChecksumAlgorithm": "CRC32"}
 
     @property
     def tried_again(self) -> bool:
@@ -342,7 +353,7 @@ def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
     if scheme(folder) not in S3_KINDS:
         return
     with contextlib.suppress(Exception):
-        fs, _ = filesystem(folder, fresh=False)
+        fs = s3fs_of(filesystem(folder, fresh=False)[0])
         bucket = bucket_of(folder)
         place, _, prefix = folder.partition(f"{bucket}/")
         place += f"{bucket}/"
