@@ -21,6 +21,7 @@ ADD_UP = {
     "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "map": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "merge": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "table", "field", "dedup"},
+    "report": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "run": set(),
     "shuffle": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "sort": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "by"},

@@ -51,6 +51,10 @@ COMMANDS = {
     "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),
     "ls": Listing("Look and check", "List what is in shards: samples, members, shards or a summary."),
     "verify": Listing("Look and check", "Check shards and report everything that is wrong with them."),
+    "report": Listing(
+        "Look and check",
+        "Write a page that shows what a set is: samples, sizes, classes, texts, mixing, findings.",
+    ),
     "diff": Listing("Look and check", "Compare two sets as data: keys, fields, payloads, order, shards."),
     "index": Listing("Look and check", "Write indexes and manifests for shards made elsewhere."),
     "bench": Listing("Look and check", "Measure how fast the loader reads a set, and say what limits it."),

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 class Page(NamedTuple):
     """Some selected samples of one shard. ``batch`` holds them alone, with the fields that were selected
-    under their new names; ``places`` are their places in the shard, from 0."""
+    under their new names; ``places`` are their places in the shard, from 0; ``stored`` are the fields'
+    names as the shard has them."""
 
     shard: str
     batch: SampleBatch
     places: Sequence[int]
+    stored: Sequence[bytes]
 
 
 class MemberPage(NamedTuple):
@@ -231,13 +233,15 @@ class Listing:
 def _project(shard: str, batch: SampleBatch, rows: list[int], selection: Selection) -> Page:
     """The selected samples of a batch, alone."""
     if len(rows) == len(batch.keys) and not selection.changes_members:
-        return Page(shard, batch, range(batch.index, batch.index + len(rows)))
+        return Page(shard, batch, range(batch.index, batch.index + len(rows)), batch.fields)
     page = new_batch(batch.index)
+    stored = []
     for row in rows:
         first = batch.firsts[row]
         for place, name in selection.plan_of(batch, row, shard):
             at = first + place
             page.fields.append(name)
+            stored.append(batch.fields[at])
             page.starts.append(batch.starts[at])
             page.offsets.append(batch.offsets[at])
             page.sizes.append(batch.sizes[at])
@@ -245,7 +249,7 @@ def _project(shard: str, batch: SampleBatch, rows: list[int], selection: Selecti
         page.keys.append(batch.keys[row])
         page.firsts.append(len(page.fields))
         page.marks.append(batch.marks[row])
-    return Page(shard, page, [batch.index + row for row in rows])
+    return Page(shard, page, [batch.index + row for row in rows], stored)
 
 
 def _as_members(batch: SampleBatch) -> Columns:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from wdscli.look.listing import Listing, LsReport, Page
+from wdscli.look.listing import Listing, LsReport, Page, ShardRow
 from wdscli.model import to_text
 
 if TYPE_CHECKING:
@@ -71,16 +72,20 @@ class Summary(NamedTuple):
     fields: list[FieldSizes]
     balance: Balance | None
     repeated_keys: int
+    rows: list[ShardRow]
     report: LsReport
 
 
-def summarize(listing: Listing) -> Summary:
-    """Read all of ``listing`` and add it up. Errors as :func:`wdscli.look.listing.ls` has them."""
+def summarize(listing: Listing, look: Callable[[Page], None] | None = None) -> Summary:
+    """Read all of ``listing`` and add it up; ``look`` is called with the samples too. Errors as
+    :func:`wdscli.look.listing.ls` has them."""
     sizes, keys = _Sizes(), _Keys()
 
     def visit(page: Page) -> None:
         sizes.add(page)
         keys.add(page.batch.keys)
+        if look is not None:
+            look(page)
 
     rows = list(listing.shards(visit))
     samples = [row.samples for row in rows]
@@ -96,6 +101,7 @@ def summarize(listing: Listing) -> Summary:
         fields=sizes.fields(),
         balance=Balance(min(samples), max(samples), min(tars), max(tars)) if rows else None,
         repeated_keys=keys.repeated(),
+        rows=rows,
         report=listing.report(),
     )
 

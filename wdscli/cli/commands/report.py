@@ -1,0 +1,130 @@
+"""``wds report``: options in; a page out."""
+
+from typing import Annotated, Any, NamedTuple
+
+from wdscli.cli.options import GeneralOptions, Positive, SelectionOptions, Shards, Text, grouped, panel
+from wdscli.cli.output import Out, facts, plural
+from wdscli.errors import UsageError
+from wdscli.ops.report import CARDS, LOOKED_SAMPLES, ReportOptions
+from wdscli.ops.report import report as make
+from wdscli.report.facts import Facts
+from wdscli.units import human_size
+
+_output = panel("Output")
+_show = panel("What to show")
+
+_TOTALS = "shards samples members bytes=size_bytes payload_bytes overhead_bytes repeated_keys"
+
+_MIXING = "class_run classes_per_window=shards_per_window displacement correlation"
+
+
+@_output("""
+    -o, --output FILE  Where the page is written: a file, - or a URL.
+    --force  Replace what is there.
+    """)
+class PageOptions(NamedTuple):
+    """Where the page goes."""
+
+    output: str
+    force: bool = False
+
+
+@_show("""
+    --title TEXT  The heading of the page. Default: the name of the set.
+    --samples N  Samples on the contact sheet.
+    --seed N  Chooses which samples these are.
+    --no-images  Put no pictures, sound or film on the page.
+    look_into: --look-into N  Samples whose payloads are read for classes, texts and sizes of pictures.
+    --no-verify  Do not check the shards.
+    --decode  Check also that every payload can be decoded.
+    -j, --jobs N  Processes to work in. Default: as many as the work is worth.
+    """)
+class ShowOptions(NamedTuple):
+    """What is on the page."""
+
+    title: Text = None
+    samples: Annotated[int, 0] = CARDS
+    seed: int = 0
+    no_images: bool = False
+    look_into: Annotated[int, 1] = LOOKED_SAMPLES
+    no_verify: bool = False
+    decode: bool = False
+    jobs: Positive = None
+
+    def parse(self) -> ReportOptions:
+        """What the library takes. Raises UsageError."""
+        if self.decode and self.no_verify:
+            raise UsageError("--decode and --no-verify exclude each other", hint="give one of them")
+        return ReportOptions(
+            self.title,
+            self.seed,
+            self.samples,
+            self.look_into,
+            not self.no_images,
+            not self.no_verify,
+            self.decode,
+        )
+
+
+@grouped
+def report(
+    *,
+    shards: Shards,
+    page: PageOptions,
+    show: ShowOptions,
+    selection: SelectionOptions,
+    general: GeneralOptions,
+) -> None:
+    """Write a page that shows what a set is: samples, sizes, classes, texts, mixing, findings.
+
+    One HTML file that needs nothing but a browser, no network either. The same set gives the same page. Needs the
+    packages of `pip install 'wdscli[report]'`.
+
+    Examples:
+
+        wds report shards/ -o report.html
+        wds report s3://bucket/train/ -o report.html --samples 100 --seed 7
+        wds report shards/ -o cats.html --where 'json.label == "cat"' --title Cats
+        wds report train-manifest.json -o - --no-images | gzip > report.html.gz
+    """
+    out = Out(general.common, json=general.json.json)
+    if out.json and page.output == "-":
+        raise UsageError("--json and -o - both write to standard output", hint="-o FILE")
+    made = make(
+        shards,
+        page.output,
+        show.parse(),
+        selection=selection.parse(),
+        force=page.force,
+        trust_addresses=general.trust.trust_addresses,
+        jobs=show.jobs,
+        progress=out.progress(),
+    )
+    found = made.facts
+    for remark in found.summary.report.remarks:
+        out.warn(remark)
+    if out.json:
+        out.object({"output": page.output, "output_bytes": made.size_bytes, **_object(found)})
+    total = f"{plural(found.summary.samples, 'sample')} in {plural(found.summary.shards, 'shard')}"
+    judged = ", ".join(one.text for one in found.verdicts)
+    out.summary(f"{page.output}: {human_size(made.size_bytes)}; {total}: {judged}")
+
+
+def _object(found: Facts) -> dict[str, Any]:
+    """The numbers of the page, for JSON."""
+    mixed = found.mixed
+    return {
+        **facts(found, "title seed looked"),
+        **facts(found.summary, _TOTALS),
+        "classes": {
+            one.source: {"distinct": one.distinct, "counts": {row.value: row.samples for row in one.rows}}
+            for one in found.classes
+        },
+        "texts": {one.source: facts(one, "texts empty characters words longest") for one in found.captions},
+        "pictures": {one.field: facts(one, "pictures distinct width height") for one in found.pictures},
+        "mixing": None
+        if mixed is None
+        else {"here": facts(mixed.quality.output, _MIXING), "by_chance": facts(mixed.quality.random, _MIXING)},
+        "findings": None if found.checked is None else {one.code: one.total for one in found.checked.kinds},
+        "verdicts": [one.text for one in found.verdicts],
+    }

@@ -1,0 +1,245 @@
+"""``report``: one page that shows what a set is.
+
+What it is: :func:`report`, which reads a set and writes an HTML file, and :class:`ReportResult`. How: the headers of
+all shards are read once for totals and sizes, and draw the samples that are looked into; the payloads of these are read
+in tasks, a shard each; verify checks the shards; then the page is made of all that and written. Shards are taken by
+name, whatever order they were named in, unless a selection counts samples, so that a set has one page. What can be
+read only once is copied first. What is damaged is left out and told on the page. Memory does not grow with the set but
+by the 16 bytes a sample that finding keys that come twice takes. It must not print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from wdscli.errors import UsageError
+from wdscli.executors import make_executor, run_tasks
+from wdscli.look.listing import Listing
+from wdscli.look.summary import summarize
+from wdscli.plan.inputs import is_read_once
+from wdscli.plan.scratch import Scratch, spool
+from wdscli.progress import QUIET, Progress
+from wdscli.report.drawing import Drawing, Drawn
+from wdscli.report.facts import Facts, Found, gather, plain_value
+from wdscli.report.looking import Looked, LookTask, look_into, new_looked
+from wdscli.report.page import make_page, needed_packages
+from wdscli.selection import Selection
+from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set
+from wdscli.shown import shown
+from wdscli.storage import base_name, exists, is_local, open_sink, open_source
+from wdscli.storage.addresses import local_path, natural
+from wdscli.storage.ends import taken
+from wdscli.verify.set import VerifyReport, choose_jobs, verify
+
+if TYPE_CHECKING:
+    from wdscli.shards.manifest import Manifest
+
+CARDS = 48
+LOOKED_SAMPLES = 100_000
+PICTURED_SAMPLES = 10_000
+"""So many samples are looked into, and so many have the sizes of their pictures measured, unless others are asked."""
+MEDIA_BYTES = 2_800_000
+"""Of pictures and sound on all cards; on the page they take a third more."""
+MAX_FINDINGS = 12
+
+
+class ReportOptions(NamedTuple):
+    """What the page shows. ``cards`` samples are drawn by ``seed`` for the contact sheet, ``looked`` for classes,
+    captions and sizes of pictures; ``media`` puts pictures and sound on the page, ``check`` the findings of verify,
+    which with ``decode`` decodes payloads."""
+
+    title: str | None = None
+    seed: int = 0
+    cards: int = CARDS
+    looked: int = LOOKED_SAMPLES
+    media: bool = True
+    check: bool = True
+    decode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReportResult:
+    """The page that was written: its address, its bytes, and what is on it."""
+
+    output: str
+    size_bytes: int
+    facts: Facts
+
+
+def report(
+    inputs: Sequence[str],
+    output: str,
+    options: ReportOptions = ReportOptions(),  # noqa: B008  (immutable)
+    *,
+    selection: Selection = Selection(),  # noqa: B008  (immutable)
+    force: bool = False,
+    trust_addresses: bool = False,
+    jobs: int | None = None,
+    progress: Progress = QUIET,
+) -> ReportResult:
+    """Write the page of the set that ``inputs`` name to ``output``. Raises UsageError, also where jinja2, pygal or
+    Pillow is missing, InputError, OutputError."""
+    needed_packages()
+    if not force and output != "-" and exists(output):
+        raise taken(shown(output))
+    shards = whole_set(inputs, "skip", trust_addresses=trust_addresses)
+    if selection.reads_stdin and "-" in shards.addresses:
+        raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+    with Scratch() as scratch:
+        facts = _facts(shards, inputs, options, selection, scratch, jobs, progress, trust_addresses)
+        page = make_page(facts)
+        with open_sink(output, force=force) as sink:
+            sink.write(page)
+    return ReportResult(output, len(page), facts)
+
+
+def _facts(
+    shards: ShardSet,
+    inputs: Sequence[str],
+    options: ReportOptions,
+    selection: Selection,
+    scratch: Scratch,
+    jobs: int | None,
+    progress: Progress,
+    trust_addresses: bool,
+) -> Facts:
+    """All that is found in a set."""
+    manifest = shards.manifest
+    if manifest is None:
+        beside = manifest_beside(shards.addresses, shards.given)
+        manifest = None if beside is None else beside[1]
+    given = list(shards.addresses)
+    if selection.span is None and selection.limit is None:
+        given.sort(key=lambda address: (natural(base_name(address)), address))
+    copies = _copied(given, scratch, progress)
+    addresses = [copies.get(address, address) for address in given]
+    shards = shards._replace(addresses=addresses)
+    names = _names(given, addresses)
+    drawing = Drawing(max(options.looked, options.cards), options.seed)
+    listing = Listing(shards, selection, "skip", progress)
+    summary = summarize(listing, drawing.look)
+    drawn = drawing.drawn()
+    looked, classes = _look(drawn, addresses, options, jobs, progress)
+    verified = None
+    if options.check:
+        verified = verify(
+            addresses if copies else sorted(inputs, key=natural),
+            decode=options.decode,
+            max_findings=MAX_FINDINGS,
+            trust_addresses=trust_addresses,
+            jobs=jobs,
+            progress=progress,
+        )
+        verified = _renamed(verified, names)
+    title = options.title or (manifest.name if manifest is not None and manifest.name else _title(given))
+    return gather(
+        Found(
+            title=title,
+            sources=sorted({_shown_source(text) for text in inputs}),
+            seed=options.seed,
+            summary=summary,
+            looked=looked,
+            looked_samples=len(drawn),
+            classes=classes,
+            names=names,
+            verified=verified,
+            decoded=options.decode,
+            manifest=manifest,
+            made=[] if manifest is None else _made(manifest),
+        )
+    )
+
+
+def _copied(addresses: Sequence[str], scratch: Scratch, progress: Progress) -> dict[str, str]:
+    """Copies of the shards that can be read only once, by their address."""
+    copies: dict[str, str] = {}
+    for address in addresses:
+        if is_read_once(address) and address not in copies:
+            copies[address] = scratch.place(len(copies))
+            with open_source(address) as source:
+                spool(source, copies[address], cut=lambda error: progress.warn(str(error)))
+    return copies
+
+
+def _names(given: Sequence[str], addresses: Sequence[str]) -> dict[str, str]:
+    """What shards are called on the page, by address. A folder of this machine is nobody's business, but for the last
+    one where shards of several folders share a name."""
+    bases = [base_name(address) for address in given]
+    if len(set(bases)) < len(set(given)):
+        bases = ["/".join(shown(address).split("/")[-2:]) for address in given]
+    return dict(zip(addresses, bases))
+
+
+def _shown_source(text: str) -> str:
+    """An input as the page names it."""
+    return shown(text) if not is_local(text) else base_name(local_path(text).rstrip("/")) or text
+
+
+def _title(given: Sequence[str]) -> str:
+    from wdscli.shards.manifest import set_prefix
+
+    return set_prefix(given) or "Shard set"
+
+
+def _look(
+    drawn: Sequence[Drawn],
+    addresses: Sequence[str],
+    options: ReportOptions,
+    jobs: int | None,
+    progress: Progress,
+) -> tuple[Looked, list[tuple[tuple[int, int], bytes, tuple[tuple[str, str], ...]]]]:
+    """What the payloads of drawn samples are, and the classes of each by its place in the set."""
+    numbers = {address: number for number, address in enumerate(addresses)}
+    by_shard: dict[str, list[Drawn]] = {}
+    for one in drawn:
+        by_shard.setdefault(one.shard, []).append(one)
+    cards = min(options.cards, len(drawn))
+    pictured = drawn[min(PICTURED_SAMPLES, len(drawn)) - 1].rank if drawn else -1
+    tasks = [
+        LookTask(
+            address,
+            tuple(sorted(by_shard[address], key=lambda one: one.place)),
+            pictured,
+            drawn[cards - 1].rank if cards else -1,
+            MEDIA_BYTES // cards if cards and options.media else 0,
+        )
+        for address in dict.fromkeys(addresses)
+        if address in by_shard
+    ]
+    whole, classes = new_looked(), []
+    progress.start("looking", len(tasks), "shards")
+    with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
+        for found in run_tasks(executor, look_into, tasks):
+            whole.add(found)
+            number = numbers[found.address]
+            classes += [((number, place), key, values) for place, key, values in found.classes]
+            progress.advance(1)
+    progress.finish()
+    return whole, classes
+
+
+def _renamed(verified: VerifyReport, names: dict[str, str]) -> VerifyReport:
+    """Findings with shards called as the page calls them."""
+    words = {shown(address): name for address, name in names.items() if shown(address) != name}
+
+    def renamed(text: str) -> str:
+        for address, name in words.items():
+            text = text.replace(address, name)
+        return text
+
+    findings = [
+        one._replace(shard=renamed(one.shard), message=renamed(one.message)) for one in verified.findings
+    ]
+    return replace(verified, findings=tuple(findings))
+
+
+def _made(manifest: Manifest) -> list[tuple[str, str]]:
+    """What a manifest tells of how a set was made, in words."""
+    rows = [("name", manifest.name), ("fingerprint", manifest.fingerprint)]
+    rows += [(name, plain_value(value)) for name, value in manifest.made.items()]
+    checksums = {(shard.checksum or "").partition(":")[0] for shard in manifest.shards} - {""}
+    rows.append(("checksums", ", ".join(sorted(checksums)) or "none"))
+    rows.append(("index", "beside the shards" if all(shard.index for shard in manifest.shards) else "none"))
+    return [(name, text) for name, text in rows if text]

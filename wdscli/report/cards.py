@@ -1,0 +1,296 @@
+"""One sample as the page shows it: its class and caption, and each field in a form that a browser shows.
+
+What it is: :func:`make_card`. How: pictures are decoded and made anew, as small as the room of a card demands, so that
+nothing that a payload holds besides its pixels reaches the page; SVG goes in as it is, where browsers run no script of
+it (an image). Sound is put in as it is, cut at a place where its format allows a cut; film only if it is small. Text
+and JSON become excerpts; of other payloads type, shape or first bytes are told. It must not know how a page is made.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from wdscli.codecs.decode_images import EXTENSIONS, opened_image
+from wdscli.codecs.limits import MAX_DECODED_BYTES
+from wdscli.codecs.parts import extension
+from wdscli.model import to_text
+
+SIDES_PIXELS = (400, 256, 160, 96, 48)
+"""The longer side that a picture is brought to: the first at which it has room."""
+QUALITY = 80
+MAX_TEXT_CHARACTERS = 1200
+MAX_CAPTION_CHARACTERS = 280
+MAX_TEXT_BYTES = 1 << 20
+_HEX_BYTES = 48
+_FAINT_LEVELS = 64
+"""A grey picture that uses fewer is a mask or an index, and black to the eye: it is stretched."""
+_PIXELATED = 64
+SOUND = {
+    "wav": "audio/wav",
+    "mp3": "audio/mpeg",
+    "flac": "audio/flac",
+    "ogg": "audio/ogg",
+    "opus": "audio/ogg",
+}
+SOUND |= {"aac": "audio/aac", "m4a": "audio/mp4"}
+FILM = {"mp4": "video/mp4", "webm": "video/webm", "ogv": "video/ogg", "mov": "video/mp4"}
+_CUTTABLE = ("mp3", "flac", "ogg", "opus", "aac")
+"""Formats of which browsers play what is there of a file that is cut."""
+_TEXTS = frozenset(
+    [
+        "txt",
+        "text",
+        "transcript",
+        "caption",
+        "prompt",
+        "cls",
+        "cls2",
+        "id",
+        "index",
+        "inx",
+        "label",
+        "class",
+        "html",
+        "htm",
+        "md",
+        "csv",
+        "xml",
+    ]
+)
+_JSON = frozenset(("json", "jsn"))
+
+
+class Part(NamedTuple):
+    """One field: ``kind`` is ``image``, ``audio``, ``video``, ``text`` or ``note``. ``uri`` has the bytes of the first
+    three; ``text`` an excerpt, or why there is no more."""
+
+    field: str
+    kind: str
+    size_bytes: int
+    text: str = ""
+    uri: str = ""
+    width: int = 0
+    height: int = 0
+    is_clear: bool = False
+    """Whether what lies behind a picture can be seen through it."""
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether a picture is so small that its pixels are worth seeing."""
+        return 0 < max(self.width, self.height) <= _PIXELATED
+
+
+class Card(NamedTuple):
+    """One sample. ``label`` is its class, ``caption`` its first text; both may be empty."""
+
+    key: str
+    shard: str
+    place: int
+    label: str
+    caption: str
+    parts: tuple[Part, ...]
+
+
+def make_card(
+    key: bytes,
+    place: int,
+    payloads: Sequence[tuple[str, int, bytes | None]],
+    classes: Sequence[tuple[str, str]],
+    texts: Sequence[tuple[str, str]],
+    room_bytes: int,
+    shard: str,
+) -> Card:
+    """A card of a sample's fields: name, bytes, payload (None: not to be had). Pictures, sound and film take at most
+    ``room_bytes``, shared by those that there are; without room they are only named."""
+    media = sum(_media(field) is not None for field, _, _ in payloads)
+    parts = tuple(_part(field, size, data, room_bytes // max(1, media)) for field, size, data in payloads)
+    label = classes[0][1] if classes else ""
+    caption = _cut(texts[0][1], MAX_CAPTION_CHARACTERS) if texts else ""
+    return Card(to_text(key), shard, place, label, caption, parts)
+
+
+def _media(field: str) -> str | None:
+    kind = extension(field)
+    if kind == "svg" or kind in EXTENSIONS:
+        return "image"
+    return "audio" if kind in SOUND else "video" if kind in FILM else None
+
+
+def field_type(field: str) -> str:
+    """What a field holds, by its name, in a word; empty where nobody can tell."""
+    kind = extension(field[:-3] if field.lower().endswith(".gz") else field)
+    media = _media(kind)
+    if media:
+        return media
+    if kind in _JSON:
+        return "json"
+    if kind in ("npy", "npz", "pth", "ten", "tb", "tenbin"):
+        return "array"
+    if kind in ("cls", "cls2", "id", "index", "inx"):
+        return "number"
+    return "text" if kind in _TEXTS else ""
+
+
+def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
+    """One field. Whatever its payload is, it is shown somehow."""
+    if data is None:
+        return Part(field, "note", size, "cannot be read")
+    kind, media = extension(field), _media(field)
+    plain = extension(field[:-3]) if kind == "gz" else kind
+    try:
+        if media and not room:
+            return Part(field, "note", size, media)
+        if kind == "svg":
+            return _as_it_is(field, "image", "image/svg+xml", data, room)._replace(is_clear=True)
+        if media == "image":
+            return _image(field, size, data, room)
+        if media == "audio":
+            return _sound(field, kind, data, room)
+        if media == "video":
+            return _as_it_is(field, "video", FILM[kind], data, room)
+        if plain in _JSON:
+            return Part(field, "text", size, _json(data))
+        if plain in ("npy", "npz"):
+            return Part(field, "note", size, _arrays(data))
+        if plain in _TEXTS:
+            return Part(field, "text", size, _text(data))
+    except Exception as error:
+        # Decoders raise whatever they like at broken data.
+        return Part(field, "note", size, f"not what its name says: {type(error).__name__}")
+    text = _guessed(data)
+    return Part(field, "text", size, text) if text else Part(field, "note", size, _hex(data))
+
+
+def _uri(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{b64encode(data).decode('ascii')}"
+
+
+def _as_it_is(field: str, kind: str, mime: str, data: bytes, room: int) -> Part:
+    if len(data) > room:
+        return Part(field, "note", len(data), f"{kind}, too large for this page")
+    return Part(field, kind, len(data), uri=_uri(mime, data))
+
+
+def _image(field: str, size: int, data: bytes, room: int) -> Part:
+    image = opened_image(data, MAX_DECODED_BYTES)
+    width, height = image.size
+    # A JPEG is decoded to no more than is needed.
+    image.draft(None, (2 * SIDES_PIXELS[0], 2 * SIDES_PIXELS[0]))
+    image.load()
+    shown = _shown(image)
+    for side in SIDES_PIXELS:
+        small = shown.copy()
+        small.thumbnail((side, side), _lanczos())
+        mime, encoded = _encoded(small, keep=small.size == shown.size and max(small.size) <= _PIXELATED)
+        if len(encoded) <= room:
+            is_clear = shown.mode == "RGBA"
+            return Part(field, "image", size, "", _uri(mime, encoded), width, height, is_clear)
+    return Part(field, "note", size, "image, too large for this page")
+
+
+def _lanczos() -> Any:
+    from PIL import Image
+
+    return Image.Resampling.LANCZOS
+
+
+def _shown(image: Any) -> Any:
+    """In a mode that browsers show, faint greys stretched."""
+    if image.mode in ("1", "RGB", "RGBA"):
+        return image.convert("L") if image.mode == "1" else image
+    if image.mode == "L" or image.mode.startswith(("I", "F")):
+        if image.mode != "L":
+            image = image.convert("F")
+        low, high = image.getextrema()
+        if image.mode == "L" and high - low >= _FAINT_LEVELS:
+            return image
+        scale = 255 / (high - low) if high > low else 0.0
+        return image.point(lambda value: value * scale - low * scale).convert("L")
+    has_alpha = "A" in image.mode or "transparency" in image.info
+    return image.convert("RGBA" if has_alpha else "RGB")
+
+
+def _encoded(image: Any, *, keep: bool) -> tuple[str, bytes]:
+    """PNG where every pixel is to ``keep``, else WebP, or JPEG where Pillow has no WebP."""
+    from PIL import features
+
+    stream = io.BytesIO()
+    if keep:
+        image.save(stream, "PNG", optimize=True)
+        return "image/png", stream.getvalue()
+    if features.check("webp"):
+        image.save(stream, "WEBP", quality=QUALITY, method=4)
+        return "image/webp", stream.getvalue()
+    image.convert("RGB").save(stream, "JPEG", quality=QUALITY)
+    return "image/jpeg", stream.getvalue()
+
+
+def _sound(field: str, kind: str, data: bytes, room: int) -> Part:
+    if len(data) <= room:
+        return Part(field, "audio", len(data), uri=_uri(SOUND[kind], data))
+    if kind == "wav":
+        cut = _first_seconds(data, room)
+        return Part(field, "audio", len(data), "the beginning", _uri(SOUND[kind], cut))
+    if kind in _CUTTABLE:
+        return Part(field, "audio", len(data), "the beginning", _uri(SOUND[kind], data[:room]))
+    return Part(field, "note", len(data), "audio, too large for this page")
+
+
+def _first_seconds(data: bytes, room: int) -> bytes:
+    """As much of a WAV file as has room."""
+    import wave
+
+    stream = io.BytesIO()
+    with wave.open(io.BytesIO(data)) as sound, wave.open(stream, "wb") as cut:
+        cut.setnchannels(sound.getnchannels())
+        cut.setsampwidth(sound.getsampwidth())
+        cut.setframerate(sound.getframerate())
+        frame_bytes = sound.getnchannels() * sound.getsampwidth()
+        cut.writeframes(sound.readframes(max(1, (room - 64) // frame_bytes)))
+    return stream.getvalue()
+
+
+def _text(data: bytes) -> str:
+    return _cut(data[: 4 * MAX_TEXT_CHARACTERS + 4].decode("utf-8", "replace").strip(), MAX_TEXT_CHARACTERS)
+
+
+def _json(data: bytes) -> str:
+    if len(data) > MAX_TEXT_BYTES:
+        return _text(data)
+    return _cut(json.dumps(json.loads(data), ensure_ascii=False, indent=2), MAX_TEXT_CHARACTERS)
+
+
+def _arrays(data: bytes) -> str:
+    """Type and shape of an array, or of each of an archive of them."""
+    from wdscli.codecs.decode_values import decode_npy, decode_npz
+
+    if data[:2] == b"PK":
+        arrays = decode_npz(data, MAX_DECODED_BYTES)
+        return ", ".join(f"{name}: {_array(array)}" for name, array in list(arrays.items())[:8])
+    return _array(decode_npy(data))
+
+
+def _array(array: Any) -> str:
+    return f"{array.dtype} {' × '.join(map(str, array.shape)) or 'number'}"
+
+
+def _guessed(data: bytes) -> str:
+    """An excerpt of what nobody has said anything of, where it is text."""
+    head = data[: 4 * MAX_TEXT_CHARACTERS]
+    try:
+        text = head.decode("utf-8") if len(head) == len(data) else head[:-4].decode("utf-8", "ignore")
+    except UnicodeDecodeError:
+        return ""
+    return _cut(text, MAX_TEXT_CHARACTERS) if all(c.isprintable() or c in "\n\r\t" for c in text) else ""
+
+
+def _hex(data: bytes) -> str:
+    return data[:_HEX_BYTES].hex(" ") + (" …" if len(data) > _HEX_BYTES else "")
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else text[: characters - 1].rstrip() + "…"

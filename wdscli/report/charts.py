@@ -1,0 +1,203 @@
+"""Histograms and bars as SVG: drawn by pygal, coloured by the page.
+
+What it is: :func:`bars`, :func:`histogram`, :func:`scatter`. How: pygal lays out axes, labels and bars; then all that
+ties the drawing to a style, a script, a clock or a random name is taken out of its tree, so that the page's own style
+decides on light and dark, and the same numbers give the same bytes. What pygal would show by its script is put where
+browsers show it without one (``<title>``). It must not know what is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+WIDTH, HEIGHT = 360, 170
+"""Of a chart, in units that are about pixels: pages show two or three beside each other, phones one."""
+LABEL_PIXELS = 10
+BINS = 24
+_TAIL = 0.995
+"""So much of what is counted has its place in a histogram; what is larger is in its last bin."""
+_NUMBER = re.compile(r"-?\d+\.\d+")
+_DROPPED = ("defs", "desc", "style", "script")
+_EMPTY_LAYERS = ("titles", "plot text-overlay", "plot tooltip-overlay")
+
+
+class Bin(NamedTuple):
+    """Values from ``low`` to ``high``, both included; the last bin of a histogram may be ``open`` to the right."""
+
+    low: int
+    high: int
+    number: int
+    open: bool = False
+
+    @property
+    def label(self) -> str:
+        """The values in words."""
+        if self.open:
+            return f"{self.low:,} and more"
+        return f"{self.low:,}" if self.low == self.high else f"{self.low:,} to {self.high:,}"
+
+
+def binned(counts: Mapping[int, int], bins: int = BINS) -> list[Bin]:
+    """Whole numbers in bins of equal width, but for the few at the far end, which are in the last.
+
+    >>> [one.number for one in binned({1: 2, 2: 3, 4: 1})]
+    [2, 3, 0, 1]
+    """
+    values = sorted(counts)
+    low, last, high = values[0], values[-1], values[-1]
+    left = sum(counts.values()) * (1 - _TAIL)
+    for value in reversed(values):
+        left -= counts[value]
+        if left < 0:
+            high = value
+            break
+    width = max(1, ceil((high - low + 1) / bins))
+    found = [0] * ceil((high - low + 1) / width)
+    for value, count in counts.items():
+        found[min((value - low) // width, len(found) - 1)] += count
+    return [
+        Bin(
+            low + at * width,
+            low + (at + 1) * width - 1,
+            count,
+            at == len(found) - 1 and last >= low + (at + 1) * width,
+        )
+        for at, count in enumerate(found)
+    ]
+
+
+def middle(counts: Mapping[int, int]) -> int:
+    """The median; of two, the lower."""
+    left = sum(counts.values())
+    for value in sorted(counts):
+        left -= 2 * counts[value]
+        if left <= 0:
+            return value
+    return 0
+
+
+def histogram(counts: Counter[int], what: str, number: Callable[[float], str] = "{:,.0f}".format) -> str:
+    """An SVG of how often whole numbers occur; ``what`` is counted."""
+    bins = binned(counts)
+    import pygal
+
+    chart = _chart(pygal.Histogram, what, x_value_formatter=number)
+    chart.add(
+        what,
+        [
+            {"value": (one.number, one.low, one.high + 1), "label": f"{one.label}: {one.number:,} {what}"}
+            for one in bins
+        ],
+    )
+    return _finished(chart)
+
+
+def bars(rows: Sequence[tuple[str, int, str]], what: str, number: Callable[[float], str]) -> str:
+    """An SVG of a bar for each name and number, with what a browser says of it."""
+    import pygal
+
+    chart = _chart(pygal.Bar, what, value_formatter=number, show_x_labels=False)
+    chart.add(what, [{"value": value, "label": text} for _, value, text in rows])
+    return _finished(chart)
+
+
+def scatter(points: Sequence[tuple[int, int, str]], what: str) -> str:
+    """An SVG of a dot for each pair of numbers."""
+    import pygal
+
+    most_x, most_y = max(x for x, _, _ in points), max(y for _, y, _ in points)
+    chart = _chart(
+        pygal.XY,
+        what,
+        stroke=False,
+        dots_size=3,
+        xrange=(0, most_x),
+        range=(0, most_y),
+        value_formatter="{:,.0f}".format,
+        x_value_formatter="{:,.0f}".format,
+    )
+    chart.add(what, [{"value": (x, y), "label": text} for x, y, text in points])
+    return _finished(chart)
+
+
+def spark(counts: Sequence[int], labels: Sequence[str]) -> str:
+    """A small SVG for a row of a table."""
+    import pygal
+
+    chart = _chart(pygal.Bar, "", width=132, height=30, show_x_labels=False, show_y_labels=False)
+    # A count that is not 0 is to be seen.
+    least = max(counts) / 14
+    chart.add(
+        "",
+        [
+            {"value": max(count, least) if count else 0, "label": label}
+            for count, label in zip(counts, labels)
+        ],
+    )
+    return _finished(chart, "spark")
+
+
+def _chart(kind: Any, what: str, **options: Any) -> Any:
+    from pygal.style import Style
+
+    style = Style(label_font_size=LABEL_PIXELS, major_label_font_size=LABEL_PIXELS)
+    settings = {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "margin": 2,
+        "spacing": 6,
+        "css": (),
+        "js": (),
+        "style": style,
+        "title": None,
+        "show_legend": False,
+        "include_x_axis": True,
+        "rounded_bars": 1,
+        "min_scale": 2,
+        "max_scale": 5,
+        "show_x_guides": False,
+        "no_data_text": "",
+        "value_formatter": "{:,.0f}".format,
+        **options,
+    }
+    return kind(**settings)
+
+
+def _finished(chart: Any, kind: str = "chart") -> str:
+    """The drawing alone, as text."""
+    from xml.etree import ElementTree
+
+    # Its etree is lxml where that is installed, which writes namespaces otherwise.
+    chart.etree = ElementTree
+    root = chart.render_tree()
+    for node in list(root.iter()):
+        _clean(node)
+    root.attrib.pop("id", None)
+    root.attrib.pop("xmlns", None)
+    root.set("class", kind)
+    root.set("role", "img")
+    text = ElementTree.tostring(root, encoding="unicode", short_empty_elements=True)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    return _NUMBER.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)
+
+
+def _clean(node: Any) -> None:
+    """Out with what is not drawn; the label of a bar becomes its title."""
+    for child in list(node):
+        tag = child.tag if isinstance(child.tag, str) else ""
+        if tag == "desc" and child.get("class") == "label":
+            child.tag = "title"
+            child.attrib.clear()
+        elif (
+            not tag
+            or tag in _DROPPED
+            or (tag == "title")
+            or (tag == "g" and child.get("class") in _EMPTY_LAYERS)
+        ):
+            node.remove(child)

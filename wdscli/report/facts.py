@@ -1,0 +1,526 @@
+"""Everything that was found, as the page takes it: plain values, sorted, rounded and put into words.
+
+What it is: :class:`Facts` and the records in it, and :func:`gather`, which makes them of a summary, of what was looked
+into, of what verify said and of a manifest. How: one function a section of the page; each gives an empty one where a
+set has nothing of the kind. Numbers that a person reads are made here, so that the template decides on nothing but
+looks. It must not know HTML.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from math import exp, log
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wdscli.look.quality import WINDOW, Mixing, Quality, measure
+from wdscli.look.summary import FieldSizes, Summary
+from wdscli.model import to_text
+from wdscli.report import charts
+from wdscli.report.cards import Card, field_type
+from wdscli.report.looking import CAPTIONS, CLASSES, Looked
+from wdscli.storage.addresses import natural
+from wdscli.units import human_size
+from wdscli.verify.findings import Finding, kind_of
+from wdscli.verify.set import VerifyReport
+
+if TYPE_CHECKING:
+    from wdscli.plan.table import I64
+    from wdscli.shards.manifest import Manifest
+
+MAX_CLASSES = 1000
+MAX_SHARDS = 1000
+MAX_DOTS = 400
+MAX_BARS = 60
+"""So many rows, dots and bars the page shows of each kind; it says how many there are."""
+STRIP_CLASSES, STRIP_BINS = 10, 60
+FEW_SAMPLES = 30
+"""Of fewer nobody can say how mixed they are."""
+MIXED_RUN, SORTED_RUN = 1.5, 4.0
+"""Runs of one class, so many times as long as by chance: up to the one a set is mixed, from the other sorted."""
+UNEVEN = 0.5
+"""A shard with less than this share of the largest one's samples makes a set uneven, but for the last."""
+_GOOD, _FAIR, _BAD, _PLAIN = "good", "fair", "bad", "plain"
+
+
+class Verdict(NamedTuple):
+    """One line of judgement: ``tone`` is good, fair, bad or plain, ``place`` the section that says more."""
+
+    tone: str
+    text: str
+    place: str
+
+
+class FieldRow(NamedTuple):
+    """A field's row. ``share`` is of samples, ``weight`` of payload bytes, both from 0 to 1."""
+
+    sizes: FieldSizes
+    type: str
+    share: float
+    weight: float
+    svg: str
+
+
+class ClassRow(NamedTuple):
+    """A class: its name where a manifest has one, its share of samples, and how long its bar is, from 0 to 1."""
+
+    value: str
+    name: str
+    samples: int
+    share: float
+    length: float
+
+
+class Classes(NamedTuple):
+    """The classes of one source. ``effective`` is how many classes of equal size would be as hard to guess."""
+
+    source: str
+    samples: int
+    distinct: int
+    rows: list[ClassRow]
+    ratio: float
+    effective: float
+    are_labels: bool
+
+
+class Captions(NamedTuple):
+    """The texts of one source."""
+
+    source: str
+    texts: int
+    empty: int
+    characters: int
+    words: int
+    longest: int
+    svg_characters: str
+    svg_words: str
+
+
+class Pictures(NamedTuple):
+    """The sizes of one field's pictures, the most frequent first."""
+
+    field: str
+    pictures: int
+    distinct: int
+    width: int
+    height: int
+    usual: list[tuple[int, int, int]]
+    svg: str
+
+
+class JsonName(NamedTuple):
+    """A top-level name of a JSON field."""
+
+    field: str
+    name: str
+    types: str
+    share: float
+
+
+class Shards(NamedTuple):
+    """The shards' rows, as many as are shown, and the balance of all."""
+
+    rows: list[tuple[str, int, int, int, int]]
+    total: int
+    svg_samples: str
+    svg_bytes: str
+    is_even: bool
+    spread: str
+
+
+class StripRow(NamedTuple):
+    """Where in the set the samples of one class lie: a share of the most, from 0 to 1, for each stretch of it."""
+
+    name: str
+    shades: list[float]
+
+
+class Mixed(NamedTuple):
+    """How mixed the samples lie. ``order`` is how close they are to the order of their keys."""
+
+    quality: Quality
+    verdict: Verdict
+    order: Verdict
+    strip: list[StripRow]
+
+
+class FindingKind(NamedTuple):
+    """All findings of one kind."""
+
+    code: str
+    severity: str
+    meaning: str
+    total: int
+    findings: list[Finding]
+    hints: list[str]
+
+
+class Checked(NamedTuple):
+    """What verify said; None of it where it was not called."""
+
+    kinds: list[FindingKind]
+    errors: int
+    warnings: int
+    decoded: bool
+
+
+class Facts(NamedTuple):
+    """All that a page shows. ``looked`` samples of all were looked into."""
+
+    title: str
+    sources: list[str]
+    summary: Summary
+    seed: int
+    looked: int
+    verdicts: list[Verdict]
+    cards: list[Card]
+    fields: list[FieldRow]
+    names: list[JsonName]
+    classes: list[Classes]
+    captions: list[Captions]
+    pictures: list[Pictures]
+    shards: Shards
+    mixed: Mixed | None
+    checked: Checked | None
+    manifest: Manifest | None
+    made: list[tuple[str, str]]
+    unread: list[tuple[str, int]]
+
+
+class Found(NamedTuple):
+    """What a page is made of. ``places`` has each shard's place in the set, ``names`` how it is called on the page."""
+
+    title: str
+    sources: list[str]
+    seed: int
+    summary: Summary
+    looked: Looked
+    looked_samples: int
+    classes: Sequence[tuple[tuple[int, int], bytes, tuple[tuple[str, str], ...]]]
+    names: Mapping[str, str]
+    verified: VerifyReport | None
+    decoded: bool
+    manifest: Manifest | None
+    made: list[tuple[str, str]]
+
+
+def gather(found: Found) -> Facts:
+    """All facts of a set."""
+    summary, looked = found.summary, found.looked
+    classes = _classes(found)
+    shards = _shards(found)
+    primary = classes[0] if classes and classes[0].are_labels else None
+    mixed = _mixed(found, primary)
+    checked = _checked(found)
+    cards = [
+        card for _, card in sorted(looked.cards, key=lambda pair: (pair[0], pair[1].shard, pair[1].place))
+    ]
+    labels = {row.value: row.name for row in classes[0].rows if row.name} if classes else {}
+    return Facts(
+        title=found.title,
+        sources=found.sources,
+        summary=summary,
+        seed=found.seed,
+        looked=found.looked_samples,
+        verdicts=_verdicts(found, checked, mixed, shards),
+        cards=[
+            card._replace(shard=found.names.get(card.shard, card.shard), label=_label(card.label, labels))
+            for card in cards
+        ],
+        fields=_fields(summary),
+        names=_json_names(found),
+        classes=classes,
+        captions=_captions(looked),
+        pictures=_pictures(looked),
+        shards=shards,
+        mixed=mixed,
+        checked=checked,
+        manifest=found.manifest,
+        made=found.made,
+        unread=sorted(looked.unread.items()),
+    )
+
+
+def _label(value: str, names: Mapping[str, str]) -> str:
+    return f"{names[value]} ({value})" if value in names else value
+
+
+def _fields(summary: Summary) -> list[FieldRow]:
+    rows = []
+    for field in summary.fields:
+        labels = _size_labels(field)
+        rows.append(
+            FieldRow(
+                field,
+                field_type(field.field),
+                field.occurrences / summary.samples if summary.samples else 0.0,
+                field.total / summary.payload_bytes if summary.payload_bytes else 0.0,
+                charts.spark(field.histogram, labels) if len(field.histogram) > 1 else "",
+            )
+        )
+    return rows
+
+
+def _size_labels(field: FieldSizes) -> list[str]:
+    """What the bins of a field's histogram hold, in words: they are of equal width on a logarithmic scale."""
+    bins = len(field.histogram)
+    low, span = log(field.smallest + 1), log(field.largest + 1) - log(field.smallest + 1)
+    edges = [exp(low + span * at / bins) - 1 for at in range(bins + 1)]
+    return [
+        f"{human_size(edges[at])} to {human_size(edges[at + 1])}: {count:,}"
+        for at, count in enumerate(field.histogram)
+    ]
+
+
+def _rank(source: str, order: Sequence[str]) -> tuple[int, int, str]:
+    """Fields before names in JSON, then by what is more likely meant."""
+    name = source.rpartition(": ")[2].rpartition(".")[2].lower()
+    return ": " in source, order.index(name) if name in order else len(order), source
+
+
+def _classes(found: Found) -> list[Classes]:
+    counts: dict[str, Counter[str]] = {}
+    for _, _, classes in found.classes:
+        for source, value in classes:
+            counts.setdefault(source, Counter())[value] += 1
+    names = found.manifest.classes if found.manifest is not None else None
+    sources = sorted(counts, key=lambda source: _rank(source, CLASSES))
+    return [_class(source, counts[source], names) for source in sources[:3]]
+
+
+def _class(source: str, counts: Counter[str], names: Sequence[str] | None) -> Classes:
+    total, most = sum(counts.values()), max(counts.values())
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], natural(item[0])))
+    rows = [
+        ClassRow(value, _name_of(value, names), count, count / total, count / most)
+        for value, count in ordered[:MAX_CLASSES]
+    ]
+    entropy = -sum(count / total * log(count / total) for count in counts.values())
+    # Where nearly each sample has a value of its own it is a number or a name, and no class.
+    are_labels = 1 < len(counts) <= max(20, total // 3)
+    return Classes(source, total, len(counts), rows, most / min(counts.values()), exp(entropy), are_labels)
+
+
+def _name_of(value: str, names: Sequence[str] | None) -> str:
+    if names is not None and value.isascii() and value.isdecimal() and int(value) < len(names):
+        return names[int(value)]
+    return ""
+
+
+def _captions(looked: Looked) -> list[Captions]:
+    sources = sorted(looked.characters, key=lambda source: _rank(source, CAPTIONS))
+    return [
+        Captions(
+            source,
+            sum(characters.values()),
+            characters[0],
+            charts.middle(characters),
+            charts.middle(looked.words[source]),
+            max(characters),
+            charts.histogram(characters, "texts") if len(characters) > 1 else "",
+            charts.histogram(looked.words[source], "texts") if len(looked.words[source]) > 1 else "",
+        )
+        for source in sources[:3]
+        for characters in (looked.characters[source],)
+    ]
+
+
+def _pictures(looked: Looked) -> list[Pictures]:
+    found = []
+    for field, sizes in sorted(looked.pictures.items(), key=lambda item: (-sum(item[1].values()), item[0])):
+        usual = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+        widths, heights = Counter[int](), Counter[int]()
+        for (width, height), count in sizes.items():
+            widths[width] += count
+            heights[height] += count
+        dots = [
+            (width, height, f"{width} × {height}: {count:,}") for (width, height), count in usual[:MAX_DOTS]
+        ]
+        found.append(
+            Pictures(
+                field,
+                sum(sizes.values()),
+                len(sizes),
+                charts.middle(widths),
+                charts.middle(heights),
+                [(width, height, count) for (width, height), count in usual[:6]],
+                charts.scatter(dots, "pictures") if len(dots) > 1 else "",
+            )
+        )
+    return found[:3]
+
+
+def _json_names(found: Found) -> list[JsonName]:
+    types: dict[tuple[str, str], Counter[str]] = {}
+    for (field, name, kind), count in found.looked.names.items():
+        types.setdefault((field, name), Counter())[kind] += count
+    whole: Counter[str] = Counter()
+    for (field, _), kinds in types.items():
+        whole[field] = max(whole[field], kinds.total())
+    total = max(1, found.looked_samples)
+    return [
+        JsonName(field, name, " or ".join(sorted(kinds)), kinds.total() / total)
+        for (field, name), kinds in sorted(
+            types.items(), key=lambda item: (item[0][0], -item[1].total(), item[0][1])
+        )
+    ]
+
+
+def _shards(found: Found) -> Shards:
+    rows = [
+        (
+            found.names.get(row.shard, row.shard),
+            row.samples,
+            row.members,
+            row.size_bytes,
+            round(row.payload_bytes / row.samples) if row.samples else 0,
+        )
+        for row in found.summary.rows
+    ]
+    samples, sizes = [row[1] for row in rows], [row[3] for row in rows]
+    # The last shard holds what is left.
+    full = samples[:-1] or samples
+    is_even = not full or min(full) >= UNEVEN * max(full)
+    spread = ""
+    if len(rows) > 1:
+        spread = _span(min(samples), max(samples), "{:,}".format) + " samples and "
+        spread += _span(min(sizes), max(sizes), human_size)
+    return Shards(
+        rows[:MAX_SHARDS],
+        len(rows),
+        _shard_chart(
+            [(name, count, f"{count:,} samples") for name, count, *_ in rows], "shards", "{:,.0f}".format
+        ),
+        _shard_chart([(row[0], row[3], human_size(row[3])) for row in rows], "shards", human_size),
+        is_even,
+        spread,
+    )
+
+
+def _span(least: int, most: int, number: Callable[[float], str]) -> str:
+    return number(least) if least == most else f"{number(least)} to {number(most)}"
+
+
+def _shard_chart(rows: Sequence[tuple[str, int, str]], what: str, number: Callable[[float], str]) -> str:
+    """A bar for each of some shards, a histogram of many; nothing for one."""
+    if len(rows) < 2:
+        return ""
+    if len(rows) <= MAX_BARS:
+        return charts.bars([(name, value, f"{name}: {text}") for name, value, text in rows], what, number)
+    return charts.histogram(Counter(value for _, value, _ in rows), what, number)
+
+
+def _mixed(found: Found, classes: Classes | None) -> Mixed | None:
+    """How mixed the drawn samples lie, in the order of the set, beside the order of their keys."""
+    import numpy
+
+    samples = sorted(found.classes, key=lambda one: one[0])
+    total = len(samples)
+    if total < FEW_SAMPLES:
+        return None
+    by_key = sorted(range(total), key=lambda at: (natural(to_text(samples[at][1])), at))
+    places: I64 = numpy.empty(total, dtype=numpy.int64)
+    places[by_key] = numpy.arange(total)
+    values = [b""] * total
+    if classes is not None:
+        values = [dict(one[2]).get(classes.source, "").encode("utf-8", "replace") for one in samples]
+    numbers: dict[bytes, int] = {}
+    for value in values:
+        numbers.setdefault(value, len(numbers))
+    kinds = numpy.array([numbers[values[at]] for at in by_key], dtype=numpy.int64)
+    quality = measure(kinds, places, [values[at] for at in by_key], min(WINDOW, max(20, total // 10)))
+    return Mixed(
+        quality,
+        _mixing_verdict(quality.output, quality.random),
+        _order_verdict(quality.output),
+        [] if classes is None else _strip(classes, [to_text(value) for value in values]),
+    )
+
+
+def _mixing_verdict(output: Mixing, random: Mixing) -> Verdict:
+    if output.class_run is None or random.class_run is None:
+        return Verdict(_PLAIN, "no classes to judge by", "mixing")
+    times = output.class_run / random.class_run
+    if times <= MIXED_RUN:
+        return Verdict(_GOOD, "classes well mixed", "mixing")
+    if times < SORTED_RUN:
+        return Verdict(_FAIR, "classes partly mixed", "mixing")
+    return Verdict(_BAD, "sorted by class", "mixing")
+
+
+def _order_verdict(output: Mixing) -> Verdict:
+    correlation = abs(output.correlation or 0.0)
+    if correlation > 0.95:
+        return Verdict(_PLAIN, "in the order of the keys", "mixing")
+    if correlation < 0.1:
+        return Verdict(_PLAIN, "in no order of the keys", "mixing")
+    return Verdict(_PLAIN, "near the order of the keys", "mixing")
+
+
+def _strip(classes: Classes, values: Sequence[str]) -> list[StripRow]:
+    """Where in the set each of the largest classes lies."""
+    bins = min(STRIP_BINS, len(values) // 2)
+    names = {row.value: row.name or row.value for row in classes.rows[:STRIP_CLASSES]}
+    counts = {value: [0] * bins for value in names}
+    for place, value in enumerate(values):
+        if value in counts:
+            counts[value][place * bins // len(values)] += 1
+    return [
+        StripRow(names[value], [round(count / max(1, *found), 2) for count in found])
+        for value, found in counts.items()
+    ]
+
+
+def _checked(found: Found) -> Checked | None:
+    report = found.verified
+    if report is None:
+        return None
+    by_code: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        by_code.setdefault(finding.code, []).append(finding)
+    kinds = [
+        FindingKind(
+            code,
+            kind_of(code).severity,
+            kind_of(code).meaning,
+            count,
+            by_code.get(code, []),
+            list(dict.fromkeys(one.hint for one in by_code.get(code, []) if one.hint)),
+        )
+        for code, count in report.counts.items()
+    ]
+    kinds.sort(key=lambda kind: kind.severity)
+    return Checked(kinds, report.errors, report.warnings, found.decoded)
+
+
+def _verdicts(found: Found, checked: Checked | None, mixed: Mixed | None, shards: Shards) -> list[Verdict]:
+    verdicts = []
+    summary = found.summary
+    if checked is not None:
+        counts = [(checked.errors, "error"), (checked.warnings, "warning")]
+        text = ", ".join(f"{count:,} {word}{'s' * (count != 1)}" for count, word in counts if count)
+        tone = _BAD if checked.errors else _FAIR if checked.warnings else _GOOD
+        verdicts.append(Verdict(tone, text or "nothing wrong", "findings"))
+    if summary.report.missing:
+        count = len(summary.report.missing)
+        verdicts.append(Verdict(_BAD, f"{count:,} shard{'s' * (count != 1)} missing", "findings"))
+    if summary.shards > 1:
+        tone = _GOOD if shards.is_even else _FAIR
+        verdicts.append(Verdict(tone, "even shards" if shards.is_even else "uneven shards", "shards"))
+    if mixed is not None:
+        has_classes = mixed.quality.output.class_run is not None
+        verdicts.append(mixed.verdict if has_classes else mixed.order)
+    if found.manifest is None:
+        verdicts.append(Verdict(_PLAIN, "no manifest", "provenance"))
+    return verdicts
+
+
+def plain_value(value: Any) -> str:
+    """A value of a manifest, in words."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {plain_value(one)}" for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(plain_value, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)

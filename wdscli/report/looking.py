@@ -1,0 +1,244 @@
+"""The payloads of drawn samples: classes, lengths of captions, sizes of pictures, and cards for the contact sheet.
+
+What it is: :func:`look_into`, a task for the drawn samples of one shard, and :class:`Looked`, what it returns, which is
+counts but for the classes of each sample. How: a payload is read with the headers in front of it, in the order of the
+shard, so that streams that only go on (a ``.tar.gz``) are read once. What cannot be decoded is counted by field and is
+no error: `verify --decode` says what is wrong with it. Names decide what is what: :data:`CLASSES`, :data:`CAPTIONS`.
+
+It must not know of other shards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from wdscli.codecs.decode_images import EXTENSIONS, opened_image
+from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
+from wdscli.codecs.parts import extension
+from wdscli.errors import DataError, StorageError
+from wdscli.model import to_text
+from wdscli.report.cards import Card, make_card
+from wdscli.report.drawing import Drawn, DrawnMember
+from wdscli.samples.expected import Expected
+from wdscli.storage import Source, open_source
+
+Counted = TypeVar("Counted")
+
+CLASSES = ("cls", "cls2", "label", "class", "category", "class_name")
+"""Extensions of fields, and top-level names in JSON, that hold a sample's class; the first that a set has is its."""
+CAPTIONS = ("txt", "text", "caption", "transcript", "prompt", "description", "title")
+JSON = ("json", "jsn")
+MAX_VALUE_BYTES = 1 << 20
+"""A class, text or JSON of more is not looked into."""
+MAX_CLASS_CHARACTERS = 100
+MAX_SOURCES = 200
+"""So many names in JSON are counted."""
+HEADER_BYTES = 1 << 13
+MAX_HEADER_BYTES = 1 << 18
+"""Of a picture so much is read for its size: first the one, then the other."""
+
+
+class LookTask(NamedTuple):
+    """The drawn samples of one shard, by place. Those with a rank up to ``pictured`` have their pictures measured,
+    those up to ``carded`` become cards, each of at most ``card_bytes`` of pictures and sound, of none with 0."""
+
+    address: str
+    samples: tuple[Drawn, ...]
+    pictured: int
+    carded: int
+    card_bytes: int
+
+
+class Looked(NamedTuple):
+    """What was found. ``classes`` has for each sample its place, key and classes by source; the rest is counts by
+    source: ``characters`` and ``words`` of texts, ``pictures`` by width and height, ``names`` of JSON by field, name
+    and type, ``unread`` payloads by field that are not what the field says."""
+
+    address: str
+    classes: list[tuple[int, bytes, tuple[tuple[str, str], ...]]]
+    characters: dict[str, Counter[int]]
+    words: dict[str, Counter[int]]
+    pictures: dict[str, Counter[tuple[int, int]]]
+    names: Counter[tuple[str, str, str]]
+    unread: Counter[str]
+    cards: list[tuple[int, Card]]
+
+    def add(self, other: Looked) -> None:
+        """What was found in another shard, but for the classes."""
+        _add_counts(self.characters, other.characters)
+        _add_counts(self.words, other.words)
+        _add_counts(self.pictures, other.pictures)
+        self.names.update(other.names)
+        self.unread.update(other.unread)
+        self.cards.extend(other.cards)
+
+
+def _add_counts(mine: dict[str, Counter[Counted]], theirs: Mapping[str, Counter[Counted]]) -> None:
+    for source, counts in theirs.items():
+        mine.setdefault(source, Counter()).update(counts)
+
+
+def new_looked(address: str = "") -> Looked:
+    """Nothing found."""
+    return Looked(address, [], {}, {}, {}, Counter(), Counter(), [])
+
+
+def look_into(task: LookTask) -> Looked:
+    """Everything about the drawn samples of one shard. Raises InputError."""
+    found = new_looked(task.address)
+    with open_source(task.address) as source:
+        if source.seekable:
+            source.expect([span for one in task.samples for span in _spans(one, task)])
+        for one in task.samples:
+            _Sample(source, one, task, found).look()
+    return found
+
+
+def _spans(one: Drawn, task: LookTask) -> list[tuple[int, int]]:
+    """The bytes that are read of a sample."""
+    spans = []
+    for member in one.members:
+        expected, end = member.expected, member.expected.offset + member.expected.size
+        if one.rank > task.carded and not _is_value(member):
+            if one.rank > task.pictured or not _is_picture(member):
+                continue
+            end = min(end, expected.offset + HEADER_BYTES)
+        spans.append((expected.first, end))
+    return spans
+
+
+def _kind(field: bytes) -> str:
+    """The extension that says what a field holds; a compression's is taken off."""
+    name = to_text(field)
+    return extension(name[:-3] if name.lower().endswith(".gz") else name)
+
+
+def _is_value(member: DrawnMember) -> bool:
+    small = member.expected.size <= MAX_VALUE_BYTES
+    return small and _kind(member.field) in (*CLASSES, *CAPTIONS, *JSON)
+
+
+def _is_picture(member: DrawnMember) -> bool:
+    return _kind(member.field) in EXTENSIONS
+
+
+class _Sample:
+    """One drawn sample that is looked into."""
+
+    def __init__(self, source: Source, drawn: Drawn, task: LookTask, found: Looked) -> None:
+        self.source, self.drawn, self.task, self.found = source, drawn, task, found
+        self.classes: list[tuple[str, str]] = []
+        self.texts: list[tuple[str, str]] = []
+
+    def look(self) -> None:
+        """Read what is wanted, in the order of the shard, and add what was found."""
+        drawn, task = self.drawn, self.task
+        payloads: list[tuple[str, int, bytes | None]] = []
+        for member in drawn.members:
+            field, size = to_text(member.field), member.expected.size
+            data = None
+            if drawn.rank <= task.carded or _is_value(member):
+                data = self._payload(field, member.expected)
+            if data is not None and _is_value(member):
+                self._value(field, data)
+            if drawn.rank <= task.pictured and _is_picture(member):
+                self._picture(field, member.expected, data)
+            payloads.append((field, size, data))
+        self.found.classes.append((drawn.place, drawn.key, tuple(self.classes)))
+        if drawn.rank <= task.carded:
+            card = make_card(
+                drawn.key, drawn.place, payloads, self.classes, self.texts, task.card_bytes, task.address
+            )
+            self.found.cards.append((drawn.rank, card))
+
+    def _payload(self, field: str, expected: Expected) -> bytes | None:
+        """A payload; None for one that is too large to be decoded, and for one that is not there."""
+        if expected.size > MAX_DECODED_BYTES:
+            return None
+        try:
+            data = expected.payload(self.source)
+            if field.lower().endswith(".gz"):
+                return inflate(data)
+        except StorageError:
+            raise
+        except Exception:
+            self.found.unread[field] += 1
+            return None
+        return data
+
+    def _value(self, field: str, data: bytes) -> None:
+        kind = _kind(field.encode("utf-8", "surrogateescape"))
+        try:
+            if kind in JSON:
+                self._json(field, json.loads(data))
+                return
+            text = data.decode("utf-8").strip()
+        except (ValueError, RecursionError):
+            self.found.unread[field] += 1
+            return
+        if kind in CLASSES and len(text) <= MAX_CLASS_CHARACTERS:
+            self.classes.append((field, text))
+        elif kind in CAPTIONS:
+            self._text(field, text)
+
+    def _json(self, field: str, value: Any) -> None:
+        if not isinstance(value, Mapping):
+            self._name(field, "", value)
+            return
+        for name, one in value.items():
+            self._name(field, str(name), one)
+        for name in CLASSES:
+            one = value.get(name)
+            if isinstance(one, (str, int)) and len(str(one)) <= MAX_CLASS_CHARACTERS:
+                self.classes.append((f"{field}: {name}", str(one)))
+        for name in CAPTIONS:
+            if isinstance(value.get(name), str):
+                self._text(f"{field}: {name}", value[name].strip())
+
+    def _name(self, field: str, name: str, value: Any) -> None:
+        names = self.found.names
+        place = (field, name, _type_of(value))
+        if place in names or len(names) < MAX_SOURCES:
+            names[place] += 1
+
+    def _text(self, source: str, text: str) -> None:
+        self.texts.append((source, text))
+        self.found.characters.setdefault(source, Counter())[len(text)] += 1
+        self.found.words.setdefault(source, Counter())[len(text.split())] += 1
+
+    def _picture(self, field: str, expected: Expected, data: bytes | None) -> None:
+        size = None
+        if data is not None:
+            size = picture_size(data)
+        else:
+            whole = min(expected.size, MAX_HEADER_BYTES)
+            first = min(expected.size, HEADER_BYTES) if self.source.seekable else whole
+            for length in dict.fromkeys((first, whole)):
+                size = size or picture_size(self.source.read_at(expected.offset, length))
+        if size is None:
+            self.found.unread[field] += 1
+        else:
+            self.found.pictures.setdefault(field, Counter())[size] += 1
+
+
+def picture_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height by the header of a picture, which may be all that is there; None for what is none."""
+    try:
+        image = opened_image(data, MAX_DECODED_BYTES)
+    except DataError:
+        return None
+    except Exception:
+        # Pillow's plugins raise whatever they like at what is cut or broken.
+        return None
+    width, height = image.size
+    return int(width), int(height)
+
+
+_TYPES = {bool: "true or false", int: "number", float: "number", str: "text", list: "list", dict: "object"}
+
+
+def _type_of(value: Any) -> str:
+    return _TYPES.get(type(value), "null")

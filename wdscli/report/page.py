@@ -1,0 +1,95 @@
+"""The page: facts to HTML, one file that needs nothing but a browser.
+
+What it is: :func:`make_page`. How: jinja2 fills the template beside this module, and escapes whatever a set says of
+itself; style and script stand beside it too, and are put into the page. A policy in the page's head lets a browser run
+that one script, by its hash, and load nothing: were something not escaped, it would still be dead. It must not know how
+anything was found.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from base64 import b64encode
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from wdscli import __version__
+from wdscli.codecs.parts import needed
+from wdscli.report.facts import Facts
+from wdscli.units import human_size
+
+INSTALL = "'wdscli[report]'"
+
+
+def needed_packages() -> None:
+    """Raise UsageError, with the command that installs it, for a package that is missing."""
+    for module in ("jinja2", "pygal", "PIL.Image"):
+        needed(module, "wds report", INSTALL)
+
+
+def make_page(facts: Facts) -> bytes:
+    """The page in UTF-8; names that are not are shown by their escapes."""
+    import jinja2
+    from markupsafe import Markup
+
+    script, style = _beside("page.js"), _beside("page.css")
+    environment = jinja2.Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_clean,
+    )
+    environment.filters |= {"n": _number, "size": human_size, "percent": _percent, "short": _short}
+    template = environment.from_string(_beside("page.html"))
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    text = template.render(
+        **facts._asdict(),
+        script=Markup(script),
+        style=Markup(style),
+        script_hash=digest,
+        version=__version__,
+        svg=Markup,
+    )
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _beside(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8")
+
+
+def _clean(value: Any) -> Any:
+    """Text without what a browser would act on or could not show: control characters, and marks that turn the
+    direction of what follows."""
+    if type(value) is not str or (value.isascii() and value.isprintable()):
+        return value
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}"
+        if (c not in "\n\t" and unicodedata.category(c) == "Cc") or c in _TURNS
+        else c
+        for c in value
+    )
+
+
+_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.3g}"
+
+
+def _percent(share: float) -> str:
+    """
+    >>> _percent(1.0), _percent(0.9999), _percent(0.1234), _percent(0.0001)
+    ('100%', '99.9%', '12.3%', '<0.1%')
+    """
+    if 0 < share < 0.001:
+        return "<0.1%"
+    percent = min(100 * share, 99.9) if share < 1 else 100.0
+    return f"{percent:.1f}".removesuffix(".0") + "%"
+
+
+def _short(value: float) -> str:
+    """For lengths of bars."""
+    return f"{100 * value:.1f}".removesuffix(".0")
