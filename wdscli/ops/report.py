@@ -28,7 +28,7 @@ from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set
 from wdscli.shown import shown
-from wdscli.storage import base_name, exists, is_local, open_sink, open_source
+from wdscli.storage import base_name, exists, folder_of, is_local, open_sink, open_source
 from wdscli.storage.addresses import local_path, natural
 from wdscli.storage.ends import taken
 from wdscli.verify.set import VerifyReport, choose_jobs, verify
@@ -221,12 +221,14 @@ def _look(
 
 
 def _renamed(verified: VerifyReport, names: dict[str, str]) -> VerifyReport:
-    """Findings with shards called as the page calls them."""
-    words = {shown(address): name for address, name in names.items() if shown(address) != name}
+    """Findings with shards, and what lies beside them, called as the page calls them."""
+    words = {shown(address): name for address, name in names.items()}
+    words.update({shown(folder_of(address)): "" for address in names if is_local(address)})
+    longest_first = sorted((text for text in words if text), key=len, reverse=True)
 
     def renamed(text: str) -> str:
-        for address, name in words.items():
-            text = text.replace(address, name)
+        for one in longest_first:
+            text = text.replace(one, words[one])
         return text
 
     findings = [

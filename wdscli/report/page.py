@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import unicodedata
 from base64 import b64encode
+from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -30,10 +31,25 @@ def needed_packages() -> None:
 
 def make_page(facts: Facts) -> bytes:
     """The page in UTF-8; names that are not are shown by their escapes."""
-    import jinja2
     from markupsafe import Markup
 
-    script, style = _beside("page.js"), _beside("page.css")
+    script = _beside("page.js")
+    text: str = _template().render(
+        **facts._asdict(),
+        script=Markup(script),
+        style=Markup(_beside("page.css")),
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),
+        version=__version__,
+        svg=Markup,
+    )
+    return text.encode("utf-8", "backslashreplace")
+
+
+@cache
+def _template() -> Any:
+    """The template, compiled once."""
+    import jinja2
+
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
@@ -42,17 +58,7 @@ def make_page(facts: Facts) -> bytes:
         finalize=_clean,
     )
     environment.filters |= {"n": _number, "size": human_size, "percent": _percent, "short": _short}
-    template = environment.from_string(_beside("page.html"))
-    digest = b64encode(sha256(script.encode()).digest()).decode()
-    text = template.render(
-        **facts._asdict(),
-        script=Markup(script),
-        style=Markup(style),
-        script_hash=digest,
-        version=__version__,
-        svg=Markup,
-    )
-    return text.encode("utf-8", "backslashreplace")
+    return environment.from_string(_beside("page.html"))
 
 
 def _beside(name: str) -> str:

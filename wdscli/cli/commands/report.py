@@ -124,7 +124,10 @@ def _object(found: Facts) -> dict[str, Any]:
         "pictures": {one.field: facts(one, "pictures distinct width height") for one in found.pictures},
         "mixing": None
         if mixed is None
-        else {"here": facts(mixed.quality.output, _MIXING), "by_chance": facts(mixed.quality.random, _MIXING)},
+        else {
+            "here": facts(mixed.quality.output, _MIXING),
+            "by_chance": facts(mixed.quality.random, _MIXING),
+        },
         "findings": None if found.checked is None else {one.code: one.total for one in found.checked.kinds},
         "verdicts": [one.text for one in found.verdicts],
     }

@@ -1,0 +1,312 @@
+"""``wds report``: what stands on the page, for each option and for sets of every make. A browser looks at it in
+test_report_in_browser.py."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+import subprocess
+import sys
+import wave
+from base64 import b64decode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from report_sets import EVIL, Page, picture, tone, write_set
+from shard_cases import Ran, tar_of, wds_here
+
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of 4 shards, 40 samples, sorted by nothing."""
+    return write_set(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def page(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Its page."""
+    target = tmp_path_factory.mktemp("page") / "page.html"
+    assert wds_here("report", made, "-o", target, "--decode", "-q").code == 0
+    return Page(target.read_bytes())
+
+
+Look = Callable[..., Page]
+
+
+@pytest.fixture
+def look(tmp_path: Path, made: Path) -> Look:
+    """The page of a set (default: the one above), and options."""
+
+    def call(*args: object, of: object = None) -> Page:
+        target = tmp_path / "page.html"
+        ran = wds_here("report", of or made, "-o", target, "--force", *args)
+        assert ran.code == 0, ran.err
+        return Page(target.read_bytes())
+
+    return call
+
+
+def failed(*args: object) -> Ran:
+    ran = wds_here("report", *args)
+    assert ran.code
+    assert "Traceback" not in ran.err
+    return ran
+
+
+class TestThePage:
+    def test_the_last_line_says_what_is_on_it(self, made: Path, tmp_path: Path) -> None:
+        ran = wds_here("report", made, "-o", tmp_path / "page.html", "-q")
+        assert ran.err == ""
+        ran = wds_here("report", made, "-o", tmp_path / "page.html", "--force")
+        assert "40 samples in 4 shards: nothing wrong, even shards, classes well mixed" in ran.err
+
+    def test_totals_and_verdicts(self, page: Page) -> None:
+        text = page.text()
+        assert "train: 40 samples" in text
+        assert "nothing wrong even shards classes well mixed" in text
+        assert "samples 40 shards 4" in text
+        assert "files 240 classes 4" in text
+
+    def test_a_row_for_each_field(self, page: Page) -> None:
+        text = page.text("fields")
+        assert "npy array 100% 128 B" in text
+        assert "png image 100%" in text
+        assert "json: note text, 100%" in text
+        assert "json: score number, 100%" in text
+        assert len([one for one in page.all("svg") if one["class"] == "spark"]) == 4
+
+    def test_classes_texts_pictures(self, page: Page) -> None:
+        assert "4 classes; the largest has 1 time the samples of the smallest" in page.text("classes")
+        assert "json: label 4 classes" in page.text("classes")
+        assert "<b>fox</b> 10 25%" in page.text("classes")
+        assert "40 texts of 3 words and 16 characters (medians), at most 79; none empty" in page.text(
+            "captions"
+        )
+        assert "5 sizes among 40" in page.text("pictures")
+        assert "20 × 30 8 20%" in page.text("pictures")
+
+    def test_shards_mixing_findings_provenance(self, page: Page) -> None:
+        assert "4 shards of 10 samples and" in page.text("shards")
+        assert "train-000003.tar 10" in page.text("shards")
+        assert "samples of one class in a row 1 " in page.text("mixing")
+        assert "correlation with it (1: the same) 1.000 0" in page.text("mixing")
+        assert page.text("findings") == "Findings wds verify finds nothing wrong."
+        assert "fingerprint xxh3_128:" in page.text("provenance")
+        assert "index beside the shards" in page.text("provenance")
+
+    def test_every_sample_is_on_the_sheet_with_what_it_holds(self, page: Page) -> None:
+        assert sorted(page.keys) == [f"n{number:03d}" for number in range(40)]
+        text = page.text("samples")
+        assert "40 of 40 , drawn by seed 0" in text
+        assert "float32 2 × 30" in text
+        assert '"score": 1.5' in text
+        assert "in train-000003.tar, sample 9" in text
+        assert len(page.all("audio")) == 40
+
+    def test_pictures_are_those_of_the_samples(self, page: Page) -> None:
+        shown = [Image.open(io.BytesIO(uri_bytes(one["src"]))) for one in page.all("img")]
+        assert len(shown) == 40
+        whole = {Image.open(io.BytesIO(picture(number))).tobytes() for number in range(40)}
+        assert {image.convert("RGB").tobytes() for image in shown} == whole
+
+    def test_whatever_a_set_holds_is_text(self, page: Page) -> None:
+        assert len(page.all("script")) == 1
+        assert not [one for one in page.all("img") if not (one["src"] or "").startswith("data:image/")]
+        assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+        assert EVIL in page.text("samples")
+
+    def test_nothing_is_loaded(self, page: Page) -> None:
+        for _, attrs in page.tags:
+            for name in ("src", "href"):
+                assert (attrs.get(name) or "#").startswith(("data:", "#"))
+        policies = [one["content"] for one in page.all("meta") if one.get("http-equiv")]
+        assert policies[0] is not None
+        assert policies[0].startswith("default-src 'none'; img-src data:;")
+        assert "'unsafe-inline'" not in policies[0].partition("script-src")[2]
+
+
+def uri_bytes(uri: str | None) -> bytes:
+    return b64decode((uri or "").partition("base64,")[2])
+
+
+class TestTheSamePage:
+    def pages(self, tmp_path: Path, *inputs: tuple[object, ...]) -> list[bytes]:
+        found = []
+        for words in inputs:
+            assert wds_here("report", *words, "-o", tmp_path / "one.html", "--force").code == 0
+            found.append((tmp_path / "one.html").read_bytes())
+        return found
+
+    def test_whatever_the_order_of_shards_and_the_processes(self, made: Path, tmp_path: Path) -> None:
+        shards = sorted(made.glob("*.tar"))
+        draw = ("--samples", 5, "--look-into", 12)
+        one, other, jobs = self.pages(
+            tmp_path, (*shards, *draw), (*shards[::-1], *draw), (*shards, *draw, "-j", 2)
+        )
+        assert one == other == jobs
+
+    def test_by_an_index_and_compressed(self, made: Path, tmp_path: Path) -> None:
+        (plain,) = self.pages(tmp_path, (made / "train-000000.tar", "--no-verify", "--title", "x"))
+        packed = tmp_path / "train-000000.tar.gz"
+        packed.write_bytes(gzip.compress((made / "train-000000.tar").read_bytes()))
+        (other,) = self.pages(tmp_path, (packed, "--no-verify", "--title", "x"))
+        assert Page(plain).text("samples") == Page(other).text("samples").replace(".tar.gz", ".tar")
+        assert Page(plain).all("img") == Page(other).all("img")
+
+    def test_no_folder_of_this_machine_is_on_it(self, made: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "a" / "secret"
+        shutil.copytree(made, folder)
+        shutil.copy(folder / "train-000000.tar", folder / "train-000009.tar")
+        (page,) = self.pages(tmp_path, (folder,))
+        assert b"has this key too" in page
+        assert str(tmp_path).encode() not in page
+
+    def test_standard_input(self, made: Path) -> None:
+        shard = (made / "train-000001.tar").read_bytes()
+        done = subprocess.run(
+            [sys.executable, "-m", "wdscli", "report", "-", "-o", "-"], input=shard, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        page = Page(done.stdout)
+        assert sorted(page.keys) == [f"n{number:03d}" for number in range(10, 20)]
+        assert "in stdin, sample 3" in page.text("samples")
+
+
+class TestOptions:
+    def test_samples_and_seed(self, look: Look) -> None:
+        few, same, other = look("--samples", 6), look("--samples", 6), look("--samples", 6, "--seed", 1)
+        assert len(few.keys) == 6
+        assert few.keys == same.keys
+        assert few.keys != other.keys
+        more = look("--samples", 9).keys
+        assert more[:6] == few.keys
+        assert "samples" not in look("--samples", 0).sections
+
+    def test_no_images(self, look: Look) -> None:
+        page = look("--no-images")
+        assert not page.all("img")
+        assert not page.all("audio")
+        assert len(page.keys) == 40
+
+    def test_title(self, look: Look) -> None:
+        assert EVIL in look("--title", EVIL).text()
+
+    def test_look_into(self, look: Look) -> None:
+        page = look("--look-into", 35, "--samples", 3)
+        assert "Measured on 35 of 40 samples, drawn by seed 0" in page.text("classes")
+        assert "35 texts" in page.text("captions")
+        assert "40 of" not in page.text("samples")
+
+    def test_selection(self, look: Look) -> None:
+        page = look("--where", "cls == 1", "--rename", "image=png", "--drop", "json")
+        assert "10 of 10" in page.text("samples")
+        assert "image " in page.text("fields")
+        assert "json" not in page.text("fields")
+        assert "Samples left out: 30 where" in page.text("fields")
+        assert look("--limit", 3).keys
+        assert sorted(look("--limit", 3).keys) == ["n000", "n001", "n002"]
+
+    def test_decode_and_no_verify(self, look: Look, tmp_path: Path) -> None:
+        broken = tmp_path / "broken.tar"
+        broken.write_bytes(
+            tar_of([("a.json", b"{"), ("a.png", b"no picture"), ("b.json", b"{}"), ("b.png", b"")])
+        )
+        assert "undecodable" in look("--decode", of=broken).text("findings")
+        page = look(of=broken)
+        assert "undecodable" not in page.text("findings")
+        assert "1 of json , 2 of png" in page.text("fields")
+        assert "findings" not in look("--no-verify", of=broken).sections
+        assert "exclude each other" in failed(broken, "-o", "-", "--decode", "--no-verify").err
+
+    def test_json(self, made: Path, tmp_path: Path) -> None:
+        ran = wds_here("report", made, "-o", tmp_path / "x.html", "--json", "-q")
+        found: dict[str, Any] = json.loads(ran.out)
+        assert found["output_bytes"] == (tmp_path / "x.html").stat().st_size
+        assert (found["samples"], found["shards"]) == (40, 4)
+        assert found["classes"]["cls"]["counts"]["1"] == 10
+        assert found["mixing"]["here"]["class_run"] == 1
+        assert "both write" in failed(made, "-o", "-", "--json").err
+
+    def test_an_output_that_is_there(self, made: Path, tmp_path: Path) -> None:
+        there = tmp_path / "there.html"
+        there.write_bytes(b"mine")
+        ran = failed(made, "-o", there)
+        assert ran.code == 4
+        assert there.read_bytes() == b"mine"
+        assert wds_here("report", made, "-o", there, "--force").code == 0
+
+    def test_a_missing_package_names_the_command(
+        self, made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "pygal", None)
+        ran = failed(made, "-o", tmp_path / "x.html")
+        assert ran.code == 2
+        assert "pip install 'wdscli[report]'" in ran.err
+        assert not (tmp_path / "x.html").exists()
+
+
+class TestSetsOfEveryMake:
+    def test_sorted_by_class(self, look: Look, tmp_path: Path) -> None:
+        samples = [(f"k{number:02d}.cls", b"%d" % (number // 20)) for number in range(80)]
+        (tmp_path / "sorted.tar").write_bytes(tar_of(samples))
+        page = look(of=tmp_path / "sorted.tar")
+        assert "sorted by class" in page.text()
+        assert "no manifest" in page.text()
+
+    def test_uneven_and_missing_shards(self, look: Look, made: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "set"
+        shutil.copytree(made, folder)
+        (folder / "train-000002.tar").unlink()
+        assert "1 shard missing" in look(of=folder).text()
+        (folder / "train-manifest.json").unlink()
+        (folder / "train-000001.tar").write_bytes(tar_of([("x.txt", b"alone")]))
+        assert "uneven shards" in look(of=folder).text()
+
+    def test_broken_shards_are_shown_as_far_as_they_go(self, look: Look, made: Path, tmp_path: Path) -> None:
+        cut = tmp_path / "cut.tar"
+        cut.write_bytes((made / "train-000000.tar").read_bytes()[:-9000])
+        page = look(of=cut)
+        assert "truncated" in page.text("findings")
+        assert "1 error" in page.text()
+        assert page.keys
+
+    def test_nothing(self, look: Look, tmp_path: Path) -> None:
+        (tmp_path / "empty.tar").write_bytes(tar_of([]))
+        assert "samples 0" in look(of=tmp_path / "empty.tar").text()
+        assert failed(tmp_path / "none.tar", "-o", "-").code == 4
+
+    def test_names_of_any_bytes(self, look: Look, tmp_path: Path) -> None:
+        name = b"k\xff\x01.txt".decode("utf-8", "surrogateescape")
+        (tmp_path / "odd.tar").write_bytes(
+            tar_of([(name, "a\0b \u202ec".encode()), ("z.\xe9t\xe9", b"\x00\x01")])
+        )
+        page = look(of=tmp_path / "odd.tar")
+        assert "k\\udcff�" in page.text("samples")
+        assert "a�b �c" in page.text("samples")
+        assert "00 01" in page.text("samples")
+
+    def test_sound_and_pictures_are_cut_to_the_room_that_there_is(
+        self, look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("wdscli.ops.report.MEDIA_BYTES", 6000)
+        noise = Image.effect_noise((900, 600), 90)
+        stream = io.BytesIO()
+        noise.save(stream, "JPEG")
+        (tmp_path / "large.tar").write_bytes(
+            tar_of([("a.jpg", stream.getvalue()), ("b.wav", tone(1)), ("c.mp4", bytes(9000))])
+        )
+        page = look(of=tmp_path / "large.tar")
+        (image,) = page.all("img")
+        assert len(uri_bytes(image["src"])) <= 2000
+        (sound,) = page.all("audio")
+        with wave.open(io.BytesIO(uri_bytes(sound["src"]))) as cut:
+            assert 900 <= cut.getnframes() <= 1000
+        assert "the beginning" in page.text("samples")
+        assert "video, too large for this page" in page.text("samples")
