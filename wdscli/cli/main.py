@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
+from typer.core import TyperGroup
 
 from wdscli.cli import output
 from wdscli.cli.help import Entry, WdsCommand, render
@@ -65,7 +65,9 @@ _TyperError: Any = typer.BadParameter.__mro__[2]
 
 
 class WdsGroup(TyperGroup):
-    """Commands by name, each imported when asked for."""
+    """Commands by name, each imported when it is called."""
+
+    listings = COMMANDS
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -78,11 +80,11 @@ class WdsGroup(TyperGroup):
             raise WdsUsage(f'no such command: "{printable(args[0])}"', _close(args[0], COMMANDS), ctx)
         return super().resolve_command(ctx, args)
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
-        """Names of commands and of the group's own options; no command is imported to complete a name."""
-        named = [(name, listing.summary) for name, listing in COMMANDS.items() if name.startswith(incomplete)]
-        options = super(TyperGroup, self).shell_complete(ctx, incomplete)
-        return [CompletionItem(name, help=summary) for name, summary in named] + options
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The shell that may stand behind an option of completion is no command."""
+        if len(args) > 1 and args[0].endswith("-completion") and args[1] in ("bash", "zsh", "fish"):
+            ctx.meta["shell"] = args.pop(1)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[Entry]] = {}
@@ -167,7 +169,11 @@ def build() -> Any:
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
-    cls=WdsGroup, context_settings=_SETTINGS, rich_markup_mode=None, pretty_exceptions_enable=False
+    cls=WdsGroup,
+    add_completion=False,
+    context_settings=_SETTINGS,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 
@@ -179,6 +185,39 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _shell(context: typer.Context) -> str:
+    """The shell that was named, or the one that this was started from. Raises WdsUsage."""
+    from wdscli.cli import completion
+
+    shell = context.meta.get("shell") or completion.current_shell()
+    if shell not in completion.SHELLS:
+        what = f"there is no completion for {shell}" if shell else "cannot tell which shell this is"
+        raise WdsUsage(what, "name one behind the option: bash, zsh or fish", context)
+    return str(shell)
+
+
+def _install_completion(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        from wdscli.cli import completion
+
+        places, more = completion.install(_shell(context))
+        for place in places:
+            output.say(f"wrote {place}")
+        output.say("new shells complete wds and wdscli")
+        if more is not None:
+            output.show(more)
+        raise typer.Exit
+
+
+def _show_completion(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        from wdscli.cli import completion
+
+        text = completion.script(_shell(context), context.info_name or "wds")
+        output.stdout().write(text.encode())
+        raise typer.Exit
+
+
 @app.callback(
     epilog="`wds COMMAND --help` tells the options of a command, `man wdscli-COMMAND` the whole of it."
 )
@@ -187,6 +226,25 @@ def wds(
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+    install_completion: Annotated[
+        bool,
+        typer.Option(
+            "--install-completion",
+            callback=_install_completion,
+            is_eager=True,
+            help="Install completion for "
+            "this shell, or the one named behind it: bash, zsh, fish. No file of yours is changed.",
+        ),
+    ] = False,
+    show_completion: Annotated[
+        bool,
+        typer.Option(
+            "--show-completion",
+            callback=_show_completion,
+            is_eager=True,
+            help="Print what --install-completion installs.",
         ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
@@ -220,14 +278,28 @@ def _run(args: list[str]) -> int:
     name = os.path.basename(sys.argv[0])
     name = name if name in ("wds", "wdscli") else "wds"
     group = build()
-    if os.environ.get(f"_{name.upper()}_COMPLETE"):
-        group.main(args, prog_name=name)
+    if instruction := os.environ.get(f"_{name.upper()}_COMPLETE"):
+        return _complete(instruction, name, group)
     if not args:
         output.show(group.get_help(group.context_class(group, info_name=name)))
         return 2
     with group.make_context(name, args) as ctx:
         result = group.invoke(ctx)
     return result if isinstance(result, int) else 0
+
+
+def _complete(instruction: str, name: str, group: Any) -> int:
+    """Answer a shell. What goes wrong meanwhile is no line of a shell's prompt."""
+    from wdscli.cli import completion
+
+    try:
+        text = completion.answer(instruction, name, group)
+    except Exception:
+        if os.environ.get("WDSCLI_DEBUG", "") not in ("", "0"):
+            raise
+        return 1
+    output.stdout().write(os.fsencode(f"{text}\n" if text else ""))
+    return 0
 
 
 def _explain(error: BaseException, *, debug: bool) -> int:
