@@ -126,7 +126,7 @@ def _loader(data: WebDataset, workers: int) -> Any:
         raise UsageError("workers are processes of torch's DataLoader", hint="pip install 'wdscli[torch]'")
     from wdscli.loader.torch_loader import WebLoader
 
-    return WebLoader(data, num_workers=workers, persistent_workers=True)
+    return WebLoader(data, batch_size=None, num_workers=workers, persistent_workers=True)
 
 
 def _count(item: Any) -> int:

@@ -42,7 +42,7 @@ from wdscli.loader.read.source import PositionSource, Spare
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
-from wdscli.loader.stages.generators import through
+from wdscli.loader.stages.generators import through, want_no_dice
 from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stages.per_batch import prepare_worker
 from wdscli.loader.stats import Counts, warning_of_losses
@@ -479,7 +479,7 @@ class PositionDataset(Fluent[Item]):
         nobody tells this dataset. Without it that is an error where it can be noticed; at the beginning of an epoch,
         behind :meth:`set_epoch`, every state is exact.
         """
-        self._line(self.share()).identity()  # an error where there are no places at all
+        self._want_places()
         place = self.standing.place
         if batches is not None:
             place = self._place_behind(batches)
@@ -493,11 +493,17 @@ class PositionDataset(Fluent[Item]):
 
     def state_of(self, place: Place) -> dict[str, Any]:
         """The state of a place of this dataset."""
+        self._want_places()
         line = self._line(self.share())
         state = place.to_state(line.identity(), self._batches(line).whole)
         if self.trail is not None and self.trail[2:4] == [place.epoch, place.batch] and not place.item:
             state["trail"] = list(self.trail)
         return state
+
+    def _want_places(self) -> None:
+        """Raise UsageError where there are no places at all."""
+        want_no_dice(self.pipeline.generators)
+        self._line(self.share()).identity()
 
     def _place_behind(self, batches: int) -> Place:
         """The place behind so many batches from the beginning of the iteration."""
@@ -520,6 +526,7 @@ class PositionDataset(Fluent[Item]):
         """Go on at a state, with any number of ranks and workers; that of a StatefulDataLoader around this dataset will
         do. Raises UsageError, by name, for the state of another set, order or global batch, which ``force``
         overrides."""
+        self._want_places()
         state = of_loader(state)
         share = self.share()
         line = self._line(share)
@@ -543,6 +550,8 @@ def _facts(source: Any) -> list[str]:
     while hasattr(source, "source"):
         source = source.source
     catalog = getattr(source, "catalog", None)
+    if getattr(source, "is_plain", False):
+        return ["several sets, some of them plain generators, without an exact place"]
     if getattr(source, "splitters", ()):
         return [f"{len(source.addresses):,} shards split by functions, without an exact place"]
     if catalog is None:

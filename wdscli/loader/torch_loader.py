@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
@@ -27,8 +27,8 @@ from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place, check_topology
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Pipeline, Unit
-from wdscli.loader.stages.fluent import Fluent, items_of
-from wdscli.loader.stages.generators import through
+from wdscli.loader.stages.fluent import Fluent, in_place_alone, items_of
+from wdscli.loader.stages.generators import Regroup, through, want_no_dice
 from wdscli.loader.stats import Counts
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ Function = Callable[[Any], Any]
 
 
 class WebLoader(Fluent[Item]):
-    """``dataset`` by torch's DataLoader, whose options it takes; ``batch_size`` is None by default, for the dataset
-    makes batches itself, and a number stands for ``dataset.batched(number)`` with torch's collation.
+    """``dataset`` by torch's DataLoader, whose options it takes. A ``batch_size`` stands for
+    ``dataset.batched(batch_size)`` with torch's collation, None for what the dataset gives. It is None by default where
+    the dataset makes batches itself, else 1, as in torch and webdataset.
 
     What stages throw dice for (``random``, numpy's and torch's global generators) is seeded for each batch: it is the
     same for any number of workers and in a run that was interrupted, as long as ``threads`` is 1.
@@ -73,12 +74,12 @@ class WebLoader(Fluent[Item]):
     ) -> None: ...
     @overload
     def __init__(
-        self: WebLoader[Any], dataset: object, batch_size: int | None = ..., **options: Any
+        self: WebLoader[Any], dataset: object, batch_size: int | Literal["auto"] | None = ..., **options: Any
     ) -> None: ...
     def __init__(
         self,
         dataset: Any,
-        batch_size: int | None = None,
+        batch_size: int | Literal["auto"] | None = "auto",
         *,
         num_workers: int = 0,
         collate_fn: Function | None = None,
@@ -87,6 +88,8 @@ class WebLoader(Fluent[Item]):
     ) -> None:
         if isinstance(dataset, Fluent):
             _refuse(options)
+        if batch_size == "auto":
+            batch_size = None if _makes_batches(dataset) or "batch_sampler" in options else 1
         self.dataset = dataset
         self.num_workers = num_workers
         self._collate = collate_fn
@@ -119,6 +122,7 @@ class WebLoader(Fluent[Item]):
     def _staged(self) -> bool:
         return len(self.pipeline.generators) > 1
 
+    @in_place_alone
     def with_epoch(
         self: Self,
         nsamples: int = -1,
@@ -142,6 +146,7 @@ class WebLoader(Fluent[Item]):
             return self._with(dataset=self.dataset.with_epoch(batches=items))
         return self.repeat(nbatches=items)
 
+    @in_place_alone
     def repeat(self: Self, nepochs: int = -1, nbatches: int = -1) -> Self:
         """Epochs of ``nepochs`` epochs of the dataset, at most ``nbatches`` items; endless without a number."""
         new = super().repeat(-1, nbatches)
@@ -171,11 +176,13 @@ class WebLoader(Fluent[Item]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where this is: plain values under 1 KB, the same on every rank, exact for any number of workers."""
+        want_no_dice(self.pipeline.generators)
         data = self._ours()
         return data.state_of(data.standing.place)
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
         """Go on at a state, as :meth:`PositionDataset.load_state_dict` says."""
+        want_no_dice(self.pipeline.generators)
         self._ours().load_state_dict(state, force=force)
 
     def stats(self) -> dict[str, Any]:
@@ -365,6 +372,12 @@ class _BatchesByNumber:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_units": iter(()), "_expected": None}
+
+
+def _makes_batches(dataset: Any) -> bool:
+    """Whether ``dataset`` has a stage that makes batches."""
+    pipeline = getattr(dataset, "pipeline", Pipeline())
+    return pipeline.batch is not None or any(isinstance(one, Regroup) for one in pipeline.generators)
 
 
 def _collated(function: Function | None, items: list[Any]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
@@ -81,8 +81,13 @@ class Mixed(PositionDataset[Any]):
         tail: Tail | None = None,
     ) -> None:
         rules.check()
-        rank, world_size = _ranks(parts, rank, world_size)
         source: Any
+        is_plain = any(map(_is_plain, parts))
+        if is_plain:
+            _refuse({"rank": rank, "world_size": world_size, "tail": tail})
+            self._mixed_plainly(parts, rules)
+            return
+        rank, world_size = _ranks(parts, rank, world_size)
         if any(part.is_stream for part in parts):
             if rules.per == "batch" or tail in ("even", "drop", "pad"):
                 what = 'per="batch"' if rules.per == "batch" else f'tail="{tail}"'
@@ -99,6 +104,13 @@ class Mixed(PositionDataset[Any]):
         self._parts_counts = [count for part in parts for count in part.all_counts]
         pipelines = tuple(part.pipeline for part in parts)
         self.pipeline = _by_sample(pipelines) if rules.per == "sample" else _by_batch(pipelines)
+
+    def _mixed_plainly(self, parts: Sequence[Any], rules: Rules) -> None:
+        """Of what can only be iterated nothing is known: each of ``parts`` is, and what they give is given."""
+        self._mix, self._parts = MixStream(parts, rules, is_plain=True), ()
+        super().__init__(self._mix)
+        self._parts_replace, self._parts_counts = False, []
+        self.pipeline = Pipeline(before=(_OfSample((Pipeline(),) * len(parts), keep=False),))
 
     def _base(self, share: Share) -> PositionSource:
         if self.is_stream:
@@ -130,6 +142,20 @@ class Mixed(PositionDataset[Any]):
         return [*super().all_counts, *self._parts_counts]
 
 
+def _is_plain(part: Any) -> bool:
+    """Whether a set can only be iterated."""
+    return not isinstance(part, PositionDataset) or bool(part.pipeline.generators)
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"mix({name}=) of plain iterables or generators, which share nothing by themselves",
+                hint="split by ranks in the sets, with wds.split_by_node",
+            )
+
+
 def _ranks(
     parts: Sequence[PositionDataset], rank: int | None, world: int | None
 ) -> tuple[int | None, int | None]:
@@ -158,7 +184,6 @@ def _split(parts: Sequence[PositionDataset]) -> Split:
 
 def _by_sample(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     for pipeline in pipelines:
-        _want_no_generator(pipeline)
         if pipeline.batch is not None:
             raise UsageError(
                 "batches are not mixed sample by sample",
@@ -170,7 +195,6 @@ def _by_sample(pipelines: tuple[Pipeline, ...]) -> Pipeline:
 def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     batches = []
     for pipeline in pipelines:
-        _want_no_generator(pipeline)
         if pipeline.batch is None:
             raise UsageError('mix(per="batch") wants datasets of batches', hint="call batched() on each")
         batches.append(pipeline.batch)
@@ -189,14 +213,6 @@ def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
         ),
         after=(Spread(last) if several else last,),
     )
-
-
-def _want_no_generator(pipeline: Pipeline) -> None:
-    if pipeline.generators:
-        raise UsageError(
-            "a dataset with a generator in compose(), or a slice() behind select(), cannot be mixed exactly",
-            hint="use it on the mix instead",
-        )
 
 
 def mix(
@@ -229,7 +245,9 @@ def mix(
     names a field in which every sample says the name of its set.
 
     When some set can only be streamed, each worker mixes what it has of each: the shares are exact there, a state is of
-    as many ranks and workers only, and every epoch begins each set's own.
+    as many ranks and workers only, and every epoch begins each set's own. So it is with generators, functions that give
+    them, plain pipelines, other iterables, and datasets with a generator in ``compose``; there is no state then, and
+    each shares its samples among ranks and workers itself, or does not.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -298,7 +316,7 @@ def _shown(value: Any) -> str:
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
-def _opened(part: Any, seed: int, how: dict[str, Any]) -> PositionDataset:
+def _opened(part: Any, seed: int, how: dict[str, Any]) -> Any:
     if isinstance(part, PositionDataset):
         return part
     if isinstance(part, (str, list)):
@@ -306,8 +324,11 @@ def _opened(part: Any, seed: int, how: dict[str, Any]) -> PositionDataset:
 
         return WebDataset(part, seed=seed, **how)
     if isinstance(part, PerSample) and hasattr(part, "in_order"):
-        return cast(PositionDataset, part.in_order())
-    hint = "an address, a list of addresses, or a WebDataset"
+        return part.in_order()
+    is_loader = isinstance(part, Fluent) and hasattr(part, "num_workers")
+    if not is_loader and (callable(part) or (isinstance(part, Iterable) and not isinstance(part, Mapping))):
+        return part
+    hint = "an address, a list of addresses, a WebDataset, or another iterable"
     if isinstance(part, Fluent):
         hint = "mix the datasets, and put the loader around the mix"
     raise UsageError(f"{_shown(part)} cannot be mixed", hint=hint)

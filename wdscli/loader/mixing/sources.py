@@ -12,7 +12,8 @@ next epoch, in that epoch's order, when it is used up.
 How, streamed: each worker mixes what it has of each set. The sets stand in blocks as in the schedule, so that the
 shares are exact in what every worker gives, and a set's samples come in the order in which the set deals them to that
 worker. How many there are nobody knows before they end: a phase ends where a set should give one and has none. A set
-that has nothing for a worker is left out there. Every epoch begins each set's own.
+that has nothing for a worker is left out there. Every epoch begins each set's own. Plain iterables are mixed in this
+way too (:class:`_Plain`): what they give is given, and there is no exact place.
 
 It must not know how the samples of a set are had, nor what stages do."""
 
@@ -82,6 +83,12 @@ class Rules(NamedTuple):
         if label is not None:
             while isinstance(sample, Tagged):
                 sample = sample.item
+            if not isinstance(sample, dict):
+                raise UsageError(
+                    f'label="{label}" is a field of samples, and set {self.names[number]} gives '
+                    f"{type(sample).__name__}",
+                    hint="leave label= out, or let it give dicts",
+                )
             if label in sample and not isinstance(sample[label], Label):
                 raise UsageError(
                     f'label="{label}": {named(sample)} has a field of this name',
@@ -219,10 +226,11 @@ class _MixReader:
 
 
 class MixStream(Stream):
-    """Datasets as one stream."""
+    """Datasets as one stream; where some are plain iterables, ``is_plain``, each is iterated."""
 
-    def __init__(self, parts: Sequence[PositionDataset], rules: Rules) -> None:
-        self._parts = tuple(map(_Part, parts))
+    def __init__(self, parts: Sequence[Any], rules: Rules, *, is_plain: bool = False) -> None:
+        self.is_plain = is_plain
+        self._parts: tuple[_Plain | _Part, ...] = tuple(map(_Plain if is_plain else _Part, parts))
         self.rules = rules
         super().__init__(rules.seed or 0, all(part.is_shuffled for part in self._parts))
 
@@ -274,6 +282,28 @@ class MixStream(Stream):
         return None
 
 
+class _Plain:
+    """One of the sets, as it is iterated: with its own stages, ranks and workers."""
+
+    is_shuffled = False
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def identity(self) -> list[Any]:
+        """Refused: raises UsageError."""
+        raise UsageError(
+            "there is no exact place in a mix of plain iterables and generators",
+            hint="wds.mix() of datasets of shards without generators has a state",
+        )
+
+    def samples(self, turn: int, share: Share) -> Iterator[Any]:
+        """What this process gets of an epoch."""
+        if isinstance(self._dataset, PositionDataset):
+            self._dataset.set_epoch(turn)
+        return iter(self._dataset if hasattr(self._dataset, "__iter__") else self._dataset())
+
+
 class _Part:
     """One of the sets."""
 
@@ -317,7 +347,7 @@ class _Part:
 class _Walk:
     """A set as one worker goes through it, as often as it is asked to: ``items`` are what is left of this time."""
 
-    def __init__(self, part: _Part, turn: int, share: Share) -> None:
+    def __init__(self, part: _Part | _Plain, turn: int, share: Share) -> None:
         self._part, self._turn, self._share = part, turn, share
         items = part.samples(turn, share)
         first = next(items, END)

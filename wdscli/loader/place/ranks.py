@@ -111,6 +111,23 @@ def taken_by_caller(length: int) -> int | None:
     return None
 
 
+_DROPS = ("POP_TOP", "PRINT_EXPR")
+_PRINTS = 1
+"""The intrinsic function of Python 3.12 and later that is called for what an interactive line gives."""
+
+
+def caller_drops() -> bool:
+    """Whether what the caller gives is dropped by its own caller, as by a statement ``data.with_epoch(100)``."""
+    import dis
+
+    frame: Any = sys._getframe(2)
+    code, at = frame.f_code.co_code, frame.f_lasti + 2
+    while dis.opname[code[at]] == "CACHE":
+        at += 2
+    name = dis.opname[code[at]]
+    return name in _DROPS or (name == "CALL_INTRINSIC_1" and code[at + 1] == _PRINTS)
+
+
 def find_worker() -> tuple[int, int]:
     """(worker, workers) of the DataLoader whose worker this process is; (0, 1) elsewhere."""
     info = worker_info()

@@ -10,20 +10,20 @@ than replay. It must not know how samples are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
-from wdscli.loader.place.ranks import Share
+from wdscli.loader.place.ranks import Share, caller_drops
 from wdscli.loader.read.source import IndexedSource, PositionSource
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages import per_sample
 from wdscli.loader.stages.flow import BatchStage, Pipeline
-from wdscli.loader.stages.generators import Buffer, Islice, Regroup, Thin
+from wdscli.loader.stages.generators import Buffer, Islice, OwnDice, Regroup, Thin
 from wdscli.loader.stages.handlers import Guard, Handler, reraise_exception
 from wdscli.loader.stages.per_batch import collated, unbatched, unlisted
 from wdscli.loader.stages.per_sample import XDECODERS, Stage, alternatives, want_callable
@@ -82,6 +82,23 @@ class Epochs(NamedTuple):
         if self.items is None or self[2:] == ("rank", False):
             return [self.passes, self.items]
         return [self.passes, self.items, self.of, *(["samples"] if self.samples else [])]
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def in_place_alone(method: Method) -> Method:
+    """A method that gives a new dataset, and as a statement of its own changes the one that it is called on: webdataset
+    has both in one, and programs written for it pass over the result."""
+
+    @wraps(method)
+    def changed(self: Any, *args: Any, **kw: Any) -> Any:
+        new = method(self, *args, **kw)
+        if caller_drops():
+            self.__dict__.update(new.__dict__)
+        return new
+
+    return cast(Method, changed)
 
 
 def items_of(nsamples: int, nbatches: int) -> int:
@@ -315,16 +332,16 @@ class Fluent(PerSample[Item]):
         handler: Any = None,
     ) -> Whole:
         """Samples in the window order when ``size`` is not 0, without a buffer; nothing changes when they are shuffled
-        already. Behind a generator, a buffer of ``size``. ``initial`` and ``handler`` have nothing to say."""
-        if rng is not None:
-            raise UsageError(
-                "shuffle(rng=) is not there", hint="the order is a function of WebDataset(seed=)"
-            )
+        already. Behind a generator, a buffer of ``size``. With ``rng`` a buffer in each worker that gives from
+        ``initial`` on, as in webdataset, and no state, for these dice cannot be thrown again. ``handler`` has nothing
+        to say."""
         if (
             want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")')
             < 1
         ):
             return self
+        if rng is not None:
+            return self._through(OwnDice(size, initial, rng))
         if self.pipeline.generators:
             return self._through(Buffer(size, self._seed if seed is None else seed))
         self._behind_no_slice("shuffle")
@@ -373,6 +390,7 @@ class Fluent(PerSample[Item]):
             return self._with(source=Viewed(self.source, chosen))
         return self._with(_views=(*self._views, (chosen, not self.pipeline.spreads)))
 
+    @in_place_alone
     def with_epoch(
         self: Whole,
         nsamples: int = -1,
@@ -384,7 +402,9 @@ class Fluent(PerSample[Item]):
         """Epochs of so many items (batches, behind :meth:`batched`) of each worker, as webdataset counts: with four
         workers four times as many come out of a DataLoader. ``samples`` and ``batches`` say what all workers have
         together: ``samples`` of all ranks, or ``batches`` of each rank, for any number of workers. An epoch goes on
-        where the one before was cut, so all samples come once before any comes again."""
+        where the one before was cut, so all samples come once before any comes again. As a statement of its own,
+        ``data.with_epoch(100)``, it changes this dataset, as in webdataset; so do :meth:`repeat` and
+        :meth:`with_length`."""
         items = items_of(nsamples, nbatches)
         span = Epochs(None, items if items > 0 else None)
         if (items > 0) + (samples is not None) + (batches is not None) > 1:
@@ -395,11 +415,13 @@ class Fluent(PerSample[Item]):
             span = Epochs(None, want_whole("with_epoch: batches", batches, 1), "rank")
         return self._with(_span=span)
 
+    @in_place_alone
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
         """Epochs of ``nepochs`` epochs, each in its own order, at most ``nbatches`` items; endless without a number."""
         nepochs, nbatches = want_whole("repeat: nepochs", nepochs), want_whole("repeat: nbatches", nbatches)
         return self._with(_span=Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None))
 
+    @in_place_alone
     def with_length(self: Whole, n: int, silent: bool = True) -> Whole:
         """The same samples, and ``len()`` says ``n``."""
         return self._with(_length=want_whole("with_length: n", n, 0))

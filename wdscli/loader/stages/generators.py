@@ -1,6 +1,6 @@
 """Stages over all that one worker gives, for behind ``compose``: buffers and counts that no position can stand for.
 
-They give the same for the same input, so that a replay is exact.
+They give the same for the same input, so that a replay is exact, but for :class:`OwnDice`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from contextlib import suppress
 from itertools import count, islice
 from typing import Any, NamedTuple
 
+from wdscli.errors import UsageError
 from wdscli.loader.order.order import BUFFERED, THINNED, drawn, key
 from wdscli.loader.order.views import Slice
 from wdscli.loader.place.ranks import Share, find_rank, find_worker
 from wdscli.loader.stages.flow import OverAll
 from wdscli.loader.stages.handlers import StopEpoch
+from wdscli.loader.stages.plain import shuffled
 
 
 def through(generators: Sequence[OverAll], items: Iterator[Any], epoch: int) -> Iterator[Any]:
@@ -62,6 +64,26 @@ class Buffer(NamedTuple):
                 yield drawn(held, key(self.seed, BUFFERED, number))
         for number in range(len(held)):
             yield drawn(held, key(self.seed, BUFFERED, -1 - number))
+
+
+class OwnDice:
+    """A shuffle in a buffer of ``size``, which gives from ``initial`` on, by dice of the user's own."""
+
+    def __init__(self, size: int, initial: int, rng: Any) -> None:
+        self._how = size, initial, rng
+        self.__name__ = "shuffle by dice of its own, without an exact place"
+
+    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
+        return shuffled(items, *self._how)
+
+
+def want_no_dice(generators: Sequence[OverAll]) -> None:
+    """Raise UsageError where some are :class:`OwnDice`: no state leads back to what they gave."""
+    if any(isinstance(one, OwnDice) for one in generators):
+        raise UsageError(
+            "there is no exact place behind shuffle(rng=): its dice cannot be thrown again",
+            hint="leave rng out, and the order is a function of WebDataset(seed=)",
+        )
 
 
 class Thin(NamedTuple):
