@@ -11,10 +11,11 @@ from shard_cases import keys_of, members_of, write_shards
 
 from wdscli.cli.main import COMMANDS, build, load, main
 
+FROM_ROWS = {"from_table", "from_lines", "from_hf", "from_coco"}
 ADD_UP = {
     "bench": {"fields"},
     "cat": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
-    "create": {"from_list", "from_table", "from_lines", "field", "include", "exclude", "require"},
+    "create": {"from_list", *FROM_ROWS, "field", "include", "exclude", "require"},
     "diff": {"fields"},
     "dsort": {"bucket"},
     "index": {"dialect"},

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sys
 import tarfile
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
@@ -280,3 +281,129 @@ def test_columns_go_into_the_json_that_is_there(
     table.write_text("id,n\na,1\na,2\n")
     assert 'row 2: the key "a" comes twice' in fails(capsys, 3, folder, *options)
     assert "--json-rest" in fails(capsys, 2, folder, *options, "--json-rest")
+
+
+# COCO
+
+
+def test_coco_annotations(create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, data in {"val2017/1.JPG": JPG, "val2017/sub/2.png": PNG}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "annotations").mkdir()
+    file = tmp_path / "annotations/instances_val2017.json"
+    first, second = {"id": 1, "file_name": "1.JPG", "width": 3}, {"id": "x", "file_name": "sub/2.png"}
+    found = [
+        {"id": 7, "image_id": "x", "category_id": 3, "bbox": [0, 1.5]},
+        {"id": 8, "image_id": 1, "category_id": 3},
+        {"id": 9, "image_id": 1, "category_id": 4},
+        {"id": 10, "image_id": "1"},
+    ]
+    whole = {
+        "info": {"images": 1},
+        "images": [first, second],
+        "annotations": found,
+        "categories": [{"id": 3, "name": "cät"}],
+    }
+    for indent in (None, 1):
+        file.write_text(json.dumps(whole, indent=indent), "utf-8")
+        made = create("--from-coco", file)
+        assert list(made) == ["1.jpg", "1.json", "sub/2.json", "sub/2.png"]
+        assert made["1.jpg"] == JPG
+        seen = json.loads(made["1.json"])
+        assert seen == {**first, "annotations": [{**found[1], "category": "cät"}, found[2]]}
+        seen = json.loads(made["sub/2.json"])
+        assert seen == {**second, "annotations": [{**found[0], "category": "cät"}]}
+    moved = (tmp_path / "val2017").rename(tmp_path / "elsewhere")
+    assert "--images FOLDER" in fails(capsys, 4, "--from-coco", file)
+    assert create("--from-coco", file, "--images", moved) == made
+    assert create("--from-coco", file, "--images", moved, "--column", "png=@image", "--limit", "1") == {
+        "1.png": JPG
+    }
+    assert "--images is for" in fails(capsys, 2, moved, "--images", moved)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"images": [1]}',
+        '{"images": [{"id": 1}]}',
+        '{"images": [{"file_name": "a"}',
+        '{"images": {"a": 1',
+        "\ufeffx",
+    ],
+)
+def test_what_is_not_coco(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.json").write_text(text, "utf-8")
+    assert "a.json" in fails(capsys, 3, "--from-coco", tmp_path / "a.json")
+
+
+def test_coco_of_many_pieces(create: Create, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wdscli.create.coco._PIECE_CHARACTERS", 7)
+    images = [{"id": 10**n, "file_name": f"{n}.jpg"} for n in range(20)]
+    for one in images:
+        (tmp_path / str(one["file_name"])).write_bytes(JPG)
+    whole = {
+        "version": 12345678901,
+        "images": images,
+        "annotations": [{"image_id": 100, "n": 1}],
+        "end": 123456789,
+    }
+    (tmp_path / "a.json").write_text(json.dumps(whole))
+    made = create("--from-coco", tmp_path / "a.json")
+    assert len(made) == 40
+    assert json.loads(made["2.json"])["annotations"] == [{"image_id": 100, "n": 1}]
+
+
+# Hugging Face
+
+
+def test_datasets_of_hugging_face(create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["cat", "dog"]),
+            "text": datasets.Value("string"),
+            "vector": datasets.Sequence(datasets.Value("float32")),
+            "grid": datasets.Array2D((1, 2), "uint8"),
+            "score": datasets.Value("float64"),
+        }
+    )
+    rows = {
+        "image": [{"bytes": data, "path": None} for data in (PNG, JPG)],
+        "label": [1, 0],
+        "text": ["one", "two"],
+        "vector": [[1.0, 2.5], [3.0]],
+        "grid": [[[1, 2]], [[3, 4]]],
+        "score": [0.5, None],
+    }
+    one = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict({"train": one.select([1, 0]), "test": one.select([0])}).save_to_disk(tmp_path / "d")
+    made = create("--from-hf", tmp_path / "d")
+    assert [name for name in made if name.endswith(("g", "txt"))] == [
+        *("train/00000000.jpg", "train/00000000.txt", "train/00000001.png", "train/00000001.txt"),
+        *("test/00000000.png", "test/00000000.txt"),
+    ]
+    assert made["train/00000000.jpg"] == JPG
+    assert made["train/00000001.cls"] == b"1"
+    assert made["train/00000001.json"] == b'{"score":0.5}'
+    assert made["test/00000000.vector.npy"].endswith(b"\0\0\x80?\0\0 @")
+    assert made["test/00000000.grid.npy"].endswith(b"\x01\x02")
+    assert json.loads((tmp_path / "out-manifest.json").read_text())["wdscli"]["classes"] == [
+        "cat",
+        "dog",
+    ]
+    options = ["--column", "*=image", "--column", "id=label", "--rekey", "{text}"]
+    assert create("--from-hf", f"{tmp_path}/d:test", *options) == {"one.id": b"1", "one.png": PNG}
+    assert "it has train, test" in fails(capsys, 4, "--from-hf", f"{tmp_path}/d:dev")
+
+
+def test_hugging_face_without_its_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install 'wdscli[hf]'" in fails(capsys, 2, "--from-hf", tmp_path)

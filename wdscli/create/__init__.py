@@ -5,6 +5,7 @@ together, and the table of a join.
     recipe      lists of members -> files
     rows        files of CSV, TSV, JSON Lines, Parquet, Arrow and lines -> rows
     layouts     what all that is read by rows has in common
+    coco, hf    annotations as COCO has them, and datasets of Hugging Face's library -> rows
     table       rows -> files
     payloads    values that are in no file of their own -> places
     keys        the rules by which a path becomes a key and a field

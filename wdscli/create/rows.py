@@ -291,7 +291,7 @@ def _inside(batch: Any, column: str) -> Any:
         if not pyarrow.types.is_struct(kind) or kind.get_field_index(part) < 0:
             return None
         kind = kind.field(kind.get_field_index(part)).type
-    if not _number_type(kind, pyarrow):
+    if not number_type(kind, pyarrow):
         return None
     return pyarrow.compute.struct_field(batch.column(batch.schema.get_field_index(name)), rest)
 
@@ -304,7 +304,7 @@ def _values(column: Any) -> list[Any]:
     if isinstance(column, pyarrow.ExtensionArray):
         column = column.storage
     kind = column.type
-    if dtype := _number_type(kind, pyarrow):
+    if dtype := number_type(kind, pyarrow):
         found = _arrays(column, pyarrow)
         return found or [None if one is None else TypedList(one, dtype) for one in column.to_pylist()]
     if types.is_timestamp(kind) and kind.unit == "ns":
@@ -335,9 +335,10 @@ def _there(column: Any) -> Any:
     return column.is_valid().to_numpy(zero_copy_only=False)
 
 
-def _number_type(kind: Any, pyarrow: Any) -> str:
+def number_type(kind: Any, pyarrow: Any) -> str:
     """numpy's name for the numbers of a column of lists; empty for columns that hold anything else."""
     types, depth = pyarrow.types, 0
+    kind = getattr(kind, "storage_type", kind)
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         kind, depth = kind.value_type, depth + 1
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)

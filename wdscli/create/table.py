@@ -69,7 +69,15 @@ class Value(NamedTuple):
 
 
 def _layout_of(options: TableOptions, option: str) -> Layout:
+    if options.kind == "hf":
+        from wdscli.create.hf import hf_layout
+
+        return hf_layout(options)
     files = table_files(options.address, option)
+    if options.kind == "coco":
+        from wdscli.create.coco import coco_layout
+
+        return coco_layout(options, files)
     if options.kind == "lines":
         rekey = "{index:08d}" if options.key is None else None
         options = options._replace(

@@ -259,9 +259,9 @@ def plan_create(
     rule, skipped = KeyRule(options.key_rule), Skipped(progress)
     payloads.outputs = outputs = Outputs(out)
     wanted = Wanted(rule, Globs(options.include), Globs(options.exclude), outputs)
-    files, walked = _find(sources, options, wanted, payloads, skipped, progress)
+    files, walked, known = _find(sources, options, wanted, payloads, skipped, progress)
     renamed_keys = rule.count_renamed(files.keys)
-    samples, incomplete, classes, dropped = _arrange(files, walked, options, skipped, payloads.lacking)
+    samples, incomplete, labels, dropped = _arrange(files, walked, options, skipped, payloads.lacking)
     counts = dict(sorted(skipped.counts.items()))
     if not samples.total:
         found = ", ".join(f"{count} {reason}" for reason, count in {**counts, **dropped}.items())
@@ -288,7 +288,7 @@ def plan_create(
         renamed={to_text(new): to_text(old) for new, old in sorted(rule.renamed.items())},
         renamed_keys=renamed_keys,
         oversized=0 if limit is None else sum(shard.size_bytes > limit for shard in shards),
-        classes=None if classes is None else tuple(classes),
+        classes=known if labels is None else tuple(labels),
         manifest_address=out.manifest_address,
         unread=tuple(payloads.unread),
         dropped=dropped,
@@ -310,14 +310,16 @@ def _find(
     payloads: Payloads,
     skipped: Skipped,
     progress: Progress,
-) -> tuple[Files, array[int] | None]:
-    """All files, and where a list or table gives an order, those that do not come from there, in theirs."""
+) -> tuple[Files, array[int] | None, tuple[str, ...] | None]:
+    """All files; where a list or table gives an order, those that do not come from there, in theirs; and the names of
+    classes, where the table has them."""
     lists = addresses_of(options.from_list, "--from-list")
     if not sources and not lists and options.table is None:
         raise UsageError(
             "nothing to make shards of", hint="name folders or files, or use --from-list or --from-table"
         )
-    files, walked = Files(by_source=options.on_duplicate != "error"), None
+    walked = classes = None
+    files = Files(by_source=options.on_duplicate != "error")
     progress.start("finding files", None, "files")
     for source in sources:
         files.begin_source()
@@ -328,9 +330,9 @@ def _find(
         files.begin_source()
         read_recipe(address, wanted.rule, files, payloads, skipped, progress)
     if options.table is not None:
-        read_table(options.table, wanted.rule, files, payloads, skipped, progress)
+        classes = read_table(options.table, wanted.rule, files, payloads, skipped, progress)
     progress.finish()
-    return files, walked
+    return files, walked, classes
 
 
 def _arrange(

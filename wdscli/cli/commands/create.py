@@ -80,6 +80,11 @@ class SampleOptions(NamedTuple):
     --from-table TABLE  A row a sample: CSV, TSV, JSON Lines, Parquet or Arrow (pip install
         'wdscli[parquet]'); a file, folder, glob or address. May be repeated.
     --from-lines FILE  A line a sample, its text in the field txt, its number in the key. May be repeated.
+    --from-hf NAME  A dataset of Hugging Face's library, by name or folder: NAME[,CONFIG][:SPLIT] (pip install
+        'wdscli[hf]'). Its features say what its columns become, unless --column does. May be repeated.
+    --from-coco FILE  Annotations as COCO has them: a sample of each image, with its annotations in json. May
+        be repeated.
+    --images FOLDER  Where the images of --from-coco are. Default: beside the annotations.
     key: --key-column ~--key COLUMN  The table's column that is the key; A.B is B in the struct or object A.
     --rekey FORMAT  New keys: '{key}-{index:08d}', or of a table's columns '{split}/{index:08d}'. With
         --on-duplicate rekey for repeated ones only.
@@ -97,6 +102,9 @@ class SourceOptions(NamedTuple):
     from_list: Texts = None
     from_table: Texts = None
     from_lines: Texts = None
+    from_hf: Texts = None
+    from_coco: Texts = None
+    images: Text = None
     key: Text = None
     rekey: Text = None
     field: Texts = None
@@ -109,7 +117,12 @@ class SourceOptions(NamedTuple):
     @property
     def _given(self) -> "list[tuple[Kind, tuple[str, ...]]]":
         """What is read by rows, and is given."""
-        kinds: dict[Kind, list[str] | None] = {"table": self.from_table, "lines": self.from_lines}
+        kinds: dict[Kind, list[str] | None] = {
+            "table": self.from_table,
+            "lines": self.from_lines,
+            "hf": self.from_hf,
+            "coco": self.from_coco,
+        }
         return [(kind, tuple(addresses)) for kind, addresses in kinds.items() if addresses]
 
     @property
@@ -125,10 +138,19 @@ class SourceOptions(NamedTuple):
         if len(given) > 1:
             names = " and ".join(f"--from-{kind}" for kind, _ in given)
             raise UsageError(f"{names} in one command", hint="make a set of each, and wds merge them")
+        if self.images is not None and not self.from_coco:
+            raise UsageError("--images is for --from-coco")
         for kind, addresses in given:
             fields = tuple(self.field or ())
             return TableOptions(
-                addresses, self.key, self.rekey_of_rows, fields, self.json_rest, self.json_merge, kind
+                addresses,
+                self.key,
+                self.rekey_of_rows,
+                fields,
+                self.json_rest,
+                self.json_merge,
+                kind,
+                self.images,
             )
         options = {
             "key": "--key-column",
