@@ -19,7 +19,7 @@ ADD_UP = {
     "diff": {"fields"},
     "dsort": {"bucket"},
     "index": {"dialect"},
-    "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
+    "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "looked_into"},
     "map": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "merge": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "table", "field", "dedup"},
     "report": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},

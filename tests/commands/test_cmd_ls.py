@@ -509,10 +509,10 @@ def test_a_terminal_gets_columns(folder: Path) -> None:
     write(folder / "odd.tar", [("esc\x1b[31m", {"jpg": b"1"})])
     shown = listen([*WDS, "cats.tar", "odd.tar"], folder, NO_COLOR="1").splitlines()
     assert shown[0].split() == ["key", "fields", "bytes"]
-    assert shown[1].split() == ["n01/a", "jpg,json,cls", "1015"]
+    assert shown[1].split() == ["n01/a", "jpg,json,cls", "1.01", "kB"]
     assert len({line.index("jpg") for line in shown[1:3]}) == 1
     assert "\x1b" not in "".join(shown)
-    assert "\x1b[1m" in listen([*WDS, "cats.tar"], folder, NO_COLOR="")
+    assert "\x1b[1m" in listen([*WDS, "cats.tar", "--bytes"], folder, NO_COLOR="")
 
 
 def test_a_terminal_gets_a_summary_for_people(folder: Path) -> None:

@@ -178,8 +178,9 @@ class GeneralOptions(NamedTuple):
     --rename NEW=OLD  Rename a field; OLD may be alternatives, such as 'jpg;png'. May be given more than
         once.
     --keys GLOB  Samples whose key matches. May be given more than once.
-    --keys-from FILE  Samples whose key is a line of FILE. May be given more than once.
-    --not-keys-from FILE  Samples whose key is no line of FILE. May be given more than once.
+    --keys-from FILE  Samples whose key is a line of FILE, or in its column key: Parquet, .csv, .tsv, .jsonl.
+        May be given more than once.
+    --not-keys-from FILE  Samples whose key is not in FILE. May be given more than once.
     --where EXPR  Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt. Given
         more than once, all must hold.
     --slice A:B:STEP  Of the samples that remain, those from A up to B, every STEP.

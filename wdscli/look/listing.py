@@ -21,6 +21,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch, new_batch
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError
+from wdscli.selection.named import Absence
 from wdscli.selection.reading import Payloads
 from wdscli.storage import Source, is_local, open_source
 from wdscli.tar import Columns, padded, scan
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 class Page(NamedTuple):
     """Some selected samples of one shard. ``batch`` holds them alone, with the fields that were selected
     under their new names; ``places`` are their places in the shard, from 0; ``stored`` are the fields'
-    names as the shard has them."""
+    names as the shard has them. ``payload(row, member)`` gives the payload of a member of ``batch`` whose field was
+    asked for, until the next page is."""
 
     shard: str
     batch: SampleBatch
     places: Sequence[int]
     stored: Sequence[bytes]
+    payload: Callable[[int, int], bytes]
 
 
 class MemberPage(NamedTuple):
@@ -112,8 +115,8 @@ class Listing:
         self.addresses = shards.addresses
         self.selection = selection
         self._missing = shards.missing or tuple(missing_shards(shards))
-        self._skips = on_error == "skip"
-        self._known = known_samples(shards) if self._skips else {}
+        self.skips = on_error == "skip"
+        self._known = known_samples(shards) if self.skips else {}
         self._unindexed = frozenset[str]()
         if not all(map(is_local, shards.addresses)):
             self._unindexed = without_index(shards)
@@ -121,13 +124,25 @@ class Listing:
         self._state = selection.new_state(on_error)
         self._ignored = Ignored()
         self._broken: list[DataError] = []
-        self._damaged = missing_samples(self._missing) if self._skips else {}
+        self._damaged = missing_samples(self._missing) if self.skips else {}
+        self._absences: list[Absence] = []
         self._read = 0
 
-    def samples(self) -> Iterator[Page]:
-        """The selected samples, in order."""
+    def samples(self, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
+        """The selected samples, in order, with the payloads of some fields (under their new names)."""
+        rule = self.selection.field_rule
+        renames = () if rule is None else rule.renames
+        olds = {old for one in renames if one.new in payloads_of for old in one.olds}
         for source in self._sources():
-            yield from self._pages(source)
+            yield from self._pages(source, payloads_of | olds)
+
+    def drop(self, reason: str) -> None:
+        """Count a sample that the caller leaves out."""
+        self._damaged[reason] = self._damaged.get(reason, 0) + 1
+
+    def remark(self, absences: Iterable[Absence]) -> None:
+        """Say in the report which names no sample has."""
+        self._absences += absences
 
     def members(self) -> Iterator[MemberPage]:
         """Every member of the shards, those of no sample too; with a selection, the members that it leaves,
@@ -135,7 +150,7 @@ class Listing:
         for source in self._sources():
             if self.selection.is_trivial:
                 windows = scan(source)
-                if self._skips:
+                if self.skips:
                     from wdscli.tar.recover import scan_salvaging
 
                     windows = scan_salvaging(source, self._report_damage)
@@ -170,7 +185,10 @@ class Listing:
             dict(sorted({**state.dropped, **self._damaged}.items())),
             dict(self._ignored.counts),
             self._broken,
-            [*self.selection.remarks(state), *(one.text for one in self.selection.absences(state))],
+            [
+                *self.selection.remarks(state),
+                *(one.text for one in [*self.selection.absences(state), *self._absences]),
+            ],
             self._missing,
         )
 
@@ -186,9 +204,10 @@ class Listing:
             self._progress.advance(1)
         self._progress.finish()
 
-    def _pages(self, source: Source) -> Iterator[Page]:
-        # A stream whose payloads decide cannot be looked through twice.
-        salvages = self._skips and (source.seekable or not self.selection.needs_payload)
+    def _pages(self, source: Source, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
+        wanted = self.selection.payload_fields | payloads_of
+        # A stream whose payloads are needed cannot be looked through twice.
+        salvages = self.skips and (source.seekable or not wanted)
         if salvages:
             from wdscli.samples.salvage import salvaged_batches
 
@@ -199,6 +218,7 @@ class Listing:
         else:
             batches = self._indexed(source)
         by_index = batches is not None and not salvages
+        payloads = Payloads(source, wanted, by_index=by_index)
         found = iter_selected(
             source,
             self.selection,
@@ -206,13 +226,15 @@ class Listing:
             lenient=True,
             ignored=self._ignored,
             batches=batches,
-            payloads=Payloads(source, self.selection.payload_fields, by_index=by_index),
+            payloads=payloads,
         )
         try:
             for batch, rows in found:
-                yield _project(source.name, batch, rows, self.selection)
+                if by_index and payloads_of:
+                    source.expect(payloads.ranges(rows, payloads_of))
+                yield _project(source.name, batch, rows, self.selection, payloads)
         except DataError as error:
-            if not self._skips:
+            if not self.skips:
                 raise
             self._report_damage(error)
 
@@ -230,12 +252,17 @@ class Listing:
         self._progress.warn(str(error))
 
 
-def _project(shard: str, batch: SampleBatch, rows: list[int], selection: Selection) -> Page:
+def _project(
+    shard: str, batch: SampleBatch, rows: list[int], selection: Selection, payloads: Payloads
+) -> Page:
     """The selected samples of a batch, alone."""
     if len(rows) == len(batch.keys) and not selection.changes_members:
-        return Page(shard, batch, range(batch.index, batch.index + len(rows)), batch.fields)
+        whole = range(batch.index, batch.index + len(rows))
+        return Page(
+            shard, batch, whole, batch.fields, lambda row, member: payloads.of(row, batch.fields[member])
+        )
     page = new_batch(batch.index)
-    stored = []
+    stored: list[bytes] = []
     for row in rows:
         first = batch.firsts[row]
         for place, name in selection.plan_of(batch, row, shard):
@@ -249,7 +276,8 @@ def _project(shard: str, batch: SampleBatch, rows: list[int], selection: Selecti
         page.keys.append(batch.keys[row])
         page.firsts.append(len(page.fields))
         page.marks.append(batch.marks[row])
-    return Page(shard, page, [batch.index + row for row in rows], stored)
+    places = [batch.index + row for row in rows]
+    return Page(shard, page, places, stored, lambda row, member: payloads.of(rows[row], stored[member]))
 
 
 def _as_members(batch: SampleBatch) -> Columns:

@@ -130,7 +130,7 @@ def json_lines(
 
     lines = 0
     for sample in picked(picker):
-        error = _too_large(sample, base64, max_decoded)
+        error = too_large(sample, base64, max_decoded, "a line of JSON")
         if error is not None:
             if not picker.skips:
                 raise error
@@ -145,14 +145,15 @@ def json_lines(
     picker.check_empty(lines)
 
 
-def _too_large(sample: Picked, base64: bool, max_decoded: int) -> DataError | None:
-    """The error of a sample of which more would be held at a time, before any of it is read."""
+def too_large(sample: Picked, takes_all: bool, max_decoded: int, what: str) -> DataError | None:
+    """The error of a sample of which more would be held at a time, before any of it is read: of its text, or of
+    all fields."""
     total = 0
     for part in sample.parts:
-        if base64 or kind_of(part.field):
+        if takes_all or kind_of(part.field):
             total += part.size
             if total > max_decoded:
-                message = f"a line of JSON with {total} bytes of payloads, more than {max_decoded}"
+                message = f"{what} with {total} bytes of payloads, more than {max_decoded}"
                 hint = "--max-decoded SIZE allows more; --drop FIELD leaves the field out"
                 return sample.error(message, "undecodable", hint=hint, member=sample.key + b"." + part.field)
     return None

@@ -22,7 +22,7 @@ from wdscli.plan.sort import KEY, TO_SORT_BY, How, Missing, SortKey, SortValues,
 from wdscli.plan.split import Keys
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
-from wdscli.selection.choice import key_lines
+from wdscli.selection.keyfiles import key_lines
 from wdscli.selection.named import listed
 
 if TYPE_CHECKING:

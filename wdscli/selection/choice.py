@@ -18,7 +18,7 @@ others keep their names, because nothing is lost in silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,7 +27,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch, check_name
 from wdscli.selection.named import Absence, Named, Sightings, is_like, listed
 from wdscli.selection.sample import PayloadOf, SampleAt
-from wdscli.storage import addresses_of, read_all
+from wdscli.storage import addresses_of
 
 if TYPE_CHECKING:
     from wdscli.selection.where import Where
@@ -513,6 +513,8 @@ class KeyRule(NamedTuple):
     ) -> KeyRule:
         from fnmatch import translate
 
+        from wdscli.selection.keyfiles import read_keys
+
         if any(not key for key in keys):
             raise UsageError("--keys is empty", hint="--keys 'n01/*'")
         sources = addresses_of(keys_from, "--keys-from")
@@ -573,15 +575,3 @@ class KeyRule(NamedTuple):
             files = " and ".join(self.sources)
             absences.append(Absence(f"no sample has a key of {files} for --keys-from", like))
         return absences
-
-
-def read_keys(address: str) -> dict[bytes, None]:
-    """The keys of a file, each once. A dict, because it keeps the order of the lines."""
-    return dict.fromkeys(key_lines(address))
-
-
-def key_lines(address: str) -> Iterator[bytes]:
-    """The keys of a file: one a line, bytes as they are but for a carriage return at the end; blank lines do
-    not count. Raises InputError."""
-    lines = (line.removesuffix(b"\r") for line in read_all(address).split(b"\n"))
-    return (key for key in lines if key.strip())

@@ -108,6 +108,16 @@ class Payloads:
             offset += len(data)
             yield data
 
+    def ranges(self, rows: Iterable[int], fields: frozenset[bytes]) -> list[tuple[int, int]]:
+        """Where the payloads of these rows and fields lie, each with the header in front of it."""
+        batch, ranges = self.batch, []
+        for row in rows:
+            for at in range(batch.firsts[row], batch.firsts[row + 1]):
+                if batch.fields[at] in fields and batch.sizes[at] <= MAX_LOOKED_INTO_BYTES:
+                    member = self._expected(row, at)
+                    ranges.append((member.first, member.offset + member.size))
+        return ranges
+
     def _at(self, row: int, field: bytes) -> int:
         return self.batch.fields.index(field, self.batch.firsts[row], self.batch.firsts[row + 1])
 

@@ -12,10 +12,24 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_text
+from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch
 from wdscli.shards.index import Index
 from wdscli.shards.reading import index_batches
+from wdscli.shards.tables import (
+    INDEX,
+    KEY,
+    OFFSET,
+    PLACES,
+    SHARD,
+    Cell,
+    Column,
+    Rows,
+    Spool,
+    check_format,
+    encoded,
+    text_of,
+)
 from wdscli.storage import base_name, exists, sibling
 
 if TYPE_CHECKING:
@@ -319,5 +333,58 @@ class Wids(Dialect):
         return [SideFile(self._place.folder + name, [json.dumps(document, indent=2).encode() + b"\n"])]
 
 
-_KINDS: dict[str, type[Dialect]] = {"dali": Dali, "energon": Energon, "webshart": Webshart, "wids": Wids}
+class Parquet(Dialect):
+    """``<prefix>-index.parquet`` in the set's folder: the index of the whole set as a table, for programs that query.
+
+    A row a sample, in order: ``key``, ``shard`` (its path from the table's folder), ``index`` (place in the shard, from
+    0), ``offset`` and ``length`` (of the sample in the shard, headers and padding included); then for each field EXT
+    ``size.EXT`` and ``offset.EXT``, of its payload, null in samples that have no such field. All in bytes. Keys are
+    strings, or binary where some are not UTF-8.
+    """
+
+    _LENGTH = Column(0, "length")
+
+    def __init__(self, place: SetPlace) -> None:
+        super().__init__(place)
+        check_format("parquet")
+        self._spool = Spool({**PLACES, self._LENGTH: "int64"})
+        self._rows = Rows()
+
+    def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
+        rows, name = self._rows, text_of(to_bytes(shard.name))
+        for batch in index_batches(index):
+            for row, key in enumerate(batch.keys):
+                place = batch.index + row
+                cells: tuple[Cell, ...] = (
+                    text_of(key),
+                    name,
+                    place,
+                    batch.start(row),
+                    int(index.lengths[place]),
+                )
+                for column, cell in zip((KEY, SHARD, INDEX, OFFSET, self._LENGTH), cells):
+                    rows.put(column, cell)
+                for at in range(batch.firsts[row], batch.firsts[row + 1]):
+                    field = to_text(batch.fields[at])
+                    rows.put(Column(1, "size." + field), batch.sizes[at])
+                    rows.put(Column(2, "offset." + field), batch.offsets[at])
+                rows.end()
+                if rows.is_full:
+                    self._spool.put(rows.take())
+        return ()
+
+    def finish(self) -> Iterable[SideFile]:
+        self._spool.put(self._rows.take())
+        name = f"{self._place.prefix}-index.parquet" if self._place.prefix else "index.parquet"
+        pieces = encoded("parquet", self._spool.schema(), self._spool.chunks())
+        return [SideFile(self._place.folder + name, pieces)]
+
+
+_KINDS: dict[str, type[Dialect]] = {
+    "dali": Dali,
+    "energon": Energon,
+    "parquet": Parquet,
+    "webshart": Webshart,
+    "wids": Wids,
+}
 DIALECTS = tuple(_KINDS)

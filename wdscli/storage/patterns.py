@@ -31,7 +31,20 @@ from wdscli.storage.addresses import (
     split_folder,
 )
 
-SIDE_FILES = (".wdx", ".idx", ".index", ".json", ".jsonl", ".yaml", ".md5", ".sha256", ".tmp", ".part")
+SIDE_FILES = (
+    ".wdx",
+    ".idx",
+    ".index",
+    ".json",
+    ".jsonl",
+    ".yaml",
+    ".md5",
+    ".sha256",
+    ".tmp",
+    ".part",
+    ".parquet",
+    ".csv",
+)
 """What lies beside shards and is none."""
 # Not inside [...]: http://[::1]/ holds an address of the network, not two shards.
 _JOIN = re.compile(r"::(?![^\[]*\])")

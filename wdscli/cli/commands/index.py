@@ -18,8 +18,8 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
     --no-manifest  Write indexes alone.
     --no-index  Write a manifest alone.
     --checksum  The checksum that the manifest holds; with none only headers are read.
-    --dialect READER  Write the index of another program and nothing else: dali, energon, webshart or
-        wids. May be given more than once.
+    --dialect READER  Write the index of another program and nothing else: dali, energon, webshart, wids,
+        or parquet for programs that query tables. May be given more than once.
     --force  Make all anew, and replace what is there.
     --check  Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there
         is any.
@@ -59,6 +59,7 @@ def index(
         wds index shards/
         wds index --checksum none -o train-manifest.json 's3://bucket/train-{000000..000999}.tar'
         wds index --dialect dali --dialect energon shards/
+        wds index --dialect parquet shards/
         wds index --check shards/ || wds index --force shards/
     """
     if options.dialect and (options.output or options.no_manifest or options.no_index):

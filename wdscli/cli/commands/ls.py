@@ -6,12 +6,22 @@ field. On a terminal its numbers are rounded to what people read; in a pipe the 
 numbers, so that a script can take one by name. It must not know where rows come from.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.cli.options import ErrorOptions, GeneralOptions, SelectionOptions, Shards, grouped, panel
-from wdscli.cli.output import Cell, Out, facts, is_plain, tab_lines
+from wdscli.cli.options import (
+    ErrorOptions,
+    GeneralOptions,
+    SelectionOptions,
+    Shards,
+    Text,
+    Texts,
+    changed_options,
+    grouped,
+    panel,
+)
+from wdscli.cli.output import Cell, Out, facts, is_plain, plural, tab_lines
 from wdscli.errors import UsageError
 from wdscli.look.listing import Listing, LsReport, MemberPage, Page
 from wdscli.look.listing import ls as open_listing
@@ -40,6 +50,7 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
     --by-shard ~--shards  A line per shard: samples, members, bytes, payload bytes, mean payload of a
         sample.
     --summary  Counts, bytes, overhead, sizes by field, balance of the shards, keys that come twice.
+    exact: --bytes  Sizes in bytes. Default: on a terminal 1.20 GB and the like, in a pipe bytes.
     """)
 class ShowOptions(NamedTuple):
     """What is listed."""
@@ -48,6 +59,24 @@ class ShowOptions(NamedTuple):
     members: bool = False
     by_shard: bool = False
     summary: bool = False
+    exact: bool = False
+
+
+@panel("Table")("""
+    --parquet FILE  Write a table instead, a row per sample: key, shard, index in the shard, offset, bytes,
+        size.EXT for each field.
+    --csv FILE  The same as CSV.
+    looked_into: --with EXT,...  With --parquet and --csv: also the values at the top of JSON fields, and
+        the text of text fields. May be given more than once.
+    --force  Replace FILE.
+    """)
+class TableOptions(NamedTuple):
+    """A table of all samples."""
+
+    parquet: Text = None
+    csv: Text = None
+    looked_into: Texts = None
+    force: bool = False
 
 
 @grouped
@@ -55,6 +84,7 @@ def ls(
     *,
     shards: Shards,
     show: ShowOptions,
+    table: TableOptions,
     selection: SelectionOptions,
     general: GeneralOptions,
     errors: ErrorOptions,
@@ -73,6 +103,7 @@ def ls(
         wds ls --members -l 'train-{000000..000009}.tar'
         wds ls --summary s3://bucket/train/
         wds ls --where 'json.width >= 512 and size.jpg < 1e6' shards/
+        wds ls --parquet train.parquet --with json,cls shards/
     """
     if show.members + show.by_shard + show.summary > 1:
         raise UsageError(
@@ -80,36 +111,120 @@ def ls(
         )
     if show.long and (show.by_shard or show.summary):
         raise UsageError("-l is for samples and members", hint="leave it out, or --by-shard and --summary")
+    _check_table(table, show)
     out = Out(general.common, json=general.json.json)
+    prints_rows = not show.summary and table.parquet is None and table.csv in (None, "-")
     found = open_listing(
         shards,
         selection=selection.parse(),
         on_error=errors.on_error,
         trust_addresses=general.trust.trust_addresses,
-        progress=out.progress(rows=not show.summary),
+        progress=out.progress(rows=prints_rows),
     )
-    if show.summary:
-        _print_summary(out, found)
+    if table.parquet is not None or table.csv is not None:
+        _write_table(out, found, table)
+    elif show.summary:
+        _print_summary(out, found, show.exact)
     elif show.by_shard:
-        _print_shards(out, found)
+        _print_shards(out, found, show.exact)
     elif show.members:
-        _print_members(out, found, show.long)
+        _print_members(out, found, show)
     else:
-        _print_samples(out, found, show.long)
+        _print_samples(out, found, show)
     _print_remarks(out, found.report(), skips=errors.on_error == "skip")
 
 
-def _print_samples(out: Out, found: Listing, long: bool) -> None:
+def _check_table(table: TableOptions, show: ShowOptions) -> None:
+    """Options that make no sense together."""
+    if table.parquet is None and table.csv is None:
+        if given := changed_options(table):
+            needing = given[0].replace("--looked-into", "--with")
+            raise UsageError(f"{needing} needs --parquet or --csv", hint="--csv - writes to standard output")
+        return
+    if table.parquet is not None and table.csv is not None:
+        raise UsageError("--parquet and --csv exclude each other", hint="choose one of them")
+    if any(show):
+        raise UsageError(
+            "a table has a row per sample, with sizes in bytes",
+            hint="leave out -l, --members, --by-shard, --summary and --bytes",
+        )
+
+
+def _write_table(out: Out, found: Listing, table: TableOptions) -> None:
+    """The samples as a table, and what it is."""
+    from wdscli.cli.files import write_file
+    from wdscli.look.table import listing_table
+
+    form, address = ("csv", table.csv) if table.parquet is None else ("parquet", table.parquet)
+    address = address or ""
+    if out.json and address == "-":
+        raise UsageError(
+            "--json and the table would both be on standard output", hint="give the table a name"
+        )
+    fields = [word.strip() for text in table.looked_into or () for word in text.split(",")]
+    if not all(fields):
+        raise UsageError("--with has an empty name", hint="--with json,txt")
+    made = []
+
+    def pieces() -> Iterator[bytes]:
+        made.append(listing_table(found, form, fields))
+        return made[0].pieces()
+
+    size = write_file(
+        out,
+        address,
+        (piece for _ in (None,) for piece in pieces()),
+        inputs=found.addresses,
+        force=table.force,
+        binary=form == "parquet",
+    )
+    (written,) = made
+    if written.not_utf8:
+        how = "binary columns" if form == "parquet" else "bytes as they are"
+        out.warn(f"text that is not UTF-8 is written as {how}: {', '.join(written.not_utf8)}")
+    if out.json:
+        out.object(
+            {"file": shown(address), "samples": written.rows, "columns": written.columns, "bytes": size}
+        )
+    total = f"{plural(written.rows, 'sample')}, {plural(written.columns, 'column')}"
+    if address != "-":
+        out.summary(f"wrote {total}, {human_size(size)}: {shown(address)}")
+
+
+def _for_people(
+    out: Out, exact: bool, pages: Iterable[list[Row]], sizes: Sequence[int]
+) -> Iterable[list[Row]]:
+    """The pages; on a terminal, unless ``exact``, with the sizes in these columns as people read them."""
+    if exact or not out.terminal:
+        return pages
+    return (
+        [tuple(_human(cell) if at in sizes else cell for at, cell in enumerate(row)) for row in page]
+        for page in pages
+    )
+
+
+def _human(sizes: bytes | int) -> bytes:
+    """
+    >>> _human(1536), _human(b"10,2000")
+    (b'1.54 kB', b'10 B, 2.00 kB')
+    """
+    each = [sizes] if isinstance(sizes, int) else sizes.split(b",")
+    return ", ".join([human_size(int(one)) for one in each]).encode()
+
+
+def _print_samples(out: Out, found: Listing, show: ShowOptions) -> None:
     """A row for each sample."""
     if out.json:
         for page in found.samples():
-            for sample in _sample_objects(page, long):
+            for sample in _sample_objects(page, show.long):
                 out.object(sample)
-    elif long:
+    elif show.long:
         header = ("key", "fields", "bytes", "shard", "offset", "bytes by field")
-        out.pages(header, map(_long_sample_rows, found.samples()), right=(2, 4))
+        rows = map(_long_sample_rows, found.samples())
+        out.pages(header, _for_people(out, show.exact, rows, (2, 5)), right=(2, 4))
     else:
-        out.pages(("key", "fields", "bytes"), map(_sample_rows, found.samples()), right=(2,))
+        rows = map(_sample_rows, found.samples())
+        out.pages(("key", "fields", "bytes"), _for_people(out, show.exact, rows, (2,)), right=(2,))
 
 
 def _sample_rows(page: Page) -> list[Row]:
@@ -140,21 +255,23 @@ def _sample_objects(page: Page, long: bool) -> Iterator[dict[str, Any]]:
         yield plain
 
 
-def _print_members(out: Out, found: Listing, long: bool) -> None:
+def _print_members(out: Out, found: Listing, show: ShowOptions) -> None:
     """A row for each member."""
     if out.json:
         for page in found.members():
             for row in _long_member_rows(page):
                 name, size, shard, offset, kind, field = map(_plain, row)
                 plain: dict[str, Any] = {"name": name, "bytes": size}
-                if long:
+                if show.long:
                     plain |= {"shard": shard, "offset": offset, "kind": kind, "field": field or None}
                 out.object(plain)
-    elif long:
+    elif show.long:
         header = ("name", "bytes", "shard", "offset", "kind", "field")
-        out.pages(header, map(_long_member_rows, found.members()), right=(1, 3))
+        rows = map(_long_member_rows, found.members())
+        out.pages(header, _for_people(out, show.exact, rows, (1,)), right=(1, 3))
     elif out.terminal:
-        out.pages(("name", "bytes"), map(_member_rows, found.members()), right=(1,))
+        rows = map(_member_rows, found.members())
+        out.pages(("name", "bytes"), _for_people(out, show.exact, rows, (1,)), right=(1,))
     else:
         for page in found.members():
             out.write(_member_lines(page))
@@ -205,14 +322,16 @@ def _plain(cell: bytes | int) -> str | int:
     return to_text(cell) if isinstance(cell, bytes) else cell
 
 
-def _print_shards(out: Out, found: Listing) -> None:
+def _print_shards(out: Out, found: Listing, exact: bool) -> None:
     """A row for each shard."""
     names = ("shard", "samples", "members", "bytes", "payload_bytes", "mean_sample_bytes")
     header = ("shard", "samples", "members", "bytes", "payload", "mean sample")
-    rows = (
+    rows: Iterator[tuple[Cell, ...]] = (
         (*one._replace(shard=shown(one.shard)), round(one.payload_bytes / one.samples) if one.samples else 0)
         for one in found.shards()
     )
+    if out.terminal and not (out.json or exact):
+        rows = ((*row[:3], *(human_size(int(size)) for size in row[3:])) for row in rows)
     out.listing(names if out.json else header, rows, right=range(1, 6))
 
 
@@ -244,7 +363,7 @@ def _counts(found: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
 
 
-def _print_summary(out: Out, found: Listing) -> None:
+def _print_summary(out: Out, found: Listing, exact: bool) -> None:
     """Facts and fields, or one JSON object."""
     from wdscli.look.summary import summarize
 
@@ -252,13 +371,13 @@ def _print_summary(out: Out, found: Listing) -> None:
     if out.json:
         out.object(_summary_object(summary))
         return
-    if out.terminal:
+    if out.terminal and not exact:
         for name, value in _human_facts(summary):
             out.line(f"{name:<13}{value}")
     else:
         out.rows(("fact", "value"), _plain_facts(summary))
     if summary.fields:
-        size = human_size if out.terminal else str
+        size = human_size if out.terminal and not exact else str
         out.write(b"\n")
         rows = [_field_row(field, summary.samples, size) for field in summary.fields]
         out.table(_FIELD_HEADER, rows, right=range(1, 7))

@@ -1,0 +1,265 @@
+"""A set as a table, a row a sample: what ``ls --parquet`` and ``--csv``, ``cat --to-parquet`` and ``--to-tsv`` write.
+
+What it is: :func:`listing_table`, where samples are and what some of their fields say; and :func:`payload_table`, the
+payloads themselves. How: rows go to :mod:`wdscli.shards.tables`, which knows columns and formats. A listing is read
+once. Of payloads the names of all fields are read first, from headers, so that no payload waits on the disc; where the
+inputs can be read only once, they do. It must not know about terminals, nor where the table goes.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from wdscli.codecs.encode import NUMBERS
+from wdscli.codecs.limits import MAX_DECODED_BYTES
+from wdscli.codecs.parts import extension
+from wdscli.errors import DataError, UsageError
+from wdscli.look.listing import Listing, Page
+from wdscli.look.picking import Picker
+from wdscli.look.unpack import Part, Picked, kind_of, picked, too_large
+from wdscli.model import to_bytes, to_text
+from wdscli.selection.named import Named, Sightings
+from wdscli.selection.sample import SampleAt
+from wdscli.shards.tables import (
+    INDEX,
+    KEY,
+    OFFSET,
+    PLACES,
+    SHARD,
+    Cell,
+    Chunk,
+    Column,
+    Rows,
+    Spool,
+    check_format,
+    encoded,
+    json_text,
+    text_of,
+)
+from wdscli.shown import shown
+
+BYTES = Column(0, "bytes")
+_SIZES, _VALUES = 1, 2
+"""Groups of columns; each field that is looked into is one of its own."""
+
+
+class SampleTable(NamedTuple):
+    """A table that waits on the disc, to be written once or more often."""
+
+    form: str
+    spool: Spool
+
+    @property
+    def rows(self) -> int:
+        return self.spool.rows
+
+    @property
+    def columns(self) -> int:
+        return len(self.spool.schema())
+
+    @property
+    def not_utf8(self) -> list[str]:
+        """The columns that have text which is not UTF-8."""
+        return [column.name for column, kind in self.spool.schema().items() if kind == "binary"]
+
+    def pieces(self) -> Iterator[bytes]:
+        """The file, piece by piece."""
+        return encoded(self.form, self.spool.schema(), self.spool.chunks())
+
+
+class _Field(NamedTuple):
+    """A field that is looked into: JSON, or text."""
+
+    name: bytes
+    group: int
+
+    def cells(self, payload: bytes) -> Iterator[tuple[Column, Cell]]:
+        """What a payload says. Raises ValueError, RecursionError."""
+        name = to_text(self.name)
+        if kind_of(self.name) == "text":
+            text = text_of(payload)
+            if extension(name) in NUMBERS and isinstance(text, str):
+                text = text.strip()
+                yield Column(self.group, name, text=True), _number(text)
+            else:
+                yield Column(self.group, name), text
+            return
+        values = json.loads(payload)
+        if not isinstance(values, dict):
+            values = {name: values}
+        for key, value in values.items():
+            is_nested = isinstance(value, (list, dict))
+            yield Column(self.group, key, name), (json_text(value),) if is_nested else value
+
+
+def _number(text: str) -> Cell:
+    """A whole number, written as one is; any other text as it stands.
+
+    >>> _number("7"), _number("-1"), _number("007")
+    (7, -1, '007')
+    """
+    is_number = len(text) < 20 and text.removeprefix("-").isdecimal() and text.isascii()
+    return int(text) if is_number and str(int(text)) == text else text
+
+
+def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> SampleTable:
+    """All samples of a listing: key, shard, place in the shard, byte of the first header, bytes, the bytes of each
+    field; and what is in ``fields``: of JSON the values at its top, of text the text. Raises UsageError for a field
+    that holds neither, DataError for a payload that cannot be decoded (with the listing's ``on_error="skip"`` the
+    sample is left out and counted)."""
+    check_format(form)
+    looked_into: dict[bytes, _Field] = {}
+    for field in dict.fromkeys(fields):
+        if not kind_of(to_bytes(field)):
+            raise UsageError(
+                f"--with {field}: no field of that name holds text or JSON",
+                hint="wds cat --to-parquet FILE has the payloads of any field",
+            )
+        looked_into[to_bytes(field)] = _Field(to_bytes(field), _VALUES + len(looked_into))
+    spool, rows, sightings = Spool({**PLACES, BYTES: "int64"}), Rows(), Sightings()
+    for page in found.samples(frozenset(looked_into)):
+        sightings.fields.update(page.batch.fields)
+        for row in range(len(page.batch.keys)):
+            try:
+                values = list(_values(page, row, looked_into))
+            except DataError as error:
+                if not found.skips or error.code != "undecodable":
+                    raise
+                found.drop("undecodable")
+                continue
+            _put_place(page, row, rows)
+            for column, cell in values:
+                rows.put(column, cell)
+            rows.end()
+            if rows.is_full:
+                spool.put(rows.take())
+    spool.put(rows.take())
+    found.remark(sightings.absent([Named(field, " for --with", (field,), needed=False) for field in fields]))
+    return SampleTable(form, spool)
+
+
+def _put_place(page: Page, row: int, rows: Rows) -> None:
+    """Where a sample is, and how large its fields are."""
+    batch = page.batch
+    first, end = batch.firsts[row : row + 2]
+    rows.put(KEY, text_of(batch.keys[row]))
+    rows.put(SHARD, text_of(to_bytes(shown(page.shard))))
+    rows.put(INDEX, page.places[row])
+    rows.put(OFFSET, batch.starts[first])
+    rows.put(BYTES, sum(batch.sizes[first:end]))
+    for field, size in zip(batch.fields[first:end], batch.sizes[first:end]):
+        rows.put(_size_column(field), size)
+
+
+@lru_cache(1 << 10)
+def _size_column(field: bytes) -> Column:
+    return Column(_SIZES, "size." + to_text(field))
+
+
+def _values(page: Page, row: int, fields: dict[bytes, _Field]) -> Iterator[tuple[Column, Cell]]:
+    """What the fields of a sample say that are looked into. Raises DataError ``undecodable``."""
+    batch = page.batch
+    for member in range(batch.firsts[row], batch.firsts[row + 1]) if fields else ():
+        field = fields.get(batch.fields[member])
+        if field is None:
+            continue
+        payload = page.payload(row, member)
+        try:
+            yield from field.cells(payload)
+        except (ValueError, RecursionError) as error:
+            sample = SampleAt(batch, row, page.shard)
+            hint = "--on-error skip leaves the sample out"
+            raise sample.error(f"not JSON: {error}", "undecodable", field.name, hint) from None
+
+
+class Payloads(NamedTuple):
+    """How payloads become cells. Text is text. Other bytes stand as they are in Parquet, and in base 64 in a delimited
+    table, if that is asked for."""
+
+    form: str
+    base64: bool = False
+    max_decoded: int = MAX_DECODED_BYTES
+
+    def kind(self, field: bytes) -> str:
+        """The type of a field's column."""
+        return "string" if kind_of(field) or self.form != "parquet" else "binary"
+
+    def cell(self, sample: Picked, part: Part) -> str | bytes:
+        """Raises DataError ``undecodable`` for text that is not UTF-8, UsageError for bytes that have no place."""
+        name = to_text(part.field)
+        if kind_of(part.field):
+            text = text_of(part.whole())
+            if isinstance(text, str):
+                return text
+            member = sample.key + b"." + part.field
+            hint = f"--rename {name}.bin={name} writes it as bytes, --on-error skip leaves the sample out"
+            raise sample.error("text that is not UTF-8", "undecodable", hint=hint, member=member)
+        if self.form == "parquet":
+            return part.whole()
+        if self.base64:
+            return b64encode(part.whole()).decode("ascii")
+        raise UsageError(
+            f'the field "{name}" is not text, and cells of a delimited table are',
+            hint=f"--drop {name} leaves it out, --base64 writes it in base 64, --to-parquet as it is",
+        )
+
+
+def payload_schema(found: Listing, how: Payloads) -> dict[Column, str]:
+    """The columns of :func:`payload_table`, by the headers of the same samples."""
+    check_format(how.form)
+    schema = {KEY: "string"}
+    for page in found.samples():
+        for field in dict.fromkeys(page.batch.fields):
+            schema[_payload_column(field)] = how.kind(field)
+        if not all(isinstance(text_of(key), str) for key in page.batch.keys):
+            schema[KEY] = "binary"
+    return schema
+
+
+def payload_table(picker: Picker, how: Payloads, schema: dict[Column, str] | None) -> Iterator[bytes]:
+    """The key and the payloads of each selected sample, as a table of these columns; None where they are not known.
+
+    A row is made in memory: raises DataError ``undecodable`` for a sample with more than ``max_decoded`` bytes, and
+    what :meth:`Payloads.cell` raises.
+    """
+    check_format(how.form)
+    chunks = _payload_chunks(picker, how)
+    if schema is not None:
+        return encoded(how.form, schema, chunks)
+    spool = Spool({KEY: "string"})
+    for chunk in chunks:
+        spool.put(chunk)
+    return encoded(how.form, spool.schema(), spool.chunks())
+
+
+@lru_cache(1 << 10)
+def _payload_column(field: bytes) -> Column:
+    return Column(_VALUES, to_text(field), "field")
+
+
+def _payload_chunks(picker: Picker, how: Payloads) -> Iterator[Chunk]:
+    rows, count = Rows(), 0
+    for sample in picked(picker):
+        try:
+            error = too_large(sample, True, how.max_decoded, "a row of a table")
+            if error is not None:
+                raise error
+            cells = [(_payload_column(part.field), how.cell(sample, part)) for part in sample.parts]
+        except DataError as error:
+            if not picker.skips or error.code != "undecodable":
+                raise
+            picker.drop("undecodable")
+            continue
+        rows.put(KEY, text_of(sample.key))
+        for column, cell in cells:
+            rows.put(column, cell)
+        rows.end()
+        count += 1
+        if rows.is_full:
+            yield rows.take()
+    picker.check_empty(count)
+    yield rows.take()

@@ -1,0 +1,111 @@
+"""Files that list keys: a key a line, or a table with a column ``key``.
+
+What it is: :func:`read_keys`, :func:`key_lines`. How: Parquet is recognised by its first bytes; a file named ``.csv``,
+``.tsv`` or ``.jsonl`` is a table if its first line is a header with ``key``, or an object with it; anything else is a
+list, whose lines are bytes as they are. What ``wds ls`` and ``wds index --dialect parquet`` write is read, and so is
+what a query of it gives. It must not know what the keys are for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from wdscli.errors import InputError, UsageError
+from wdscli.model import to_bytes
+from wdscli.storage import base_name, is_local, local_path, open_source, read_all
+
+COLUMN = "key"
+_PARQUET = b"PAR1"
+_TABLE = re.compile(r"\.(csv|tsv|jsonl|ndjson)$")
+
+
+def read_keys(address: str) -> dict[bytes, None]:
+    """The keys of a file, each once. A dict, because it keeps their order."""
+    return dict.fromkeys(key_lines(address))
+
+
+def key_lines(address: str) -> Iterator[bytes]:
+    """The keys of a file, in order. Of a list: lines without a carriage return at the end; blank ones do not count.
+    Raises InputError for a table that is broken, UsageError for one that needs a missing package."""
+    if is_local(address) and _begins_as_parquet(address):
+        yield from _parquet_keys(local_path(address), address)
+        return
+    data = read_all(address)
+    if data.startswith(_PARQUET):
+        yield from _parquet_keys(io.BytesIO(data), address)
+        return
+    table = _TABLE.search(base_name(address).lower())
+    keys = None if table is None else _table_keys(data, table[1], address)
+    if keys is not None:
+        yield from keys
+        return
+    lines = (line.removesuffix(b"\r") for line in data.split(b"\n"))
+    yield from (key for key in lines if key.strip())
+
+
+def _begins_as_parquet(address: str) -> bool:
+    """Such a file is not read whole: its other columns may be payloads."""
+    with open_source(address, decompress=False) as source:
+        return source.seekable and source.peek(len(_PARQUET)) == _PARQUET
+
+
+def _parquet_keys(file: Any, address: str) -> Iterator[bytes]:
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UsageError("Parquet needs an extra", hint="pip install 'wdscli[parquet]'") from None
+    try:
+        with ParquetFile(file) as table:
+            names = table.schema_arrow.names
+            if COLUMN not in names:
+                raise InputError(
+                    f'{address} has no column "{COLUMN}"', hint=f"it has {', '.join(map(str, names[:10]))}"
+                )
+            for batch in table.iter_batches(columns=[COLUMN]):
+                yield from _texts(batch.column(0).to_pylist())
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"cannot read {address}: {error}") from None
+
+
+def _table_keys(data: bytes, kind: str, address: str) -> list[bytes] | None:
+    """The keys of a table; None for a file that is a list whatever its name."""
+    text = data.decode("utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8", "surrogateescape")
+    try:
+        if kind in ("jsonl", "ndjson"):
+            return _json_keys(text, address)
+        return _delimited_keys(text, "\t" if kind == "tsv" else ",")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"cannot read {address} as a table: {error}") from None
+
+
+def _json_keys(text: str, address: str) -> list[bytes] | None:
+    lines = [line for line in text.split("\n") if line.strip()]
+    if not lines or not lines[0].lstrip().startswith("{"):
+        return None
+    rows = map(json.loads, lines)
+    return list(_texts([row.get(COLUMN) if isinstance(row, dict) else None for row in rows]))
+
+
+def _delimited_keys(text: str, delimiter: str) -> list[bytes] | None:
+    import csv
+
+    csv.field_size_limit(1 << 30)
+    try:
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        if COLUMN not in (reader.fieldnames or ()):
+            return None
+        return list(_texts([row[COLUMN] for row in reader]))
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+
+
+def _texts(cells: Iterable[Any]) -> Iterator[bytes]:
+    """Keys as bytes; cells without one do not count."""
+    for cell in cells:
+        if cell is not None and cell not in ("", b""):
+            yield cell if isinstance(cell, bytes) else to_bytes(str(cell))

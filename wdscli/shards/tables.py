@@ -1,0 +1,367 @@
+"""Rows on their way into a table: one file of CSV, TSV or Parquet.
+
+What it is: :class:`Rows`, which takes cells and gives out chunks of columns; :class:`Spool`, which keeps
+chunks in a temporary file until all columns and their types are known; :func:`encoded`, the bytes of the table. How:
+names and types of columns come from the data, and a table names them first, so that rows wait on the disc: one pass
+over the data, one over the scratch file, and memory for one chunk and one row group. Who knows all columns beforehand
+needs no spool. Columns stand in the order of their groups, and in each in the order in which they were first seen.
+
+A cell is None, a bool, an int, a float, text, bytes, or, for a list or an object, its JSON text as a tuple of one. A
+column of Parquet has the type that all its cells have: int64 (or uint64), double (also of whole numbers, where these
+stay what they are), boolean, string, binary (text of which some is not UTF-8); cells that have no type in common are
+written as JSON text. CSV has no types: each cell stands as it is, an absent one as nothing, an empty text as ``""``.
+
+It must not know samples, nor where the bytes go.
+"""
+
+from __future__ import annotations
+
+import io
+import marshal
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from wdscli.errors import DataError, UsageError
+from wdscli.model import to_bytes
+from wdscli.shards.index import Piece, Scratch
+
+Cell = None | bool | int | float | str | bytes | tuple[str]
+
+MAX_COLUMNS = 1000
+CHUNK_BYTES = 1 << 24
+"""Of text and payloads that a chunk holds."""
+CHUNK_CELLS = 1 << 17
+ROW_GROUP_BYTES = 1 << 26
+ROW_GROUP_ROWS = 1 << 17
+_EXACT_IN_DOUBLE = 1 << 53
+_SEPARATORS = {"csv": b",", "tsv": b"\t"}
+FORMATS = (*_SEPARATORS, "parquet")
+
+
+class Column(NamedTuple):
+    """A column: its place among the groups, its name, and what comes before its name if another column has that.
+    Numbers in a column of ``text`` are written as text when another cell of it is none."""
+
+    group: int
+    name: str
+    owner: str = ""
+    text: bool = False
+
+
+class Chunk(NamedTuple):
+    """Some rows, as columns of that length."""
+
+    rows: int
+    columns: dict[Column, list[Any]]
+
+
+KEY = Column(0, "key")
+SHARD = Column(0, "shard")
+INDEX = Column(0, "index")
+OFFSET = Column(0, "offset")
+"""Where a sample is: its shard, its place there (from 0), the byte of its first header."""
+PLACES = {KEY: "string", SHARD: "string", INDEX: "int64", OFFSET: "int64"}
+
+
+class Rows:
+    """Cells to chunks: :meth:`put` for each cell of a row, :meth:`end` after it; then :meth:`take` what is there, at
+    the latest when :attr:`is_full`."""
+
+    def __init__(self) -> None:
+        self._columns: dict[Column, list[Any]] = {}
+        self._rows = self._cells = self._bytes = 0
+
+    def put(self, column: Column, value: Cell) -> None:
+        """A cell of the current row; of a column that is there twice the first counts. Raises DataError for too many
+        columns."""
+        values = self._columns.get(column)
+        if values is None:
+            if len(self._columns) >= MAX_COLUMNS:
+                raise _too_many()
+            values = self._columns[column] = []
+        missing = self._rows - len(values)
+        if missing > 0:
+            values.extend([None] * missing)
+        if missing >= 0:
+            values.append(value)
+            self._cells += 1
+            if isinstance(value, (str, bytes)):
+                self._bytes += len(value)
+            elif isinstance(value, tuple):
+                self._bytes += len(value[0])
+
+    def end(self) -> None:
+        """The row is whole."""
+        self._rows += 1
+
+    @property
+    def is_full(self) -> bool:
+        cells = max(self._cells, self._rows * len(self._columns))
+        return self._bytes >= CHUNK_BYTES or cells >= CHUNK_CELLS
+
+    def take(self) -> Chunk:
+        """All rows so far."""
+        for values in self._columns.values():
+            values.extend([None] * (self._rows - len(values)))
+        chunk = Chunk(self._rows, self._columns)
+        self._columns, self._rows, self._cells, self._bytes = {}, 0, 0, 0
+        return chunk
+
+
+class _Seen:
+    """The types of a column's cells, and the range of its whole numbers."""
+
+    def __init__(self) -> None:
+        self.types: set[type] = set()
+        self.low = self.high = 0
+
+    def look(self, values: list[Any]) -> None:
+        types = set(map(type, values))
+        if str in types:
+            _escape(values)
+            types = set(map(type, values))
+        if int in types:
+            numbers = values if types == {int} else [value for value in values if type(value) is int]
+            self.low, self.high = min(self.low, min(numbers)), max(self.high, max(numbers))
+        self.types |= types
+
+    def kind(self, text: bool) -> str:
+        """The type of the column."""
+        types = self.types - {type(None)}
+        if not types or types == {str} or (text and types == {int, str}):
+            return "string"
+        if types == {bool}:
+            return "bool"
+        if types == {int}:
+            return self._whole(text)
+        if types == {float}:
+            return "double"
+        if types == {int, float} and -_EXACT_IN_DOUBLE <= self.low <= self.high <= _EXACT_IN_DOUBLE:
+            return "double"
+        return "binary" if bytes in types and tuple not in types else "json"
+
+    def _whole(self, text: bool) -> str:
+        if self.low >= -(1 << 63) and self.high < 1 << 63:
+            return "int64"
+        if self.low >= 0 and self.high < 1 << 64:
+            return "uint64"
+        return "string" if text else "json"
+
+
+def _escape(values: list[Any]) -> None:
+    """Text that JSON can say and UTF-8 cannot (half of a surrogate pair) becomes JSON text, in place."""
+    try:
+        "".join([value for value in values if type(value) is str]).encode()
+    except UnicodeEncodeError:
+        for at, value in enumerate(values):
+            if type(value) is str and not _is_utf8(value):
+                values[at] = (json_text(value),)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON, in UTF-8 where that can say it."""
+    from json import dumps
+
+    text = dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text if _is_utf8(text) else dumps(value, separators=(",", ":"))
+
+
+class Spool:
+    """Chunks in a temporary file, and what all of them have in common. ``columns`` are there in any case, with these
+    types where no cell tells another."""
+
+    def __init__(self, columns: Mapping[Column, str]) -> None:
+        self._file = Scratch()
+        self._pieces: list[Piece] = []
+        self._defaults = columns
+        self._seen = {column: _Seen() for column in columns}
+        self._numbers = {column: number for number, column in enumerate(columns)}
+        self.rows = 0
+
+    def put(self, chunk: Chunk) -> None:
+        """Add some rows. Raises OutputError when the scratch file cannot be written, DataError for too many columns."""
+        for column, values in chunk.columns.items():
+            if column not in self._seen:
+                self._numbers[column] = len(self._seen)
+                self._seen[column] = _Seen()
+            self._seen[column].look(values)
+        if len(self._seen) > MAX_COLUMNS:
+            raise _too_many()
+        numbered = {self._numbers[column]: values for column, values in chunk.columns.items()}
+        self._pieces.append(self._file.put(marshal.dumps((chunk.rows, numbered))))
+        self.rows += chunk.rows
+
+    def schema(self) -> dict[Column, str]:
+        """All columns in order, and their types."""
+        schema = {}
+        for column in sorted(self._seen, key=lambda column: column.group):
+            seen = self._seen[column]
+            schema[column] = seen.kind(column.text) if seen.types else self._defaults.get(column, "string")
+        return schema
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows again."""
+        columns = list(self._seen)
+        for piece in self._pieces:
+            rows, numbered = marshal.loads(b"".join(piece.read()))
+            yield Chunk(rows, {columns[number]: values for number, values in numbered.items()})
+
+
+def _too_many() -> DataError:
+    return DataError(
+        f"a table of more than {MAX_COLUMNS} columns",
+        code="bad-table",
+        hint="choose the fields: --fields EXT,...; a JSON field with names of its own in each sample is no table",
+    )
+
+
+def text_of(raw: bytes) -> str | bytes:
+    """Bytes as text, where they are UTF-8."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def column_names(columns: Iterable[Column]) -> list[str]:
+    """The names that columns have in the table: their own; the owner's before it where that is taken.
+
+    >>> column_names([Column(0, "key"), Column(1, "key", "json"), Column(1, "w", "json")])
+    ['key', 'json.key', 'w']
+    """
+    taken: dict[str, None] = {}
+    for column in columns:
+        name = column.name.encode("utf-8", "backslashreplace").decode()
+        while name in taken:
+            name = f"{column.owner or 'field'}.{name}"
+        taken[name] = None
+    return list(taken)
+
+
+def check_format(form: str) -> None:
+    """Raise UsageError for Parquet when the package that writes it is missing."""
+    if form == "parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError:
+            raise UsageError("Parquet needs an extra", hint="pip install 'wdscli[parquet]'") from None
+
+
+def encoded(form: str, schema: Mapping[Column, str], chunks: Iterable[Chunk]) -> Iterator[bytes]:
+    """The table in the format ``form``, piece by piece."""
+    names = column_names(schema)
+    if form == "parquet":
+        return _parquet(schema, names, chunks)
+    return _delimited(_SEPARATORS[form], list(schema), names, chunks)
+
+
+def _delimited(
+    separator: bytes, columns: Sequence[Column], names: Sequence[str], chunks: Iterable[Chunk]
+) -> Iterator[bytes]:
+    special = re.compile(b'["\r\n' + separator + b"]")
+
+    def cell(value: Cell) -> bytes:
+        if value is None:
+            return b""
+        if isinstance(value, bool):
+            return b"true" if value else b"false"
+        if isinstance(value, (int, float)):
+            return repr(value).encode()
+        raw = (
+            to_bytes(value[0] if isinstance(value, tuple) else value)
+            if not isinstance(value, bytes)
+            else value
+        )
+        return raw if raw and not special.search(raw) else b'"' + raw.replace(b'"', b'""') + b'"'
+
+    yield separator.join(map(cell, names)) + b"\n"
+    for chunk in chunks:
+        nothing = [b""] * chunk.rows
+        cells = [
+            list(map(cell, chunk.columns[column])) if column in chunk.columns else nothing
+            for column in columns
+        ]
+        yield b"".join([separator.join(row) + b"\n" for row in zip(*cells)])
+
+
+class _Pieces(io.RawIOBase):
+    """A file that can be written and not read, whose bytes are taken out at the other end."""
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        raw = bytes(data)
+        self._held.append(raw)
+        self._position += len(raw)
+        return len(raw)
+
+    def tell(self) -> int:
+        return self._position
+
+    def take(self) -> list[bytes]:
+        held, self._held = self._held, []
+        return held
+
+
+def _parquet(schema: Mapping[Column, str], names: Sequence[str], chunks: Iterable[Chunk]) -> Iterator[bytes]:
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    makers = {"json": "string", "double": "float64", "bool": "bool_"}
+    types = [getattr(pyarrow, makers.get(kind, kind))() for kind in schema.values()]
+    fields = pyarrow.schema(list(zip(names, types)))
+    # Dictionaries and statistics of payloads would be as large as the payloads.
+    plain = [name for name, kind in zip(names, schema.values()) if kind != "binary"]
+    out = _Pieces()
+    writer = ParquetWriter(out, fields, use_dictionary=plain, write_statistics=plain)
+    held: list[Any] = []
+    rows = size = 0
+    for chunk in chunks:
+        arrays = [
+            pyarrow.array(_as_kind(chunk.columns[column], kind), kind_type)
+            if column in chunk.columns
+            else pyarrow.nulls(chunk.rows, kind_type)
+            for (column, kind), kind_type in zip(schema.items(), types)
+        ]
+        held.append(pyarrow.table(arrays, schema=fields))
+        rows, size = rows + chunk.rows, size + held[-1].nbytes
+        if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
+            writer.write_table(pyarrow.concat_tables(held), row_group_size=rows)
+            held, rows, size = [], 0, 0
+            yield from out.take()
+    if held:
+        writer.write_table(pyarrow.concat_tables(held), row_group_size=max(rows, 1))
+    writer.close()
+    yield from out.take()
+
+
+def _as_kind(values: list[Any], kind: str) -> list[Any]:
+    """Cells as their column's type has them."""
+    if kind == "double":
+        return [None if value is None else float(value) for value in values]
+    if kind == "string":
+        return [value if value is None or isinstance(value, str) else str(value) for value in values]
+    if kind == "binary":
+        return [
+            value if value is None or isinstance(value, bytes) else to_bytes(str(value)) for value in values
+        ]
+    if kind == "json":
+        return [
+            value if value is None else value[0] if isinstance(value, tuple) else json_text(value)
+            for value in values
+        ]
+    return values
