@@ -513,8 +513,6 @@ class KeyRule(NamedTuple):
     ) -> KeyRule:
         from fnmatch import translate
 
-        from wdscli.selection.keyfiles import read_keys
-
         if any(not key for key in keys):
             raise UsageError("--keys is empty", hint="--keys 'n01/*'")
         sources = addresses_of(keys_from, "--keys-from")
@@ -526,9 +524,9 @@ class KeyRule(NamedTuple):
             exact=frozenset(to_bytes(key) for key in keys if _MAGIC.isdisjoint(key)),
             globs=tuple(Glob(to_bytes(key), re.compile(translate(key))) for key in globs),
             any_glob=re.compile("|".join(map(translate, globs))) if globs else None,
-            listed=None if keys_from is None else {key: None for one in sources for key in read_keys(one)},
+            listed=None if keys_from is None else _keys_in(sources),
             sources=sources,
-            left_out={key: None for one in left_out for key in read_keys(one)} if left_out else None,
+            left_out=_keys_in(left_out) if left_out else None,
             sources_left_out=left_out,
         )
 
@@ -575,3 +573,10 @@ class KeyRule(NamedTuple):
             files = " and ".join(self.sources)
             absences.append(Absence(f"no sample has a key of {files} for --keys-from", like))
         return absences
+
+
+def _keys_in(addresses: Sequence[str]) -> dict[bytes, None]:
+    """The keys of all these files."""
+    from wdscli.selection.keyfiles import key_lines
+
+    return {key: None for one in addresses for key in key_lines(one)}

@@ -1,6 +1,6 @@
 """Files that list keys: a key a line, or a table with a column ``key``.
 
-What it is: :func:`read_keys`, :func:`key_lines`. How: Parquet is recognised by its first bytes; a file named ``.csv``,
+What it is: :func:`key_lines`. How: Parquet is recognised by its first bytes; a file named ``.csv``,
 ``.tsv`` or ``.jsonl`` is a table if its first line is a header with ``key``, or an object with it; anything else is a
 list, whose lines are bytes as they are. What ``wds ls`` and ``wds index --dialect parquet`` write is read, and so is
 what a query of it gives. It must not know what the keys are for.
@@ -21,11 +21,6 @@ from wdscli.storage import base_name, is_local, local_path, open_source, read_al
 COLUMN = "key"
 _PARQUET = b"PAR1"
 _TABLE = re.compile(r"\.(csv|tsv|jsonl|ndjson)$")
-
-
-def read_keys(address: str) -> dict[bytes, None]:
-    """The keys of a file, each once. A dict, because it keeps their order."""
-    return dict.fromkeys(key_lines(address))
 
 
 def key_lines(address: str) -> Iterator[bytes]:
