@@ -344,3 +344,121 @@ class TestKeysFrom:
         for name, data in (("k.jsonl", b'{"key": 1}\n{'), ("k.csv", b'key\n"a" b\n')):
             (folder / name).write_bytes(data)
             assert "as a table" in bad("ls", "--keys-from", folder / name, folder / "set", code=4)
+
+
+class TestCat:
+    def test_payloads_as_parquet(self, folder: Path) -> None:
+        done = good("cat", "--to-parquet", folder / "t.parquet", folder / "set")
+        assert "wrote 5 samples" in done.err
+        assert types_of(folder / "t.parquet") == {
+            "key": "string",
+            "jpg": "binary",
+            "json": "string",
+            "cls": "string",
+            "txt": "string",
+        }
+        for number, row in enumerate(rows_of(folder / "t.parquet")):
+            assert row["jpg"] == b"\xff\xd8" + bytes(number)
+            assert row["json"].encode() == document(number)
+            assert (row["key"], row["cls"]) == (f"n/{number}", f"{number}\n")
+            assert row["txt"] == ("caption" if number == 4 else None)
+
+    def test_streams_and_files_alike(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tables, "CHUNK_CELLS", 4)
+        shards = [f"{folder}/set/in-0.tar", f"{folder}/set/in-1.tar"]
+        good("cat", "--to-parquet", folder / "a", "--limit", 4, "--rename", "x.bin=jpg", *shards)
+        streams = [f"pipe:cat {shard}" for shard in shards]
+        good("cat", "--to-parquet", folder / "b", "--limit", 4, "--rename", "x.bin=jpg", *streams)
+        assert rows_of(folder / "a") == rows_of(folder / "b")
+        assert types_of(folder / "a") == types_of(folder / "b")
+        assert [len(row["x.bin"]) for row in rows_of(folder / "a")] == [2, 3, 4, 5]
+
+    def test_text_comes_back_from_tsv(self, folder: Path) -> None:
+        texts = ["plain", 'a "quoted"\tTAB', "two\nlines\r", "\\n, \\", '"', " é "]
+        write_shards(folder / "texts", [[[(f"k{n}.txt", text.encode())] for n, text in enumerate(texts)]])
+        good("cat", "--to-tsv", folder / "t.tsv", folder / "texts")
+        with (folder / "t.tsv").open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file, "excel-tab", strict=True))
+        assert rows == [["key", "txt"], *([f"k{n}", text] for n, text in enumerate(texts))]
+        table = ["--from-table", folder / "t.tsv", "--key", "key", "--field", "txt=txt"]
+        good("create", *table, "-o", folder / "again.tar")
+        assert (folder / "again.tar").read_bytes() == (folder / "texts/in-0.tar").read_bytes()
+
+    def test_payloads_in_tsv(self, folder: Path) -> None:
+        said = bad("cat", "--to-tsv", folder / "t.tsv", folder / "set")
+        assert "--drop jpg" in said
+        assert "--base64" in said
+        assert not (folder / "t.tsv").exists()
+        out = good("cat", "--to-tsv", "-", "--base64", "--fields", "jpg,txt", folder / "set").out
+        assert out.splitlines()[0] == b"key\tjpg\ttxt"
+        assert out.splitlines()[-1] == b"n/4\t/9gAAAAA\tcaption"
+        assert good("cat", "--to-tsv", "-", "--fields", "cls", "--limit", 1, folder / "set").out == (
+            b'key\tcls\nn/0\t"0\n"\n'
+        )
+
+    def test_text_that_is_not_utf8(self, folder: Path) -> None:
+        write_shards(folder / "odd", [[[("a.txt", b"\xff")], [("k\udcff.txt", b"fine")]]])
+        said = bad("cat", "--to-parquet", folder / "t.parquet", folder / "odd", code=3)
+        assert "--rename txt.bin=txt" in said
+        done = good("cat", "--to-parquet", folder / "t.parquet", "--on-error", "skip", folder / "odd")
+        assert "undecodable 1" in done.err
+        assert rows_of(folder / "t.parquet") == [{"key": b"k\xff", "txt": "fine"}]
+
+    def test_a_sample_that_is_too_large(self, folder: Path) -> None:
+        said = bad("cat", "--to-parquet", folder / "t", "--max-decoded", 100, folder / "set", code=3)
+        assert "--max-decoded" in said
+
+    def test_no_sample_no_table(self, folder: Path) -> None:
+        bad("cat", "--to-parquet", folder / "t", "--where", "index > 9", folder / "set", code=3)
+        assert not (folder / "t").exists()
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ["--to-parquet", "t", "-o", "x"],
+            ["--to-parquet", "t", "--to-tsv", "u"],
+            ["--to-tsv", "t", "--post", "true"],
+            ["--to-parquet", "t", "--base64"],
+            ["--to-tsv", "t", "-j", "2"],
+            ["--to-tsv", "t.gz"],
+            ["--to-tsv", "-", "--json"],
+            ["--json"],
+        ],
+    )
+    def test_options_that_do_not_go_together(self, folder: Path, options: list[str]) -> None:
+        bad("cat", *options, folder / "set")
+
+    def test_what_was_written_as_json(self, folder: Path) -> None:
+        inputs, out = folder / "set", folder / "out"
+        (told,) = good("cat", "--json", inputs, "-o", folder / "all.tar").objects
+        assert told["bytes"] == (folder / "all.tar").stat().st_size
+        assert {name: told[name] for name in ("operation", "samples", "members", "shards", "dropped")} == {
+            "operation": "cat",
+            "samples": 5,
+            "members": 16,
+            "shards": 1,
+            "dropped": {},
+        }
+        (told,) = good("cat", "--json", inputs, "--to-dir", out, "--limit", 2).objects
+        assert (told["output"], told["samples"], told["files"]) == (str(out), 2, 6)
+        for options in (["--to-jsonl", "-o"], ["--field", "cls", "-o"], ["--drop", "jpg", "--to-tsv"]):
+            (told,) = good("cat", "--json", inputs, *options, folder / options[0][2:]).objects
+            assert told["samples"] == 5
+            assert told["bytes"] == (folder / options[0][2:]).stat().st_size
+
+    def test_a_command_after_each_shard(self, folder: Path) -> None:
+        good("cat", folder / "set", "-o", f"{folder}/all.tar", "--post", f"cp {{}} {folder}/copy")
+        assert (folder / "copy").read_bytes() == (folder / "all.tar").read_bytes()
+        good(
+            "cat",
+            folder / "set",
+            "-o",
+            f"{folder}/each/{{name}}.tar",
+            "--post",
+            f"echo {{}} >> {folder}/done",
+        )
+        assert (folder / "done").read_text().split() == [f"{folder}/each/in-{n}.tar" for n in range(2)]
+        assert "--post needs" in bad("cat", folder / "set", "--post", "true")
+        said = bad("cat", folder / "set", "-o", f"{folder}/more.tar", "--post", "exit 3; :", code=5)
+        assert "status 3" in said
+        assert not (folder / "more-manifest.json").exists()

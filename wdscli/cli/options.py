@@ -314,13 +314,6 @@ _bounded = _engine("""
 
 
 @_jobs
-class JobsOptions(NamedTuple):
-    """How many shards are made at a time."""
-
-    jobs: Positive = None
-
-
-@_jobs
 @_output("""
     --post CMD  A shell command to run for each shard that is done; {} in it is the shard.
     """)

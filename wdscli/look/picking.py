@@ -86,6 +86,8 @@ class Picker:
             self.stop()
         self.troubles: list[DataError] = []
         self.bytes_in = 0
+        self.samples = 0
+        """Those that were given out, once :meth:`check_empty` was told of them."""
         self.skips = on_error == "skip"
         """Whether samples that are no good are left out and counted."""
         self._writes_names = writes_names
@@ -143,6 +145,7 @@ class Picker:
 
     def check_empty(self, samples: int) -> None:
         """Raise DataError when none of the samples that were read is left."""
+        self.samples = samples
         selection, on_error, allow = (
             self._request.selection,
             self._request.on_error,

@@ -105,6 +105,7 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
         if given == picker.limit:
             picker.stop()
         if raw_key is not None:
+            picker.check_empty(1)
             return
     if raw_key is not None:
         close = sightings.near_keys(raw_key)

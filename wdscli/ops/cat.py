@@ -31,8 +31,10 @@ from wdscli.plan.inputs import Globals, cut_short, is_of_this_process, is_ours_a
 from wdscli.plan.names import DEFAULT, Rekey, is_suspect, shard_stem
 from wdscli.plan.plan import shaping_options
 from wdscli.plan.request import OnDuplicate, Request
+from wdscli.plan.strategy import check_post
 from wdscli.plan.survey import out_length, out_sizes
 from wdscli.progress import QUIET, NullProgress, Progress
+from wdscli.run.post_hook import run_post
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keyset import KeySet
 from wdscli.selection import Selection
@@ -70,8 +72,8 @@ def cat(
 
     With ``preserve`` the headers of members stay as they are. Where ``request.output`` has ``{name}``, each input is
     written to a shard of its own, under its own name without suffixes: whole, by ``jobs`` processes.
-    ``cuts`` of the request are not used, nor ``jobs`` of one archive. Raises UsageError, InputError, DataError,
-    OutputError.
+    ``post`` of the request runs for each shard that has its name. ``cuts`` are not used, nor ``jobs`` of one archive.
+    Raises UsageError, InputError, DataError, OutputError, EngineError.
 
     >>> from wdscli.shards import ShardReader, ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -91,6 +93,7 @@ def cat(
     output = OutputSet(request.output, request.settings)
     if not output.pattern.single:
         raise UsageError(f"{request.output} names more than one shard, and cat writes one", hint="-o all.tar")
+    check_post(request.post, request.output, is_stream=output.pattern.is_stream)
     output.check(picker.set.addresses)
     progress.start("copying", len(picker.set.addresses), "shards")
     keys = _Keys(request.on_duplicate, request.rekey, picker)
@@ -101,6 +104,7 @@ def cat(
             _copy(picker, keys, request, preserve, shard)
             picker.check_empty(shard.samples)
             info = shard.commit()
+        info = run_post(request.post, output.address(0), info)
         progress.finish()
         manifest = output.finish(
             [info],
@@ -165,6 +169,7 @@ def copy_shard(task: CopyTask) -> _Copied:
         with request.settings.open(task.output) as shard:
             _copy(picker, keys, request, task.preserve, shard)
             info = shard.commit()
+        info = run_post(request.post, task.output, info)
     counts = info.samples, info.members, picker.bytes_in, info.size_bytes
     return _Copied(info, CatReport(*counts, picker.dropped, picker.ignored, None), warnings.said)
 
@@ -180,6 +185,7 @@ def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progres
     if found.missing:
         progress.warn(say_missing(found.missing))
     output = OutputSet(request.output, request.settings, names=names_of(found.addresses))
+    check_post(request.post, request.output, is_stream=output.pattern.is_stream)
     output.check(found.addresses)
     progress.start("copying", len(found.addresses), "shards")
     copied: list[_Copied] = []

@@ -1,22 +1,25 @@
-"""``wds cat``: options in; a tar, raw payloads, files or JSON Lines out."""
+"""``wds cat``: options in; a tar, raw payloads, files, JSON Lines or a table out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from wdscli.cli.files import write_file, write_table
 from wdscli.cli.options import (
     DecodeOptions,
     InputOptions,
-    JobsOptions,
+    JsonOptions,
     OutputOptions,
     Shards,
+    TaskOptions,
     Text,
     changed_options,
     grouped,
     panel,
 )
-from wdscli.cli.output import Out, by_reason, plural
+from wdscli.cli.output import Out, by_reason, facts, plural
 from wdscli.cli.reordering import print_losses, read_request
 from wdscli.errors import UsageError
+from wdscli.shown import shown
 from wdscli.storage.patterns import NAME
 from wdscli.units import human_size
 
@@ -35,7 +38,10 @@ _MEANT = {"keys", "not-keys", "where", "slice"}
     --key KEY  With --field: of this sample alone.
     --to-dir DIR  A file per member, below DIR.
     --to-jsonl  A line of JSON per sample: text fields as text, the bytes of the others.
-    --base64  With --to-jsonl: the payloads of the others in base 64.
+    --to-parquet FILE  A Parquet file with a row per sample: the key, text fields as strings, the payloads
+        of the others as they are.
+    --to-tsv FILE  TAB-separated values with a row per sample: the key, and text fields.
+    --base64  With --to-jsonl and --to-tsv: the payloads of the others in base 64.
     """)
 @panel("Output")("""
     --preserve  Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.
@@ -48,8 +54,37 @@ class FormOptions(NamedTuple):
     key: Text = None
     to_dir: Text = None
     to_jsonl: bool = False
+    to_parquet: Text = None
+    to_tsv: Text = None
     base64: bool = False
     decoding: DecodeOptions = DecodeOptions()
+
+    @property
+    def others(self) -> list[str]:
+        """The options that ask for something else than a tar."""
+        asked = {
+            "--field": self.field is not None,
+            "--to-dir": self.to_dir is not None,
+            "--to-jsonl": self.to_jsonl,
+            "--to-parquet": self.to_parquet is not None,
+            "--to-tsv": self.to_tsv is not None,
+        }
+        return [name for name, is_asked in asked.items() if is_asked]
+
+    @property
+    def own_output(self) -> str | None:
+        """The option that says itself where its output goes."""
+        return next((name for name in self.others if name in ("--to-dir", "--to-parquet", "--to-tsv")), None)
+
+    def check(self) -> None:
+        """Raise UsageError for options that make no sense together."""
+        others = self.others
+        if len(others) > 1:
+            raise UsageError(f"{others[0]} and {others[1]} exclude each other", hint="choose one of them")
+        if self.key is not None and self.field is None:
+            raise UsageError("--key needs --field", hint="for whole samples: --keys KEY")
+        if self.base64 and not (self.to_jsonl or self.to_tsv):
+            raise UsageError("--base64 needs --to-jsonl or --to-tsv")
 
 
 @grouped
@@ -57,15 +92,16 @@ def cat(
     *,
     shards: Shards,
     output: OutputOptions = _TO_STDOUT,
-    work: JobsOptions,
+    work: TaskOptions,
     form: FormOptions,
+    json: JsonOptions,
     inputs: InputOptions,
 ) -> None:
     """Write the selected samples as one tar, in input order.
 
     The tar goes to standard output, or to -o OUT with its index and manifest. With {name} in OUT each shard is
     copied whole, under its own name. Samples can also leave their shards: as raw payloads, as files, as JSON
-    Lines.
+    Lines, as a table.
 
     Examples:
 
@@ -74,91 +110,132 @@ def cat(
         wds cat --keys 'n01/*' --limit 100 shards/ | tar tv
         wds cat --field jpg --key n01/img7 shards/ > img7.jpg
         wds cat --to-jsonl shards/ | jq .fields.json.caption
+        wds cat --to-tsv captions.tsv --fields txt,cls shards/
         wds cat --to-dir unpacked shards/
     """
-    preserve, field, key, to_dir, to_jsonl, base64, decoding = form
-    instead = {"--field": field, "--to-dir": to_dir, "--to-jsonl": to_jsonl}
-    others = [name for name, given in instead.items() if given not in (None, False)]
-    if len(others) > 1:
-        raise UsageError(f"{others[0]} and {others[1]} exclude each other", hint="choose one of them")
-    if key is not None and field is None:
-        raise UsageError("--key needs --field", hint="for whole samples: --keys KEY")
-    if base64 and not to_jsonl:
-        raise UsageError("--base64 needs --to-jsonl")
-    if to_dir is not None and output.output != "-":
-        raise UsageError("--to-dir and -o exclude each other", hint="choose one of them")
+    form.check()
+    if form.own_output and output.output != "-":
+        raise UsageError(f"{form.own_output} and -o exclude each other", hint="choose one of them")
+    others = form.others
     if others:
-        _check_tar_options(others[0], output, inputs, preserve)
-    limit = decoding.limit(None if to_jsonl else "--to-jsonl")
-    out = Out(inputs.common)
+        _check_tar_options(others[0], output, work, inputs, form.preserve)
+    limited = form.to_jsonl or form.to_parquet is not None or form.to_tsv is not None
+    limit = form.decoding.limit(None if limited else "--to-jsonl, --to-parquet or --to-tsv")
+    file = next(one for one in (form.to_parquet, form.to_tsv, output.output) if one is not None)
+    if json.json and file == "-" and form.to_dir is None and not output.dry_run:
+        raise UsageError(
+            "--json and the data would both be on standard output", hint="write to a file: -o OUT"
+        )
+    out = Out(inputs.common, json=json.json)
     progress = out.progress()
     if work.jobs is not None and (others or NAME not in output.output):
         raise UsageError(
             "-j is for shards that are copied one by one", hint=f"-o 'out/{NAME}.tar' copies each shard"
         )
-    request = read_request(shards, output, inputs, jobs=work.jobs)
+    request = read_request(shards, output, inputs, **work._asdict())
     if not others:
-        from wdscli.ops.cat import cat as write
-
-        report = write(request, preserve=preserve, dry_run=output.dry_run, progress=progress)
-        _print_losses(out, report.dropped, report.ignored)
-        if request.output != "-" or output.dry_run:
-            verb = "would write" if output.dry_run else "wrote"
-            shown = ""
-            if report.manifest is not None and NAME in request.output:
-                shown = f" in {plural(len(report.manifest.shards), 'shard')}"
-            total = f"{verb} {plural(report.samples, 'sample')}{shown}, {human_size(report.bytes_out)}"
-            out.done(total, report.bytes_out, dry_run=output.dry_run)
+        _write_tar(out, request, form.preserve, output.dry_run)
         return
     from wdscli.look import unpack
     from wdscli.look.picking import Picker
 
     picker = Picker(
-        request, writes_names=to_dir is not None, counts_later=field is not None, progress=progress
+        request,
+        writes_names=form.to_dir is not None,
+        counts_later=form.field is not None,
+        progress=progress,
     )
     progress.start("reading", len(picker.set.addresses), "shards")
-    if field is not None:
-        _put(out, request, picker, unpack.payloads(picker, field, key))
-    elif to_dir is not None:
-        done = unpack.unpack(picker, to_dir, force=output.force)
-        progress.finish()
-        total = f"{plural(done.samples, 'sample')} into {plural(done.files, 'file')}"
-        out.done(f"unpacked {total}, {human_size(done.size_bytes)}", done.size_bytes)
+    counts: dict[str, int] = {}
+    if form.to_dir is not None:
+        done = unpack.unpack(picker, form.to_dir, force=output.force)
+        counts = {"files": done.files, "bytes": done.size_bytes}
+    elif form.to_parquet is not None or form.to_tsv is not None:
+        kind = "tsv" if form.to_parquet is None else "parquet"
+        pieces = _table(request, picker, kind, form.base64, limit)
+        counts["bytes"] = write_table(
+            out, file, kind, pieces, inputs=picker.set.addresses, force=output.force, fsync=output.fsync
+        )
     else:
-        _put(out, request, picker, unpack.json_lines(picker, base64=base64, max_decoded=limit))
+        if form.field is not None:
+            pieces = unpack.payloads(picker, form.field, form.key)
+        else:
+            pieces = unpack.json_lines(picker, base64=form.base64, max_decoded=limit)
+        counts["bytes"] = write_file(
+            out, file, pieces, inputs=picker.set.addresses, force=output.force, fsync=output.fsync
+        )
     progress.finish()
+    out.note(f"in: {plural(len(picker.set.addresses), 'shard')}, {picker.bytes_in} bytes")
     _print_losses(out, picker.dropped, picker.ignored)
+    where = file if form.to_dir is None else form.to_dir
+    if out.json:
+        plain = {"operation": "cat", "output": shown(where), "samples": picker.samples, **counts}
+        out.object({**plain, **facts(picker, "bytes_in dropped ignored")})
+    if where != "-":
+        total = plural(picker.samples, "sample")
+        if form.to_dir is not None:
+            total += f" into {plural(counts['files'], 'file')}"
+        verb = "wrote" if form.to_dir is None else "unpacked"
+        out.done(f"{verb} {total}, {human_size(counts['bytes'])}", counts["bytes"])
 
 
-def _check_tar_options(instead: str, output: OutputOptions, inputs: InputOptions, preserve: bool) -> None:
+def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> None:
+    """One archive, or one for each shard."""
+    from wdscli.ops.cat import cat as write
+
+    report = write(request, preserve=preserve, dry_run=dry_run, progress=out.progress())
+    made = None if report.manifest is None else report.manifest.shards
+    if out.json:
+        plain = {
+            "operation": "cat",
+            **facts(report, "samples members"),
+            **({} if made is None else {"shards": len(made)}),
+            **facts(report, "bytes_in bytes=bytes_out dropped ignored"),
+        }
+        if report.manifest is not None:
+            plain["fingerprint"] = report.manifest.fingerprint
+        out.object(plain)
+    out.note(f"in: {report.bytes_in} bytes; out: {plural(report.members, 'member')}")
+    _print_losses(out, report.dropped, report.ignored)
+    if request.output != "-" or dry_run:
+        verb = "would write" if dry_run else "wrote"
+        many = f" in {plural(len(made), 'shard')}" if made is not None and NAME in request.output else ""
+        total = f"{verb} {plural(report.samples, 'sample')}{many}, {human_size(report.bytes_out)}"
+        out.done(total, report.bytes_out, dry_run=dry_run)
+
+
+def _table(
+    request: "Request", picker: "Picker", kind: str, base64: bool, max_decoded: int
+) -> Iterator[bytes]:
+    """Payloads as a table. Its columns come from the headers of all shards, where these can be read twice."""
+    from wdscli.look.listing import ls
+    from wdscli.look.table import Payloads, payload_schema, payload_table
+    from wdscli.plan.inputs import is_read_once
+
+    how, schema = Payloads(kind, base64, max_decoded), None
+    if not any(map(is_read_once, picker.set.addresses)):
+        found = ls(
+            request.inputs,
+            selection=request.selection,
+            trust_addresses=request.trust_addresses,
+            on_error=request.on_error,
+        )
+        schema = payload_schema(found, how)
+    yield from payload_table(picker, how, schema)
+
+
+def _check_tar_options(
+    instead: str, output: OutputOptions, work: TaskOptions, inputs: InputOptions, preserve: bool
+) -> None:
     """Options that only a tar has a use for."""
     given = changed_options(output._replace(force=False, fsync=False))
-    given += changed_options(inputs.duplicates)
+    given += changed_options(inputs.duplicates) + changed_options(work._replace(jobs=None))
     if instead == "--to-dir" and output.fsync:
         given.append("--fsync")
     if preserve:
         given.append("--preserve")
     if given:
         raise UsageError(f"{instead} goes with no {given[0]}", hint=f"{given[0]} is for a tar")
-
-
-def _put(out: Out, request: "Request", picker: "Picker", pieces: Iterable[bytes]) -> None:
-    """Bytes to standard output or to a file that gets its name at the end."""
-    if request.output == "-":
-        for piece in pieces:
-            out.write(piece)
-        out.flush()
-        return
-    from wdscli.storage import open_sink, same_file
-
-    for address in picker.set.addresses:
-        if same_file(address, request.output):
-            raise UsageError(
-                f"{address} is an input and would be an output too", hint="give the output another name"
-            )
-    with open_sink(request.output, force=request.settings.force, fsync=request.settings.fsync) as sink:
-        for piece in pieces:
-            sink.write(piece)
 
 
 def _print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int]) -> None:

@@ -152,7 +152,7 @@ def _check_table(table: TableOptions, show: ShowOptions) -> None:
 
 def _write_table(out: Out, found: Listing, table: TableOptions) -> None:
     """The samples as a table, and what it is."""
-    from wdscli.cli.files import write_file
+    from wdscli.cli.files import write_table
     from wdscli.look.table import listing_table
 
     form, address = ("csv", table.csv) if table.parquet is None else ("parquet", table.parquet)
@@ -168,16 +168,9 @@ def _write_table(out: Out, found: Listing, table: TableOptions) -> None:
 
     def pieces() -> Iterator[bytes]:
         made.append(listing_table(found, form, fields))
-        return made[0].pieces()
+        yield from made[0].pieces()
 
-    size = write_file(
-        out,
-        address,
-        (piece for _ in (None,) for piece in pieces()),
-        inputs=found.addresses,
-        force=table.force,
-        binary=form == "parquet",
-    )
+    size = write_table(out, address, form, pieces(), inputs=found.addresses, force=table.force)
     (written,) = made
     if written.not_utf8:
         how = "binary columns" if form == "parquet" else "bytes as they are"
@@ -188,7 +181,7 @@ def _write_table(out: Out, found: Listing, table: TableOptions) -> None:
         )
     total = f"{plural(written.rows, 'sample')}, {plural(written.columns, 'column')}"
     if address != "-":
-        out.summary(f"wrote {total}, {human_size(size)}: {shown(address)}")
+        out.done(f"wrote {total} to {shown(address)}, {human_size(size)}", size)
 
 
 def _for_people(
