@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
+from queue import Queue
+from threading import Event
 
 import pytest
 from conftest import Command
@@ -17,8 +19,9 @@ from shard_cases import numbered, write_shards
 from storage_servers import S3, Web, s3_server, web_server
 
 from wdscli.errors import InputError
-from wdscli.storage import ahead, open_source
+from wdscli.storage import Source, ahead, expand, open_source, opening
 from wdscli.storage.ahead import Ahead, Line, joined
+from wdscli.storage.ranges import RemoteSource
 
 COMMAND: list[str] = []
 DATA = random.Random(0).randbytes(300_000)
@@ -70,11 +73,15 @@ def test_what_is_joined_holds_all_and_little_more(wanted: list[tuple[int, int]],
 def test_what_is_read_is_what_is_there(
     expected: list[tuple[int, int]], reads: list[tuple[int, int]], draw: st.DataObject
 ) -> None:
+    """Also when something else was expected before, some of which is held."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ahead, "REQUEST_BYTES", draw.draw(st.integers(1, 500)))
         patch.setattr(ahead, "READ_AHEAD_BYTES", draw.draw(st.integers(1, 1500)))
         store = Store()
         blocks = Ahead(store.fetch, store.result, Line())
+        blocks.expect(draw.draw(ranges))
+        for begin, size in reads[:2]:
+            blocks.read(begin, begin + size)
         blocks.expect(expected)
         for begin, size in reads:
             found = blocks.read(begin, begin + size)
@@ -97,6 +104,16 @@ def test_a_whole_object_is_read_once_by_large_requests_within_bounds(monkeypatch
         assert blocks._held_bytes <= 60_000
         assert store.asked[-1][1] - begin <= 41_000
     assert store.asked == [(at, at + 10_000) for at in range(0, len(DATA), 10_000)]
+
+
+def test_what_is_held_is_not_asked_for_again() -> None:
+    store = Store()
+    blocks = Ahead(store.fetch, store.result, Line())
+    blocks.expect([(0, 100_000)])
+    assert blocks.read(0, 10) == DATA[:10]
+    blocks.expect([(90_000, 120_000)])
+    assert blocks.read(90_000, 120_000) == DATA[90_000:120_000]
+    assert store.asked == [(0, 100_000), (100_000, 120_000)]
 
 
 def test_a_line_tells_how_long_a_gap_pays() -> None:
@@ -222,3 +239,61 @@ def test_what_is_read_ahead_is_an_option(web: Web, run: Command, tmp_path: Path)
         assert (tmp_path / "o.tar").read_bytes() == Path(name).read_bytes()
     assert max(requests[0]) > 1 << 20
     assert max(requests[1]) <= 1 << 16
+
+
+class Closing(Source):
+    """Tells when it is closed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, size=0, seekable=True)
+        self.closed = Event()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_the_next_shard_is_opened_while_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: Queue[Closing] = Queue()
+
+    def open_one(address: str, **_: object) -> Source:
+        if address.endswith("3"):
+            raise InputError("no such object")
+        opened.put(Closing(address))
+        return opened.queue[-1]
+
+    monkeypatch.setattr(opening, "open_source", open_one)
+    some = opening.opened_in_turn([f"s3://b/{number}" for number in range(4)])
+    first = next(some)
+    assert (first.name, opened.get(timeout=60)) == ("s3://b/0", first)
+    second = opened.get(timeout=60)
+    assert next(some) is second
+    third = opened.get(timeout=60)
+    some.close()
+    assert third.closed.wait(60)
+    assert not second.closed.is_set()
+    # An error is the one of its turn.
+    some = opening.opened_in_turn(["s3://b/2", "s3://b/3"])
+    assert next(some).name == "s3://b/2"
+    with pytest.raises(InputError, match="no such object"):
+        next(some)
+
+
+def test_a_whole_object_of_known_size_is_requested_at_once(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By several ranges, before the first has come."""
+    monkeypatch.setattr(ahead, "REQUEST_BYTES", 100_000)
+    place = s3.bucket("at-once")
+    s3.client.put_object(Bucket=place, Key="a.tar", Body=DATA)
+    requests: list[tuple[int, int]] = []
+    original = RemoteSource._fetch
+
+    def noted(source: RemoteSource, begin: int, end: int) -> Future[bytes]:
+        requests.append((begin, end))
+        return original(source, begin, end)
+
+    monkeypatch.setattr(RemoteSource, "_fetch", noted)
+    monkeypatch.setattr(RemoteSource, "peek", lambda source, length: b"")
+    [address] = expand(f"s3://{place}/")
+    with opening.open_source(address, whole=True) as source:
+        assert requests == [(0, 100_000), (100_000, 200_000), (200_000, 300_000)]
+        assert source.read_at(0, len(DATA)) == DATA
+    assert len(requests) == 3

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import NamedTuple
 
@@ -28,7 +29,8 @@ from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads
 from wdscli.shards.index import Piece
 from wdscli.shards.index import Scratch as ScratchFile
 from wdscli.shards.inputs import known_samples, missing_samples, say_missing, whole_set
-from wdscli.storage import Source, open_source
+from wdscli.storage import Source
+from wdscli.storage.opening import opened_in_turn
 from wdscli.tar import Window, padded
 from wdscli.tar.columns import cut
 
@@ -127,14 +129,18 @@ class Picker:
         """The selected samples of all inputs, in order. Raises InputError, DataError; at the end also for names that no
         sample has. ``begin`` says of each input at which byte the samples begin that are to come, and how many lie
         before it; the caller is done with those."""
-        for address in self.set.addresses:
-            if self.state.done:
-                break
-            with open_source(address, whole=self.selection.is_trivial) as source:
-                yield from self._pages(source, (0, 0) if begin is None else begin(source))
-                source.confirm()
-                self.bytes_in += source.size or 0
-            self._progress.advance(1)
+        addresses = () if self.state.done else self.set.addresses
+        whole = self.selection.is_trivial
+        unlimited = self.limit is None and self.selection.limit is None
+        with closing(opened_in_turn(addresses, whole=whole, ahead=unlimited)) as sources:
+            for opened in sources:
+                with opened as source:
+                    yield from self._pages(source, (0, 0) if begin is None else begin(source))
+                    source.confirm()
+                    self.bytes_in += source.size or 0
+                self._progress.advance(1)
+                if self.state.done:
+                    break
         for remark in self.selection.remarks(self.state):
             self._progress.warn(remark)
         self.check_names(self.selection.absences(self.state))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from itertools import accumulate, pairwise
 from weakref import WeakSet
@@ -109,6 +109,25 @@ def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD
     return found
 
 
+def _requests(ranges: Iterable[Range], step: int, known: list[Range]) -> Iterator[Range]:
+    """What to request for ``ranges``, ``step`` bytes at a time. Requests that are ``known``, because they are on their
+    way or answered, stay as they are, and reach beyond a range where they do.
+
+    >>> list(_requests([(0, 25), (40, 45)], 10, [(5, 8), (22, 42)]))
+    [(0, 5), (5, 8), (8, 18), (18, 22), (22, 42), (42, 45)]
+    """
+    at = number = 0
+    for begin, end in ranges:
+        at = max(at, begin)
+        while at < end:
+            while number < len(known) and known[number][1] <= at:
+                number += 1
+            following = known[number] if number < len(known) else (end, end)
+            block = following if following[0] <= at else (at, min(at + step, end, following[0]))
+            yield block
+            at = block[1]
+
+
 class Ahead:
     """Blocks of one object. ``fetch(begin, end)`` starts a request and gives its future, ``result`` waits for it and
     says what is wrong with it; ``line`` learns from both. ``read_ahead_bytes`` is what all objects share (None: the
@@ -148,11 +167,7 @@ class Ahead:
         share = self._share()
         # Of a small share several requests are on their way too.
         step = min(REQUEST_BYTES, max(share // 4, min(LEAST_GAP_BYTES, share)))
-        self._blocks = [
-            (at, min(at + step, end))
-            for begin, end in joined(ranges, gap_bytes, share)
-            for at in range(begin, end, step)
-        ]
+        self._blocks = list(_requests(joined(ranges, gap_bytes, share), step, sorted(known)))
         if not self._blocks:
             _BUSY.discard(self)
         self._begins = [begin for begin, _ in self._blocks]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from wdscli.errors import InputError, InputNotFoundError, OutputError, UsageError
 from wdscli.storage.addresses import (
@@ -28,6 +28,9 @@ from wdscli.storage.addresses import (
 )
 from wdscli.storage.ends import DigestedSource, Sink, Source
 from wdscli.storage.local import LocalSink, LocalSource, local_version, open_descriptor, reason, version_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 LOOK_BYTES = 512
 """One block: enough to tell a compressed stream from a tar."""
@@ -82,6 +85,49 @@ def open_source(
     if digest is not None and source.seekable:
         source = DigestedSource(source, digest)
     return _decompressed(source) if decompress else source
+
+
+def opened_in_turn(
+    addresses: Sequence[str], *, whole: bool = False, ahead: bool = True
+) -> Generator[Source, None, None]:
+    """The bytes at one address after the other, as :func:`open_source` gives them; the caller closes each. With
+    ``ahead``, of addresses on other machines the next is opened while one is read. Raises InputError in an address's
+    turn."""
+    following: Future[Source] | None = None
+    try:
+        for number, address in enumerate(addresses):
+            source = open_source(address, whole=whole) if following is None else following.result()
+            following = _open_soon(addresses[number + 1 : number + 2], whole) if ahead else None
+            yield source
+    finally:
+        if following is not None:
+            following.add_done_callback(_close_opened)
+
+
+def _open_soon(addresses: Sequence[str], whole: bool) -> Future[Source] | None:
+    """An address on another machine, opened by a thread; None for any other and for none."""
+    if not addresses or is_stream(addresses[0]) or is_local(addresses[0]):
+        return None
+    from concurrent.futures import Future
+    from contextvars import copy_context
+    from threading import Thread
+
+    answer: Future[Source] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(open_source(addresses[0], whole=whole))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    # No pool, for whose threads the end of a process would wait.
+    Thread(target=copy_context().run, args=(run,), name="wdscli-open", daemon=True).start()
+    return answer
+
+
+def _close_opened(answer: Future[Source]) -> None:
+    if answer.exception() is None:
+        answer.result().close()
 
 
 def open_again(address: str, size: int, version: str) -> Source:

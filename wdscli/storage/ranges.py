@@ -94,17 +94,27 @@ class RemoteSource(Source):
         end = min(offset + length, self._length)
         if end <= offset:
             return b""
-        if end > len(self._head) and offset == 0 and end <= self._first:
-            self._head = self._direct(0, min(self._first, self._length))
-        if end <= len(self._head):
-            return self._head[offset:end]
-        near = self._head[offset:]
+        near = self._head[offset:end]
+        if len(near) == end - offset:
+            return near
         found = self._ahead.read(offset + len(near), end)
-        return self._direct(offset, end) if found is None else near + found
+        if found is not None:
+            return near + found
+        if offset == 0 and end <= self._first:
+            self._head = self._direct(0, min(self._first, self._length))
+            return self._head[:end]
+        return self._direct(offset, end)
+
+    def expect_all(self) -> None:
+        """Begin to read an object of known size of which all will be wanted."""
+        self.expect([(0, self._length)])
 
     def begin(self, size: Callable[[], int], answer: Future[bytes] | None = None) -> None:
         """Read the first bytes of an object whose ``size`` is known after that; their ``answer`` may be on its way.
         Raises what the request raises."""
+        if (known := size()) > self._first > HEAD_BYTES:
+            # What follows is on its way at the same time.
+            self._ahead.expect([(self._first, known)])
         try:
             self._head = (answer or self._fetch(0, self._first)).result()
         except Replaced:
@@ -175,6 +185,8 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: Known | None = Non
         source = pinned.source = RemoteSource(
             address, size, starter(fs.loop, pinned.fetch, patience), first=first
         )
+        if first > HEAD_BYTES:
+            source.expect_all()
     else:
         source = RemoteSource(
             address,
