@@ -216,8 +216,9 @@ def add_labels(samples: Samples, field: bytes = b"cls") -> Samples:
     return group(files, without=left_out)
 
 
-def number_labels(samples: Samples, field: bytes = b"cls") -> list[str]:
-    """Replace label names by their place in the bytewise sorted list of them; that list."""
+def number_labels(samples: Samples, known: Sequence[str] = (), field: bytes = b"cls") -> list[str]:
+    """Replace label names by their place in the bytewise sorted list of them; that list. Those that are ``known`` come
+    first, in their order."""
     files = samples.files
     end = SEPARATOR + field
     labelled = numbers_of((at for at in samples.order if files.row(at).endswith(end)), len(files))
@@ -226,7 +227,8 @@ def number_labels(samples: Samples, field: bytes = b"cls") -> list[str]:
         place = files.place_number(at)
         if place not in names and isinstance(label := files.place(at), Inline):
             names[place] = label.payload
-    classes = sorted(set(names.values()))
+    before = list(map(to_bytes, known))
+    classes = before + sorted(set(names.values()).difference(before))
     numbers = {name: b"%d" % number for number, name in enumerate(classes)}
     kept = {place: (len(numbers[name]), files.keep(Inline(numbers[name]))) for place, name in names.items()}
     for at in labelled:

@@ -1,6 +1,7 @@
 """Keys that come again, and new keys: what ``--on-duplicate`` and ``--rekey`` make of files.
 
-What it is: :func:`grouped`, which settles samples of one key, and :func:`rekeyed`, which gives all samples new keys.
+What it is: :func:`grouped`, which settles samples of one key, :func:`rekeyed`, which gives samples new keys, and
+:func:`found_among`, which finds those whose key a set has already.
 How: files of one key are one sample as long as no field comes twice. Where one does, what each source (a folder, a row
 of a table) has stays together: it joins the sample before it when that has none of its fields, and is a sample of its
 own otherwise. The first of these keeps the key. It must not read or write anything.
@@ -9,17 +10,21 @@ own otherwise. The first of these keeps the key. It must not read or write anyth
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.create.files import SEPARATOR, Files
-from wdscli.create.grouping import Samples, group
+from wdscli.create.grouping import Samples, group, take
 from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.plan.names import Rekey
 from wdscli.plan.request import OnDuplicate
 from wdscli.samples.keyset import KeySet
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 NAMES = ("index", "key")
 """What ``--rekey`` knows of a sample of files."""
@@ -133,6 +138,55 @@ def rekeyed(
     files = samples.files.part(samples.order, new_rows())
     order = array(samples.order.typecode, range(len(samples.order)))
     return samples._replace(files=files, order=order)
+
+
+def settled(
+    samples: Samples,
+    keys: Callable[[], Iterable[Sequence[bytes]]],
+    policy: OnDuplicate,
+    rekey: Rekey | None,
+    first_index: int,
+) -> Settled:
+    """The samples that may be added to a set of these ``keys``. Raises DataError for one whose key is there, unless
+    ``policy`` is another, and for a new key that is."""
+    found = found_among(samples, keys())
+    if not found:
+        return Settled(samples)
+    if policy == "error":
+        raise DataError(
+            f'the set has a sample "{to_text(samples.key(found[0]))}" already'
+            + (f", and {len(found) - 1} more of these" if len(found) > 1 else ""),
+            code="duplicate-key",
+            hint="--on-duplicate skip leaves such samples out, --on-duplicate rekey gives them new keys",
+        )
+    if policy == "skip":
+        gone = frozenset(found)
+        return Settled(take(samples, (one for one in range(samples.total) if one not in gone)), len(found))
+    samples = rekeyed(samples, rekey or Rekey(DEFAULT), first_index, frozenset(found))
+    if again := found_among(samples, keys()):
+        raise taken(samples.key(again[0]))
+    return Settled(samples)
+
+
+def found_among(samples: Samples, keys: Iterable[Sequence[bytes]]) -> list[int]:
+    """The samples whose key is among these, which may be many and come by batches."""
+    import numpy
+    from xxhash import xxh3_64_intdigest
+
+    def hashes(some: Iterable[bytes]) -> NDArray[numpy.uint64]:
+        return numpy.fromiter(map(xxh3_64_intdigest, some), numpy.uint64)
+
+    own = hashes(map(samples.key, range(samples.total)))
+    order = own.argsort()
+    own = own[order]
+    found: set[int] = set()
+    for batch in keys if samples.total else ():
+        begins = own.searchsorted(given := hashes(batch))
+        ends = own.searchsorted(given, side="right")
+        for at in numpy.flatnonzero(begins < ends).tolist():
+            same = order[int(begins[at]) : int(ends[at])].tolist()
+            found.update(one for one in same if samples.key(one) == batch[at])
+    return sorted(found)
 
 
 def taken(key: bytes) -> DataError:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from wdscli.create import grouping, repeats
+from wdscli.create.adding import Base, base_of, standing_set
 from wdscli.create.files import Files, Skipped, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.keys import KeyRule
@@ -25,7 +27,7 @@ from wdscli.create.payloads import Payloads, Unread
 from wdscli.create.recipe import read_recipe
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
-from wdscli.errors import InputError, UsageError
+from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.cut import END_BYTES, Cuts, PlannedPart, PlannedShard
 from wdscli.plan.names import Rekey
@@ -37,12 +39,13 @@ from wdscli.plan.strategy import check_post, check_reach
 from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
 from wdscli.run.pack import run_packed
+from wdscli.run.resume import tidy
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.writing import OutputSet, ShardSettings, make_form
+from wdscli.shards.writing import OutputSet, ShardSettings, Standing, make_form
 from wdscli.shown import shown_in
-from wdscli.storage import addresses_of, open_sink
+from wdscli.storage import addresses_of, base_name, open_sink
 
 ROWS_TOGETHER = 1 << 10
 
@@ -59,8 +62,9 @@ class CreateOptions:
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
     table where one is given, else ``path``. ``on_duplicate`` is what becomes of a sample whose key came before, of
     another folder, line or row; ``rekey`` a format for the keys of all samples, or of these
-    (:mod:`wdscli.create.repeats`). At most ``limit`` samples are written. ``settings`` say how
-    shards are written. ``jobs`` None is one a processor; it never shows in the bytes.
+    (:mod:`wdscli.create.repeats`). At most ``limit`` samples are written.
+    ``append`` adds shards to a set that is there. ``settings`` say how shards are written. ``jobs`` None is one a
+    processor; it never shows in the bytes.
     """
 
     from_list: str | Sequence[str] | None = None
@@ -86,6 +90,7 @@ class CreateOptions:
     rekey: str | None = None
     limit: int | None = None
     plan_file: str | None = None
+    append: bool = False
 
 
 class CreatedShard(NamedTuple):
@@ -134,7 +139,8 @@ class CreateReport:
     @property
     def size_bytes(self) -> int:
         if self.manifest is not None:
-            return self.manifest.size_bytes
+            written = self.manifest.shards[len(self.manifest.shards) - len(self.shards) :]
+            return sum(shard.size_bytes for shard in written)
         return sum(shard.size_bytes for shard in self.shards)
 
 
@@ -224,17 +230,45 @@ def create(
     [(1, 2), (1, 1)]
     """
     options = options or CreateOptions()
-    with Payloads(
-        options.trust_addresses, on_error=options.on_error, incomplete=options.incomplete
-    ) as payloads:
-        plan = plan_create(sources, output, options, payloads, progress=progress)
+    if options.append and options.plan_file is not None:
+        raise UsageError("--append and --plan exclude each other")
+    standing = standing_set(output, options.settings) if options.append else None
+    if standing is not None and options.resume and not dry_run:
+        done = _added_before(sources, output, options, standing, progress)
+        if done is not None:
+            return done
+    with _payloads(options) as payloads:
+        plan = plan_create(sources, output, options, payloads, standing=standing, progress=progress)
         if dry_run:
             return plan.report
+        if standing is not None and not plan.report.shards:
+            _write_report(options.report, plan.report.unread)
+            return replace(plan.report, manifest=standing.manifest)
         if options.plan_file is not None:
             write_plan(plan.work(), options.plan_file, force=options.settings.force)
             _write_report(options.report, plan.report.unread)
             return plan.report
         return run_create(plan, progress=progress)
+
+
+def _payloads(options: CreateOptions) -> Payloads:
+    return Payloads(options.trust_addresses, on_error=options.on_error, incomplete=options.incomplete)
+
+
+def _added_before(
+    sources: Sequence[str], output: str, options: CreateOptions, standing: Standing, progress: Progress
+) -> CreateReport | None:
+    """What ``--resume`` finds when the same command has added its shards already, and was ended after that or not."""
+    last = standing.before_last()
+    if last is None:
+        return None
+    before, mark = last
+    with suppress(DataError), _payloads(options) as payloads:
+        plan = plan_create(sources, output, options, payloads, standing=before, progress=progress)
+        if _mark(plan).text == mark:
+            tidy(plan.work())
+            return replace(plan.report, manifest=standing.manifest, kept=len(plan.report.shards))
+    return None
 
 
 def plan_create(
@@ -243,11 +277,12 @@ def plan_create(
     options: CreateOptions,
     payloads: Payloads,
     *,
+    standing: Standing | None = None,
     progress: Progress = QUIET,
 ) -> CreatePlan:
     """Find and measure everything, and decide what goes where. Files that had to be made on the way (what a
-    command of a list printed) live until ``payloads`` is closed."""
-    out = OutputSet(output, options.settings)
+    command of a list printed) live until ``payloads`` is closed. ``standing`` is the set that shards are added to."""
+    out = OutputSet(output, options.settings, standing=standing)
     check_post(options.post, output, is_stream=out.pattern.is_stream)
     # What has one name and no limit is one shard, however large.
     is_one = out.pattern.single and options.cuts == Cuts()
@@ -261,16 +296,21 @@ def plan_create(
     wanted = Wanted(rule, Globs(options.include), Globs(options.exclude), outputs)
     files, walked, known = _find(sources, options, wanted, payloads, skipped, progress)
     renamed_keys = rule.count_renamed(files.keys)
-    samples, incomplete, labels, dropped = _arrange(files, walked, options, skipped, payloads.lacking)
+    base = None if standing is None else base_of(out, standing, progress)
+    if base is not None and known not in (None, base.classes):
+        raise UsageError("the classes of the table are not those that the set's manifest has")
+    samples, incomplete, labels, dropped = _arrange(files, walked, options, skipped, payloads.lacking, base)
     counts = dict(sorted(skipped.counts.items()))
-    if not samples.total:
+    # What a set has already may be all that there is.
+    is_up_to_date = standing is not None and not samples.total and not dropped.keys() - {DUPLICATE_KEY}
+    if not samples.total and not (is_up_to_date and dropped):
         found = ", ".join(f"{count} {reason}" for reason, count in {**counts, **dropped}.items())
         raise InputError(
             "no samples found" + (f" ({found})" if found else ""),
             hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
         )
     ends = grouping.sample_ends(samples, options.settings.form)
-    bounds = grouping.cut(ends, cuts)
+    bounds = grouping.cut(ends, cuts) if samples.total else [0]
     shards = tuple(
         CreatedShard(
             out.address(number),
@@ -341,11 +381,13 @@ def _arrange(
     options: CreateOptions,
     skipped: Skipped,
     lacking: Collection[bytes],
+    base: Base | None,
 ) -> tuple[Samples, int, list[str] | None, dict[str, int]]:
     """The samples in their order, without those whose keys are ``lacking`` a source; how many are incomplete, the
     classes, and how many whole samples are left out by reason."""
     rekey = None if options.rekey is None else Rekey.parse(options.rekey, repeats.NAMES)
-    samples, repeated = repeats.grouped(files, options.on_duplicate, rekey)
+    first_index = 0 if base is None else base.samples
+    samples, repeated = repeats.grouped(files, options.on_duplicate, rekey, first_index)
     if options.label_from is not None:
         samples = grouping.add_labels(samples)
     if walked is not None and options.order != "path":
@@ -356,11 +398,19 @@ def _arrange(
     if options.require:
         samples, more = grouping.require(samples, options.require, options.incomplete, skipped)
         incomplete += more
-    classes = grouping.number_labels(samples) if options.label_from is not None else None
+    known = () if base is None else base.classes or ()
+    if options.label_from is not None and base is not None and base.classes is None:
+        raise UsageError(
+            "the set's manifest does not say what its labels mean", hint="leave out --label-from"
+        )
+    classes = grouping.number_labels(samples, known) if options.label_from is not None else None
     if options.order == "shuffle":
         samples = grouping.shuffled(samples, options.seed)
     if rekey is not None and options.on_duplicate != "rekey":
-        samples = repeats.rekeyed(samples, rekey)
+        samples = repeats.rekeyed(samples, rekey, first_index)
+    if base is not None:
+        samples, more = repeats.settled(samples, base.keys, options.on_duplicate, rekey, first_index)
+        repeated += more
     left_out = {DUPLICATE_KEY: repeated, LIMIT: 0}
     if options.limit is not None and options.limit < samples.total:
         left_out[LIMIT] = samples.total - options.limit
@@ -396,7 +446,7 @@ def _mark(plan: CreatePlan) -> PlanMark:
         for row, number in zip(files.rows(some), some):
             rows.update(b"%d:%d:%b" % (len(row), files.size(number), row))
     shaping = [_shaping(plan.options), plan.options.seed, plan.options.settings.checksum]
-    shards = [*map(list, plan.report.shards), plan.bounds]
+    shards = [*([base_name(one.address), *one[1:]] for one in plan.report.shards), plan.bounds]
     return PlanMark("", digest_of(shaping), rows.hexdigest(), digest_of(shards))
 
 

@@ -129,6 +129,7 @@ class ReorderPlan:
             "seed": self.seed,
             "inputs": [self.fingerprint_in] if self.inputs else [],
             "classes": self.classes,
+            "plan": None if self.mark is None else self.mark.text,
         }
 
     @property

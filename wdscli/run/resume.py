@@ -183,7 +183,7 @@ def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
         return
     own = {shard.address for shard in plan.planned}
     for number, part in enumerate(plan.parts):
-        for address in part.output.pattern.existing() if number not in complete else ():
+        for address in part.output.existing() if number not in complete else ():
             if address not in own:
                 raise _exists(plan, f"{address} is there, and this {plan.operation} makes no such shard")
 
@@ -199,6 +199,8 @@ def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifes
             counts[shard.part].append((shard.samples, shard.members, size))
     for number, wanted in counts.items():
         output = plan.parts[number].output
+        if output.standing is not None:
+            continue
         try:
             manifest = None if output.manifest_address is None else read_manifest(output.manifest_address)
         except WdsError:
@@ -227,8 +229,8 @@ def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: It
     """Deal with other manifests in the place of those of some parts: remove one that may be replaced, raise
     OutputExistsError for one that may not."""
     for number in parts:
-        address = plan.parts[number].output.manifest_address
-        if address is None or number in complete:
+        output, address = plan.parts[number].output, plan.parts[number].output.manifest_address
+        if address is None or number in complete or output.standing is not None:
             continue
         if plan.request.settings.force:
             remove(address)

@@ -148,11 +148,13 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         ours = document.get("wdscli") or {}
         has_index = bool(ours.get("index"))
         shards = tuple(parse_shard(entry, has_index) for entry in document["shardlist"])
-        classes = ours.get("classes")
+        classes, made = ours.get("classes"), ours.get("made") or {}
+        if not isinstance(made, dict):
+            raise ValueError("what made the set is no object")
         return Manifest(
             name=str(document.get("name", "")),
             shards=shards,
-            made=ours.get("made") or {},
+            made=made,
             classes=None if classes is None else tuple(str(label) for label in classes),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:

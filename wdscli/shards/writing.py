@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError
+from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.model import ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.shards.claims import Claim, Ticket, claim_address, receipt_address, remove_abandoned
@@ -294,10 +294,47 @@ class ShardFile:
         self.discard()
 
 
+class Standing(NamedTuple):
+    """A set that is there and gets further shards, of which ``first`` is the number of the first."""
+
+    manifest: Manifest
+    first: int
+
+    @classmethod
+    def of(cls, pattern: OutputPattern, manifest: Manifest, folder: str) -> Standing:
+        """The set of a manifest in a folder. Raises UsageError when the pattern does not go on with its names."""
+        numbers = [pattern.number_of(folder + shard.name) for shard in manifest.shards]
+        for shard, number in zip(manifest.shards, numbers):
+            if number is None:
+                raise UsageError(
+                    f"{pattern.text} does not name the shards that the set has: {shard.name}",
+                    hint="name the output as when the set was made: out-%06d.tar",
+                )
+        return cls(manifest, 1 + max((number for number in numbers if number is not None), default=-1))
+
+    def before_last(self) -> tuple[Standing, str] | None:
+        """The set before shards were added to it the last time, and the fingerprint of the plan by which that was done;
+        None for one to which none were added."""
+        manifest, made = self.manifest, dict(self.manifest.made)
+        try:
+            *made[APPENDED], last = made[APPENDED]
+            count, plan = int(last["shards"]), str(last["plan"])
+        except (KeyError, TypeError, ValueError):
+            return None
+        if not 0 < count <= len(manifest.shards):
+            return None
+        shards = manifest.shards[: len(manifest.shards) - count]
+        return Standing(replace(manifest, shards=shards, made=made), self.first - count), plan
+
+
+APPENDED = "appended"
+"""In a manifest: what was added to the set since it was made."""
+
+
 class OutputSet:
     """The output of one command, by its pattern, in which ``{name}`` stands for ``names`` where these are given.
-    ``settings`` are those of every shard. Raises UsageError for a pattern
-    or a checksum that cannot be meant.
+    ``settings`` are those of every shard. With ``standing`` the shards go to a set that is there, whose own are left as
+    they are. Raises UsageError for a pattern or a checksum that cannot be meant.
 
     Call :meth:`begin` once before the first shard and :meth:`finish` once after the last one is committed; between them
     the output must be claimed: :meth:`claimed` does all of it but :meth:`finish`, and :meth:`hold` is for a claim of
@@ -305,12 +342,18 @@ class OutputSet:
     """
 
     def __init__(
-        self, pattern: str, settings: ShardSettings | None = None, *, names: Sequence[str] | None = None
+        self,
+        pattern: str,
+        settings: ShardSettings | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        standing: Standing | None = None,
     ) -> None:
         self.pattern = (
             OutputPattern.parse(pattern) if names is None else OutputPattern.of_names(pattern, names)
         )
         self.settings = settings or ShardSettings()
+        self.standing = standing
         new_digest(self.settings.checksum)
         self._replaced: list[str] = []
         self._claim = Claim()
@@ -358,8 +401,9 @@ class OutputSet:
         if self.pattern.is_stream:
             return
         check_place(self._manifest())
-        self._replaced = self.pattern.existing()
-        there = [*self._replaced, *([self._manifest()] if exists(self._manifest()) else [])]
+        self._replaced = self.existing()
+        has_manifest = self.standing is None and exists(self._manifest())
+        there = [*self._replaced, *([self._manifest()] if has_manifest else [])]
         taken = {_place(address) for address in there}
         for address in inputs if taken else ():
             if _place(address) in taken:
@@ -370,16 +414,26 @@ class OutputSet:
             more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
             raise OutputExistsError(f"output exists: {there[0]}{more}", hint=self._way_out())
 
+    def existing(self) -> list[str]:
+        """What is there under names of this output, but for the shards of the set that is added to."""
+        there = self.pattern.existing()
+        if self.standing is not None:
+            first = self.standing.first
+            there = [address for address in there if (self.pattern.number_of(address) or 0) >= first]
+        return there
+
     def _way_out(self) -> str:
         """What helps when a set is there: a run that ended early has left receipts and no manifest."""
         if any(exists(receipt_address(address)) for address in self._replaced):
             return "an unfinished run has left it: go on with --resume, or replace it with --force"
+        if self.standing is not None:
+            return "the manifest does not list it: make that again with `wds index`, or replace the shard with --force"
         return "choose another name, or replace it with --force"
 
     def begin(self, inputs: Iterable[str] = ()) -> None:
         """:meth:`check`, then take away the manifest of a set that is replaced, and what killed runs have left."""
         self.check(inputs)
-        if self.settings.force and not self.pattern.is_stream:
+        if self.settings.force and self.standing is None and not self.pattern.is_stream:
             remove(self._manifest())
         self.remove_abandoned()
 
@@ -399,7 +453,7 @@ class OutputSet:
 
     def address(self, index: int) -> str:
         """The address of shard ``index``."""
-        return self.pattern.address(index)
+        return self.pattern.address(index + (0 if self.standing is None else self.standing.first))
 
     def _manifest(self) -> str:
         return self.pattern.prefix_address(MANIFEST_SUFFIX)
@@ -410,11 +464,27 @@ class OutputSet:
         manifest = self.manifest_of(shards, **made)
         if not self.pattern.is_stream:
             self._check_own(shards)
-            with open_sink(self._manifest(), force=self.settings.force, fsync=self.settings.fsync) as sink:
+            self._check_standing()
+            force = self.settings.force or self.standing is not None
+            with open_sink(self._manifest(), force=force, fsync=self.settings.fsync) as sink:
                 sink.write(manifest.to_json().encode("ascii"))
             self._remove_leftovers(len(shards))
             abort_uploads(folder_of(self._manifest()), self._is_own)
         return manifest
+
+    def _check_standing(self) -> None:
+        """The set that is added to must be the one that the shards were planned for."""
+        if self.standing is None:
+            return
+        try:
+            found = read_manifest(self._manifest()).fingerprint
+        except WdsError:
+            found = ""
+        if found != self.standing.manifest.fingerprint:
+            raise OutputError(
+                f"{self._manifest()} was changed by somebody else while this run was writing",
+                hint="its new shards are beside the set, not in its manifest; run the command again with --force",
+            )
 
     def _check_own(self, shards: Sequence[ShardInfo]) -> None:
         """Every shard that the manifest will name must be the one that was written. One that is another file is read:
@@ -436,6 +506,8 @@ class OutputSet:
 
     def _remove_lies(self, ours: set[str]) -> None:
         """A manifest that another run has written meanwhile, when it vouches for shards that are still ours."""
+        if self.standing is not None:
+            return
         try:
             told = read_manifest(self._manifest()).shards
         except InputError:
@@ -461,9 +533,11 @@ class OutputSet:
         seed: int | None = None,
         inputs: Sequence[str | None] = (),
         classes: Sequence[str] | None = None,
+        plan: str | None = None,
     ) -> Manifest:
         """The manifest of these shards. ``options`` are those that shape the result, ``inputs`` the fingerprints of the
-        input sets (None for one that has no manifest)."""
+        input sets (None for one that has no manifest), ``plan`` the fingerprint of the plan for shards that are
+        added."""
         made: dict[str, Any] = {
             "operation": operation,
             "options": shown_in(dict(options or {})),
@@ -471,11 +545,17 @@ class OutputSet:
         }
         if seed is not None:
             made["seed"] = seed
-        return Manifest(
-            name=self._name(),
-            shards=tuple(map(self._named, range(len(shards)), shards)),
-            made=made,
-            classes=None if classes is None else tuple(classes),
+        named = tuple(map(self._named, range(len(shards)), shards))
+        manifest = Manifest(self._name(), named, made, None if classes is None else tuple(classes))
+        if self.standing is None:
+            return manifest
+        before = self.standing.manifest
+        made |= {"first": len(before.shards), "shards": len(shards), "plan": plan}
+        return replace(
+            before,
+            shards=before.shards + named,
+            made={**before.made, APPENDED: [*(before.made.get(APPENDED) or []), made]},
+            classes=manifest.classes or before.classes,
         )
 
     def _name(self) -> str:

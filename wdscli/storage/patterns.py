@@ -419,6 +419,17 @@ class OutputPattern:
         is_number = digits.isascii() and digits.isdigit()
         return is_number and address.startswith(before) and address.endswith(after) and self._is_own(digits)
 
+    def number_of(self, address: str) -> int | None:
+        """The number of the shard of this address, where the pattern has a field for numbers and gives it.
+
+        >>> OutputPattern.parse("out-%06d.tar").number_of("out-000007.tar")
+        7
+        """
+        before, field, after = self._parts
+        if field is None or not self.could_name(address):
+            return None
+        return int(address[len(before) : len(address) - len(after)])
+
     def existing(self) -> list[str]:
         """What is there already under a name that this pattern could give to any shard, in natural order."""
         if self.is_stream:

@@ -35,6 +35,16 @@ RENAMES_SHOWN = 3
 _source = panel("Sources")
 _sample = panel("Samples")
 _trouble = panel("Trouble")
+_output = panel("Output")
+
+
+@_output("""
+    --append  Add shards behind the last one of a set that is there, whose own stay as they are.
+    """)
+class GrowthOptions(NamedTuple):
+    """What is done about a set that is there."""
+
+    append: bool = False
 
 
 @_trouble("""
@@ -178,6 +188,7 @@ def create(
     more: SourceOptions,
     cuts: CutOptions,
     output: OutputOptions,
+    growth: GrowthOptions,
     tasks: TaskOptions,
     work: PackingWorkOptions,
     trouble: TroubleOptions,
@@ -215,6 +226,7 @@ def create(
         **tasks._asdict(),
         **work._asdict(),
         **trouble._asdict(),
+        **growth._asdict(),
         **more.samples._replace(require=require)._asdict(),
     )
     check_plan_file(None if output.dry_run else work.plan_file, force=output.force)
@@ -222,11 +234,11 @@ def create(
     if work.plan_file is not None and not output.dry_run:
         print_stored(out, work.plan_file, len(report.shards), report)
     else:
-        _print_set(out, report)
+        _print_set(out, report, growth.append)
     _print_found(out, report)
 
 
-def _print_set(out: Out, report: "CreateReport") -> None:
+def _print_set(out: Out, report: "CreateReport", growth: bool) -> None:
     """The plan of a dry run, a line a shard; the summary of a real one; with JSON one object last."""
     if report.manifest is None:
         rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
@@ -248,8 +260,14 @@ def _print_set(out: Out, report: "CreateReport") -> None:
                 ),
                 "manifest": shown(address) if address else None,
                 "fingerprint": None if manifest is None else manifest.fingerprint,
+                **({"set": facts(manifest, "samples bytes=size_bytes")} if growth and manifest else {}),
             }
         )
+    if growth and report.manifest is not None:
+        total = (
+            f"{plural(report.manifest.samples, 'sample')} in {plural(len(report.manifest.shards), 'shard')}"
+        )
+        out.summary(f"the set has {total} now")
     if report.kept:
         out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
 
