@@ -83,13 +83,13 @@ class TestThePage:
         assert len([one for one in page.all("svg") if one["class"] == "spark"]) == 4
 
     def test_classes_texts_pictures(self, page: Page) -> None:
-        assert "4 classes; the largest has 1 time the samples of the smallest" in page.text("classes")
+        assert "4 classes of 10 samples each" in page.text("classes")
         assert "json: label 4 classes" in page.text("classes")
         assert "<b>fox</b> 10 25%" in page.text("classes")
         assert "40 texts of 3 words and 16 characters (medians), at most 79; none empty" in page.text(
             "captions"
         )
-        assert "5 sizes among 40" in page.text("pictures")
+        assert "40 measured, of 5 sizes" in page.text("pictures")
         assert "20 × 30 8 20%" in page.text("pictures")
 
     def test_shards_mixing_findings_provenance(self, page: Page) -> None:
@@ -240,7 +240,24 @@ class TestOptions:
         ran = failed(made, "-o", there)
         assert ran.code == 4
         assert there.read_bytes() == b"mine"
-        assert wds_here("report", made, "-o", there, "--force").code == 0
+        ran = wds_here("report", made, "-o", there, "--force", "-v", "--samples", 7)
+        assert ran.code == 0
+        assert "40 of 40 samples are looked into, 7 of them shown" in ran.err
+        assert wds_here("report", made, "-o", "/dev/null", "-q").code == 0
+
+    def test_to_and_from_a_store(self, made: Path) -> None:
+        import fsspec
+
+        store = fsspec.filesystem("memory")
+        try:
+            for path in (made / "train-000001.tar", made / "train-000002.tar"):
+                store.pipe(f"/report/{path.name}", path.read_bytes())
+            words = ("memory://report/*.tar", "-o", "memory://report/page.html", "-j", 1)
+            assert wds_here("report", *words).code == 0
+            assert len(Page(store.cat("/report/page.html")).keys) == 20
+            assert failed(*words).code == 4
+        finally:
+            store.rm("/report", recursive=True)
 
     def test_a_missing_package_names_the_command(
         self, made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

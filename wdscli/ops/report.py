@@ -28,9 +28,8 @@ from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set
 from wdscli.shown import shown
-from wdscli.storage import base_name, exists, folder_of, is_local, open_sink, open_source
+from wdscli.storage import base_name, folder_of, is_local, open_sink, open_source
 from wdscli.storage.addresses import local_path, natural
-from wdscli.storage.ends import taken
 from wdscli.verify.set import VerifyReport, choose_jobs, verify
 
 if TYPE_CHECKING:
@@ -82,16 +81,14 @@ def report(
     """Write the page of the set that ``inputs`` name to ``output``. Raises UsageError, also where jinja2, pygal or
     Pillow is missing, InputError, OutputError."""
     needed_packages()
-    if not force and output != "-" and exists(output):
-        raise taken(shown(output))
     shards = whole_set(inputs, "skip", trust_addresses=trust_addresses)
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-    with Scratch() as scratch:
+    # Opened first, because what is there, or cannot be written, is to be said before the work.
+    with Scratch() as scratch, open_sink(output, force=force) as sink:
         facts = _facts(shards, inputs, options, selection, scratch, jobs, progress, trust_addresses)
         page = make_page(facts)
-        with open_sink(output, force=force) as sink:
-            sink.write(page)
+        sink.write(page)
     return ReportResult(output, len(page), facts)
 
 
@@ -121,6 +118,8 @@ def _facts(
     listing = Listing(shards, selection, "skip", progress)
     summary = summarize(listing, drawing.look)
     drawn = drawing.drawn()
+    cards = min(options.cards, len(drawn))
+    progress.note(f"{len(drawn)} of {summary.samples} samples are looked into, {cards} of them shown")
     looked, classes = _look(drawn, addresses, options, jobs, progress)
     verified = None
     if options.check:

@@ -82,7 +82,16 @@ def middle(counts: Mapping[int, int]) -> int:
     return 0
 
 
-def histogram(counts: Counter[int], what: str, number: Callable[[float], str] = "{:,.0f}".format) -> str:
+def whole(value: float) -> str:
+    """A label of an axis on which there are whole numbers only.
+
+    >>> whole(1200.0), whole(0.5)
+    ('1,200', '')
+    """
+    return f"{value:,.0f}" if value == round(value) else ""
+
+
+def histogram(counts: Counter[int], what: str, number: Callable[[float], str] = whole) -> str:
     """An SVG of how often whole numbers occur; ``what`` is counted."""
     bins = binned(counts)
     import pygal
@@ -119,8 +128,7 @@ def scatter(points: Sequence[tuple[int, int, str]], what: str) -> str:
         dots_size=3,
         xrange=(0, most_x),
         range=(0, most_y),
-        value_formatter="{:,.0f}".format,
-        x_value_formatter="{:,.0f}".format,
+        x_value_formatter=whole,
     )
     chart.add(what, [{"value": (x, y), "label": text} for x, y, text in points])
     return _finished(chart)
@@ -163,7 +171,7 @@ def _chart(kind: Any, what: str, **options: Any) -> Any:
         "max_scale": 5,
         "show_x_guides": False,
         "no_data_text": "",
-        "value_formatter": "{:,.0f}".format,
+        "value_formatter": whole,
         **options,
     }
     return kind(**settings)

@@ -407,7 +407,8 @@ def _shard_chart(rows: Sequence[tuple[str, int, str]], what: str, number: Callab
         return ""
     if len(rows) <= MAX_BARS:
         return charts.bars([(name, value, f"{name}: {text}") for name, value, text in rows], what, number)
-    return charts.histogram(Counter(value for _, value, _ in rows), what, number)
+    values = Counter(value for _, value, _ in rows)
+    return charts.histogram(values, what, number) if len(values) > 1 else ""
 
 
 def _mixed(found: Found, classes: Classes | None) -> Mixed | None:
@@ -518,7 +519,9 @@ def _verdicts(found: Found, checked: Checked | None, mixed: Mixed | None, shards
 def plain_value(value: Any) -> str:
     """A value of a manifest, in words."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {plain_value(one)}" for name, one in value.items())
+        return ", ".join(
+            f"{name} {plain_value(one)}" for name, one in value.items() if one not in (None, "", [])
+        )
     if isinstance(value, (list, tuple)):
         return ", ".join(map(plain_value, value))
     if isinstance(value, bool):

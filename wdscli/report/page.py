@@ -87,11 +87,11 @@ def _number(value: float) -> str:
 
 def _percent(share: float) -> str:
     """
-    >>> _percent(1.0), _percent(0.9999), _percent(0.1234), _percent(0.0001)
-    ('100%', '99.9%', '12.3%', '<0.1%')
+    >>> _percent(1.0), _percent(0.9999), _percent(0.1234), _percent(0.00067)
+    ('100%', '99.9%', '12.3%', '0.067%')
     """
-    if 0 < share < 0.001:
-        return "<0.1%"
+    if 0 < share < 0.01:
+        return "<0.01%" if share < 0.0001 else f"{100 * share:.2g}%"
     percent = min(100 * share, 99.9) if share < 1 else 100.0
     return f"{percent:.1f}".removesuffix(".0") + "%"
 

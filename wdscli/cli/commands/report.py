@@ -8,6 +8,7 @@ from wdscli.errors import UsageError
 from wdscli.ops.report import CARDS, LOOKED_SAMPLES, ReportOptions
 from wdscli.ops.report import report as make
 from wdscli.report.facts import Facts
+from wdscli.shown import shown
 from wdscli.units import human_size
 
 _output = panel("Output")
@@ -104,10 +105,11 @@ def report(
     for remark in found.summary.report.remarks:
         out.warn(remark)
     if out.json:
-        out.object({"output": page.output, "output_bytes": made.size_bytes, **_object(found)})
+        out.object({"output": shown(page.output), "output_bytes": made.size_bytes, **_object(found)})
     total = f"{plural(found.summary.samples, 'sample')} in {plural(found.summary.shards, 'shard')}"
     judged = ", ".join(one.text for one in found.verdicts)
-    out.summary(f"{page.output}: {human_size(made.size_bytes)}; {total}: {judged}")
+    message = f"{total}: {judged}; wrote {page.output}, {human_size(made.size_bytes)},"
+    out.done(message, found.summary.size_bytes)
 
 
 def _object(found: Facts) -> dict[str, Any]:
