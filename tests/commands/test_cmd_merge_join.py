@@ -564,9 +564,9 @@ class TestPlans:
         assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
-def test_what_the_readme_shows(images: str, tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    lines = readme.split("<!-- join -->\n```sh\n")[1].split("```")[0]
+def test_what_the_guide_shows(images: str, tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "man" / "guides" / "join.md").read_text(encoding="utf-8")
+    lines = guide.split("<!-- join -->\n```sh\n")[1].split("```")[0]
     (tmp_path / "set").symlink_to(images)
     script = re.sub(r"\bwds\b(?= )", f"{sys.executable} -m wdscli", "set -e\n" + lines)
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True)

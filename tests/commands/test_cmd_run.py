@@ -26,7 +26,7 @@ from wdscli.plan.planfile import ROW_BYTES, load_plan, mark_of
 
 Command = Callable[..., Ran]
 COMMAND: list[str] = []
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "man" / "guides" / "slurm.md"
 
 
 @pytest.fixture
@@ -601,9 +601,9 @@ def test_the_mark_of_a_stored_plan_is_that_of_the_plan(good: Command, plan: Path
     assert made.shards != stored.shards
 
 
-def test_the_array_in_the_readme(tmp_path: Path) -> None:
+def test_the_array_in_the_guide(tmp_path: Path) -> None:
     """Run as it stands, with a scheduler of ours that starts the jobs of an array."""
-    text = README.read_text().split("<!-- array -->\n```sh\n")[1].split("```")[0]
+    text = GUIDE.read_text().split("<!-- array -->\n```sh\n")[1].split("```")[0]
     write_shards(tmp_path / "set", [[sample(f"s{number}", number) for number in range(9)]])
     tools = tmp_path / "tools"
     tools.mkdir()

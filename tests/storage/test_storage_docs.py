@@ -1,4 +1,4 @@
-"""The commands of the page on stores, and of the README's part about them, run as they stand: the bucket is moto's, the
+"""The commands of the page on stores, run as they stand: the bucket is moto's, the
 web server one on this machine."""
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from storage_servers import S3, Web, s3_server, web_server
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "man" / "man7" / "wdscli-storage.7").read_text()
-README = (ROOT / "README.md").read_text()
 WEB = "data.example.org"
 FROM_BUCKET = """#!{python}
 import boto3, sys
@@ -87,13 +86,3 @@ def test_the_page(folder: Path, s3: S3, web: Web) -> None:
     assert said[4].count("\n") == 12
     assert (folder / "plain.tar").read_bytes() == shard
     assert len(list((folder / "copies").glob("train-000000.tar.zst.*"))) == 2
-
-
-def test_the_readme(folder: Path, s3: S3, web: Web) -> None:
-    for name in s3.names("mine"):
-        s3.client.delete_object(Bucket="mine", Key=name)
-    (part,) = re.findall(r"^## On stores.*?```sh\n(.*?)```", README, re.MULTILINE | re.DOTALL)
-    for line in part.splitlines():
-        run(line, folder, s3, web)
-    assert len((folder / "names.txt").read_text().splitlines()) == 12
-    assert (folder / "first.tar").exists()
