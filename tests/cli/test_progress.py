@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pty
 import re
@@ -188,3 +189,60 @@ def _read(leader: int) -> bytes:
         return os.read(leader, 65536)
     except OSError:
         return b""
+
+
+class Stages(NullProgress):
+    """Remembers each stage: what, its unit, its total, and what was done."""
+
+    def __init__(self) -> None:
+        self.stages: list[list[object]] = []
+
+    def start(self, what: str, total: int | None, unit: str) -> None:
+        self.stages.append([what, unit, total, 0])
+
+    def advance(self, amount: int) -> None:
+        assert amount >= 0
+        self.stages[-1][3] += amount  # type: ignore[operator]
+
+
+class TestBytesAreCounted:
+    """Not shards, of which one may be a thousand times as large as the next."""
+
+    @pytest.fixture
+    def shards(self, tmp_path: Path) -> list[str]:
+        paths = []
+        for name, count in (("a", 40), ("b", 1)):
+            (tmp_path / f"{name}.tar").write_bytes(tar_of([one for s in numbered(count, name) for one in s]))
+            paths.append(f"{tmp_path}/{name}.tar")
+        assert wds("index", *paths, "--no-index").code == 0
+        return paths
+
+    @pytest.mark.parametrize("options", [{}, {"checksums": True}, {"decode": True}, {"jobs": 2}], ids=str)
+    def test_verify(self, shards: list[str], options: dict[str, bool]) -> None:
+        from wdscli.ops.verify import verify
+
+        heard, size = Stages(), sum(map(os.path.getsize, shards))
+        verify(shards, progress=heard, **options)  # type: ignore[arg-type]
+        assert heard.stages == [["checking shards", "bytes", size, size]]
+
+    def test_repair(self, shards: list[str], tmp_path: Path) -> None:
+        from wdscli.shards.writing import ShardSettings
+        from wdscli.verify.repair import repair
+
+        heard, size = Stages(), sum(map(os.path.getsize, shards))
+        repair(shards, f"{tmp_path}/out/%d.tar", settings=ShardSettings(), progress=heard)
+        assert [stage[1:] for stage in heard.stages] == [["bytes", size, size]] * 2
+
+    @pytest.mark.parametrize("compressed", [False, True])
+    def test_a_survey(self, shards: list[str], tmp_path: Path, compressed: bool) -> None:
+        if compressed:
+            for path in shards:
+                Path(path).write_bytes(gzip.compress(Path(path).read_bytes()))
+        heard, size = Stages(), sum(map(os.path.getsize, shards))
+        shuffle(Request(shards, f"{tmp_path}/o.tar", jobs=1), progress=heard)
+        assert heard.stages[0] == ["reading headers", "bytes", size, size]
+
+    def test_shards_where_sizes_would_take_requests(self, shards: list[str], tmp_path: Path) -> None:
+        heard = Stages()
+        shuffle(Request([f"pipe:cat {shards[0]}", shards[1]], f"{tmp_path}/o.tar", jobs=1), progress=heard)
+        assert heard.stages[0] == ["reading headers", "shards", 2, 2]

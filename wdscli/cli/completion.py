@@ -213,8 +213,8 @@ def _for_bash(value: str, line: Line) -> str:
 
 
 def candidates(words: Sequence[str], typed: str, group: Any) -> list[Candidate] | None:
-    """What may come next, whether or not it begins as ``typed`` does; None for the shell's own file names. ``group`` has
-    the commands, and in ``listings`` what each is for."""
+    """What may come next, whether or not it begins as ``typed`` does; None for the shell's own file names. ``group``
+    has the commands, and in ``listings`` what each is for."""
     name = next((word for word in words if not word.startswith("-")), None)
     if name is None:
         listed = [Candidate(name, listing.summary) for name, listing in group.listings.items()]

@@ -9,16 +9,19 @@ must not know what a task does, nor where it runs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import EngineError, WdsError
 from wdscli.executors.local import SLOTS, default_jobs, run_counted
 from wdscli.executors.ticks import Tick, run_reporting
 from wdscli.shown import cause_of
+from wdscli.storage import sizes_here
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
+
+    from wdscli.progress import Progress
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -64,6 +67,33 @@ def run_tasks(
         if not getattr(executor, "ends_its_workers", False):
             for future in flying:
                 future.cancel()
+
+
+def run_shard_tasks(
+    executor: Executor,
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    progress: Progress,
+    what: str,
+    addresses: Sequence[str],
+    *,
+    window: int | None = None,
+) -> Iterator[Result]:
+    """``function`` over tasks of one shard each, as a stage ``what`` of ``progress``. It counts bytes where the sizes
+    are known without a request, of shards on this machine, else shards. Tasks report bytes of their shard."""
+    sizes = sizes_here(addresses)
+    if sizes is None:
+        progress.start(what, len(addresses), "shards")
+        for result in run_tasks(executor, function, tasks, window=window):
+            progress.advance(1)
+            yield result
+    else:
+        progress.start(what, sum(sizes), "bytes")
+        left = iter(sizes)
+        yield from run_tasks(
+            executor, function, tasks, window=window, advance=progress.advance, amount=lambda _: next(left)
+        )
+    progress.finish()
 
 
 class _Meter:

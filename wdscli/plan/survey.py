@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError
-from wdscli.executors import WORTH_BYTES, make_executor, run_tasks, useful_jobs
+from wdscli.executors import WORTH_BYTES, make_executor, run_shard_tasks, tick_of_task, useful_jobs
 from wdscli.plan.inputs import Input, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
 from wdscli.plan.names import Rekey, check_names, keep_safe, shard_stem
 from wdscli.plan.request import Request
@@ -228,13 +228,11 @@ def survey_shards(
         return Survey() if state.done else survey(task, state, collected.add)
 
     found = []
-    progress.start("reading headers", len(tasks), "shards")
-    with executor or nullcontext():
-        for one in map(here, tasks) if executor is None else run_tasks(executor, survey, tasks):
+    function, addresses = here if executor is None else survey, [task.address for task in tasks]
+    with executor or make_executor(1) as runs:
+        for one in run_shard_tasks(runs, function, tasks, progress, "reading headers", addresses):
             collected.take(one)
             found.append(one)
-            progress.advance(1)
-    progress.finish()
     return found
 
 
@@ -283,6 +281,7 @@ def survey(
     members, payload_bytes = state.members, state.payload_bytes
     extract = task.extract
     values: list[bytes] = []
+    tick, position = tick_of_task(), 0
     task, source, index = _at_any_place(task, found)
     with source:
         found.is_packed = source.stored is not source
@@ -295,6 +294,9 @@ def survey(
             return found
         known = _batches(task, source, found, ignored, index)
         for batch, chosen in _selected(task, source, state, known, ignored, payloads):
+            if batch.keys and not found.is_packed and not task.input.copy:
+                tick(batch.start(len(batch.keys) - 1) - position)
+                position = batch.start(len(batch.keys) - 1)
             rows_found.add(task, batch, chosen)
             if extract is not None:
                 payloads.batch = batch

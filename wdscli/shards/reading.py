@@ -50,12 +50,14 @@ def new_digest(algorithm: str) -> Digest | None:
     raise UsageError(f"unknown checksum {algorithm!r}", hint="choose one of " + ", ".join(ALGORITHMS))
 
 
-def checksum_of(source: Source, algorithm: str) -> str | None:
-    """``algorithm:hex`` over all bytes of a source; None for ``none``."""
+def checksum_of(source: Source, algorithm: str, tick: Callable[[int], object] | None = None) -> str | None:
+    """``algorithm:hex`` over all bytes of a source; None for ``none``. ``tick`` is told of the bytes that are read."""
     digest = new_digest(algorithm)
     if digest is not None:
         for data in source.pieces():
             digest.update(data)
+            if tick is not None:
+                tick(len(data))
     return written(algorithm, digest)
 
 

@@ -24,6 +24,7 @@ from wdscli.storage.opening import open_sink as open_sink
 from wdscli.storage.opening import open_source as open_source
 from wdscli.storage.opening import read_all as read_all
 from wdscli.storage.opening import remove as remove
+from wdscli.storage.opening import sizes_here as sizes_here
 from wdscli.storage.patterns import OutputPattern as OutputPattern
 from wdscli.storage.patterns import Words as Words
 from wdscli.storage.patterns import expand as expand

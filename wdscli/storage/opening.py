@@ -304,6 +304,22 @@ def exists(address: str) -> bool:
     return remote_exists(address)
 
 
+def sizes_here(addresses: Sequence[str]) -> list[int] | None:
+    """The bytes of each file, where all are plain files of this machine; None where this would take requests."""
+    sizes = []
+    for address in addresses:
+        if not is_local(address) or is_stream(address):
+            return None
+        try:
+            status = os.stat(local_path(address))
+        except (OSError, ValueError):
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        sizes.append(status.st_size)
+    return sizes
+
+
 def versions_at(addresses: Sequence[str]) -> Iterator[str]:
     """Which of several files that had one name stands at each address now, as a sink tells of what it has committed: a
     file of this machine is its inode and its size, an object its ETag, :data:`GONE` is nothing, and empty is where

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError, WdsError
+from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_bytes
 from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
@@ -249,7 +250,7 @@ def check_checksum(
             raise UsageError("no checksum to compute")
         if digest is None:
             with open_source(address, decompress=False, whole=True) as source:
-                digest = (checksum_of(source, algorithm) or "").partition(":")[2]
+                digest = (checksum_of(source, algorithm, tick_of_task()) or "").partition(":")[2]
                 source.confirm()
                 if version and version != source.version:
                     raise replaced(address)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import DataError, StorageError, UsageError
-from wdscli.executors import make_executor, run_tasks
+from wdscli.executors import make_executor, run_shard_tasks, run_tasks
 from wdscli.model import ShardInfo, to_bytes
 from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.scratch import Scratch, spool
@@ -99,11 +99,11 @@ def repair(
     with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
         left_out = Ledger(limit=max_findings)
         digests = []
-        progress.start("plan repair", len(tasks), "shards")
-        for result in run_tasks(executor, salvage, tasks):
+        for result in run_shard_tasks(
+            executor, salvage, tasks, progress, "looking for whole samples", addresses
+        ):
             left_out.add_all(result.ledger)
             digests.append(result.digests)
-            progress.advance(1)
         counts = [len(packed) // 8 for packed in digests]
         repeating = []
         # Tasks are told of the keys that earlier inputs have.
@@ -113,7 +113,6 @@ def repair(
             counts[number] -= across.total
         for result in run_tasks(executor, salvage, repeating):
             left_out.add_all(result.ledger)
-        progress.finish()
         writes = [task for task, count in zip(tasks, counts) if count]
         if target.pattern.count is not None and target.pattern.count != len(writes):
             raise UsageError(
@@ -123,15 +122,13 @@ def repair(
         infos: list[ShardInfo] = []
         if not dry_run:
             with target.claimed(addresses):
-                progress.start("repair", len(writes), "shards")
                 places = map(target.address, range(len(writes)))
                 writes = [
                     one._replace(output=at, settings=target.settings) for one, at in zip(writes, places)
                 ]
-                for result in run_tasks(executor, salvage, writes):
+                read = [one.address for one in writes]
+                for result in run_shard_tasks(executor, salvage, writes, progress, "writing", read):
                     infos += [result.info] if result.info else []
-                    progress.advance(1)
-                progress.finish()
                 target.finish(infos, operation="repair", options={"decode": True} if decode else {})
     return RepairReport(
         shards=len(tasks),

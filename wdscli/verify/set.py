@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
-from wdscli.executors import make_executor, run_tasks, useful_jobs
+from wdscli.executors import make_executor, run_shard_tasks, run_tasks, useful_jobs
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import open_set, without_index
@@ -124,13 +124,12 @@ def verify(
     for ledger in listings.ledgers:
         gathered.ledger.add_all(ledger)
     jobs = choose_jobs(jobs, shards.addresses, payloads=decode or checksums)
-    progress.start("verify", len(tasks), "shards")
     with make_executor(jobs) as executor:
-        for result in run_tasks(executor, check_shard, tasks):
+        for result in run_shard_tasks(
+            executor, check_shard, tasks, progress, "checking shards", shards.addresses
+        ):
             gathered.add(result)
-            progress.advance(1)
         _add_repeats(gathered, executor)
-    progress.finish()
     _add_mixed(gathered)
     return gathered.report()
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdscli.errors import DataError, StorageError
+from wdscli.executors import tick_of_task
 from wdscli.samples import Grouper, SampleBatch, split_name
 from wdscli.shards.index import IndexBuilder
 from wdscli.storage import Source, exists, is_local, is_stream, open_source
@@ -128,8 +129,14 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         decoder = Decoder(ledger, task.max_decoded)
     form, payloads = CANONICAL if index is None else index.form, decoder is not None or "hf" in task.profiles
     try:
+        tick, position = tick_of_task(), 0
+        # Its checksum is made in a second pass, which reads all of it.
+        counts = is_local(task.address) and not task.checksums and source.stored is source
         for window in scan_salvaging(source, ledger.add_error, form=form, payloads=payloads):
             headers.add(window)
+            if counts and window.columns.starts:
+                tick(window.columns.starts[-1] - position)
+                position = window.columns.starts[-1]
             if decoder is not None:
                 decoder.check(window)
     finally:
