@@ -1,8 +1,8 @@
 """The pages in man/guides, followed from top to bottom as a stranger would: every block runs and prints what is shown.
 
-A block in ``sh`` is run by bash; a language and a FILE make a file to write; ``text`` is part of what the block before it
-printed, with ``...`` where something else stands. ``wds`` is this environment's; S3 is moto's server, and ``sbatch`` runs
-the tasks of an array one after the other.
+A block in ``sh`` is run by bash; a language and a FILE make a file to write; ``text`` is part of what the block before
+printed, with ``...`` where something else stands. ``wds`` is this environment's; S3 is moto's server, and ``sbatch``
+runs the tasks of an array one after the other.
 """
 
 from __future__ import annotations
