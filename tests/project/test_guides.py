@@ -103,7 +103,7 @@ def test_every_block_runs(page: Path, tools: Path, tmp_path: Path, request: pyte
                 ["bash", "-euo", "pipefail", "-c", block.text],
                 cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             )  # fmt: skip
-            said = done.stdout + done.stderr
+            said = f"{done.stdout}\n{done.stderr}"
             assert done.returncode == 0, f"{where}:\n{block.text}\n{said}"
         elif block.language == "text":
             for line in block.text.splitlines():
