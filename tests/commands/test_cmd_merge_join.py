@@ -241,6 +241,45 @@ class TestTables:
         found = [dict(fields).get("txt") for _, fields in samples_of(tmp_path / "out.tar")]
         assert found == [None, b"caption 1", "zwei ü".encode(), None, b'four, "4"', b"caption 5"]
 
+    def test_columns_go_into_the_json_that_is_there(
+        self, run: Command, good: Command, tmp_path: Path
+    ) -> None:
+        put(
+            tmp_path / "set",
+            "a-0.tar",
+            [("k1.cls", b"1"), ("k1.json", b'{"w": 1, "score": 0}')],
+            [("k2.cls", b"2")],
+        )
+        put(tmp_path / "set", "a-1.tar", [("k4.json", b"[]"), ("k4.txt", b"4")], [("k3.info", b'{"w": 3}')])
+        for name in ("t-1.csv", "t-2.csv"):
+            number = int(name[2])
+            (tmp_path / name).write_text(
+                f"id,score,cap\nk{number},0.{number},c\nk{number + 2},,c\nx{number},7,\n"
+            )
+        joined = ["--table", f"{tmp_path}/t-*.csv", "--key-column", "id", "--json-merge"]
+        good(f"{tmp_path}/set", *joined, "--keys", "k[123]", "--column", "txt=cap", "-o", tmp_path / "a.tar")
+        assert [(key, dict(fields)) for key, fields in samples_of(tmp_path / "a.tar")] == [
+            ("k1", {"cls": b"1", "json": b'{"w":1,"score":0.1}', "txt": b"c"}),
+            ("k2", {"cls": b"2", "json": b'{"score":0.2}', "txt": b"c"}),
+            ("k3", {"info": b'{"w": 3}', "txt": b"c"}),
+        ]
+        ran = run(f"{tmp_path}/set", *joined, "-o", tmp_path / "b.tar")
+        assert ran.code == 3
+        assert "json is no JSON object" in ran.err
+        assert "a-1.tar" in ran.err
+        assert "k4.json" in ran.err
+        assert not (tmp_path / "b.tar").exists()
+        stdin = b"".join((tmp_path / "set" / name).read_bytes()[:-1024] for name in ("a-0.tar", "a-1.tar"))
+        options = [*joined, "--join", "outer", "--keys", "[kx][123]", "--rename", "json=info", "-o", "-"]
+        made = wds("merge", "-", *options, stdin=stdin + bytes(1024)).out
+        assert dict(samples_of(made))["k3"] == (("json", b'{"w":3,"cap":"c"}'),)
+        assert dict(samples_of(made))["x1"] == (("json", b'{"score":7}'),)
+        for policy in ("left", "suffix", "error"):
+            ran = run(f"{tmp_path}/set", *joined, "--on-conflict", policy, "-o", tmp_path / "b.tar")
+            assert (ran.code, "--json-merge changes" in ran.err) == (2, True)
+        ran = run(f"{tmp_path}/set", "--json-merge", "-o", tmp_path / "b.tar")
+        assert ran.code == 2
+
     def test_keys_twice_in_the_table(self, run: Command, good: Command, images: str, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("id,cap\nk1,a\nk2,b\nk1,c\nk1,d\n")
         joined = [images, "--table", tmp_path / "t.csv", "--key", "id", "--field", "txt=cap", "-o"]

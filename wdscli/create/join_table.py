@@ -2,32 +2,44 @@
 
 What it is: :class:`Table`. How: rows are read one at a time, their values become bytes as ``create --from-table`` makes
 them, and each row with a value is written as one sample; from then on a table is a set like any other, and nothing of
-it is held in memory but 16 bytes a key. It must not know what it is joined with.
+it is held in memory but 16 bytes a key. What goes into the JSON of earlier sets is merged before: their samples are
+looked at, and the row's own ``json`` becomes the whole new one, which replaces theirs as any field of a table does; 30
+bytes a row more. It must not know what else it is joined with.
 """
 
 from __future__ import annotations
 
 import os
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
-from typing import Literal, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Literal, NamedTuple
 
-from wdscli.create.table import Row, TableOptions, TableReader
+from wdscli.create.table import Row, TableOptions, TableReader, merged_json
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
-from wdscli.model import to_text
+from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, pieces_of
-from wdscli.plan.join.join import JoinedTable
+from wdscli.plan.join.join import JoinedTable, Look
 from wdscli.plan.join.joined import TableShard
 from wdscli.plan.scratch import HINT
+from wdscli.plan.survey import hash_key
+from wdscli.plan.values import Extract
 from wdscli.progress import Progress
+from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keyset import KeySet
+from wdscli.selection import Selection
+from wdscli.selection.reading import Payloads
+from wdscli.selection.sample import SampleAt
 from wdscli.shards.writing import ShardFile, ShardSettings
-from wdscli.storage import is_local, is_stream, open_source
+from wdscli.storage import Source, is_local, is_stream, open_source, remove
 from wdscli.storage.addresses import listed_address, local_path
 
 _ROWS_TOGETHER = 512
+JSON = b"json"
 
 
 class _Sample(NamedTuple):
@@ -47,22 +59,126 @@ class Table(JoinedTable):
         address: str,
         on_duplicate: Literal["error", "skip"],
         progress: Progress,
+        look: Look,
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        reader = TableReader(TableOptions(self.files, self.key, fields=self.fields), option="--table")
+        options = TableOptions(self.files, self.key, fields=self.fields, json_merge=self.json_merge)
+        reader = TableReader(options, option="--table")
         dropped: Counter[str] = Counter()
         if is_local(address):
             _make_folder(os.path.dirname(local_path(address)))
-        with ShardFile(address, ShardSettings(with_index=False)) as shard:
+        rows = f"{address}.rows" if self.json_merge else address
+        with ShardFile(rows, ShardSettings(with_index=False)) as shard:
             progress.start("reading the table", None, "samples")
             samples = _samples(reader, dropped, progress)
             for sample in _without_repeats(samples, on_duplicate, dropped):
                 _write(shard, sample, trust_addresses)
             progress.finish()
             info = shard.commit()
-        size = _size_of(self.addresses, info.size_bytes)
+        if self.json_merge:
+            info = _merged(rows, address, look)
+        size = _size_of(reader.files, info.size_bytes)
         return TableShard(dict(dropped), size, Stamp(info.size_bytes, info.checksum or ""))
+
+
+def _merged(rows: str, address: str, look: Look) -> ShardInfo:
+    """Write the shard of a table whose rows have the whole JSON of the samples that they belong to; ``rows``, which has
+    that of the table alone, is removed."""
+    with open_source(rows) as source, TemporaryFile() as scratch:
+        objects = _Objects(source, scratch)
+        look(objects.extract)
+        with ShardFile(address, ShardSettings(with_index=False)) as shard:
+            for batch in iter_batches(source):
+                for row, key in enumerate(batch.keys):
+                    shard.write_pieces(key, objects.fields(batch, row))
+            info = shard.commit()
+    remove(rows)
+    return info
+
+
+class _Objects:
+    """The JSON that each row of a table adds, and what it becomes; ``scratch`` takes the latter."""
+
+    def __init__(self, source: Source, scratch: IO[bytes]) -> None:
+        import numpy
+
+        self._source, self._scratch = source, scratch
+        hashes, self._starts, self._sizes = array("Q"), array("Q"), array("Q")
+        for batch in iter_batches(source):
+            for row, key in enumerate(batch.keys):
+                fields = batch.fields[batch.firsts[row] : batch.firsts[row + 1]]
+                at = batch.firsts[row] + fields.index(JSON) if JSON in fields else -1
+                hashes.append(hash_key(key))
+                self._starts.append(batch.offsets[at] if at >= 0 else 0)
+                self._sizes.append(batch.sizes[at] if at >= 0 else 0)
+        column = numpy.frombuffer(hashes.tobytes(), numpy.uint64)
+        order = numpy.argsort(column, kind="stable")
+        self._hashes = array("Q", column[order].tobytes())
+        self._rows = array("Q", order.astype(numpy.uint64).tobytes())
+        self._row = 0
+        # Which set the JSON of a row was merged with, and where the outcome is.
+        self._sets = array("h", [-1]) * len(order)
+        self._merged = array("Q", [0, 0]) * len(order)
+
+    def extract(self, of_set: int, selection: Selection) -> Extract:
+        """What looks at the samples of one set."""
+        return _Merging(self, of_set, selection)
+
+    def find(self, key: bytes, of_set: int) -> int | None:
+        """The row that adds to the sample of this key, if it has not added to another of the same set."""
+        wanted = hash_key(key)
+        at = bisect_left(self._hashes, wanted)
+        if at == len(self._hashes) or self._hashes[at] != wanted:
+            return None
+        row = self._rows[at]
+        return row if self._sizes[row] and self._sets[row] != of_set else None
+
+    def merge(self, row: int, there: bytes, of_set: int) -> None:
+        """Put what a row adds into the JSON that is there. Raises DataError."""
+        columns = self._source.read_at(self._starts[row], self._sizes[row])
+        whole = merged_json(there, columns)
+        self._sets[row] = of_set
+        self._merged[2 * row], self._merged[2 * row + 1] = self._scratch.seek(0, os.SEEK_END), len(whole)
+        self._scratch.write(whole)
+
+    def fields(self, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
+        """What the next row has, with the JSON that came of it."""
+        number, self._row = self._row, self._row + 1
+        for at in range(batch.firsts[row], batch.firsts[row + 1]):
+            field, size = batch.fields[at], batch.sizes[at]
+            if field == JSON and self._sets[number] >= 0:
+                self._scratch.seek(self._merged[2 * number])
+                whole = self._scratch.read(self._merged[2 * number + 1])
+                yield field, len(whole), [whole]
+            else:
+                yield field, size, pieces_of(self._source, batch.offsets[at], size)
+
+
+class _Merging(Extract):
+    """Takes the JSON of samples, and gives no values."""
+
+    payload_fields = frozenset((JSON,))
+
+    def __init__(self, objects: _Objects, of_set: int, selection: Selection) -> None:
+        self._objects, self._of_set, self._selection = objects, of_set, selection
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+    ) -> list[bytes]:
+        for row in rows:
+            number = self._objects.find(batch.keys[row], self._of_set)
+            if number is None:
+                continue
+            for at, field in self._selection.plan_of(batch, row, shard):
+                if field == JSON:
+                    name = batch.fields[batch.firsts[row] + at]
+                    try:
+                        self._objects.merge(number, payload_of(row, name), self._of_set)
+                    except DataError as error:
+                        sample = SampleAt(batch, row, shard)
+                        raise sample.error(error.message, error.code, name, error.hint) from None
+        return []
 
 
 def _size_of(addresses: Sequence[str], otherwise: int) -> int:

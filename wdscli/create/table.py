@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any, NamedTuple
 
@@ -103,6 +103,11 @@ class TableReader:
         self._takes_rest = options.json_rest or options.json_merge
         self._used = {field.column for field in self._fields} | _columns_of(options)
         self._inside = [column for column in self._used if "." in column]
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Those that rows come from."""
+        return self._layout.files
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -307,18 +312,18 @@ def _columns_of(options: TableOptions) -> set[str]:
     return names - {"index"}
 
 
-def merged_json(there: bytes, columns: bytes, name: str) -> bytes:
+def merged_json(there: bytes, columns: bytes) -> bytes:
     """A JSON object with the members of another one, which replace those of the same name. Raises DataError
-    ``bad-value`` where ``there`` is no object; ``name`` is the member's."""
+    ``bad-value`` where ``there`` is no object."""
     try:
         found = json.loads(there)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise DataError(
-            f"{name} is no JSON object, into which --json-merge could put columns",
+            "json is no JSON object, into which --json-merge could put columns",
             code="bad-value",
-            hint="--column meta.json=COLUMN or --json-rest make a field of their own",
+            hint="--column meta.json=COLUMN makes a field of its own",
         )
     return json_bytes(found | json.loads(columns))
 
@@ -386,7 +391,7 @@ def read_table(
                         files.add(key, field, *found)
                 elif objects is not None and field == b"json" and (at := objects.take(key)) is not None:
                     there = payload_at(files.place(at), files.size(at))
-                    value = merged_json(there, value, to_text(key) + ".json")
+                    value = merged_json(there, value)
                     files.put(at, len(value), files.keep(payloads.keep(value)))
                 else:
                     files.add(key, field, len(value), payloads.keep(value))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
@@ -35,10 +36,11 @@ from wdscli.plan.orders import (
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
 from wdscli.plan.strategy import Limits, available, check_fits, check_reach, choose, is_away, limits_for
-from wdscli.plan.survey import Collected, Survey, SurveyTask, survey_shards, survey_task
+from wdscli.plan.survey import Collected, Survey, SurveyTask, survey, survey_shards, survey_task
 from wdscli.plan.table import Ordered
+from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
-from wdscli.selection import SelectionState
+from wdscli.selection import Selection, SelectionState
 from wdscli.shards.inputs import (
     ShardSet,
     fingerprint_of,
@@ -226,7 +228,8 @@ class _Planning:
         tasks_scratch = None if is_away(request) else self.scratch
         inputs = [Input(address) for address in self.shards.addresses]
         if self.join is not None and self.join.table is not None:
-            place, made = self.join.table_shard(request, tasks_scratch, len(inputs), self.progress)
+            look = partial(self._look, inputs, tasks_scratch)
+            place, made = self.join.table_shard(request, tasks_scratch, len(inputs), self.progress, look)
             inputs.append(place)
             self.sets.append(self.total_sets)
             self.total_sets += 1
@@ -256,6 +259,30 @@ class _Planning:
             )
             for one, found in zip(inputs, self.surveys, strict=True)
         )
+
+    def _look(
+        self, inputs: list[Input], scratch: Scratch | None, extract_of: Callable[[int, Selection], Extract]
+    ) -> None:
+        """Read the selected samples of all inputs before they are surveyed, each set by its extract. An input that had
+        to be copied is its copy from then on."""
+        request, templates = self.request, self._templates()
+        states = [template.selection.new_state(request.on_error) for template in templates]
+        unindexed = without_index(self.shards) if request.use_index else frozenset[str]()
+        self.progress.start("reading what the table adds to", len(inputs), "shards")
+        for number, (one, of_set) in enumerate(zip(inputs, self.sets)):
+            template = templates[of_set]
+            task = template._replace(
+                input=one,
+                extract=extract_of(of_set, template.selection),
+                use_index=template.use_index and one.address not in unindexed,
+            )
+            if not states[of_set].done:
+                task = survey_task(task, number, scratch, self.limits)
+                found = survey(task, states[of_set], lambda _: None)
+                if found.copy:
+                    inputs[number] = Input(one.address, found.copy, found.stamp)
+            self.progress.advance(1)
+        self.progress.finish()
 
     def _room(self) -> Room:
         """For copies of inputs that are far away: none where nothing is copied, or the workers are elsewhere."""

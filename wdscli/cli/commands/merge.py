@@ -56,6 +56,7 @@ class TurnOptions(NamedTuple):
     key: --key-column ~--key COLUMN  The table's column that is the key.
     field: --column ~--field EXT=[@]COLUMN  The field EXT from a column; with @ the column holds paths or
         addresses of files. May be given more than once.
+    --json-merge  The table's remaining columns go into the JSON object that a sample's json is already.
     --on-conflict  A field that an earlier set has: stop, keep the earlier, take the later, or keep both
         (2.txt beside txt). Default: error between sets, right for a table.
     """)
@@ -66,14 +67,15 @@ class JoinOptions(NamedTuple):
     table: Texts = None
     key: Text = None
     field: Texts = None
+    json_merge: bool = False
     on_conflict: Literal["error", "left", "right", "suffix"] | None = None
 
     def parse(self) -> "Join | None":
         """How sets are joined; None when no join is asked for. Raises UsageError for options that mean nothing
         together."""
-        if not self.table and (self.key is not None or self.field):
+        if not self.table and (self.key is not None or self.field or self.json_merge):
             raise UsageError(
-                "--key-column and --column are for --table",
+                "--key-column and --column are for --table, and so is --json-merge",
                 hint="--table captions.csv --key-column id --column txt=caption",
             )
         if self.join is None and not self.table:
@@ -85,12 +87,12 @@ class JoinOptions(NamedTuple):
 
         table = None
         if self.table:
-            if self.key is None or not self.field:
+            if self.key is None or not (self.field or self.json_merge):
                 raise UsageError(
-                    "--table needs --key-column and --column",
+                    "--table needs --key-column and --column or --json-merge",
                     hint=f"--table {self.table[0]} --key-column id --column txt=caption",
                 )
-            table = Table(tuple(self.table), self.key, tuple(self.field))
+            table = Table(tuple(self.table), self.key, tuple(self.field or ()), self.json_merge)
         return Join(self.join or "left", self.on_conflict, table)
 
 

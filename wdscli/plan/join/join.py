@@ -17,10 +17,10 @@ are written.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
@@ -66,6 +66,10 @@ NO_PARTNER = "no-partner"
 """Why samples whose key another set lacks are left out."""
 
 
+Look: TypeAlias = "Callable[[Callable[[int, Selection], Extract]], None]"
+"""Has the samples of all sets of shards looked at, by the extract of each set's number and selection."""
+
+
 @dataclass(frozen=True)
 class JoinedTable:
     """A table that is joined as one more set: its files, its column of keys, and its fields, as they were asked for.
@@ -74,6 +78,8 @@ class JoinedTable:
     files: str | tuple[str, ...]
     key: str
     fields: tuple[str, ...]
+    json_merge: bool = False
+    """Whether the remaining columns go into the JSON objects of the earlier sets."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -90,11 +96,12 @@ class JoinedTable:
         address: str,
         on_duplicate: Literal["error", "skip"],
         progress: Progress,
+        look: Look,
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        """Write the rows as a shard at ``address``. Raises UsageError for a column that is not there, InputError,
-        OutputError, and DataError with the row's number."""
+        """Write the rows as a shard at ``address``; ``look`` has the earlier sets read, where they matter. Raises
+        UsageError for a column that is not there, InputError, OutputError, and DataError with the row's number."""
         raise NotImplementedError
 
 
@@ -122,6 +129,8 @@ class Join(Order):
                 "key": table.key,
                 "field": list(table.fields),
             }
+            if table.json_merge:
+                given["json_merge"] = True
         return given
 
     def check(self, request: Request, addresses: Sequence[str]) -> None:
@@ -134,6 +143,11 @@ class Join(Order):
         if request.rekey is not None or request.on_duplicate == "rekey":
             raise UsageError(
                 "a join keeps keys, by which it matches", hint="wds cat --rekey gives new ones afterwards"
+            )
+        if self.table is not None and self.table.json_merge and self.on_conflict not in (None, "right"):
+            raise UsageError(
+                f"--json-merge changes the field json, which --on-conflict {self.on_conflict} would not",
+                hint="leave --on-conflict out: a table's fields replace those of their name",
             )
         selection = request.selection
         if self.kind == "outer" and (selection.where is not None or selection.span is not None):
@@ -171,7 +185,7 @@ class Join(Order):
         return found
 
     def table_shard(
-        self, request: Request, scratch: Scratch | None, number: int, progress: Progress
+        self, request: Request, scratch: Scratch | None, number: int, progress: Progress, look: Look
     ) -> tuple[Input, TableShard]:
         """The table as input ``number``: its rows, copied to a shard; and what became of it."""
         table = self.table
@@ -184,7 +198,7 @@ class Join(Order):
         place = scratch.place(number)
         skip = request.on_duplicate == "skip"
         made = table.write_shard(
-            place, "skip" if skip else "error", progress, trust_addresses=request.trust_addresses
+            place, "skip" if skip else "error", progress, look, trust_addresses=request.trust_addresses
         )
         return Input(table.address, place, stamp=made.stamp), made
 
