@@ -225,6 +225,36 @@ def test_a_folder_and_a_manifest_are_sets(folder: Path, run: Run) -> None:
     assert [row[1] for row in run("--shards", "set.json").rows] == ["3", "2"]
 
 
+def test_parts_in_folders_are_one_set(folder: Path, run: Run) -> None:
+    for part in ("train", "val/b", ".hidden"):
+        (folder / "set" / part).mkdir(parents=True)
+        write(folder / "set" / part / "000000.tar", CATS if part == "train" else DOGS)
+    rows = run("--by-shard", "set", "dogs.tar").rows
+    assert [row[:2] for row in rows] == [
+        ["set/train/000000.tar", "2"],
+        ["set/val/b/000000.tar", "3"],
+        ["dogs.tar", "3"],
+    ]
+    write(folder / "set" / "own.tar", DOGS)
+    assert [row[0] for row in run("--by-shard", "set/").rows] == ["set/own.tar"]
+    (folder / "empty").mkdir()
+    assert "no shard matches empty" in run("empty", code=4).err
+    assert "no shard matches empty" in run("set", "empty", code=4).err
+
+
+def test_parts_in_folders_of_a_store(folder: Path, run: Run) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for name, part in (("cats.tar", "train"), ("dogs.tar", "val")):
+        memory.pipe(f"/ls-parts/{part}/000000.tar", (folder / name).read_bytes())
+    try:
+        rows = run("--by-shard", "memory://ls-parts/").rows
+        assert [row[1] for row in rows] == ["2", "3"]
+    finally:
+        memory.rm("/ls-parts", recursive=True)
+
+
 def test_what_is_not_there_is_an_input_error(folder: Path, run: Run) -> None:
     assert "none.tar" in run("none.tar", code=4).err
 
@@ -513,6 +543,31 @@ def test_a_terminal_gets_columns(folder: Path) -> None:
     assert len({line.index("jpg") for line in shown[1:3]}) == 1
     assert "\x1b" not in "".join(shown)
     assert "\x1b[1m" in listen([*WDS, "cats.tar", "--bytes"], folder, NO_COLOR="")
+
+
+@pytest.mark.parametrize(
+    ("view", "people", "exact"),
+    [
+        ([], "2.01 kB", "2014"),
+        (["-l"], "2.00 kB, 14 B", "2000,14"),
+        (["--members"], "2.00 kB", "2000"),
+        (["--members", "-l"], "2.00 kB", "2000"),
+        (["--by-shard"], "3.03 kB", "3029"),
+        (["--summary"], "2.00 kB", "2000"),
+    ],
+)
+def test_sizes_are_for_people_on_a_terminal_and_exact_when_asked(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, view: list[str], people: str, exact: str
+) -> None:
+    assert exact in run(*view, "cats.tar").out.decode(), "in a pipe"
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("wdscli.cli.output._is_terminal", lambda stream: stream is sys.stdout)
+    shown = run(*view, "cats.tar").out.decode()
+    assert people in shown
+    assert exact not in shown
+    shown = run(*view, "--bytes", "cats.tar").out.decode()
+    assert exact in shown
+    assert people not in shown
 
 
 def test_a_terminal_gets_a_summary_for_people(folder: Path) -> None:

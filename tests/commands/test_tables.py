@@ -176,6 +176,33 @@ class TestLs:
         assert len(done.out.splitlines()) == 2
         assert "1 undecodable" in done.err
 
+    def test_to_a_store(self, folder: Path) -> None:
+        import fsspec
+
+        good("ls", "--parquet", "memory://tables/t.parquet", folder / "set")
+        memory = fsspec.filesystem("memory")
+        try:
+            good("ls", "--parquet", folder / "t.parquet", folder / "set")
+            assert memory.cat("/tables/t.parquet") == (folder / "t.parquet").read_bytes()
+            bad("ls", "--parquet", "memory://tables/t.parquet", folder / "set", code=4)
+            keys = ["--keys-from", "memory://tables/t.parquet", "--limit", "1"]
+            assert good("ls", *keys, folder / "set").out.startswith(b"n/0\t")
+        finally:
+            memory.rm("/tables", recursive=True)
+
+    def test_far_away_shards_by_their_index(self, folder: Path) -> None:
+        import fsspec
+
+        good("index", folder / "set")
+        memory = fsspec.filesystem("memory")
+        memory.put(f"{folder}/set/", "/tables/set", recursive=True)
+        try:
+            out = good("ls", "--csv", "-", "--with", "json,cls", "memory://tables/set/").out
+        finally:
+            memory.rm("/tables", recursive=True)
+        here = good("ls", "--csv", "-", "--with", "json,cls", folder / "set").out
+        assert out.replace(b"memory://tables/set", str(folder / "set").encode()) == here
+
     def test_a_summary_as_json(self, folder: Path) -> None:
         (told,) = good("ls", "--json", "--parquet", folder / "t.parquet", folder / "set").objects
         size = (folder / "t.parquet").stat().st_size
@@ -250,8 +277,7 @@ class TestColumns:
     def test_the_type_that_all_cells_have(self, cells: list[Any], kind: str, in_table: list[Any]) -> None:
         column, rows, spool = Column(0, "x"), Rows(), Spool({})
         for cell in cells:
-            rows.put(column, cell)
-            rows.end()
+            rows.add([(column, cell)])
         spool.put(rows.take())
         schema = spool.schema()
         assert schema == {column: kind}

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch, new_batch
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Absence
 from wdscli.selection.reading import Payloads
-from wdscli.storage import Source, is_local, open_source
+from wdscli.storage import Source, folders_below, is_local, open_source
 from wdscli.tar import Columns, padded, scan
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def ls(
     progress: Progress = QUIET,
 ) -> Listing:
     """The listing of the shards at ``addresses`` (as :func:`wdscli.shards.open_set` takes them); nothing is
-    read before it is iterated. With ``on_error="skip"`` what can be told to be whole in a broken shard is
+    read before it is iterated. A folder without shards stands for those below it that have some: the parts of a set.
+    With ``on_error="skip"`` what can be told to be whole in a broken shard is
     listed, and samples beside damage are counted as ``damaged``; else the DataError comes after what is
     before it. Shards that are missing are in the report. Raises UsageError, InputError, DataError.
 
@@ -96,13 +97,24 @@ def ls(
     >>> [page.batch.keys for page in ls([str(folder)]).samples()]
     [[b'cat1']]
     """
-    from wdscli.shards.inputs import open_set, whole_set
-
-    trust = {"trust_addresses": trust_addresses}
-    shards = whole_set(addresses, on_error, **trust) if on_error == "skip" else open_set(addresses, **trust)
+    try:
+        shards = _open(addresses, on_error, trust_addresses)
+    except InputNotFoundError:
+        parts = [part for address in addresses for part in folders_below(address) or [address]]
+        if parts == list(addresses):
+            raise
+        shards = _open(parts, on_error, trust_addresses)
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     return Listing(shards, selection, on_error, progress)
+
+
+def _open(addresses: Sequence[str], on_error: OnError, trust_addresses: bool) -> ShardSet:
+    from wdscli.shards.inputs import open_set, whole_set
+
+    if on_error == "skip":
+        return whole_set(addresses, on_error, trust_addresses=trust_addresses)
+    return open_set(addresses, trust_addresses=trust_addresses)
 
 
 class Listing:

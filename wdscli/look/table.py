@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from wdscli.codecs.encode import NUMBERS
@@ -37,6 +37,7 @@ from wdscli.shards.tables import (
     Spool,
     check_format,
     encoded,
+    field_column,
     json_text,
     text_of,
 )
@@ -131,10 +132,7 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
                     raise
                 found.drop("undecodable")
                 continue
-            _put_place(page, row, rows)
-            for column, cell in values:
-                rows.put(column, cell)
-            rows.end()
+            rows.add(chain(_place(page, row), values))
             if rows.is_full:
                 spool.put(rows.take())
     spool.put(rows.take())
@@ -142,22 +140,18 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
     return SampleTable(form, spool)
 
 
-def _put_place(page: Page, row: int, rows: Rows) -> None:
+def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
     """Where a sample is, and how large its fields are."""
     batch = page.batch
     first, end = batch.firsts[row : row + 2]
-    rows.put(KEY, text_of(batch.keys[row]))
-    rows.put(SHARD, text_of(to_bytes(shown(page.shard))))
-    rows.put(INDEX, page.places[row])
-    rows.put(OFFSET, batch.starts[first])
-    rows.put(BYTES, sum(batch.sizes[first:end]))
-    for field, size in zip(batch.fields[first:end], batch.sizes[first:end]):
-        rows.put(_size_column(field), size)
-
-
-@lru_cache(1 << 10)
-def _size_column(field: bytes) -> Column:
-    return Column(_SIZES, "size." + to_text(field))
+    fields, sizes = batch.fields[first:end], batch.sizes[first:end]
+    yield KEY, text_of(batch.keys[row])
+    yield SHARD, text_of(to_bytes(shown(page.shard)))
+    yield INDEX, page.places[row]
+    yield OFFSET, batch.starts[first]
+    yield BYTES, sum(sizes)
+    for field, size in zip(fields, sizes):
+        yield field_column(_SIZES, "size.", field), size
 
 
 def _values(page: Page, row: int, fields: dict[bytes, _Field]) -> Iterator[tuple[Column, Cell]]:
@@ -214,7 +208,7 @@ def payload_schema(found: Listing, how: Payloads) -> dict[Column, str]:
     schema = {KEY: "string"}
     for page in found.samples():
         for field in dict.fromkeys(page.batch.fields):
-            schema[_payload_column(field)] = how.kind(field)
+            schema[field_column(_VALUES, "", field)] = how.kind(field)
         if not all(isinstance(text_of(key), str) for key in page.batch.keys):
             schema[KEY] = "binary"
     return schema
@@ -236,11 +230,6 @@ def payload_table(picker: Picker, how: Payloads, schema: dict[Column, str] | Non
     return encoded(how.form, spool.schema(), spool.chunks())
 
 
-@lru_cache(1 << 10)
-def _payload_column(field: bytes) -> Column:
-    return Column(_VALUES, to_text(field), "field")
-
-
 def _payload_chunks(picker: Picker, how: Payloads) -> Iterator[Chunk]:
     rows, count = Rows(), 0
     for sample in picked(picker):
@@ -248,16 +237,16 @@ def _payload_chunks(picker: Picker, how: Payloads) -> Iterator[Chunk]:
             error = too_large(sample, True, how.max_decoded, "a row of a table")
             if error is not None:
                 raise error
-            cells = [(_payload_column(part.field), how.cell(sample, part)) for part in sample.parts]
+            cells: list[tuple[Column, Cell]] = [(KEY, text_of(sample.key))]
+            cells += [
+                (field_column(_VALUES, "", part.field), how.cell(sample, part)) for part in sample.parts
+            ]
         except DataError as error:
             if not picker.skips or error.code != "undecodable":
                 raise
             picker.drop("undecodable")
             continue
-        rows.put(KEY, text_of(sample.key))
-        for column, cell in cells:
-            rows.put(column, cell)
-        rows.end()
+        rows.add(cells)
         count += 1
         if rows.is_full:
             yield rows.take()

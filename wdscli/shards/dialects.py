@@ -28,6 +28,7 @@ from wdscli.shards.tables import (
     Spool,
     check_format,
     encoded,
+    field_column,
     text_of,
 )
 from wdscli.storage import base_name, exists, sibling
@@ -351,27 +352,26 @@ class Parquet(Dialect):
         self._rows = Rows()
 
     def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
-        rows, name = self._rows, text_of(to_bytes(shard.name))
+        name = text_of(to_bytes(shard.name))
         for batch in index_batches(index):
-            for row, key in enumerate(batch.keys):
-                place = batch.index + row
-                cells: tuple[Cell, ...] = (
-                    text_of(key),
-                    name,
-                    place,
-                    batch.start(row),
-                    int(index.lengths[place]),
-                )
-                for column, cell in zip((KEY, SHARD, INDEX, OFFSET, self._LENGTH), cells):
-                    rows.put(column, cell)
-                for at in range(batch.firsts[row], batch.firsts[row + 1]):
-                    field = to_text(batch.fields[at])
-                    rows.put(Column(1, "size." + field), batch.sizes[at])
-                    rows.put(Column(2, "offset." + field), batch.offsets[at])
-                rows.end()
-                if rows.is_full:
-                    self._spool.put(rows.take())
+            for row in range(len(batch.keys)):
+                self._rows.add(self._cells(name, batch, row, int(index.lengths[batch.index + row])))
+                if self._rows.is_full:
+                    self._spool.put(self._rows.take())
         return ()
+
+    def _cells(
+        self, shard: str | bytes, batch: SampleBatch, row: int, length: int
+    ) -> Iterator[tuple[Column, Cell]]:
+        yield KEY, text_of(batch.keys[row])
+        yield SHARD, shard
+        yield INDEX, batch.index + row
+        yield OFFSET, batch.start(row)
+        yield self._LENGTH, length
+        for at in range(batch.firsts[row], batch.firsts[row + 1]):
+            field = batch.fields[at]
+            yield field_column(1, "size.", field), batch.sizes[at]
+            yield field_column(2, "offset.", field), batch.offsets[at]
 
     def finish(self) -> Iterable[SideFile]:
         self._spool.put(self._rows.take())

@@ -20,19 +20,20 @@ import io
 import marshal
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes
+from wdscli.model import to_bytes, to_text
 from wdscli.shards.index import Piece, Scratch
 
 Cell = None | bool | int | float | str | bytes | tuple[str]
 
 MAX_COLUMNS = 1000
-CHUNK_BYTES = 1 << 24
+CHUNK_BYTES = 1 << 22
 """Of text and payloads that a chunk holds."""
 CHUNK_CELLS = 1 << 17
-ROW_GROUP_BYTES = 1 << 26
+ROW_GROUP_BYTES = 1 << 25
 ROW_GROUP_ROWS = 1 << 17
 _EXACT_IN_DOUBLE = 1 << 53
 _SEPARATORS = {"csv": b",", "tsv": b"\t"}
@@ -56,6 +57,12 @@ class Chunk(NamedTuple):
     columns: dict[Column, list[Any]]
 
 
+@lru_cache(1 << 12)
+def field_column(group: int, prefix: str, field: bytes) -> Column:
+    """A column for a field of samples."""
+    return Column(group, prefix + to_text(field), "field")
+
+
 KEY = Column(0, "key")
 SHARD = Column(0, "shard")
 INDEX = Column(0, "index")
@@ -65,47 +72,42 @@ PLACES = {KEY: "string", SHARD: "string", INDEX: "int64", OFFSET: "int64"}
 
 
 class Rows:
-    """Cells to chunks: :meth:`put` for each cell of a row, :meth:`end` after it; then :meth:`take` what is there, at
-    the latest when :attr:`is_full`."""
+    """Cells to chunks: :meth:`add` a row, then :meth:`take` what is there, at the latest when :attr:`is_full`."""
 
     def __init__(self) -> None:
         self._columns: dict[Column, list[Any]] = {}
-        self._rows = self._cells = self._bytes = 0
+        self._rows = self._bytes = 0
 
-    def put(self, column: Column, value: Cell) -> None:
-        """A cell of the current row; of a column that is there twice the first counts. Raises DataError for too many
-        columns."""
-        values = self._columns.get(column)
-        if values is None:
-            if len(self._columns) >= MAX_COLUMNS:
-                raise _too_many()
-            values = self._columns[column] = []
-        missing = self._rows - len(values)
-        if missing > 0:
-            values.extend([None] * missing)
-        if missing >= 0:
-            values.append(value)
-            self._cells += 1
-            if isinstance(value, (str, bytes)):
-                self._bytes += len(value)
-            elif isinstance(value, tuple):
-                self._bytes += len(value[0])
-
-    def end(self) -> None:
-        """The row is whole."""
+    def add(self, cells: Iterable[tuple[Column, Cell]]) -> None:
+        """A row; of two cells of one column the first counts. Raises DataError for too many columns."""
+        columns, rows = self._columns, self._rows
+        for column, value in cells:
+            values = columns.get(column)
+            if values is None:
+                if len(columns) >= MAX_COLUMNS:
+                    raise _too_many()
+                values = columns[column] = []
+            missing = rows - len(values)
+            if missing > 0:
+                values.extend([None] * missing)
+            if missing >= 0:
+                values.append(value)
+                if type(value) is str or type(value) is bytes:
+                    self._bytes += len(value)
+                elif type(value) is tuple:
+                    self._bytes += len(value[0])
         self._rows += 1
 
     @property
     def is_full(self) -> bool:
-        cells = max(self._cells, self._rows * len(self._columns))
-        return self._bytes >= CHUNK_BYTES or cells >= CHUNK_CELLS
+        return self._bytes >= CHUNK_BYTES or self._rows * len(self._columns) >= CHUNK_CELLS
 
     def take(self) -> Chunk:
         """All rows so far."""
         for values in self._columns.values():
             values.extend([None] * (self._rows - len(values)))
         chunk = Chunk(self._rows, self._columns)
-        self._columns, self._rows, self._cells, self._bytes = {}, 0, 0, 0
+        self._columns, self._rows, self._bytes = {}, 0, 0
         return chunk
 
 

@@ -28,3 +28,4 @@ from wdscli.storage.opening import sizes_here as sizes_here
 from wdscli.storage.patterns import OutputPattern as OutputPattern
 from wdscli.storage.patterns import Words as Words
 from wdscli.storage.patterns import expand as expand
+from wdscli.storage.patterns import folders_below as folders_below

@@ -264,6 +264,36 @@ def _folder(address: str, words: Words | None) -> list[str]:
     return [prefix + name for name in sorted(names, key=natural)]
 
 
+def folders_below(address: str) -> list[str]:
+    """The folders below one that have shards, in natural order: the parts of a set. None for a folder that has shards
+    itself, nor for an address that is no folder. Raises InputError."""
+    if (
+        is_stream(address)
+        or address.startswith("@")
+        or not address
+        or has_glob(address)
+        or not _is_folder(address)
+    ):
+        return []
+    prefix = address if address.endswith("/") else address + "/"
+    if is_local(prefix):
+        path = local_path(prefix)
+        start = prefix[: len(prefix) - len(path)]
+        found = [start + folder for folder, _, names in os.walk(path) if any(map(_is_tar, names))]
+    else:
+        from wdscli.storage.remote import glob_remote
+
+        found = [name.rpartition("/")[0] for name in glob_remote(f"{prefix}**/*.tar*") if _is_tar(name)]
+    if any(one.rstrip("/") == prefix.rstrip("/") for one in found):
+        return []
+    hidden = re.compile(r"/\.[^/]*(/|$)")
+    return sorted({one for one in found if not hidden.search(one[len(prefix) - 1 :])}, key=natural)
+
+
+def _is_tar(name: str) -> bool:
+    return ".tar" in name.rpartition("/")[2] and is_shard_name(name)
+
+
 def _below(prefix: str) -> str | None:
     """Where the shards may be instead, when a folder has only folders."""
     if not is_local(prefix):

@@ -336,6 +336,8 @@ def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:
     odd = {kind: count for kind, count in report.ignored.items() if kind in KIND_NAMES[REGULAR + 2 :]}
     if odd:
         out.warn(f"members that no sample may have: {_counts(odd)} (`wds verify` says which)")
+    kept = f", {plural(report.samples, 'sample')} selected" if report.samples else ""
+    out.note(f"read {plural(report.shards, 'shard')}{kept}")
     if report.ignored:
         out.note(f"members of no sample: {_counts(report.ignored)}")
     if report.dropped:
