@@ -24,6 +24,8 @@ SIDES_PIXELS = (400, 256, 160, 96, 48)
 QUALITY = 80
 MAX_TEXT_CHARACTERS = 1200
 MAX_CAPTION_CHARACTERS = 280
+MAX_CARD_CHARACTERS, MAX_PARTS = 10_000, 40
+"""Of one card: of all its excerpts together, and how many fields it shows."""
 MAX_TEXT_BYTES = 1 << 20
 _HEX_BYTES = 48
 _FAINT_LEVELS = 64
@@ -64,6 +66,12 @@ _TEXTS = frozenset(
 _JSON = frozenset(("json", "jsn"))
 
 
+class Uri(str):
+    """The bytes of a picture or of sound, as a browser takes them: text of any length."""
+
+    __slots__ = ()
+
+
 class Part(NamedTuple):
     """One field: ``kind`` is ``image``, ``audio``, ``video``, ``text`` or ``note``. ``uri`` has the bytes of the first
     three; ``text`` an excerpt, or why there is no more."""
@@ -72,7 +80,7 @@ class Part(NamedTuple):
     kind: str
     size_bytes: int
     text: str = ""
-    uri: str = ""
+    uri: Uri = Uri("")
     width: int = 0
     height: int = 0
     is_clear: bool = False
@@ -106,15 +114,27 @@ def make_card(
 ) -> Card:
     """A card of a sample's fields: name, bytes, payload (None: not to be had). Pictures, sound and film take at most
     ``room_bytes``, shared by those that there are; without room they are only named."""
-    media = sum(_media(field) is not None for field, _, _ in payloads)
-    parts = tuple(_part(field, size, data, room_bytes // max(1, media)) for field, size, data in payloads)
+    media = sum(_media(_kind(field)) is not None for field, _, _ in payloads)
+    parts: list[Part] = []
+    left = MAX_CARD_CHARACTERS
+    for field, size, data in payloads[:MAX_PARTS]:
+        part = _part(field, size, data, room_bytes // max(1, media))
+        parts.append(part._replace(text=_cut(part.text, max(left, 1))))
+        left -= len(part.text)
+    if len(payloads) > MAX_PARTS:
+        size = sum(size for _, size, _ in payloads[MAX_PARTS:])
+        parts.append(Part(f"and {len(payloads) - MAX_PARTS} more", "note", size))
     label = classes[0][1] if classes else ""
     caption = _cut(texts[0][1], MAX_CAPTION_CHARACTERS) if texts else ""
-    return Card(to_text(key), shard, place, label, caption, parts)
+    return Card(to_text(key), shard, place, label, caption, tuple(parts))
 
 
-def _media(field: str) -> str | None:
-    kind = extension(field)
+def _kind(field: str) -> str:
+    """The extension that says what a field holds; its payload has been unpacked."""
+    return extension(field[:-3] if field.lower().endswith(".gz") else field)
+
+
+def _media(kind: str) -> str | None:
     if kind == "svg" or kind in EXTENSIONS:
         return "image"
     return "audio" if kind in SOUND else "video" if kind in FILM else None
@@ -122,7 +142,7 @@ def _media(field: str) -> str | None:
 
 def field_type(field: str) -> str:
     """What a field holds, by its name, in a word; empty where nobody can tell."""
-    kind = extension(field[:-3] if field.lower().endswith(".gz") else field)
+    kind = _kind(field)
     media = _media(kind)
     if media:
         return media
@@ -139,8 +159,8 @@ def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
     """One field. Whatever its payload is, it is shown somehow."""
     if data is None:
         return Part(field, "note", size, "cannot be read")
-    kind, media = extension(field), _media(field)
-    plain = extension(field[:-3]) if kind == "gz" else kind
+    kind = _kind(field)
+    media = _media(kind)
     try:
         if media and not room:
             return Part(field, "note", size, media)
@@ -152,11 +172,11 @@ def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
             return _sound(field, kind, data, room)
         if media == "video":
             return _as_it_is(field, "video", FILM[kind], data, room)
-        if plain in _JSON:
+        if kind in _JSON:
             return Part(field, "text", size, _json(data))
-        if plain in ("npy", "npz"):
+        if kind in ("npy", "npz"):
             return Part(field, "note", size, _arrays(data))
-        if plain in _TEXTS:
+        if kind in _TEXTS:
             return Part(field, "text", size, _text(data))
     except Exception as error:
         # Decoders raise whatever they like at broken data.
@@ -165,8 +185,8 @@ def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
     return Part(field, "text", size, text) if text else Part(field, "note", size, _hex(data))
 
 
-def _uri(kind: str, data: bytes) -> str:
-    return f"data:{kind};base64,{b64encode(data).decode('ascii')}"
+def _uri(kind: str, data: bytes) -> Uri:
+    return Uri(f"data:{kind};base64,{b64encode(data).decode('ascii')}")
 
 
 def _as_it_is(field: str, kind: str, mime: str, data: bytes, room: int) -> Part:

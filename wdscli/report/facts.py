@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wdscli.plan.table import I64
     from wdscli.shards.manifest import Manifest
 
-MAX_CLASSES = 1000
+MAX_CLASSES = 600
 MAX_SHARDS = 1000
 MAX_DOTS = 400
 MAX_BARS = 60
@@ -354,9 +354,6 @@ def _json_names(found: Found) -> list[JsonName]:
     types: dict[tuple[str, str], Counter[str]] = {}
     for (field, name, kind), count in found.looked.names.items():
         types.setdefault((field, name), Counter())[kind] += count
-    whole: Counter[str] = Counter()
-    for (field, _), kinds in types.items():
-        whole[field] = max(whole[field], kinds.total())
     total = max(1, found.looked_samples)
     return [
         JsonName(field, name, " or ".join(sorted(kinds)), kinds.total() / total)

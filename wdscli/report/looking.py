@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from wdscli.codecs.decode_images import EXTENSIONS, opened_image
@@ -71,7 +72,9 @@ class Looked(NamedTuple):
         _add_counts(self.characters, other.characters)
         _add_counts(self.words, other.words)
         _add_counts(self.pictures, other.pictures)
-        self.names.update(other.names)
+        for name, count in other.names.items():
+            if name in self.names or len(self.names) < MAX_SOURCES:
+                self.names[name] += count
         self.unread.update(other.unread)
         self.cards.extend(other.cards)
 
@@ -139,12 +142,11 @@ class _Sample:
         payloads: list[tuple[str, int, bytes | None]] = []
         for member in drawn.members:
             field, size = to_text(member.field), member.expected.size
-            data = None
-            if drawn.rank <= task.carded or _is_value(member):
-                data = self._payload(field, member.expected)
+            is_whole = drawn.rank <= task.carded or _is_value(member)
+            data = self._payload(field, member.expected) if is_whole else None
             if data is not None and _is_value(member):
                 self._value(field, data)
-            if drawn.rank <= task.pictured and _is_picture(member):
+            if drawn.rank <= task.pictured and _is_picture(member) and (data is not None or not is_whole):
                 self._picture(field, member.expected, data)
             payloads.append((field, size, data))
         self.found.classes.append((drawn.place, drawn.key, tuple(self.classes)))
@@ -216,8 +218,9 @@ class _Sample:
         else:
             whole = min(expected.size, MAX_HEADER_BYTES)
             first = min(expected.size, HEADER_BYTES) if self.source.seekable else whole
-            for length in dict.fromkeys((first, whole)):
-                size = size or picture_size(self.source.read_at(expected.offset, length))
+            with suppress(DataError):
+                for length in dict.fromkeys((first, whole)):
+                    size = size or picture_size(self.source.read_at(expected.offset, length))
         if size is None:
             self.found.unread[field] += 1
         else:
@@ -228,8 +231,6 @@ def picture_size(data: bytes) -> tuple[int, int] | None:
     """Width and height by the header of a picture, which may be all that is there; None for what is none."""
     try:
         image = opened_image(data, MAX_DECODED_BYTES)
-    except DataError:
-        return None
     except Exception:
         # Pillow's plugins raise whatever they like at what is cut or broken.
         return None

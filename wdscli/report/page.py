@@ -20,6 +20,8 @@ from wdscli.codecs.parts import needed
 from wdscli.report.facts import Facts
 from wdscli.units import human_size
 
+MAX_CHARACTERS = 2000
+"""Of any one text. A member's name may have a million."""
 INSTALL = "'wdscli[report]'"
 
 
@@ -66,9 +68,13 @@ def _beside(name: str) -> str:
 
 
 def _clean(value: Any) -> Any:
-    """Text without what a browser would act on or could not show: control characters, and marks that turn the
-    direction of what follows."""
-    if type(value) is not str or (value.isascii() and value.isprintable()):
+    """Text of no more than some length, without what a browser would act on or could not show: control characters, and
+    marks that turn the direction of what follows."""
+    if type(value) is not str:
+        return value
+    if len(value) > MAX_CHARACTERS:
+        value = value[:MAX_CHARACTERS] + "…"
+    if value.isascii() and value.isprintable():
         return value
     return "".join(
         "\N{REPLACEMENT CHARACTER}"
