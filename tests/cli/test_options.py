@@ -57,7 +57,7 @@ def test_defaults() -> None:
     assert call() == {
         "shards": ["a.tar"], "extra": 3,
         "fields": None, "drop": None, "rename": None, "keys": None, "keys_from": None, "not_keys_from": None,
-        "where": None, "slice": None,
+        "where": None, "slice": None, "sample": None, "seed": None,
         "limit": None,
         "max_count": None, "max_size": None, "shard_count": None,
         "output": "out.tar", "force": False, "fsync": False, "no_index": False, "checksum": "xxh3_128", "mtime": None,
@@ -77,6 +77,8 @@ def test_defaults() -> None:
         ("--keys-from list", "keys_from", ["list"]),
         ("--where index<3", "where", ["index<3"]),
         ("--slice 1:2", "slice", "1:2"),
+        ("--sample 10%", "sample", "10%"),
+        ("--sample 3 --seed 5", "seed", 5),
         ("--limit 0", "limit", 0),
         ("--max-count 7", "max_count", 7),
         ("--max-size 64k", "max_size", 64_000),

@@ -85,6 +85,7 @@ def panel(title: str | None) -> Callable[[str], _Decorator]:
     return describe
 
 
+SEED = "seed"
 _select = panel("Selection")
 _cuts = panel("Cuts")
 _output = panel("Output")
@@ -184,6 +185,9 @@ class GeneralOptions(NamedTuple):
     --where EXPR  Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt. Given
         more than once, all must hold.
     --slice A:B:STEP  Of the samples that remain, those from A up to B, every STEP.
+    --sample N|P  Of these a random subset: exactly N samples, or a share of the keys as 10% or 0.1. The
+        same for any order of shards.
+    --seed N  With --sample: another seed, another subset.
     --limit N  At most N samples come out: the first of the output's order.
     """)
 class SelectionOptions(NamedTuple):
@@ -197,12 +201,18 @@ class SelectionOptions(NamedTuple):
     not_keys_from: Texts = None
     where: Texts = None
     slice: Text = None
+    sample: Text = None
+    seed: Number = None
     limit: Natural = None
 
-    def parse(self) -> "Selection":
-        """The selection that the library takes. Raises UsageError for what cannot mean anything."""
+    def parse(self, *, own_seed: bool = False) -> "Selection":
+        """The selection that the library takes. ``own_seed`` says that the command draws something itself. Raises
+        UsageError for what cannot mean anything."""
+        from wdscli.errors import UsageError
         from wdscli.selection import Selection
 
+        if self.seed is not None and self.sample is None and not own_seed:
+            raise UsageError("--seed is for --sample", hint="--sample 1000, or --sample 10%")
         return Selection.parse(**self._asdict())
 
 
@@ -414,8 +424,8 @@ class FailureOptions(NamedTuple):
 
 @_errors("""
     --on-duplicate  A key seen before: stop, leave the sample out, or give it a new key.
-    --rekey FORMAT  New keys, such as '{shard}-{index:09d}': for all samples, or with --on-duplicate rekey
-        for repeated ones.
+    --rekey FORMAT  New keys, such as '{shard}-{index:09d}', or '{n:09d}', which counts over all shards: for
+        all samples, or with --on-duplicate rekey for repeated ones.
     """)
 class DuplicateOptions(NamedTuple):
     """What is done about a key that comes twice."""
@@ -483,7 +493,7 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     network is in force while it runs, and no command hands it on.
 
     The order of ``--help`` is the order of the arguments. Two options of one name are a mistake in the command, told
-    when its module is imported.
+    when its module is imported; but the one ``--seed`` of a command is for all that it draws, as the command has it.
     """
     signature = inspect.signature(function, eval_str=True)
     arguments = signature.parameters.values()
@@ -498,6 +508,8 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     command.__module__ = function.__module__
     command.__annotations__ = {}
     parameters = [option for one in arguments for option in _spread(one)]
+    seeds = [option for option in parameters if option.name == SEED]
+    parameters = [option for option in parameters if option not in seeds[1:]]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
 

@@ -45,25 +45,38 @@ class PartTotals(NamedTuple):
 
 
 def read_options(
-    shards: Sequence[str], output: OutputOptions, cuts: PlannedCutOptions, more: ReorderOptions
+    shards: Sequence[str],
+    output: OutputOptions,
+    cuts: PlannedCutOptions,
+    more: ReorderOptions,
+    *,
+    own_seed: bool = False,
 ) -> tuple[Out, Request]:
-    """Where the command prints, and what the engine is asked for. Raises UsageError."""
+    """Where the command prints, and what the engine is asked for; ``own_seed`` says that the command draws something
+    besides a sample. Raises UsageError."""
     from wdscli.plan.cut import Cuts
 
     out = Out(more.inputs.common, json=more.json.json)
     limits = Cuts(*cuts.plain, cuts.divisible_by)
     settings = {**more.tasks._asdict(), **more.engine._asdict()}
-    return out, read_request(shards, output, more.inputs, cuts=limits, **settings)
+    return out, read_request(shards, output, more.inputs, own_seed=own_seed, cuts=limits, **settings)
 
 
 def read_request(
-    shards: Sequence[str], output: OutputOptions, inputs: InputOptions | MapInputOptions, **more: Any
+    shards: Sequence[str],
+    output: OutputOptions,
+    inputs: InputOptions | MapInputOptions,
+    *,
+    own_seed: bool = False,
+    **more: Any,
 ) -> Request:
     """What the engine is asked for; ``more`` are fields of the request. Raises UsageError."""
     from wdscli.plan.request import Request
 
     # As it was typed, without defaults. What may be given more than once and usually is not stands as its one value.
     typed = {name: value for name, value in inputs.selection._asdict().items() if value not in (None, [], ())}
+    if "sample" not in typed or not typed.get("seed"):
+        typed.pop("seed", None)
     for name in ("keys_from", "not_keys_from", "where"):
         if len(typed.get(name, ())) == 1:
             typed[name] = typed[name][0]
@@ -71,7 +84,7 @@ def read_request(
         inputs=shards,
         output=output.output,
         settings=output.settings(),
-        selection=inputs.selection.parse(),
+        selection=inputs.selection.parse(own_seed=own_seed),
         selection_text=typed,
         allow_empty=inputs.allow_empty,
         **{**inputs.errors._asdict(), **inputs.trust._asdict(), **inputs.duplicates._asdict(), **more},

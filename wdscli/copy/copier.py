@@ -472,7 +472,8 @@ class Copier:
             return key
         if self.task.rekey is not None:
             place = int(self.chunk.rows.places[sample])
-            new = self.task.rekey.key(key, shard_stem(self._address(sample)), place)
+            first = self.task.inputs[int(self.chunk.rows.shards[sample])].first
+            new = self.task.rekey.key(key, shard_stem(self._address(sample)), place, first)
             if hash_key(new) == self._planned_key(sample):
                 return new
         if hash_key(key) != self._planned_key(sample):

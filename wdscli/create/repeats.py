@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-NAMES = ("index", "key")
+NAMES = ("index", "n", "key")
 """What ``--rekey`` knows of a sample of files."""
 DEFAULT = "{key}-{index:09d}"
 """What ``--on-duplicate rekey`` uses when no ``--rekey`` is given."""

@@ -126,6 +126,8 @@ class Listing:
 
         self.addresses = shards.addresses
         self.selection = selection
+        self._shards = shards
+        self._lack = ""
         self._missing = shards.missing or tuple(missing_shards(shards))
         self.skips = on_error == "skip"
         self._known = known_samples(shards) if self.skips else {}
@@ -200,12 +202,14 @@ class Listing:
             [
                 *self.selection.remarks(state),
                 *(one.text for one in [*self.selection.absences(state), *self._absences]),
+                *filter(None, [self._lack]),
             ],
             self._missing,
         )
 
     def _sources(self) -> Iterator[Source]:
         """The shards, opened one after the other, until no further sample can be selected."""
+        self._settle()
         self._progress.start("reading", len(self.addresses), "shards")
         for address in self.addresses:
             if self._state.done:
@@ -215,6 +219,22 @@ class Listing:
             self._read += 1
             self._progress.advance(1)
         self._progress.finish()
+
+    def _settle(self) -> None:
+        """Where a number of samples is drawn, see all of them first. Raises UsageError where that cannot be twice."""
+        draw = self.selection.draw
+        if draw is None or not draw.is_open:
+            return
+        from wdscli.selection.draw import Lowest, check_again
+
+        check_again(draw, self.addresses)
+        lowest = Lowest(draw)
+        on_error: OnError = "skip" if self.skips else "stop"
+        before = Listing(self._shards, self.selection.before_draw, on_error, QUIET)
+        for page in before.samples():
+            lowest.add(page.batch.keys)
+        self._lack = draw.lack(lowest.total)
+        self.selection = self.selection._replace(draw=draw.settled(lowest))
 
     def _pages(self, source: Source, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
         wanted = self.selection.payload_fields | payloads_of

@@ -24,6 +24,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch, iter_batches
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import iter_selected
+from wdscli.selection.draw import Lowest, check_again
 from wdscli.selection.named import Absence
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads
 from wdscli.shards.index import Piece
@@ -80,6 +81,7 @@ class Picker:
             progress.warn(say_missing(self.set.missing))
         if selection.reads_stdin and "-" in self.set.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+        self._counts_later = counts_later
         self.limit = selection.limit if counts_later else None
         self.selection = selection._replace(limit=None) if counts_later else selection
         self.state = self.selection.new_state(on_error)
@@ -90,6 +92,8 @@ class Picker:
         self.bytes_in = 0
         self.samples = 0
         """Those that were given out, once :meth:`check_empty` was told of them."""
+        self.first = 0
+        """Samples of the inputs before the one that is being read."""
         self.skips = on_error == "skip"
         """Whether samples that are no good are left out and counted."""
         self._writes_names = writes_names
@@ -129,21 +133,39 @@ class Picker:
         """The selected samples of all inputs, in order. Raises InputError, DataError; at the end also for names that no
         sample has. ``begin`` says of each input at which byte the samples begin that are to come, and how many lie
         before it; the caller is done with those."""
+        self._settle()
         addresses = () if self.state.done else self.set.addresses
         whole = self.selection.is_trivial
         unlimited = self.limit is None and self.selection.limit is None
         with closing(opened_in_turn(addresses, whole=whole, ahead=unlimited)) as sources:
             for opened in sources:
                 with opened as source:
-                    yield from self._pages(source, (0, 0) if begin is None else begin(source))
+                    begun, self.state.end = (0, 0) if begin is None else begin(source), 0
+                    yield from self._pages(source, begun)
                     source.confirm()
                     self.bytes_in += source.size or 0
+                self.first += max(self.state.end, begun[1])
                 self._progress.advance(1)
                 if self.state.done:
                     break
         for remark in self.selection.remarks(self.state):
             self._progress.warn(remark)
         self.check_names(self.selection.absences(self.state))
+
+    def _settle(self) -> None:
+        """Where a number of samples is drawn, see all of them first. Raises UsageError where that cannot be twice."""
+        draw = self.selection.draw
+        if draw is None or not draw.is_open:
+            return
+        check_again(draw, self.set.addresses)
+        # A key that comes again is left out where the caller counts later.
+        lowest = Lowest(draw, distinct=self._counts_later)
+        request = self._request._replace(selection=self.selection.before_draw)
+        for page in Picker(request, writes_names=False).pages():
+            lowest.add(map(page.batch.keys.__getitem__, page.rows))
+        if message := draw.lack(lowest.total):
+            self._progress.warn(message)
+        self.selection = self.selection._replace(draw=draw.settled(lowest))
 
     def check_names(self, absences: Sequence[Absence]) -> None:
         """Raise DataError for names that no sample has."""

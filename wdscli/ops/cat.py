@@ -322,7 +322,8 @@ class _Keys:
         return chosen
 
     def _new(self, rekey: Rekey, page: Page, row: int) -> bytes:
-        return rekey.key(page.batch.keys[row], shard_stem(page.source.name), page.batch.index + row)
+        stem, first = shard_stem(page.source.name), self._picker.first
+        return rekey.key(page.batch.keys[row], stem, page.batch.index + row, first)
 
     def _error(self, page: Page, row: int, key: bytes) -> DataError:
         first = None if self._all is not None else self._first_place(key)

@@ -53,6 +53,8 @@ class Sample(NamedTuple):
     shard: str
     batch: SampleBatch
     at: int
+    first: int = 0
+    """Samples of the inputs before."""
 
     @property
     def key(self) -> bytes:
@@ -61,7 +63,7 @@ class Sample(NamedTuple):
 
     def new_key(self, rekey: Rekey) -> bytes:
         """The key that it gets."""
-        return rekey.key(self.key, shard_stem(self.shard), self.batch.index + self.at)
+        return rekey.key(self.key, shard_stem(self.shard), self.batch.index + self.at, self.first)
 
 
 KeyOf: TypeAlias = Callable[[Sample], bytes]
@@ -86,7 +88,7 @@ class Rereader(NamedTuple):
         """Those of one shard, by their places there."""
         task, found = self.template._replace(input=self.inputs[number]), 0
         for row, (batch, at) in zip(rows.values(), samples_at(task, list(rows))):
-            yield Sample(row, number, task.address, batch, at)
+            yield Sample(row, number, task.address, batch, at, task.input.first)
             found += 1
         if found < len(rows):
             raise DataError(

@@ -54,6 +54,8 @@ class Input(NamedTuple):
     """Whether they are refused before any is read."""
     is_packed: bool = False
     """Whether it is read by blocks that are unpacked whole."""
+    first: int = 0
+    """Samples that the inputs before it have."""
 
     @property
     def is_near(self) -> bool:

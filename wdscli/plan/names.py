@@ -6,8 +6,9 @@ which these are) or leave them out and count them; :class:`Rekey`, new keys by a
 calls when all of them were seen and before anything has its final name.
 
 The names in a format are ``key`` (the old key), ``shard`` (the input shard's file name without ``.tar`` and what
-follows) and ``index`` (the sample's place in that shard, from 0). A new key must read back as the key of the sample:
-its last part has no dot. This module knows batches of samples, and nothing of what they are read for.
+follows), ``index`` (the sample's place in that shard, from 0) and ``n`` (its place in all shards together). A new key
+must read back as the key of the sample: its last part has no dot. This module knows batches of samples, and nothing of
+what they are read for.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def keep_safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterat
                 yield batch.part(row, row + 1)
 
 
-NAMES = ("index", "key", "shard")
+NAMES = ("index", "key", "n", "shard")
 MAX_WIDTH_CHARACTERS = 4096
 """Characters to which a format may fill a value up."""
 _NUMBER = re.compile("[0-9]+")
@@ -95,7 +96,7 @@ class Rekey(NamedTuple):
                 raise ValueError(f"there is no {{{unknown[0]}}}" if unknown else "names stand alone")
             for _, _, spec, _ in pieces:
                 _check_width(spec or "")
-            sample = text.format(key="key", shard="shard", index=0)
+            sample = text.format(key="key", shard="shard", index=0, n=0)
         except (ValueError, IndexError, KeyError) as error:
             raise UsageError(
                 f'cannot use --rekey "{text}": {error}',
@@ -108,9 +109,15 @@ class Rekey(NamedTuple):
         check_name(to_bytes(sample), b"x")
         return cls(text)
 
-    def key(self, old: bytes, stem: str, index: int) -> bytes:
-        """The new key. Raises UsageError when it would not read back as a key."""
-        new = to_bytes(self.format.format(key=to_text(old), shard=stem, index=index))
+    @property
+    def counts_all(self) -> bool:
+        """Whether a new key depends on how many samples the shards before have."""
+        return any(name == "n" for _, name, _, _ in Formatter().parse(self.format))
+
+    def key(self, old: bytes, stem: str, index: int, first: int = 0) -> bytes:
+        """The new key of a sample of a shard before which ``first`` samples lie. Raises UsageError when it would not
+        read back as a key."""
+        new = to_bytes(self.format.format(key=to_text(old), shard=stem, index=index, n=first + index))
         check_name(new, b"x")
         return new
 

@@ -221,9 +221,10 @@ def shuffled(samples: PlanTable, seed: int) -> I64:
 def reading_selection(request: Request, order: Order) -> Selection:
     """What samples are read by: with the limit where the first samples that are selected are those that come out."""
     in_input_order = isinstance(order, InputOrder) or (order.makes_parts and not order.may_leave_out())
+    selection = request.selection.before_draw
     if in_input_order and request.on_duplicate != "skip":
-        return request.selection
-    return request.selection._replace(limit=None)
+        return selection
+    return selection._replace(limit=None)
 
 
 def first_to_arrange(order: Order, surveyed: Surveyed, limit: int | None) -> Surveyed:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
@@ -36,11 +37,12 @@ from wdscli.plan.orders import (
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
 from wdscli.plan.strategy import Limits, available, check_fits, check_reach, choose, is_away, limits_for
-from wdscli.plan.survey import Collected, Survey, SurveyTask, survey, survey_shards, survey_task
+from wdscli.plan.survey import Collected, Survey, SurveyTask, hash_key, survey, survey_shards, survey_task
 from wdscli.plan.table import Ordered
 from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
+from wdscli.selection.draw import DRAWN
 from wdscli.shards.inputs import (
     ShardSet,
     fingerprint_of,
@@ -250,14 +252,16 @@ class _Planning:
             folder_of_scratch(self.scratch), has_values=self.templates[0].extract is not None
         )
         self.surveys = survey_shards(tasks, self.states, request, self.limits, self.collected, self.progress)
+        firsts = accumulate((found.end for found in self.surveys), initial=0)
         self.inputs = tuple(
             Input(
                 one.address,
                 one.copy or found.copy,
                 one.stamp or found.stamp,
                 is_packed=found.is_packed,
+                first=first,
             )
-            for one, found in zip(inputs, self.surveys, strict=True)
+            for one, found, first in zip(inputs, self.surveys, firsts, strict=False)
         )
 
     def _look(
@@ -379,10 +383,27 @@ class _Planning:
             self.dropped[reason] = self.dropped.get(reason, 0) + len(rows)
             self.surveyed = self.surveyed.without(rows)
 
+    def draw(self) -> None:
+        """Leave out the samples that are not drawn, where their number is given: only now all of them are known."""
+        import numpy
+
+        draw, surveyed = self.request.selection.draw, self.surveyed
+        if draw is None or not draw.is_open:
+            return
+        table, hashes = surveyed.samples, surveyed.samples.keys
+        if self.templates[0].rekey is not None:
+            # Samples are drawn by the keys that they have, and rows are of those that they get.
+            keys = (hash_key(one.key) for one in surveyed.reader.samples(table, range(table.total)))
+            hashes = numpy.fromiter(keys, numpy.uint64, table.total)
+        if message := draw.lack(table.total):
+            self.progress.warn(message)
+        self._leave_out(DRAWN, draw.left_out(hashes))
+
     def arrange(self) -> None:
         """Bring the samples into output order, as many as ``--limit`` leaves."""
         request = self.request
         limit = request.selection.limit if self.templates[0].selection.limit is None else None
+        self.draw()
         surveyed = first_to_arrange(self.order, self.surveyed, limit)
         cut_off = self.surveyed.samples.total - surveyed.samples.total
         self.arranged = first_arranged(self.order.arrange(surveyed), surveyed.samples.total, limit)

@@ -12,6 +12,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
@@ -97,6 +98,7 @@ HEADER: dict[str, Any] = {
     ),
     "post": (str, None),
     "inputs": [[str, int, str], ...],
+    "firsts": ([int, ...], None),
     "fingerprint": (str, None),
     "joined": (
         {
@@ -225,6 +227,7 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "transform": plan.transform and dict(plan.transform),
         "post": request.post,
         "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))[:2]] for one in plan.inputs],
+        "firsts": [one.first for one in plan.inputs] if plan.rekey and plan.rekey.counts_all else None,
         "fingerprint": plan.fingerprint_in,
         "joined": plan.joined
         and {
@@ -447,8 +450,8 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
     header = file.header
     counts = header["counts"]
     inputs = tuple(
-        Input(address, stamp=Stamp(size, version), is_held=True)
-        for address, size, version in header["inputs"]
+        Input(address, stamp=Stamp(size, version), is_held=True, first=first)
+        for (address, size, version), first in zip(header["inputs"], header["firsts"] or repeat(0))
     )
     request = _request(header, [one.address for one in inputs], settings)
     names = names_of([one.address for one in inputs]) if NAME in request.output else None

@@ -124,8 +124,8 @@ class Survey:
     as they came. ``sightings`` is what was seen of the names that the extract has, ``shapes`` the lists of fields that
     it numbers. ``copy`` is the path of the shard's copy, if it had to be copied; ``is_packed`` is as an input has it.
     ``dropped`` counts samples and ``ignored`` members, by reason. ``version`` is that of the input, empty for one that
-    was copied. ``members`` and ``payload_bytes`` are those of all samples that were read, the dropped ones too, if
-    these were whole."""
+    was copied. ``end`` is the place behind the last sample that was looked at. ``members`` and ``payload_bytes`` are
+    those of all samples that were read, the dropped ones too, if these were whole."""
 
     rows: Rows = field(default_factory=no_rows)
     values: Packed = field(default_factory=lambda: Packed.of([]))
@@ -140,6 +140,7 @@ class Survey:
     is_pinned: bool = False
     copy: str = ""
     is_packed: bool = False
+    end: int = 0
     ignored: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -223,9 +224,15 @@ def survey_shards(
     OutputError."""
     executor = _executor(tasks, request, limits)
 
+    first = 0
+
     def here(task: SurveyTask) -> Survey:
-        state = states[task.of_set]
-        return Survey() if state.done else survey(task, state, collected.add)
+        nonlocal first
+        if (state := states[task.of_set]).done:
+            return Survey()
+        made = survey(task._replace(input=task.input._replace(first=first)), state, collected.add)
+        first += made.end
+        return made
 
     found = []
     function, addresses = here if executor is None else survey, [task.address for task in tasks]
@@ -241,6 +248,8 @@ def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> 
     # What only this process can read, no worker can.
     is_ours = any(is_ours_alone(one.address) or is_of_this_process(one.address) for one in tasks)
     if is_ours or not all(task.selection.is_trivial for task in tasks):
+        return None
+    if any(task.rekey is not None and task.rekey.counts_all for task in tasks):
         return None
     size = bytes_of(tasks)
     if size < WORTH_BYTES and all(map(_has_index, tasks)):
@@ -278,7 +287,7 @@ def survey(
     InputError, DataError."""
     found, rows_found, ignored = Survey(), _Rows(), Ignored()
     state = state or task.selection.new_state(task.on_error)
-    members, payload_bytes = state.members, state.payload_bytes
+    members, payload_bytes, state.end = state.members, state.payload_bytes, 0
     extract = task.extract
     values: list[bytes] = []
     tick, position = tick_of_task(), 0
@@ -289,6 +298,7 @@ def survey(
         if index is not None and (block := _plain_block(task, index)) is not None:
             found.ignored = index.ignored
             found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())
+            found.end = index.samples
             _keep(task, found, block, take)
             found.shapes = extract.shapes if extract is not None else []
             return found
@@ -309,7 +319,7 @@ def survey(
         _keep(task, found, RowBlock(rows_found.taken(task), Packed.of(values)), take)
         source.confirm()
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
-    found.ignored = ignored.counts
+    found.ignored, found.end = ignored.counts, state.end
     found.copy = task.input.copy
     found.shapes = extract.shapes if extract is not None else []
     return found
@@ -357,7 +367,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
         spool(source, task.spool, cut=_warner(found.warnings) if task.on_error == "skip" else None)
         source.confirm()
         found.version, found.is_pinned = source.version, source.is_pinned
-    task = task._replace(input=Input(task.address, task.spool))
+    task = task._replace(input=Input(task.address, task.spool, first=task.input.first))
     source = task.input.open()
     found.size_bytes = source.size or 0
     return task, source, None
@@ -510,7 +520,7 @@ def _look_closer(task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], ro
     for row in chosen:
         key = batch.keys[row]
         if task.rekey is not None:
-            key = task.rekey.key(key, stem, batch.index + row)
+            key = task.rekey.key(key, stem, batch.index + row, task.input.first)
             keys.append(hash_key(key))
         sizes = out_sizes(batch, row, task.selection, task.address, key)
         lengths.append(out_length(sizes, task.form))

@@ -1,5 +1,5 @@
 """Which samples, and which of their fields: ``--fields --drop --rename --keys --keys-from --where --slice
---limit``.
+--sample --limit``.
 
 What it is: one immutable, picklable :class:`Selection`, made once from the raw options, and a small
 :class:`SelectionState` that counts while samples go by. How: a selection works on the columns of a

@@ -2,9 +2,10 @@
 
 The order in which the options take hold is fixed, whatever their order on the command line: ``--keys``,
 ``--keys-from`` and ``--not-keys-from`` (:class:`KeyRule`), then ``--where``, then the fields (:class:`FieldRule`; a
-sample left with none is dropped), then ``--slice`` over what remains, then ``--limit``, which a command that brings
-samples into another order, or leaves some out later, counts itself. The same option given twice widens (``--keys A
---keys B`` is either), but ``--where`` narrows; different options narrow each other.
+sample left with none is dropped), then ``--slice`` over what remains, then ``--sample`` (:class:`Draw`), then
+``--limit``, which a command that brings samples into another order, or leaves some out later, counts itself. The same
+option given twice widens (``--keys A --keys B`` is either), but ``--where`` narrows; different options narrow each
+other.
 
 Keys: a glob is matched against the whole key, case counts, and ``*`` matches ``/`` too, as in Python's fnmatch and in
 find's ``-path``. The lines of a key file are compared byte for byte.
@@ -30,6 +31,7 @@ from wdscli.selection.sample import PayloadOf, SampleAt
 from wdscli.storage import addresses_of
 
 if TYPE_CHECKING:
+    from wdscli.selection.draw import Draw
     from wdscli.selection.where import Where
 
 OnError = Literal["stop", "skip"]
@@ -41,10 +43,11 @@ class SelectionState:
 
     ``seen`` samples were looked at; of these ``kept`` were selected and the others are in ``dropped``, by
     reason: ``keys``, ``not-keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``,
-    ``slice``.
+    ``slice``, ``sample``.
     ``done`` says that no further sample can be selected, so that reading may stop. ``members`` and ``payload_bytes``
     are those of the samples seen. ``found`` has the keys and globs that samples have, ``sightings`` what was seen of
-    other names.
+    other names. ``end`` is the place in its shard behind the batch that was looked at last. ``ties`` counts samples of
+    the last rank that is drawn.
     """
 
     on_error: OnError = "stop"
@@ -54,6 +57,8 @@ class SelectionState:
     members: int = 0
     payload_bytes: int = 0
     done: bool = False
+    end: int = 0
+    ties: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     found: set[bytes] = field(default_factory=set)
     sightings: Sightings = field(default_factory=Sightings)
@@ -70,6 +75,7 @@ class SelectionState:
         """Add the members of the first ``samples`` of a batch."""
         end = batch.firsts[samples]
         self.members += end
+        self.end = batch.index + len(batch.keys)
         self.payload_bytes += sum(batch.sizes[:end] if end < len(batch.sizes) else batch.sizes)
 
 
@@ -98,6 +104,7 @@ class Selection(NamedTuple):
     field_rule: FieldRule | None = None
     span: Span | None = None
     limit: int | None = None
+    draw: Draw | None = None
 
     @classmethod
     def parse(
@@ -111,6 +118,8 @@ class Selection(NamedTuple):
         not_keys_from: str | Sequence[str] | None = None,
         where: str | Sequence[str] | None = None,
         slice: str | None = None,
+        sample: str | int | None = None,
+        seed: int | None = None,
         limit: int | None = None,
     ) -> Selection:
         """A selection from options as they were typed. Raises UsageError for what cannot mean anything,
@@ -130,6 +139,7 @@ class Selection(NamedTuple):
             else FieldRule.parse(keep, leave or (), texts_of(rename)),
             span=None if slice is None else parse_span(slice),
             limit=limit,
+            draw=None if sample is None else _draw(str(sample), seed or 0),
         )
         if limit is not None and limit < 0:
             raise UsageError(f"--limit must not be negative: {limit}")
@@ -145,7 +155,14 @@ class Selection(NamedTuple):
         """Whether a good part of all samples is selected, wherever they lie, as far as that is known beforehand."""
         span = self.span or Span()
         is_near = (span.start, span.stop) == (0, None) and span.step <= 4
-        return is_near and self.key_rule is None and self.where is None and self.limit is None
+        is_drawn = self.draw is None or self.draw.takes_most
+        return is_near and is_drawn and self.key_rule is None and self.where is None and self.limit is None
+
+    @property
+    def before_draw(self) -> Selection:
+        """The same where all samples must be seen before some are drawn: what may be drawn, and no limit."""
+        is_open = self.draw is not None and self.draw.is_open
+        return self._replace(draw=None, limit=None) if is_open else self
 
     @property
     def changes_members(self) -> bool:
@@ -204,6 +221,8 @@ class Selection(NamedTuple):
             reason = self._reason_against(batch, row, shard, state, payload_of)
             if reason is None:
                 reason = self._place_against(state)
+            if reason is None and self.draw is not None:
+                reason = self._draw_against(self.draw, batch.keys[row], state)
             if reason is None:
                 rows.append(row)
                 state.kept += 1
@@ -245,6 +264,14 @@ class Selection(NamedTuple):
         state.matched += 1
         state.done = self.span.is_over(place + 1)
         return None if place in self.span else "slice"
+
+    def _draw_against(self, draw: Draw, key: bytes, state: SelectionState) -> str | None:
+        """Whether ``--sample`` draws a sample."""
+        rank = draw.rank(key)
+        if not draw.takes(rank, state.ties):
+            return "sample"
+        state.ties += rank == draw.bound
+        return None
 
     def member_plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
         """Which members of a sample with these ``fields`` stay, as (place, new name), in the sample's own
@@ -322,6 +349,12 @@ def _words(given: str | Iterable[str] | None, option: str) -> tuple[str, ...] | 
     if not all(words):
         raise UsageError(f"{option} has an empty name", hint=f"{option} jpg,json")
     return words
+
+
+def _draw(text: str, seed: int) -> Draw:
+    from wdscli.selection.draw import Draw
+
+    return Draw.parse(text, seed)
 
 
 def _where(given: str | Sequence[str] | None) -> Where | None:

@@ -24,7 +24,7 @@ _ORDERS = ("input", "output", "random")
 
 
 @_order("""
-    --seed N  Another seed, another order.
+    --seed N  Another seed, another order; and with --sample another subset.
     quality: --measure ~--quality  Say how well mixed input and output are. Reads the field cls of all samples.
     --window N  With --measure: samples in which distinct source shards are counted. Default: 1000.
     """)
@@ -67,7 +67,7 @@ def shuffle(
         raise UsageError(
             "--measure and the shard cannot share standard output", hint="-o out-%06d.tar, or -n"
         )
-    out, request = read_options(shards, output, cuts, more)
+    out, request = read_options(shards, output, cuts, more, own_seed=True)
     if not order.quality:
         reorder(out, request, ShuffledOrder(order.seed), dry_run=output.dry_run)
         return

@@ -23,7 +23,7 @@ _parts = panel("Parts")
     --group-by REGEX|FIELD  With --ratio: keep together samples of one FIELD or json.PATH, or of one match
         of REGEX in the key.
     --stratify FIELD  With --ratio: keep the shares for each value of FIELD or json.PATH.
-    --seed N  With --ratio: another seed, other parts.
+    --seed N  With --ratio: another seed, other parts. With --sample: another subset.
     --by FIELD  A part for each value of FIELD or json.PATH, named after it.
     --by-map FILE  Parts from a file: lines of KEY<TAB>PART, or a JSON object. May be given more than
         once.
@@ -65,6 +65,6 @@ def split(
     """
     from wdscli.ops.split import SplitOptions, split_order
 
-    out, request = read_options(shards, output, cuts, more)
+    out, request = read_options(shards, output, cuts, more, own_seed=True)
     order = split_order(request, SplitOptions(**{**parts._asdict(), "by_map": tuple(parts.by_map or ())}))
     reorder(out, request, order, dry_run=output.dry_run)

@@ -155,6 +155,11 @@ class Join(Order):
                 "--where and --slice choose among the samples of the first set, and an outer join takes all",
                 hint="select first, with wds cat, or join with --join left",
             )
+        if selection.draw is not None and selection.draw.is_open:
+            raise UsageError(
+                f"--sample {selection.draw.text} draws from one set, and a join has several",
+                hint="a share of the keys, as --sample 10%; or draw first, with wds cat --sample",
+            )
         is_taken = selection.reads_stdin or "-" in addresses
         if self.table is not None and "-" in self.table.addresses and is_taken:
             raise UsageError(
@@ -176,7 +181,7 @@ class Join(Order):
         chosen = request.selection
         if self.kind != "left" or request.on_duplicate == "skip":
             chosen = chosen._replace(limit=None)
-        others = Selection(key_rule=chosen.key_rule, field_rule=chosen.field_rule)
+        others = Selection(key_rule=chosen.key_rule, field_rule=chosen.field_rule, draw=chosen.draw)
         found = []
         for of_set in range(len(policies)):
             selection = others if of_set else chosen
