@@ -12,7 +12,6 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
@@ -449,9 +448,10 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
     _check_trust(file, settings.trust_addresses)
     header = file.header
     counts = header["counts"]
+    firsts = [0] * len(header["inputs"]) if header["firsts"] is None else header["firsts"]
     inputs = tuple(
         Input(address, stamp=Stamp(size, version), is_held=True, first=first)
-        for (address, size, version), first in zip(header["inputs"], header["firsts"] or repeat(0))
+        for (address, size, version), first in zip(header["inputs"], firsts, strict=True)
     )
     request = _request(header, [one.address for one in inputs], settings)
     names = names_of([one.address for one in inputs]) if NAME in request.output else None
