@@ -113,6 +113,25 @@ def test_stateful_dataloader(url: str) -> None:
         assert [plain(islice(loader, len(loader))) for _ in range(3)] == [plain(known) for _ in range(3)]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_dataloader_goes_on_behind_the_last_of_an_epoch(url: str, workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def made() -> Any:
+        return stateful(data(url).listed(4), batch_size=None, num_workers=workers)
+
+    known = data(url).listed(4)
+    epochs = [plain(known) for _ in range(2)]
+    begun, behind_the_last, behind_the_end = made(), made(), made()
+    batches = iter(begun)
+    assert plain(islice(batches, len(begun))) == epochs[0]
+    behind_the_last.load_state_dict(begun.state_dict())
+    assert next(batches, None) is None
+    behind_the_end.load_state_dict(begun.state_dict())
+    assert [plain(behind_the_last) for _ in range(2)] == [[], epochs[1]], "nothing is left of it"
+    assert plain(behind_the_end) == epochs[1]
+
+
 def test_a_mid_epoch_state_is_not_moved_by_an_iteration_that_was_left(url: str) -> None:
     """One that was left behind its last item and is asked for more says nothing any more."""
     loader = data(url).listed(4)

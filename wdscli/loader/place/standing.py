@@ -20,7 +20,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock, local
 from typing import Any, NamedTuple
@@ -72,8 +72,8 @@ class Board:
 
         return _received, (self.process, DupFd(self._file))
 
-    def __del__(self) -> None:
-        os.close(self._file)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._file)  # where the interpreter ends, os may be gone before
 
     @property
     def is_mine(self) -> bool:
