@@ -381,7 +381,7 @@ class TestStages:
     def test_that_cannot_be_exact_are_refused(self, sets: Sets) -> None:
         a, b, _ = sets()
         with pytest.raises(UsageError, match="generator"):
-            wds.mix([a.compose(lambda items: items), b])
+            wds.mix([a.compose(lambda items: items), b]).state_dict()
         with pytest.raises(UsageError, match="batches are not mixed"):
             wds.mix([a.batched(3), b])
         with pytest.raises(UsageError, match="mcached"):
