@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from shard_cases import (
     Ran,
     assert_true_set,
     content,
+    interrupt_at,
     keys_of,
     leftovers,
     members_of,
@@ -20,9 +21,6 @@ from shard_cases import (
     wds,
     write_shards,
 )
-
-from wdscli.shards import claims
-from wdscli.storage.local import LocalSink
 
 Command = Callable[..., Ran]
 COMMAND = ["create"]
@@ -190,38 +188,8 @@ def test_a_stranger_in_the_way(run: Command, out: str, tmp_path: Path) -> None:
     assert [keys_of(path) for path in outputs(tmp_path / "out")] == [["a", "b"], ["c"], ["d"]]
 
 
-@pytest.fixture
-def killer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Ends the run before the file of a number gets its name, or a receipt is removed."""
-    left: list[int] = []
-    commit, remove = LocalSink.commit, claims.remove
-
-    def step() -> None:
-        if left:
-            left[0] -= 1
-            if left[0] < 0:
-                raise KeyboardInterrupt
-
-    def named(sink: LocalSink) -> None:
-        step()
-        commit(sink)
-
-    def removed(address: str) -> None:
-        step()
-        remove(address)
-
-    monkeypatch.setattr(LocalSink, "commit", named)
-    monkeypatch.setattr(claims, "remove", removed)
-
-    def arm(steps: int) -> None:
-        left[:] = [steps] if steps >= 0 else []
-
-    yield arm
-    arm(-1)
-
-
 def test_killed_at_every_step(
-    run: Command, good: Command, out: str, tmp_path: Path, killer: Callable[[int], None]
+    run: Command, good: Command, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from shutil import copytree
 
@@ -236,11 +204,11 @@ def test_killed_at_every_step(
     while was_killed:
         folder = tmp_path / f"killed-{steps}"
         copytree(tmp_path / "out", folder)
-        killer(steps)
-        code = run(*words, "-o", folder / "out-%06d.tar").code
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, steps)
+            code = run(*words, "-o", folder / "out-%06d.tar").code
         assert code in (0, 130)
         was_killed = code == 130
-        killer(-1)
         there = content(folder)
         told = there.pop("out-manifest.json")
         assert told in (before["out-manifest.json"], wanted["out-manifest.json"])

@@ -17,11 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 import xxhash
 
 from wdscli.cli.main import main
+from wdscli.shards import claims
 from wdscli.shards.reading import find_index, scan_index
 from wdscli.storage import open_source
+from wdscli.storage.local import LocalSink
 from wdscli.tar import END_OF_ARCHIVE, build_header, padding
 
 Members = list[tuple[str, bytes]]
@@ -314,3 +317,27 @@ def no_new_files(folder: Path) -> Any:
     before = content(folder)
     yield
     assert content(folder) == before
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Interrupt what runs in this process, as Ctrl-C does, before the file of this number gets its name, or a receipt
+    is removed."""
+    left = steps
+    commit, remove = LocalSink.commit, claims.remove
+
+    def step() -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise KeyboardInterrupt
+
+    def named(sink: LocalSink) -> None:
+        step()
+        commit(sink)
+
+    def removed(address: str) -> None:
+        step()
+        remove(address)
+
+    monkeypatch.setattr(LocalSink, "commit", named)
+    monkeypatch.setattr(claims, "remove", removed)

@@ -347,6 +347,8 @@ class WorkOptions(NamedTuple):
 
 _resumed = _engine("""
     --resume  Go on with the same command that was ended early: keep its whole shards, make the rest.
+    --if-changed  Do nothing when the set is there and neither inputs nor options have changed since this
+        command made it; else replace it.
     """)
 _scratch = _engine("""
     --tmp DIR  Where scratch space is made: a folder, or a URL. Default: TMPDIR.
@@ -365,6 +367,7 @@ class PackingWorkOptions(NamedTuple):
 
     engine: Text = None
     resume: bool = False
+    if_changed: bool = False
     plan_file: Text = None
 
 
@@ -380,6 +383,7 @@ class PlannedWorkOptions(NamedTuple):
     memory: Number = None
     tmp: Text = None
     resume: bool = False
+    if_changed: bool = False
     plan_file: Text = None
 
 
@@ -400,6 +404,7 @@ class EngineOptions(NamedTuple):
     memory: Number = None
     tmp: Text = None
     resume: bool = False
+    if_changed: bool = False
     plan_file: Text = None
 
 

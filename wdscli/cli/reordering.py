@@ -104,16 +104,18 @@ def reorder(
     ``planned`` is called once the plan is made."""
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
-    from wdscli.run.execute import finished_before, run_plan
+    from wdscli.run.execute import looked_at, run_plan
     from wdscli.run.kept_plan import plan_of_run
 
     check_plan_file(None if dry_run else request.plan_file, force=request.settings.force)
     progress = out.progress()
     with Scratch(request.tmp) as scratch:
         runs = not dry_run and request.plan_file is None
-        if runs and (finished := finished_before(request, order)) is not None:
-            print_report(out, finished, 0, done)
-            return
+        if runs or request.if_changed:
+            request, finished = looked_at(request, order, dry_run=dry_run)
+            if finished is not None:
+                print_report(out, finished, 0, done)
+                return
         if runs:
             plan = plan_of_run(request, order, scratch, progress)
         else:
@@ -197,6 +199,9 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
 
 def print_report(out: Out, report: ReorderReport, oversized: int, done: str | None = None) -> None:
     """What was read and written; with JSON one object."""
+    if report.is_unchanged:
+        print_unchanged(out, report, _report_object(report, report.parts != ("",)))
+        return
     written = list(zip(report.parts, report.manifests, strict=True))
     has_parts = report.parts != ("",)
     if out.json:
@@ -216,6 +221,14 @@ def print_report(out: Out, report: ReorderReport, oversized: int, done: str | No
     print_losses(out, report.dropped, report.ignored, oversized)
     total = f"{plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}"
     out.done(f"{done} {total}", report.bytes_out)
+
+
+def print_unchanged(out: Out, report: ReorderReport | CreateReport, plain: dict[str, Any]) -> None:
+    """That nothing was done; ``plain`` is the report as JSON has it."""
+    if out.json:
+        out.object({**plain, "unchanged": True})
+    total = f"{plural(report.samples, 'sample')} in {plural(report.kept, 'shard')}"
+    out.summary(f"nothing to do: neither inputs nor options have changed since the set was made, {total}")
 
 
 def _report_object(report: ReorderReport, has_parts: bool) -> dict[str, Any]:

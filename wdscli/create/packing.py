@@ -64,10 +64,7 @@ class PackTask(NamedTuple):
         for number in range(len(files)) if holds_all else ():
             place, size = files.place(number), files.size(number)
             if isinstance(place, Stored):
-                with ExitStack() as stack:
-                    payload = bytearray(size)
-                    _opened(place, size, stack)(memoryview(payload), 0)
-                    files.put(number, size, files.keep(Inline(bytes(payload))))
+                files.put(number, size, files.keep(Inline(payload_of(place, size))))
         return self._replace(files=files, members=numbers_of(range(len(files)), len(files)))
 
     def parcel(self) -> bytes:
@@ -208,6 +205,16 @@ class _Packer:
         for piece in pieces:
             shard.write_blocks(piece)
         shard.write_blocks(padding(size))
+
+
+def payload_of(place: Inline | Stored, size: int) -> bytes:
+    """A payload that is kept here."""
+    if isinstance(place, Inline):
+        return place.payload
+    with ExitStack() as stack:
+        payload = bytearray(size)
+        _opened(place, size, stack)(memoryview(payload), 0)
+        return bytes(payload)
 
 
 def _pieces(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[memoryview]:

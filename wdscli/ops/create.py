@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 
 from wdscli.create import grouping, repeats
 from wdscli.create.adding import Base, base_of, standing_set
-from wdscli.create.files import Files, Skipped, numbers_of
+from wdscli.create.files import Files, Inline, Remote, Skipped, Stored, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.keys import KeyRule
-from wdscli.create.packing import PackTask
+from wdscli.create.packing import PackTask, payload_of
 from wdscli.create.payloads import Payloads, Unread
 from wdscli.create.recipe import read_recipe
 from wdscli.create.table import TableOptions, read_table
@@ -40,12 +40,14 @@ from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
 from wdscli.run.pack import run_packed
 from wdscli.run.resume import tidy
+from wdscli.run.unchanged import source_stamp, stamp, standing_set_of, tidy_set
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.writing import OutputSet, ShardSettings, Standing, make_form
 from wdscli.shown import shown_in
 from wdscli.storage import addresses_of, base_name, open_sink
+from wdscli.storage.opening import at_once
 
 ROWS_TOGETHER = 1 << 10
 
@@ -91,6 +93,7 @@ class CreateOptions:
     limit: int | None = None
     plan_file: str | None = None
     append: bool = False
+    if_changed: bool = False
 
 
 class CreatedShard(NamedTuple):
@@ -127,6 +130,8 @@ class CreateReport:
     """Sources that could not be read, each of which left a member out."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Samples that were found and left out, by reason: those whose key came before, those behind the limit."""
+    is_unchanged: bool = False
+    """Nothing was done, because nothing has changed since the set was made."""
 
     @property
     def samples(self) -> int:
@@ -153,6 +158,8 @@ class CreatePlan(NamedTuple):
     samples: Samples
     bounds: list[int]
     report: CreateReport
+    stamp: str | None = None
+    """What tells whether anything has changed, where that was asked for."""
 
     def task(self, number: int) -> PackTask:
         """What makes one shard."""
@@ -183,6 +190,8 @@ class CreatePlan(NamedTuple):
                 engine=options.engine,
                 post=options.post,
                 resume=options.resume,
+                if_changed=options.if_changed and not options.settings.force,
+                stamp=self.stamp,
             ),
             operation="create",
             seed=options.seed if options.order == "shuffle" else None,
@@ -230,8 +239,9 @@ def create(
     [(1, 2), (1, 1)]
     """
     options = options or CreateOptions()
-    if options.append and options.plan_file is not None:
-        raise UsageError("--append and --plan exclude each other")
+    named = {"--append": options.append, "--plan": options.plan_file, "--if-changed": options.if_changed}
+    if len(given := [name for name, value in named.items() if value]) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} exclude each other")
     standing = standing_set(output, options.settings) if options.append else None
     if standing is not None and options.resume and not dry_run:
         done = _added_before(sources, output, options, standing, progress)
@@ -239,6 +249,12 @@ def create(
             return done
     with _payloads(options) as payloads:
         plan = plan_create(sources, output, options, payloads, standing=standing, progress=progress)
+        if options.if_changed:
+            plan = plan._replace(stamp=_stamp(plan))
+            if (found := standing_set_of(plan.output, plan.stamp)) is not None:
+                if not dry_run:
+                    tidy_set(plan.output, found)
+                return replace(plan.report, manifest=found, kept=len(found.shards), is_unchanged=True)
         if dry_run:
             return plan.report
         if standing is not None and not plan.report.shards:
@@ -282,7 +298,9 @@ def plan_create(
 ) -> CreatePlan:
     """Find and measure everything, and decide what goes where. Files that had to be made on the way (what a
     command of a list printed) live until ``payloads`` is closed. ``standing`` is the set that shards are added to."""
-    out = OutputSet(output, options.settings, standing=standing)
+    # What is there may be replaced once it was looked at.
+    force = options.settings.force or options.if_changed
+    out = OutputSet(output, options.settings._replace(force=force), standing=standing)
     check_post(options.post, output, is_stream=out.pattern.is_stream)
     # What has one name and no limit is one shard, however large.
     is_one = out.pattern.single and options.cuts == Cuts()
@@ -448,6 +466,29 @@ def _mark(plan: CreatePlan) -> PlanMark:
     shaping = [_shaping(plan.options), plan.options.seed, plan.options.settings.checksum]
     shards = [*([base_name(one.address), *one[1:]] for one in plan.report.shards), plan.bounds]
     return PlanMark("", digest_of(shaping), rows.hexdigest(), digest_of(shards))
+
+
+def _stamp(plan: CreatePlan) -> str:
+    """A digest of what the plan reads and does: names, sizes and times of files, versions of what lies elsewhere, and
+    values."""
+    from xxhash import xxh3_128
+
+    files, options = plan.samples.files, plan.options
+    order = plan.samples.order
+    places = map(files.place, order)
+    far = list(dict.fromkeys(one.address for one in places if isinstance(one, Remote)))
+    versions = dict(zip(far, at_once(source_stamp, far)))
+    digest = xxh3_128()
+    for number in order:
+        place = files.place(number)
+        if isinstance(place, (Inline, Stored)):
+            told: Any = payload_of(place, files.size(number))
+        else:
+            told = source_stamp(to_text(place)) if isinstance(place, bytes) else versions[place.address]
+        row, told = files.row(number), told if isinstance(told, bytes) else repr(told).encode()
+        digest.update(b"%d:%b%d:%b" % (len(row), row, len(told), told))
+    more = [options.post, plan.report.classes]
+    return stamp("create", _shaping(options), options.seed, options.settings, more, [digest.hexdigest()])
 
 
 def _shaping(options: CreateOptions) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
             hint="with --ratio it is error or drop",
         )
     shares = parse_ratio(options.ratio or "")
-    outputs = Outputs(request.output, request.settings, may_exist=request.resume)
+    outputs = Outputs(request.output, request.settings, may_exist=request.resume or request.if_changed)
     outputs.check([share.part for share in shares], ())
     missing, lenient = options.missing, request.on_error == "skip"
     group = BY_KEY

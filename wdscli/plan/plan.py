@@ -134,6 +134,8 @@ class ReorderPlan:
             "inputs": [self.fingerprint_in] if self.inputs else [],
             "classes": self.classes,
             "plan": None if self.mark is None else self.mark.text,
+            "stamp": self.request.stamp,
+            "parts": [part.name for part in self.parts if part.name],
         }
 
     @property

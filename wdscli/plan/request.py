@@ -75,6 +75,12 @@ class Request(NamedTuple):
     plan_file: str | None = None
     """Where the plan is to be stored instead of being run; then it can hold nothing that only this process has."""
 
+    if_changed: bool = False
+    """Make nothing when the output stands and was made of the same inputs by the same options; else replace it, if the
+    same command made it."""
+    stamp: str | None = None
+    """The digest by which that is known (:mod:`wdscli.run.unchanged`)."""
+
     @property
     def is_repeatable(self) -> bool:
         """Whether the options alone say which samples are wanted: no file of keys does, and no sample was left out."""

@@ -36,6 +36,7 @@ from wdscli.run.kept_plan import bring, finished_set, keep_plan, plan_of_run
 from wdscli.run.post_hook import run_post
 from wdscli.run.receipts import Witness, check_shard, read_receipt
 from wdscli.run.resume import Kept, begin, tidy
+from wdscli.run.unchanged import check_replaceable, leave_mark, stamped
 from wdscli.selection import Selection
 from wdscli.shards.claims import Claim, claim_address
 from wdscli.shards.manifest import Manifest
@@ -74,6 +75,8 @@ class ReorderReport:
     members_in: int = 0
     payload_bytes_in: int = 0
     payload_bytes: int = 0
+    is_unchanged: bool = False
+    """Nothing was done, because nothing has changed since the set was made."""
 
     @property
     def manifest(self) -> Manifest:
@@ -95,12 +98,49 @@ def reorder(
 ) -> ReorderReport:
     """Plan and run; ``planned`` is called once the plan is made, and may refuse it. Raises UsageError, InputError,
     DataError, OutputError, EngineError."""
-    if (done := finished_before(request, order)) is not None:
+    request, done = looked_at(request, order)
+    if done is not None:
         return done
     with Scratch(request.tmp) as scratch:
         plan = plan_of_run(request, order, scratch, progress)
         planned(plan)
         return run_plan(plan, progress=progress)
+
+
+def looked_at(
+    request: Request, order: Order, *, dry_run: bool = False
+) -> tuple[Request, ReorderReport | None]:
+    """The request as it is to be carried out, and the report where all is there already. Raises UsageError, InputError
+    for what ``--if-changed`` cannot look at."""
+    if not request.if_changed:
+        return request, finished_before(request, order)
+    found = stamped(request, order, dry_run=dry_run)
+    return found.request, unchanged_report(order.operation, found.standing) if found.standing else None
+
+
+def unchanged_report(operation: str, standing: Mapping[str, Manifest]) -> ReorderReport:
+    """The report of sets that did not have to be made."""
+    manifests = tuple(standing.values())
+    payload_bytes = sum(payload_bytes_of(shard) for one in manifests for shard in one.shards)
+    samples, members = sum(one.samples for one in manifests), sum(one.members for one in manifests)
+    return ReorderReport(
+        operation=operation,
+        samples_in=samples,
+        samples=samples,
+        members=members,
+        bytes_in=0,
+        bytes_out=sum(one.size_bytes for one in manifests),
+        dropped={},
+        ignored={},
+        strategy="gather",
+        parts=tuple(standing),
+        manifests=manifests,
+        kept=sum(len(one.shards) for one in manifests),
+        members_in=members,
+        payload_bytes_in=payload_bytes,
+        payload_bytes=payload_bytes,
+        is_unchanged=True,
+    )
 
 
 def finished_before(request: Request, order: Order) -> ReorderReport | None:
@@ -135,8 +175,12 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
     """Make the shards, then the manifests. Raises what a task raises; shards that are whole stay, without a
     manifest."""
     mark = mark_of(plan)
+    for part in plan.parts if plan.request.if_changed else ():
+        check_replaceable(part.output, plan.operation)
     with claimed(plan, mark):
         kept = begin(plan, mark, progress)
+        for part in plan.parts if plan.request.stamp else ():
+            leave_mark(part.output)
         missing = [task for task in range(len(plan.planned)) if task not in kept.shards]
         if missing and plan.mark is None:
             keep_plan(plan)

@@ -22,6 +22,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, check_made, claimed, finish_plan, make_once
 from wdscli.run.receipts import Witness
 from wdscli.run.resume import Kept, begin
+from wdscli.run.unchanged import check_replaceable, leave_mark
 from wdscli.shards.writing import ShardSettings
 from wdscli.storage import is_local, local_path, remove
 
@@ -52,8 +53,12 @@ def stored_tasks(plan: ReorderPlan) -> Tasks:
 def run_packed(plan: ReorderPlan, tasks: Tasks, *, progress: Progress = QUIET) -> ReorderReport:
     """Make the shards that are not there yet, then their manifest. Raises what a task raises."""
     mark = mark_of(plan)
+    if plan.request.if_changed:
+        check_replaceable(plan.parts[0].output, plan.operation)
     with claimed(plan, mark):
         kept = younger(plan, tasks, begin(plan, mark, progress))
+        if plan.request.stamp:
+            leave_mark(plan.parts[0].output)
         missing = [number for number in range(len(plan.planned)) if number not in kept.shards]
         made = dict(zip(missing, pack_some(plan, tasks, mark, missing, kept, progress), strict=True))
         return finish_plan(plan, {**kept.shards, **made}, kept)

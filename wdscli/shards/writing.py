@@ -534,10 +534,12 @@ class OutputSet:
         inputs: Sequence[str | None] = (),
         classes: Sequence[str] | None = None,
         plan: str | None = None,
+        stamp: str | None = None,
+        parts: Sequence[str] = (),
     ) -> Manifest:
         """The manifest of these shards. ``options`` are those that shape the result, ``inputs`` the fingerprints of the
         input sets (None for one that has no manifest), ``plan`` the fingerprint of the plan for shards that are
-        added."""
+        added, ``stamp`` that of all that was read, and with it ``parts`` the sets that were made together."""
         made: dict[str, Any] = {
             "operation": operation,
             "options": shown_in(dict(options or {})),
@@ -545,6 +547,8 @@ class OutputSet:
         }
         if seed is not None:
             made["seed"] = seed
+        if stamp is not None:
+            made |= {"stamp": stamp, **({"parts": list(parts)} if parts else {})}
         named = tuple(map(self._named, range(len(shards)), shards))
         manifest = Manifest(self._name(), named, made, None if classes is None else tuple(classes))
         if self.standing is None:

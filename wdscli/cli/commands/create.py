@@ -3,7 +3,7 @@
 Its annotations are real objects, not text: Typer reads those of the option groups at every start.
 """
 
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -20,7 +20,7 @@ from wdscli.cli.options import (
     panel,
 )
 from wdscli.cli.output import Out, by_reason, facts, plural
-from wdscli.cli.reordering import check_plan_file, print_losses, print_stored
+from wdscli.cli.reordering import check_plan_file, print_losses, print_stored, print_unchanged
 from wdscli.errors import UsageError
 from wdscli.shown import shown
 from wdscli.units import human_size
@@ -233,43 +233,32 @@ def create(
     report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
     if work.plan_file is not None and not output.dry_run:
         print_stored(out, work.plan_file, len(report.shards), report)
+    elif report.is_unchanged:
+        print_unchanged(out, report, _plain(report, growth.append))
     else:
         _print_set(out, report, growth.append)
     _print_found(out, report)
 
 
-def _print_set(out: Out, report: "CreateReport", growth: bool) -> None:
-    """The plan of a dry run, a line a shard; the summary of a real one; with JSON one object last."""
-    if report.manifest is None:
-        rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
-        out.listing(("shard", "samples", "members", "bytes"), rows, right=(1, 2, 3))
-    if out.json:
-        manifest = report.manifest
-        address = None if manifest is None else report.manifest_address
-        out.object(
-            {
-                "operation": "create",
-                "dry_run": manifest is None,
-                **facts(report, "samples members"),
-                "shards": len(report.shards),
-                "kept": report.kept,
-                "unread": len(report.unread),
-                **facts(
-                    report,
-                    "bytes=size_bytes skipped dropped incomplete renamed renamed_keys classes oversized",
-                ),
-                "manifest": shown(address) if address else None,
-                "fingerprint": None if manifest is None else manifest.fingerprint,
-                **({"set": facts(manifest, "samples bytes=size_bytes")} if growth and manifest else {}),
-            }
-        )
-    if growth and report.manifest is not None:
-        total = (
-            f"{plural(report.manifest.samples, 'sample')} in {plural(len(report.manifest.shards), 'shard')}"
-        )
-        out.summary(f"the set has {total} now")
-    if report.kept:
-        out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
+def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
+    """The report as JSON has it."""
+    manifest = report.manifest
+    address = None if manifest is None else report.manifest_address
+    return {
+        "operation": "create",
+        "dry_run": manifest is None,
+        **facts(report, "samples members"),
+        "shards": len(report.shards),
+        "kept": report.kept,
+        "unread": len(report.unread),
+        **facts(
+            report,
+            "bytes=size_bytes skipped dropped incomplete renamed renamed_keys classes oversized",
+        ),
+        "manifest": shown(address) if address else None,
+        "fingerprint": None if manifest is None else manifest.fingerprint,
+        **({"set": facts(manifest, "samples bytes=size_bytes")} if growth and manifest else {}),
+    }
 
 
 def _print_found(out: Out, report: "CreateReport") -> None:
@@ -286,6 +275,22 @@ def _print_found(out: Out, report: "CreateReport") -> None:
         pairs = [f"{old} -> {new}" for new, old in list(report.renamed.items())[:RENAMES_SHOWN]]
         more = ", ..." if report.renamed_keys > len(pairs) else ""
         out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(pairs)}{more}")
+
+
+def _print_set(out: Out, report: "CreateReport", growth: bool) -> None:
+    """The plan of a dry run, a line a shard; the summary of a real one; with JSON one object last."""
+    if report.manifest is None:
+        rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
+        out.listing(("shard", "samples", "members", "bytes"), rows, right=(1, 2, 3))
+    if out.json:
+        out.object(_plain(report, growth))
+    if growth and report.manifest is not None:
+        total = (
+            f"{plural(report.manifest.samples, 'sample')} in {plural(len(report.manifest.shards), 'shard')}"
+        )
+        out.summary(f"the set has {total} now")
+    if report.kept:
+        out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
     done = "would write" if report.manifest is None else "wrote"
     total = f"{plural(report.samples, 'sample')} ({plural(report.members, 'file')})"
     shards = plural(len(report.shards), "shard")
