@@ -72,7 +72,7 @@ SHARDS = ["set/train-0.tar", "set/train-1.tar", "set/train-manifest.json"]
         ("wds run ", None),
         ("wds sort set -o ", None),
         ("wds split set --max-count ", []),
-        ("wds index --dialect ", ["dali", "energon", "webshart", "wids"]),
+        ("wds index --dialect ", ["dali", "energon", "parquet", "webshart", "wids"]),
         ("wds verify --profile=h", ["--profile=hf"]),
         ("wds map --resize-mode b", ["border"]),
         ("wds create --key-rule ", ["first-dot", "last-dot"]),

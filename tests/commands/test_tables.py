@@ -434,6 +434,18 @@ class TestCat:
         said = bad("cat", "--to-parquet", folder / "t", "--max-decoded", 100, folder / "set", code=3)
         assert "--max-decoded" in said
 
+    def test_shards_that_change_meanwhile(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = table_module.payload_schema
+
+        def with_other_shards(*args: Any) -> Any:
+            schema = real(*args)
+            write_shards(folder / "set", [[[("n/0.new", b"")]]])
+            return schema
+
+        monkeypatch.setattr(table_module, "payload_schema", with_other_shards)
+        assert "now there is new" in bad("cat", "--to-parquet", folder / "t", folder / "set", code=4)
+        assert not (folder / "t").exists()
+
     def test_no_sample_no_table(self, folder: Path) -> None:
         bad("cat", "--to-parquet", folder / "t", "--where", "index > 9", folder / "set", code=3)
         assert not (folder / "t").exists()

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from wdscli.codecs.encode import NUMBERS
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.codecs.parts import extension
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, InputError, UsageError
 from wdscli.look.listing import Listing, Page
 from wdscli.look.picking import Picker
 from wdscli.look.unpack import Part, Picked, kind_of, picked, too_large
@@ -118,7 +118,8 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
         if not kind_of(to_bytes(field)):
             raise UsageError(
                 f"--with {field}: no field of that name holds text or JSON",
-                hint="wds cat --to-parquet FILE has the payloads of any field",
+                hint=f"--rename {field}.txt={field} --with {field}.txt takes it for text; "
+                "wds cat --to-parquet FILE has the payloads of any field",
             )
         looked_into[to_bytes(field)] = _Field(to_bytes(field), _VALUES + len(looked_into))
     spool, rows, sightings = Spool({**PLACES, BYTES: "int64"}), Rows(), Sightings()
@@ -223,11 +224,23 @@ def payload_table(picker: Picker, how: Payloads, schema: dict[Column, str] | Non
     check_format(how.form)
     chunks = _payload_chunks(picker, how)
     if schema is not None:
-        return encoded(how.form, schema, chunks)
+        return encoded(how.form, schema, _known(chunks, schema))
     spool = Spool({KEY: "string"})
     for chunk in chunks:
         spool.put(chunk)
     return encoded(how.form, spool.schema(), spool.chunks())
+
+
+def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[Chunk]:
+    """The chunks, as long as they have no other columns. Raises InputError."""
+    for chunk in chunks:
+        if others := chunk.columns.keys() - columns.keys():
+            names = ", ".join(sorted(column.name for column in others))
+            raise InputError(
+                f"the shards were changed while they were read: now there is {names}",
+                hint="read them again when nobody writes there",
+            )
+        yield chunk
 
 
 def _payload_chunks(picker: Picker, how: Payloads) -> Iterator[Chunk]:

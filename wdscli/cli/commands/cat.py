@@ -19,6 +19,7 @@ from wdscli.cli.options import (
 from wdscli.cli.output import Out, by_reason, facts, plural
 from wdscli.cli.reordering import print_losses, read_request
 from wdscli.errors import UsageError
+from wdscli.progress import QUIET, Progress
 from wdscli.shown import shown
 from wdscli.storage.patterns import NAME
 from wdscli.units import human_size
@@ -152,7 +153,7 @@ def cat(
         counts = {"files": done.files, "bytes": done.size_bytes}
     elif form.to_parquet is not None or form.to_tsv is not None:
         kind = "tsv" if form.to_parquet is None else "parquet"
-        pieces = _table(request, picker, kind, form.base64, limit)
+        pieces = _table(request, picker, kind, form.base64, limit, progress)
         counts["bytes"] = write_table(
             out, file, kind, pieces, inputs=picker.set.addresses, force=output.force, fsync=output.fsync
         )
@@ -205,7 +206,7 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
 
 
 def _table(
-    request: "Request", picker: "Picker", kind: str, base64: bool, max_decoded: int
+    request: "Request", picker: "Picker", kind: str, base64: bool, max_decoded: int, progress: Progress
 ) -> Iterator[bytes]:
     """Payloads as a table. Its columns come from the headers of all shards, where these can be read twice."""
     from wdscli.look.listing import ls
@@ -219,8 +220,11 @@ def _table(
             selection=request.selection,
             trust_addresses=request.trust_addresses,
             on_error=request.on_error,
+            # What is skipped is said when the payloads are read.
+            progress=progress if request.on_error == "stop" else QUIET,
         )
         schema = payload_schema(found, how)
+    progress.start("reading", len(picker.set.addresses), "shards")
     yield from payload_table(picker, how, schema)
 
 

@@ -25,7 +25,8 @@ _order = panel("Order")
     --natural  img9 before img10; for each --by without a colon, as are the next two.
     --numeric  Compare texts as the numbers they are.
     --reverse  The largest first.
-    --order-from FILE  The order of the keys in FILE, one a line; - is standard input.
+    --order-from FILE  The order of the keys in FILE, a list or table as for --keys-from; - is standard
+        input.
     --missing  Where samples go that have no such value, or whose key is not in FILE. Default: last, but a
         value that none has is an error, and so is a key that is not in FILE.
     """)
