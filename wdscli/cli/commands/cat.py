@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _instead = panel("Instead of a tar")
 _TO_STDOUT = OutputOptions("-")
-_MEANT = {"keys", "not-keys", "where", "slice"}
+_MEANT = {"keys", "not-keys", "where", "sample", "slice"}
 """Why samples are left out that a selection was meant to leave out."""
 
 
