@@ -407,3 +407,42 @@ def test_hugging_face_without_its_library(
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'wdscli[hf]'" in fails(capsys, 2, "--from-hf", tmp_path)
+
+
+# Formats over columns
+
+
+def test_the_pets_of_a_table_as_it_stands(
+    create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AIStore's post: images and masks beside a list of names; records that lack a file are left out."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("images/a_1.jpg", "images/b_2.jpg", "masks/a_1.png", "masks/c_3.png"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_bytes(name.encode())
+    Path("pets.csv").write_text("name,class\na_1,1\nb_2,2\nc_3,3\n")
+    columns = ["image.jpg=@images/{name}.jpg", "cls=class", "mask.png=@masks/{name}.png"]
+    options = ["--rekey", "sample_{index:04d}", *(f"--column={one}" for one in columns)]
+    assert "row 2: cannot read masks/b_2.png" in fails(capsys, 4, "--from-table", "pets.csv", *options)
+    made = create("--from-table", "pets.csv", *options, "--incomplete", "skip", "--report", "lost.jsonl")
+    assert made == {
+        "sample_0000.cls": b"1",
+        "sample_0000.image.jpg": b"images/a_1.jpg",
+        "sample_0000.mask.png": b"masks/a_1.png",
+    }
+    lost = [json.loads(line) for line in Path("lost.jsonl").read_text().splitlines()]
+    assert [(one["key"], one["field"], one["source"]) for one in lost] == [
+        ("sample_0001", "mask.png", "masks/b_2.png"),
+        ("sample_0002", "image.jpg", "images/c_3.jpg"),
+    ]
+
+
+def test_formats_over_columns(create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "t.jsonl"
+    table.write_text('{"path": "d/x.v1.png", "n": 3, "m": {"a": "z"}}\n{"path": "y", "n": 4, "m": null}\n')
+    options = ["--from-table", table, "--rekey", "{path!k}-{n}"]
+    made = create(*options, "--column", "txt={index}: {m.a} {n:03d} of {path!k}", "--json-rest")
+    assert made == {"d/x-3.json": b"{}", "d/x-3.txt": b"0: z 003 of d/x", "y-4.json": b'{"m":null}'}
+    assert '"{path:d}" cannot be filled in' in fails(capsys, 3, *options, "--column", "txt={path:d}")
+    assert 'no column "no"' in fails(capsys, 2, *options, "--column", "txt={no}")
+    assert "cannot use --column" in fails(capsys, 2, *options, "--column", "txt={n")

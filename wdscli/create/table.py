@@ -37,14 +37,6 @@ _ANY = "*"
 """In a field's name: the extension of what the column holds or names."""
 
 
-class _Field(NamedTuple):
-    """One field of the samples: its name, its column, and whether the column says where the payload is."""
-
-    name: bytes
-    column: str
-    is_address: bool
-
-
 class Row(NamedTuple):
     """One row: its file and number there (from 1), its number in all files (from 0), and what it has by column."""
 
@@ -57,6 +49,46 @@ class Row(NamedTuple):
         """An error that says in which row it was."""
         error.message = f"{self.file}, row {self.number}: {error.message}"
         return error
+
+
+class _Format(Formatter):
+    """Formats over columns, also those inside others; ``{path!k}`` is a path up to the first dot of its last part."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        value = reach(kwargs, field_name)
+        if value is None or value is ABSENT:
+            raise KeyError(field_name)
+        return value, field_name
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion != "k":
+            return super().convert_field(value, conversion)
+        folder, slash, name = str(value).rpartition("/")
+        return folder + slash + name.partition(".")[0]
+
+
+_FORMAT = _Format()
+
+
+class _Field(NamedTuple):
+    """One field of the samples: its name, its column or a format over ``columns``, and whether that says where the
+    payload is."""
+
+    name: bytes
+    column: str
+    is_address: bool
+    columns: frozenset[str]
+
+    def value(self, row: Row) -> Any:
+        """What a row has for it: None or ABSENT for nothing. Raises DataError."""
+        if "{" not in self.column:
+            return reach(row.cells, self.column)
+        try:
+            return _FORMAT.vformat(self.column, (), {**row.cells, "index": row.place})
+        except KeyError:
+            return None
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise DataError(f'"{self.column}" cannot be filled in: {error}', code="bad-table") from None
 
 
 class Value(NamedTuple):
@@ -101,7 +133,7 @@ class TableReader:
         _check(options)
         self._fields = [_parse_field(text) for text in options.fields]
         self._takes_rest = options.json_rest or options.json_merge
-        self._used = {field.column for field in self._fields} | _columns_of(options)
+        self._used = _columns_of(options).union(*(field.columns for field in self._fields))
         self._inside = [column for column in self._used if "." in column]
 
     @property
@@ -142,15 +174,18 @@ class TableReader:
             if value is None:
                 raise DataError(f'no key in column "{key}"', code="bad-table")
             return to_bytes(str(value))
+        named = {**row.cells, "index": row.place}
         try:
-            return to_bytes(str(rekey).format_map({**row.cells, "index": row.place}))
+            text = str(rekey)
+            return to_bytes(_FORMAT.vformat(text, (), named) if "!k}" in text else text.format_map(named))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise DataError(f'--rekey "{rekey}" cannot be filled in: {error}', code="bad-table") from None
 
     def values(self, row: Row, key: bytes) -> Iterator[Value]:
         """What a row of this key has, for each field. Raises DataError."""
-        for name, column, is_address in self._fields:
-            value = reach(row.cells, column)
+        for field in self._fields:
+            name, column, is_address, _ = field
+            value = field.value(row)
             if value is None or value is ABSENT:
                 yield Value(key, name, None)
                 continue
@@ -294,17 +329,23 @@ def _parse_field(text: str) -> _Field:
             f'--column "{text}" is not EXT=COLUMN or EXT=@COLUMN',
             hint="--column txt=caption --column jpg=@path",
         )
-    return _Field(to_bytes(name), column, is_address)
+    columns = _named_in(column, f'--column "{text}"') if "{" in column else {column}
+    return _Field(to_bytes(name), column, is_address, frozenset(columns - {"index"}))
+
+
+def _named_in(text: str, option: str) -> set[str]:
+    """The columns that a format names. Raises UsageError."""
+    try:
+        return {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        raise UsageError(f"cannot use {option}: {error}") from None
 
 
 def _columns_of(options: TableOptions) -> set[str]:
     """The columns that the key is made of."""
     if options.key is not None:
         return {options.key}
-    try:
-        names = {name for _, name, _, _ in Formatter().parse(options.rekey or "") if name is not None}
-    except ValueError as error:
-        raise UsageError(f'cannot use --rekey "{options.rekey}": {error}') from None
+    names = _named_in(options.rekey or "", f'--rekey "{options.rekey}"')
     if not names or any(not name or "." in name or "[" in name for name in names):
         raise UsageError(
             f'cannot use --rekey "{options.rekey}"', hint="use columns and {index}: '{split}/{index:08d}'"
