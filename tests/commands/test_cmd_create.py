@@ -551,11 +551,11 @@ def test_fsync_reaches_the_device(photos: Path, create: Create, monkeypatch: pyt
 
 
 def test_jobs_do_not_show(photos: Path, create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wdscli.ops import create as module
+    from wdscli.run import pack as module
 
     asked: list[int] = []
     make = module.make_executor
-    monkeypatch.setattr(module, "make_executor", lambda jobs: (asked.append(jobs), make(jobs))[1])
+    monkeypatch.setattr(module, "make_executor", lambda jobs, _: (asked.append(jobs), make(jobs))[1])
     one = digest(create(photos, "--max-count", 1, "-j", 1))
     assert asked == [1]
     assert digest(create(photos, "--max-count", 1, "-j", 3)) == one
