@@ -15,6 +15,7 @@ from shard_cases import tar_of, wds
 
 from wdscli.cli import completion
 from wdscli.cli.main import COMMANDS, build, load
+from wdscli.shards.dialects import DIALECTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +73,7 @@ SHARDS = ["set/train-0.tar", "set/train-1.tar", "set/train-manifest.json"]
         ("wds run ", None),
         ("wds sort set -o ", None),
         ("wds split set --max-count ", []),
-        ("wds index --dialect ", ["dali", "energon", "parquet", "webshart", "wids"]),
+        ("wds index --dialect ", list(DIALECTS)),
         ("wds verify --profile=h", ["--profile=hf"]),
         ("wds map --resize-mode b", ["border"]),
         ("wds create --key-rule ", ["first-dot", "last-dot"]),

@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 from wdscli.cli.output import takes_colour
 
 _PLAIN_PANELS = {"argument": "Arguments", "option": "Options"}
-_LAST = ("Trouble", "Common")
+_LAST = ("Errors", "Network", "General")
 
 
 class Entry(NamedTuple):
@@ -66,7 +66,7 @@ def panels(command: Any, ctx: Any) -> list[tuple[str, list[Entry]]]:
             continue
         panel = getattr(parameter, "rich_help_panel", None)
         if "--help" in parameter.opts:
-            panel = "Common" if "Common" in found else "Options"
+            panel = "General" if "General" in found else "Options"
         found.setdefault(panel or _PLAIN_PANELS[parameter.param_type_name], []).append(
             _describe(parameter, ctx)
         )
@@ -122,7 +122,7 @@ class _Style:
 
     def __init__(self) -> None:
         self.colour = takes_colour(sys.stdout)
-        self.width = max(50, min(shutil.get_terminal_size((100, 24)).columns, 110))
+        self.width = max(50, min(shutil.get_terminal_size((80, 24)).columns, 110))
 
     def head(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self.colour else text

@@ -38,18 +38,18 @@ COMMANDS = {
     "merge": Listing(
         "Make and change", "Write several sets as one: one after the other, interleaved, or joined by key."
     ),
-    "shuffle": Listing("Make and change", "Write all samples in an order that only the seed decides."),
+    "shuffle": Listing("Make and change", "Shuffle all samples; the order depends on the seed alone."),
     "sort": Listing(
         "Make and change",
         "Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.",
     ),
     "dsort": Listing("Make and change", "Do what a job description of AIStore's dSort says, here."),
     "map": Listing(
-        "Make and change", "Make new samples of samples, by a command, a function, or to another size."
+        "Make and change", "Transform samples by a command, a Python function, or by resizing pictures."
     ),
-    "run": Listing("Make and change", "Do what a plan says: some of its shards, or all that is not done."),
+    "run": Listing("Make and change", "Carry out a plan: some of its tasks, or all that are not done."),
     "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),
-    "ls": Listing("Look and check", "List what is in shards: samples, members, shards or a summary."),
+    "ls": Listing("Look and check", "List samples, members or shards, or print a summary."),
     "verify": Listing("Look and check", "Check shards and report everything that is wrong with them."),
     "report": Listing(
         "Look and check",
@@ -57,7 +57,7 @@ COMMANDS = {
     ),
     "diff": Listing("Look and check", "Compare two sets as data: keys, fields, payloads, order, shards."),
     "index": Listing("Look and check", "Write indexes and manifests for shards made elsewhere."),
-    "bench": Listing("Look and check", "Measure how fast the loader reads a set, and say what limits it."),
+    "bench": Listing("Look and check", "Measure how fast the loader reads a set, and what limits it."),
 }
 
 # Typer's usage errors, by way of the one it exports: the module that defines them is private.

@@ -87,23 +87,23 @@ def panel(title: str | None) -> Callable[[str], _Decorator]:
 
 SEED = "seed"
 _select = panel("Selection")
-_cuts = panel("Cuts")
+_cuts = panel("Shard size")
 _output = panel("Output")
-_engine = panel("Engine")
-_errors = panel("Trouble")
+_engine = panel("Execution")
+_errors = panel("Errors")
 _network = panel("Network")
-_common = panel("Common")
+_common = panel("General")
 
 _shards = "Shards to read: paths, folders, globs, braces, a::b, a manifest, @LIST, -, pipe:CMD, URLs."
 Shards = Annotated[list[str], typer.Argument(metavar="SHARDS...", help=_shards)]
 
 
 @_common("""
-    -q, --quiet  Say nothing but warnings and errors.
-    -v, --verbose  Say more about what is done, and why.
-    --progress/--no-progress  Show how far the work has come. Default: a bar on a terminal, elsewhere a
-        line every 30 seconds; with --progress every 5.
-    --debug  Show a traceback with an error.
+    -q, --quiet  Print only warnings and errors.
+    -v, --verbose  Print more: what is read, which strategy is used and why, time and memory.
+    --progress/--no-progress  Show progress. Default: a bar on a terminal, elsewhere a line every 30
+        seconds; with --progress every 5 seconds.
+    --debug  Print a traceback with an error.
     """)
 class CommonOptions(NamedTuple):
     """What every command takes."""
@@ -116,7 +116,7 @@ class CommonOptions(NamedTuple):
 
 @_common("""
     --trust-addresses  Let manifests, and lists and tables that are fetched, name any address, not only
-        what is beside and below them or on their own host. Never commands.
+        addresses beside and below them or on their own host. Commands stay refused.
     """)
 class TrustOptions(NamedTuple):
     """What documents that others made may name."""
@@ -125,13 +125,12 @@ class TrustOptions(NamedTuple):
 
 
 @_network("""
-    --read-ahead SIZE  At most SIZE bytes of remote shards on their way or held in each process. Default:
-        64MiB.
-    --retries N  How often a request is made again while nothing comes. Default: 5.
-    --timeout SECONDS  How long nothing may come before a request has failed. Default: 60.
-    --cache DIR  Keep whole remote shards in DIR, and read from there what has not changed since.
-    --cache-limit SIZE  At most SIZE bytes of them: those that were used longest ago go first. Default: as
-        many as the disc takes.
+    --read-ahead SIZE  Read at most SIZE bytes of remote shards ahead, in each process. Default: 64MiB.
+    --retries N  Repeat a failed request up to N times. Default: 5.
+    --timeout SECONDS  Fail a request that has received nothing for so long. Default: 60.
+    --cache DIR  Keep whole remote shards in DIR and read them from there while they are unchanged.
+    --cache-limit SIZE  Limit the cache to SIZE bytes; the least recently used shards are removed first.
+        Default: no limit.
     """)
 class NetworkOptions(NamedTuple):
     """How much is read ahead from other machines, how patiently, and what is kept. What is not given is as the
@@ -174,21 +173,20 @@ class GeneralOptions(NamedTuple):
 
 
 @_select("""
-    --fields EXT,...  Keep these fields only. Globs allowed; may be given more than once.
-    --drop EXT,...  Leave these fields out. Globs allowed; may be given more than once.
-    --rename NEW=OLD  Rename a field; OLD may be alternatives, such as 'jpg;png'. May be given more than
-        once.
-    --keys GLOB  Samples whose key matches. May be given more than once.
-    --keys-from FILE  Samples whose key is a line of FILE, or in its column key: Parquet, .csv, .tsv, .jsonl.
-        May be given more than once.
-    --not-keys-from FILE  Samples whose key is not in FILE. May be given more than once.
-    --where EXPR  Samples for which EXPR holds: key, shard, index, size, fields, json, cls, txt. Given
-        more than once, all must hold.
-    --slice A:B:STEP  Of the samples that remain, those from A up to B, every STEP.
-    --sample N|P  Of these a random subset: exactly N samples, or a share of the keys as 10% or 0.1. The
+    --fields EXT,...  Keep only these fields. Globs allowed. Repeatable.
+    --drop EXT,...  Leave these fields out. Globs allowed. Repeatable.
+    --rename NEW=OLD  Rename a field; OLD may list alternatives: 'jpg;png'. Repeatable.
+    --keys GLOB  Keep samples whose key matches. Repeatable.
+    --keys-from FILE  Keep samples whose key is a line of FILE, or in its column key: Parquet, .csv, .tsv, .jsonl.
+        Repeatable.
+    --not-keys-from FILE  Keep samples whose key is not in FILE. Repeatable.
+    --where EXPR  Keep samples for which EXPR is true: key, shard, index, size, fields, json, cls, txt. When
+        repeated, all must be true.
+    --slice A:B:STEP  Of the selected samples, keep those from A up to B, every STEP.
+    --sample N|P  Of these, keep a random subset: exactly N samples, or a share of the keys as 10% or 0.1. The
         same for any order of shards.
-    --seed N  With --sample: another seed, another subset.
-    --limit N  At most N samples come out: the first of the output's order.
+    --seed N  Seed of --sample.
+    --limit N  Keep at most N samples: the first ones of the output.
     """)
 class SelectionOptions(NamedTuple):
     """Which samples, and which of their fields, as typed; :meth:`parse` says what they mean."""
@@ -217,7 +215,7 @@ class SelectionOptions(NamedTuple):
 
 
 @panel(None)("""
-    --max-decoded SIZE  The most that a payload may have and become when it is decoded. Default: 256MiB.
+    --max-decoded SIZE  Largest payload to decode, before and after decompression. Default: 256MiB.
     """)
 class DecodeOptions(NamedTuple):
     """How much is decoded."""
@@ -241,8 +239,8 @@ class DecodeOptions(NamedTuple):
 
 @_cuts("""
     --max-count N  At most N samples in a shard.
-    --max-size SIZE  At most SIZE bytes of tar in a shard: 500MB, 1GiB, 2e9.
-    shard_count: --shards N  N shards of about equal size.
+    --max-size SIZE  At most SIZE bytes in a shard, headers included: 500MB, 1GiB, 2e9.
+    shard_count: --shards N  Write N shards of about equal size.
     """)
 class CutOptions(NamedTuple):
     """Where one output shard ends and the next begins."""
@@ -253,8 +251,7 @@ class CutOptions(NamedTuple):
 
 
 @_cuts("""
-    --divisible-by WORLD  As many more shards as make their number a multiple of WORLD; none of them is
-        empty.
+    --divisible-by WORLD  Write more shards, so that their number is a multiple of WORLD and none is empty.
     """)
 class PlannedCutOptions(NamedTuple):
     """The same, and more, where all samples are known before any is written."""
@@ -268,19 +265,19 @@ Algorithm = Literal["xxh3_128", "sha256", "none"]
 
 LongNames = Literal["pax", "gnu"]
 written = _output("""
-    --force  Replace what is there.
-    --fsync  Force each shard to the device before it gets its name.
-    --no-index  Write no index beside the shards.
-    --mtime TIME  Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH,
-        or 0.
-    --long-names  How names are written that ustar has no room for. DALI reads gnu only.
-    -n, --dry-run  Say what would be written, and write nothing.
+    --force  Replace existing files.
+    --fsync  Flush each shard to the device before it is renamed to its final name.
+    --no-index  Write no index files.
+    --mtime TIME  Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH, or
+        0.
+    --long-names  Header format of names that do not fit into ustar. DALI reads gnu only.
+    -n, --dry-run  Print what would be written, and write nothing.
     """)
 """How shards are written, whoever does it."""
 
 
 checksummed = _output("""
-    --checksum  The checksum that the manifest holds.
+    --checksum  Checksum algorithm of the manifest.
     """)
 """What the manifest says of them."""
 
@@ -312,20 +309,20 @@ class OutputOptions(NamedTuple):
 
 
 _jobs = _output("""
-    -j, --jobs N  Processes to work in. Default: the processors there are. The bytes written are the same.
+    -j, --jobs N  Number of processes. Default: one per processor. The output is the same for any N.
     """)
 _elsewhere = _engine("""
-    --engine URL  Work on other machines: dask://HOST:PORT, or another engine that is installed. Default:
-        this machine, with -j.
+    --engine URL  Run on other machines: dask://HOST:PORT, or another installed engine. Default: this
+        machine.
     """)
 _bounded = _engine("""
-    --memory SIZE  At most SIZE bytes of memory, all processes together: 500MB, 1GiB.
+    --memory SIZE  Use at most SIZE bytes of memory in all processes together: 500MB, 1GiB.
     """)
 
 
 @_jobs
 @_output("""
-    --post CMD  A shell command to run for each shard that is done; {} in it is the shard.
+    --post CMD  Run a shell command for each finished shard; {} in it is the shard.
     """)
 class TaskOptions(NamedTuple):
     """How many shards are made at a time, and what becomes of each."""
@@ -346,15 +343,15 @@ class WorkOptions(NamedTuple):
 
 
 _resumed = _engine("""
-    --resume  Go on with the same command that was ended early: keep its whole shards, make the rest.
-    --if-changed  Do nothing when the set is there and neither inputs nor options have changed since this
-        command made it; else replace it.
+    --resume  Continue an interrupted run of the same command: keep finished shards, write the rest.
+    --if-changed  Do nothing when the set exists and neither inputs nor options have changed since this
+        command wrote it; otherwise replace it.
     """)
 _scratch = _engine("""
-    --tmp DIR  Where scratch space is made: a folder, or a URL. Default: TMPDIR.
+    --tmp DIR  Folder or URL for temporary files. Default: TMPDIR.
     """)
 _planned = _engine("""
-    plan_file: --plan FILE  Write no shard but a plan, whose tasks `wds run` does, here or on other
+    plan_file: --plan FILE  Write a plan instead of shards; `wds run` carries it out, here or on other
         machines.
     """)
 
@@ -390,8 +387,8 @@ class PlannedWorkOptions(NamedTuple):
 @_elsewhere
 @_bounded
 @_engine("""
-    --strategy  Copy samples straight from the inputs, or by way of a scratch folder; auto takes what is
-        quicker, and -v says why. The bytes are the same.
+    --strategy  gather copies samples straight from the inputs, spill by way of a temporary folder; auto
+        takes the faster one (-v prints why). The output is the same.
     """)
 @_resumed
 @_scratch
@@ -409,7 +406,7 @@ class EngineOptions(NamedTuple):
 
 
 @_errors("""
-    --on-error  Stop at the first broken shard, or save its whole samples, count the rest, and go on.
+    --on-error  Broken shard: stop, or skip what is damaged and keep its whole samples.
     """)
 class ErrorOptions(NamedTuple):
     """What is done about a shard that is broken."""
@@ -418,8 +415,8 @@ class ErrorOptions(NamedTuple):
 
 
 @_errors("""
-    --on-error  A call that fails: stop, leave the sample out, or keep it as it is. skip also saves what is
-        whole of broken shards.
+    --on-error  Failed call: stop, skip the sample, or keep it unchanged. skip also keeps the whole samples of
+        broken shards.
     """)
 class FailureOptions(NamedTuple):
     """What is done about a call that fails."""
@@ -428,9 +425,9 @@ class FailureOptions(NamedTuple):
 
 
 @_errors("""
-    --on-duplicate  A key seen before: stop, leave the sample out, or give it a new key.
-    --rekey FORMAT  New keys, such as '{shard}-{index:09d}', or '{n:09d}', which counts over all shards: for
-        all samples, or with --on-duplicate rekey for repeated ones.
+    --on-duplicate  Repeated key: stop, skip the sample, or give it a new key.
+    --rekey FORMAT  New keys, such as '{shard}-{index:09d}', or '{n:09d}', which counts over all shards;
+        with --on-duplicate rekey only for repeated keys.
     """)
 class DuplicateOptions(NamedTuple):
     """What is done about a key that comes twice."""
@@ -440,8 +437,7 @@ class DuplicateOptions(NamedTuple):
 
 
 allow_empty = _select("""
-    --allow-empty  Write also when a name (a field, a key, a place in JSON) is found nowhere, or no sample
-        is left.
+    --allow-empty  Also write when a name (field, key, JSON path) does not occur, or when no sample is left.
     """)
 
 

@@ -11,19 +11,19 @@ from wdscli.loader.bench import BenchReport
 from wdscli.loader.bench import bench as run
 from wdscli.units import human_size
 
-_loop = panel("The loop")
+_loop = panel("Measurement")
 
 
 @_loop("""
-    decode: --decoder ~--decode HOW  Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ...
-        Default: raw bytes.
+    decode: --decoder ~--decode HOW  Decode like the loader's decode(HOW): pil, rgb8, torchrgb, ... Default:
+        raw bytes.
     --workers N  Worker processes of torch's DataLoader; 0 reads in this process, without torch.
-    --threads N  Threads that decode, in each process.
-    --batch N  Samples of a batch; 0 for single ones.
-    --shuffle  The loader's order.
-    --fields EXT,...  Read these fields only. May be given more than once.
+    --threads N  Decoding threads in each process.
+    --batch N  Samples per batch; 0 for single samples.
+    --shuffle  Order of the loader.
+    --fields EXT,...  Read only these fields. Repeatable.
     --prefetch SIZE  Bytes that each process may read ahead.
-    --seconds S  How long to measure.
+    --seconds S  Duration of the measurement.
     """)
 class LoopOptions(NamedTuple):
     """How samples are read, as the loader's ``bench`` takes it."""
@@ -40,15 +40,15 @@ class LoopOptions(NamedTuple):
 
 @grouped
 def bench(shards: Shards, loop: LoopOptions, general: GeneralOptions) -> None:
-    """Measure how fast the loader reads a set, and say what limits it.
+    """Measure how fast the loader reads a set, and what limits it.
 
-    Batches are taken as a training would take them, and nothing is done with them.
+    Takes batches as a training loop does, and does nothing with them.
 
     Examples:
 
         wds bench shards/
         wds bench --decoder pil --workers 4 --batch 64 shards/
-        wds bench --fields json,cls --shuffle full --json 's3://bucket/train-{000000..000999}.tar'
+        wds bench --fields json,cls --shuffle full s3://bucket/train/
     """
     if not 0 < loop.seconds < inf:
         why = "leaves no time to measure" if loop.seconds <= 0 else "is no time to measure"

@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from wdscli.look.picking import Picker
     from wdscli.plan.request import Request
 
-_instead = panel("Instead of a tar")
+_instead = panel("Other formats than tar")
 _TO_STDOUT = OutputOptions("-")
 _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
 """Why samples are left out that a selection was meant to leave out."""
 
 
 @_instead("""
-    --field FIELD  The payloads of one field, one after the other.
-    --key KEY  With --field: of this sample alone.
-    --to-dir DIR  A file per member, below DIR.
-    --to-jsonl  A line of JSON per sample: text fields as text, the bytes of the others.
+    --field FIELD  Write the payloads of one field, one after the other.
+    --key KEY  With --field: only of this sample.
+    --to-dir DIR  Write each member to a file below DIR.
+    --to-jsonl  Write a line of JSON per sample: text fields as text, of other fields the size.
     --to-parquet FILE  A Parquet file with a row per sample: the key, text fields as strings, the payloads
         of the others as they are.
     --to-tsv FILE  TAB-separated values with a row per sample: the key, and text fields.
     --base64  With --to-jsonl and --to-tsv: the payloads of the others in base 64.
     """)
 @panel("Output")("""
-    --preserve  Keep headers as they are: modes, owners, times, pax records. Default: the canonical form.
+    --preserve  Keep headers unchanged: modes, owners, times, pax records. Default: the canonical form.
     """)
 class FormOptions(NamedTuple):
     """In which form samples leave their shards."""
@@ -101,8 +101,8 @@ def cat(
     """Write the selected samples as one tar, in input order.
 
     The tar goes to standard output, or to -o OUT with its index and manifest. With {name} in OUT each shard is
-    copied whole, under its own name. Samples can also leave their shards: as raw payloads, as files, as JSON
-    Lines, as a table.
+    copied whole, under its own name. Samples can also be written as raw payloads, as files, as JSON Lines, or as a
+    table.
 
     Examples:
 

@@ -34,7 +34,7 @@ RENAMES_SHOWN = 3
 
 _source = panel("Sources")
 _sample = panel("Samples")
-_trouble = panel("Trouble")
+_trouble = panel("Errors")
 _output = panel("Output")
 
 
@@ -48,7 +48,7 @@ class GrowthOptions(NamedTuple):
 
 
 @_trouble("""
-    --on-error  A source of a list or table that cannot be read: stop, or leave its field out and go on.
+    --on-error  Source that cannot be read: stop, or leave its field out and go on.
     --report FILE  Write a line of JSON for each source that could not be read.
     """)
 class TroubleOptions(NamedTuple):
@@ -59,17 +59,17 @@ class TroubleOptions(NamedTuple):
 
 
 @_sample("""
-    --key-rule first-dot|last-dot|REGEX  Where a key ends. A REGEX matches the whole path and has groups
-        key and field, or two groups.
+    --key-rule first-dot|last-dot|REGEX  Where a key ends. REGEX matches the whole path and has groups key
+        and field, or two groups.
     --require EXT,...  Fields that every sample must have; 'jpg;png' is either of them.
-    --incomplete  What becomes of a sample that lacks a required field, or whose source in a list or table
-        is missing.
-    --label-from  Add the field cls: the number of the parent folder's name among all, sorted.
+    --incomplete  Sample that lacks a required field, or whose source in a list or table is missing: stop,
+        skip it, or keep it.
+    --label-from  Add the field cls: the number of the parent folder's name in the sorted list of all.
     --on-duplicate  A key that another folder, line or row had before, with the same field: stop, leave the
         sample out, or give it a new key.
-    --limit N  At most N samples: the first of the output's order.
-    --order  Bytewise by key, or shuffled. Default: path, or the order of the list or table.
-    --seed N  Another seed, another shuffled order.
+    --limit N  Write at most N samples: the first ones of the output.
+    --order  Sort by key, or shuffle. Default: path, or the order of the list or table.
+    --seed N  Seed of --order shuffle.
     """)
 class SampleOptions(NamedTuple):
     """How files become samples."""
@@ -85,26 +85,25 @@ class SampleOptions(NamedTuple):
 
 
 @_source("""
-    --from-list FILE  Lines of NAME<TAB>SOURCE; a SOURCE is text:..., pipe:CMD, a path or any address. May
-        be repeated.
+    --from-list FILE  Lines of NAME<TAB>SOURCE; SOURCE is text:..., pipe:CMD, a path or a URL. Repeatable.
     --from-table TABLE  A row a sample: CSV, TSV, JSON Lines, Parquet or Arrow (pip install
-        'wdscli[parquet]'); a file, folder, glob or address. May be repeated.
-    --from-lines FILE  A line a sample, its text in the field txt, its number in the key. May be repeated.
+        'wdscli[parquet]'); a file, folder, glob or address. Repeatable.
+    --from-lines FILE  One sample per line: the text is the field txt, the line number is in the key.
+        Repeatable.
     --from-hf NAME  A dataset of Hugging Face's library, by name or folder: NAME[,CONFIG][:SPLIT] (pip install
-        'wdscli[hf]'). Its features say what its columns become, unless --column does. May be repeated.
-    --from-coco FILE  Annotations as COCO has them: a sample of each image, with its annotations in json. May
-        be repeated.
+        'wdscli[hf]'). Its features say what its columns become, unless --column does. Repeatable.
+    --from-coco FILE  COCO annotations: one sample per image, with its annotations in json. Repeatable.
     --images FOLDER  Where the images of --from-coco are. Default: beside the annotations.
-    key: --key-column ~--key COLUMN  The table's column that is the key; A.B is B in the struct or object A.
+    key: --key-column ~--key COLUMN  The table's column of keys; A.B is B in the struct or object A.
     --rekey FORMAT  New keys: '{key}-{index:08d}', or of a table's columns '{split}/{index:08d}'. With
         --on-duplicate rekey for repeated ones only.
     field: --column ~--field EXT=[@]COLUMN  The field EXT from a column; with @ the column holds paths or
-        addresses of files; with * for EXT, under the extension of what it holds. May be given more than once.
-    --json-rest  The remaining columns go into the field json.
+        addresses of files; with * for EXT, under the extension of what it holds. Repeatable.
+    --json-rest  Write the remaining columns to the field json.
     --json-merge  The remaining columns go into the JSON object that the sample's json is already.
-    --include GLOB  Only files that match: without a slash the name, with one the path below SOURCE; **
-        spans folders.
-    --exclude GLOB  Leave out files, and folders with all that is in them.
+    --include GLOB  Take only matching files. Without a slash the name is matched, with one the path below
+        SOURCE; ** spans folders.
+    --exclude GLOB  Leave out matching files and folders.
     """)
 class SourceOptions(NamedTuple):
     """What samples are made of, besides folders and files."""
@@ -196,17 +195,17 @@ def create(
 ) -> None:
     """Make shards from folders, files, lists or tables.
 
-    Files that share a path up to the first dot of their name are one sample: cats/7.jpg and cats/7.json. Samples
-    are written in bytewise order of their keys, fields by name. The same files give the same bytes, whatever
-    their owner, times and order on the disc. Files with no dot, hidden ones and hidden folders are passed over
-    and counted.
+    Files whose paths are equal up to the first dot of the file name are one sample: cats/7.jpg and cats/7.json.
+    Samples are written in bytewise order of their keys, fields by name. The same files give the same bytes, whatever
+    their owner, times and order on disk. Files without a dot, hidden files and hidden folders are skipped and counted.
 
     Examples:
 
         wds create photos/ -o 'train-%06d.tar'
-        wds create photos/ -o 'train-%06d.tar' --label-from parent --order shuffle --seed 7 --max-size 500MB
-        wds create photos/ -o 'train-{0000..0015}.tar' --require 'jpg,json' --incomplete skip
-        wds create --from-table captions.csv --key-column id --column jpg=@path --column txt=caption -o 'train-%06d.tar'
+        wds create photos/ -o 'train-%06d.tar' --label-from parent --order shuffle
+        wds create photos/ -o 'train-{0000..0015}.tar' --require jpg,json
+        wds create --from-table captions.csv --key-column id \\
+            --column jpg=@path --column txt=caption -o 'train-%06d.tar'
     """
     from wdscli.ops.create import CreateOptions
     from wdscli.ops.create import create as make

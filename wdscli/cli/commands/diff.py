@@ -9,15 +9,15 @@ from wdscli.cli.output import Out, facts, plural
 from wdscli.ops.diff import CHANGED, ONLY_A, ONLY_B, Difference, DiffReport
 from wdscli.ops.diff import diff as compare
 
-_compare = panel("What is compared")
+_compare = panel("Comparison")
 _MARKS = {ONLY_A: "-", ONLY_B: "+", CHANGED: "!"}
 
 
 @_compare("""
-    --keys-only  Compare keys and their order alone.
-    --fields EXT,...  Compare these fields only. Globs allowed; may be given more than once.
-    --ignore-order  Compare neither the order of samples nor the boundaries of shards.
-    -j, --jobs N  Processes to work in. Default: as many as the work is worth.
+    --keys-only  Compare only keys and their order.
+    --fields EXT,...  Compare only these fields. Globs allowed. Repeatable.
+    --ignore-order  Ignore the order of samples and the boundaries of shards.
+    -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class DiffOptions(NamedTuple):
     """What is a difference."""
@@ -40,9 +40,8 @@ def diff(
 ) -> int:
     """Compare two sets as data: keys, fields, payloads, order, shards.
 
-    What a tar writer puts into headers besides names and sizes is no difference. Lines begin with - for samples of A
-    alone, + for those of B alone, ! for samples that differ. Exits with 0 when the sets are the same, 1 when they are
-    not.
+    Only names and payloads are compared, no other part of the headers. A line begins with - for a sample only in A, +
+    for one only in B, ! for one that differs. Exit status: 0 when the sets are the same, 1 when they differ.
 
     Examples:
 

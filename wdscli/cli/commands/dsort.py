@@ -32,7 +32,7 @@ _where = panel("Buckets")
 
 @_where("""
     --bucket NAME=WHERE  Where a bucket is: a folder or a URL. Default: by its provider s3://NAME, gs://NAME
-        or az://NAME; one of AIStore's own is the folder NAME. May be given more than once.
+        or az://NAME; one of AIStore's own is the folder NAME. Repeatable.
     """)
 class BucketOptions(NamedTuple):
     """Where buckets are."""
@@ -78,14 +78,13 @@ def dsort(
 ) -> None:
     """Do what a job description of AIStore's dSort says, here.
 
-    Formats, sizes, algorithms, external key maps and reactions mean what they mean to dSort. No shard is larger
-    than output_shard_size, and a shuffle without a seed has the seed 0. Fields that say how a cluster works are
-    named and passed over.
+    Formats, sizes, algorithms, external key maps and reactions mean the same as in dSort. No shard is larger than
+    output_shard_size, and a shuffle without a seed has the seed 0. Fields about the cluster are listed and ignored.
 
     Examples:
 
         wds dsort job.json
-        wds dsort job.json --bucket images=s3://my-bucket/images --bucket out=/data/out -n
+        wds dsort job.json --bucket images=s3://my-images --bucket out=/data/out -n
         wds dsort - --bucket images=/data/images < job.json
     """
     from wdscli.cli.output import Out

@@ -14,19 +14,19 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
 
 
 @_output("""
-    -o, --output FILE  The manifest to write. Default: <prefix>-manifest.json beside the shards.
-    --no-manifest  Write indexes alone.
-    --no-index  Write a manifest alone.
-    --checksum  The checksum that the manifest holds; with none only headers are read.
-    --dialect READER  Write the index of another program and nothing else: dali, energon, webshart, wids,
-        or parquet for programs that query tables. May be given more than once.
-    --force  Make all anew, and replace what is there.
-    --check  Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there
-        is any.
-    -n, --dry-run  List what would be written, and write nothing.
+    -o, --output FILE  Manifest to write. Default: <prefix>-manifest.json beside the shards.
+    --no-manifest  Write only indexes.
+    --no-index  Write only a manifest.
+    --checksum  Checksum algorithm of the manifest; with none only headers are read.
+    --dialect READER  Write only the index of another program: dali, energon, webshart, wids, or parquet for
+        programs that query tables. Repeatable.
+    --force  Rewrite existing files, up to date or not.
+    --check  Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there is
+        any.
+    -n, --dry-run  Print what would be written, and write nothing.
     """)
 @panel(None)("""
-    -j, --jobs N  Processes to work in. Default: what the work is worth.
+    -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class IndexOptions(NamedTuple):
     """What is written, and where."""
@@ -51,13 +51,13 @@ def index(
 ) -> int:
     """Write indexes and manifests for shards made elsewhere.
 
-    An index (.wds/<shard>.wdx beside the shards) that is up to date is kept, and so is a manifest. A shard that is
-    damaged or has a key twice is an error.
+    An index (.wds/<shard>.wdx beside the shards) or a manifest that is up to date is kept. A shard that is damaged
+    or has a repeated key is an error.
 
     Examples:
 
         wds index shards/
-        wds index --checksum none -o train-manifest.json 's3://bucket/train-{000000..000999}.tar'
+        wds index shards/ --checksum none -o shards/train-manifest.json
         wds index --dialect dali --dialect energon shards/
         wds index --dialect parquet shards/
         wds index --check shards/ || wds index --force shards/

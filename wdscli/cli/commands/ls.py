@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Row = tuple[bytes | int, ...]
 
-_show = panel("What to show")
+_show = panel("Listing")
 _BARS = "·▁▂▃▄▅▆▇█"
 _COUNTS = "shards samples members bytes=size_bytes payload_bytes overhead_bytes repeated_keys"
 _SIZES = "count=occurrences min=smallest median median_is_exact=is_exact max=largest total histogram"
@@ -44,12 +44,11 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
 
 
 @_show("""
-    -l, --long  Samples: also shard, byte of the first header, bytes of each field. Members: also shard,
-        byte of the payload, kind, field.
-    --members  A line per member: name, bytes.
-    --by-shard ~--shards  A line per shard: samples, members, bytes, payload bytes, mean payload of a
-        sample.
-    --summary  Counts, bytes, overhead, sizes by field, balance of the shards, keys that come twice.
+    -l, --long  Samples: add shard, offset of the first header, size of each field. Members: add shard,
+        offset of the payload, kind, field.
+    --members  List members: name, size.
+    --by-shard ~--shards  List shards: samples, members, size, payload size, mean payload of a sample.
+    --summary  Print totals, overhead, sizes by field, balance of the shards, repeated keys.
     exact: --bytes  Sizes in bytes. Default: on a terminal 1.20 GB and the like, in a pipe bytes.
     """)
 class ShowOptions(NamedTuple):
@@ -67,7 +66,7 @@ class ShowOptions(NamedTuple):
         size.EXT for each field.
     --csv FILE  The same as CSV.
     looked_into: --with EXT,...  With --parquet and --csv: also the values at the top of JSON fields, and
-        the text of text fields. May be given more than once.
+        the text of text fields. Repeatable.
     --force  Replace FILE.
     """)
 class TableOptions(NamedTuple):
@@ -89,12 +88,11 @@ def ls(
     general: GeneralOptions,
     errors: ErrorOptions,
 ) -> None:
-    """List what is in shards: samples, members, shards or a summary.
+    """List samples, members or shards, or print a summary.
 
-    A line per sample (key, fields, bytes), as soon as it is read: columns on a terminal, TAB-separated in a
-    pipe.
+    Prints a line per sample (key, fields, size) as soon as it is read: columns on a terminal, TAB-separated in a pipe.
 
-    A TAB or a line break in a name is written \\t, \\n, \\r; JSON has every name as it is, bytes that are not
+    A TAB or a line break in a name is printed as \\t, \\n or \\r. JSON has every name unchanged, and bytes that are not
     UTF-8 as the escapes \\udc80 to \\udcff.
 
     Examples:

@@ -16,23 +16,24 @@ from wdscli.cli.options import (
     panel,
 )
 
-_what = panel("What is done")
+_what = panel("Transformation")
 
 
 @_what("""
-    --cmd CMD  Run CMD for each sample, in a folder that holds sample.FIELD files. What it holds then is the
-        new sample; an empty folder drops the sample.
-    --filter FIELD CMD  Replace the payload of FIELD by what CMD, which reads it, writes.
-    --python FUNCTION  Call module:function, or file.py:function, with each sample as a dictionary. It returns
-        a dictionary, None, or several.
-    --multi  With --cmd: files sample-NAME.FIELD make a sample for each NAME.
-    --batch N  With --cmd and --python: N samples to a call.
-    --resize PIXELS  Resize all pictures.
-    --resize-mode  What is PIXELS long: the shorter side, the longer side, the shorter side of what is then
-        cut to a square, or the longer side of what is then padded with white.
-    only_if_bigger: --resize-only-if-bigger  Leave smaller pictures as they are.
-    --format  Write pictures in this format. Default: their own.
-    --quality N  Of JPEG and WebP, 1 to 100. Default: 95.
+    --cmd CMD  Run CMD for each sample in a temporary folder with the files sample.FIELD. The files that are
+        there afterwards are the new sample; no files drop the sample.
+    --filter FIELD CMD  Pipe the payload of FIELD through CMD.
+    --python FUNCTION  Call module:function, or file.py:function, with each sample as a dictionary. It
+        returns a dictionary, None, or several dictionaries.
+    --multi  With --cmd: files sample-NAME.FIELD make one sample for each NAME.
+    --batch N  With --cmd and --python: N samples per call.
+    --resize PIXELS  Resize pictures.
+    --resize-mode  PIXELS is the length of the shorter side (keep_ratio), the longer side
+        (keep_ratio_largest), the shorter side before cropping to a square (center_crop), or the longer side
+        before padding to a square with white (border).
+    only_if_bigger: --resize-only-if-bigger  Leave smaller pictures unchanged.
+    --format  Encode pictures in this format. Default: unchanged.
+    --quality N  Quality of JPEG and WebP, 1 to 100. Default: 95.
     """)
 class MapOptions(NamedTuple):
     """What is done to each sample."""
@@ -61,18 +62,18 @@ def map(
     json: JsonOptions,
     inputs: MapInputOptions,
 ) -> None:
-    """Make new samples of samples, by a command, a function, or to another size.
+    """Transform samples by a command, a Python function, or by resizing pictures.
 
-    Samples keep their order and keys, and each input shard becomes one output shard unless a cut is given, with {name}
-    in OUT under its own name. A command finds WDS_KEY, WDS_SHARD, WDS_INDEX and WDS_PWD in its environment. The bytes
-    do not depend on -j.
+    Samples keep their order and keys. Each input shard becomes one output shard unless a shard size is given; {name}
+    in OUT is the name of the input shard. Commands have WDS_KEY, WDS_SHARD, WDS_INDEX and WDS_PWD in their
+    environment. The output is the same for any number of processes.
 
     Examples:
 
-        wds map shards/ -o 'small/{name}.tar' --resize 256 --format webp --quality 90
-        wds map shards/ -o 'out-%06d.tar' --cmd 'convert sample.jpg -resize 50% sample.png && rm sample.jpg'
-        wds map shards/ -o 'out-%06d.tar' --filter json 'jq -c .caption'
-        wds map shards/ -o 'out-%06d.tar' --python clean.py:keep_large --on-error skip
+        wds map shards/ -o 'small/{name}.tar' --resize 256 --format webp
+        wds map shards/ -o 'out-%06d.tar' --cmd 'md5sum sample.jpg > sample.md5'
+        wds map shards/ -o 'out-%06d.tar' --filter txt 'tr a-z A-Z'
+        wds map shards/ -o 'out-%06d.tar' --python clean.py:keep_large
     """
     from wdscli.cli.output import Out
     from wdscli.cli.reordering import read_request, reorder

@@ -36,9 +36,9 @@ _dedup = panel("Duplicates")
 
 
 @_order("""
-    --interleave  One sample of each set in turn.
-    --weights W,W,...  The sets in turn by these shares, one for each set: 0.7,0.3.
-    --stop  With sets in turn: end when one has no more, or go on with the others. Default: all.
+    --interleave  Take one sample of each set in turn.
+    --weights W,W,...  Take turns in these shares, one number for each set: 0.7,0.3.
+    --stop  With --interleave and --weights: stop at the end of the first set, or of all. Default: all.
     """)
 class TurnOptions(NamedTuple):
     """How sets take turns."""
@@ -49,16 +49,16 @@ class TurnOptions(NamedTuple):
 
 
 @_join("""
-    --join  Put the fields of the sets beside each other, by key: for keys that all sets have, that the
-        first has, or that any has. Default with --table: left.
-    --table FILE  Join a table, as the last set: CSV, TSV, JSON Lines, or Parquet with an extra. Several
-        are one, row after row.
-    key: --key-column ~--key COLUMN  The table's column that is the key.
+    --join  Join the fields of samples that have the same key: for keys in all sets, in the first set, or in
+        any set. Default with --table: left.
+    --table FILE  Join a table as the last set: CSV, TSV, JSON Lines, or Parquet (pip install
+        'wdscli[parquet]'). Repeatable: rows are appended.
+    key: --key-column ~--key COLUMN  The table's column of keys.
     field: --column ~--field EXT=[@]COLUMN  The field EXT from a column; with @ the column holds paths or
-        addresses of files. May be given more than once.
-    --json-merge  The table's remaining columns go into the JSON object that a sample's json is already.
-    --on-conflict  A field that an earlier set has: stop, keep the earlier, take the later, or keep both
-        (2.txt beside txt). Default: error between sets, right for a table.
+        addresses of files. Repeatable.
+    --json-merge  Merge the table's remaining columns into the JSON object in the sample's field json.
+    --on-conflict  Field that an earlier set has too: stop, keep the earlier one, take the later one, or
+        keep both (2.txt beside txt). Default: error between sets, right for a table.
     """)
 class JoinOptions(NamedTuple):
     """How fields of several sets come beside each other."""
@@ -97,9 +97,9 @@ class JoinOptions(NamedTuple):
 
 
 @_dedup("""
-    --dedup key|FIELD,...  Keep the first of samples with the same key, or the same content of a field; of
-        several, all.
-    --report FILE  List the duplicates that --dedup left out, as JSON Lines.
+    --dedup key|FIELD,...  Keep the first of samples with the same key, or the same content of a field; with
+        several, the same in all.
+    --report FILE  Write a line of JSON for each sample that --dedup left out.
     """)
 class DedupOptions(NamedTuple):
     """Samples that repeat others."""
@@ -127,14 +127,15 @@ def merge(
 ) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
 
-    Each argument is one set, of any number of shards. Without a cut a shard holds at most 1 GB.
+    Each argument is one set, of any number of shards. Shards hold at most 1 GB unless their size is given.
 
     Examples:
 
-        wds merge 'small-{000000..000999}.tar' -o 'large-%06d.tar' --max-size 1GB
-        wds merge photos/ drawings/ -o 'mix-%06d.tar' --weights 0.7,0.3 --stop first
-        wds merge images/ --table captions.csv --key-column id --column txt=caption -o 'train-%06d.tar'
-        wds merge crawl-1/ crawl-2/ -o 'all-%06d.tar' --dedup jpg --report dropped.jsonl
+        wds merge 'small-{000000..000009}.tar' -o 'large-%06d.tar' --max-size 1GB
+        wds merge real/ drawn/ -o 'mix-%06d.tar' --weights 0.7,0.3 --stop first
+        wds merge images/ --table captions.csv --key-column id \\
+            --column txt=caption -o 'captioned-%06d.tar'
+        wds merge crawl-1/ crawl-2/ -o 'all-%06d.tar' --dedup jpg
     """
     from wdscli.ops.merge import merge_order
 

@@ -12,7 +12,7 @@ from wdscli.shown import shown
 from wdscli.units import human_size
 
 _output = panel("Output")
-_show = panel("What to show")
+_show = panel("Page")
 
 _TOTALS = "shards samples members bytes=size_bytes payload_bytes overhead_bytes repeated_keys"
 
@@ -31,14 +31,14 @@ class PageOptions(NamedTuple):
 
 
 @_show("""
-    --title TEXT  The heading of the page. Default: the name of the set.
+    --title TEXT  Heading of the page. Default: the name of the set.
     --samples N  Samples on the contact sheet.
     --seed N  Chooses which samples these are.
     --no-images  Put no pictures, sound or film on the page.
     look_into: --look-into N  Samples whose payloads are read for classes, texts and sizes of pictures.
     --no-verify  Do not check the shards.
     --decode  Check also that every payload can be decoded.
-    -j, --jobs N  Processes to work in. Default: as many as the work is worth.
+    -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class ShowOptions(NamedTuple):
     """What is on the page."""
@@ -78,7 +78,7 @@ def report(
 ) -> None:
     """Write a page that shows what a set is: samples, sizes, classes, texts, mixing, findings.
 
-    One HTML file that needs nothing but a browser, no network either. The same set gives the same page. Needs the
+    The page is one HTML file that needs a browser and no network. The same set gives the same page. It needs the
     packages of `pip install 'wdscli[report]'`.
 
     Examples:

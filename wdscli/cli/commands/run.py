@@ -16,9 +16,9 @@ _tasks = panel("Tasks")
 
 
 @_tasks("""
-    --task K  Make shard K only, from 0; or several: 0-9,12, or K/N for the share of job K of N.
-    --finish  Check that all tasks are done and write the manifest; make no shard.
-    -n, --dry-run, --list  List the tasks and whether they are done; change nothing.
+    --task K  Make shard K only, counted from 0; or several: 0-9,12, or K/N for job K of N.
+    --finish  Check that all tasks are done and write the manifest.
+    -n, --dry-run, --list  List the tasks and their state, and write nothing.
     """)
 class ChoiceOptions(NamedTuple):
     """Which tasks."""
@@ -36,10 +36,10 @@ def run(
     work: WorkOptions,
     general: GeneralOptions,
 ) -> None:
-    """Do what a plan says: some of its shards, or all that is not done.
+    """Carry out a plan: some of its tasks, or all that are not done.
 
-    The tasks of a plan may run in any number of processes, in any order and more than once. All of them and
-    --finish write the same bytes, the manifest included, as the command that made the plan would have.
+    The tasks of a plan may run in any number of processes, in any order, and more than once. After all tasks and
+    --finish the output has the same bytes, manifest included, as the command without --plan would have written.
 
     Examples:
 

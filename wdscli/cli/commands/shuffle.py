@@ -24,9 +24,10 @@ _ORDERS = ("input", "output", "random")
 
 
 @_order("""
-    --seed N  Another seed, another order; and with --sample another subset.
-    quality: --measure ~--quality  Say how well mixed input and output are. Reads the field cls of all samples.
-    --window N  With --measure: samples in which distinct source shards are counted. Default: 1000.
+    --seed N  Seed of the order, and of --sample.
+    quality: --measure ~--quality  Print how well mixed input and output are. Reads the field cls of all
+        samples.
+    --window N  With --measure: count distinct source shards in N samples. Default: 1000.
     """)
 class OrderOptions(NamedTuple):
     """Another order, and how good it is."""
@@ -45,18 +46,18 @@ def shuffle(
     cuts: PlannedCutOptions,
     more: ReorderOptions,
 ) -> None:
-    """Write all samples in an order that only the seed decides.
+    """Shuffle all samples; the order depends on the seed alone.
 
-    The same input, options and seed give the same bytes, whatever -j says and on whatever machine. Without a
-    cut a shard holds at most 1 GB.
+    The same input, options and seed give the same bytes, for any number of processes and on any machine. Shards hold
+    at most 1 GB unless their size is given.
 
-    An input that can be read only once (-, pipe:CMD, a compressed shard) is first copied to a scratch folder.
+    Input that can be read only once (-, pipe:CMD, some compressed shards) is first copied to a temporary folder.
 
     Examples:
 
         wds shuffle 'train-{000000..000009}.tar' -o 'mixed-%06d.tar' --seed 7
         wds shuffle shards/ -o 'mixed-{0000..0127}.tar'
-        wds shuffle shards/ -o 'mixed-%06d.tar' --max-count 10000 --on-duplicate rekey
+        wds shuffle shards/ -o 'mixed-%06d.tar' --max-count 10000
         wds shuffle shards/ -o 'mixed-%06d.tar' --measure -n
     """
     from wdscli.plan.orders import ShuffledOrder

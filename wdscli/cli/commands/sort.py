@@ -22,13 +22,13 @@ _order = panel("Order")
     --by WHAT[:nVr]  key, md5 (of the key), size (in bytes; size.jpg), a field (cls, seg.png) or a place in
         JSON (json.width, json.box[0]); again for what ties. Behind a colon: n numeric, V natural, r
         reverse. Default: key.
-    --natural  img9 before img10; for each --by without a colon, as are the next two.
-    --numeric  Compare texts as the numbers they are.
-    --reverse  The largest first.
-    --order-from FILE  The order of the keys in FILE, a list or table as for --keys-from; - is standard
+    --natural  Sort img9 before img10; for each --by without a colon, like the next two.
+    --numeric  Sort texts as numbers.
+    --reverse  Sort the largest first.
+    --order-from FILE  Use the order of the keys in FILE, a list or table as for --keys-from; - is standard
         input.
-    --missing  Where samples go that have no such value, or whose key is not in FILE. Default: last, but a
-        value that none has is an error, and so is a key that is not in FILE.
+    --missing  Where to put samples without the value, or whose key is not in FILE. Default: last, but a
+        value that no sample has, or a key that is not in FILE, is an error.
     """)
 class OrderOptions(NamedTuple):
     """By what samples are sorted."""
@@ -52,8 +52,8 @@ def sort(
 ) -> None:
     """Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.
 
-    Text is compared byte by byte, numbers in JSON as numbers. Samples that tie stay in input order, also in
-    reverse, and none is dropped. A --by with a colon takes none of --natural, --numeric and --reverse. A key in
+    Text is compared byte by byte, numbers in JSON as numbers. Samples with equal values stay in input order, also in
+    reverse, and none is dropped. --natural, --numeric and --reverse apply to each --by without a colon. A key in
     --order-from that no sample has is an error unless --allow-empty is given.
 
     Examples:

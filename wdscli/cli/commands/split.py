@@ -18,17 +18,16 @@ _parts = panel("Parts")
 
 
 @_parts("""
-    --ratio PART=SHARE,...  Parts by a hash of the key: train=0.8,val=0.1,test=0.1, or weights such as 8,
-        1 and 1.
-    --group-by REGEX|FIELD  With --ratio: keep together samples of one FIELD or json.PATH, or of one match
-        of REGEX in the key.
+    --ratio PART=SHARE,...  Divide by a hash of the key: train=0.8,val=0.1,test=0.1, or weights such as 8, 1
+        and 1.
+    --group-by REGEX|FIELD  With --ratio: keep samples together that have the same FIELD, json.PATH, or
+        match of REGEX in the key.
     --stratify FIELD  With --ratio: keep the shares for each value of FIELD or json.PATH.
-    --seed N  With --ratio: another seed, other parts. With --sample: another subset.
-    --by FIELD  A part for each value of FIELD or json.PATH, named after it.
-    --by-map FILE  Parts from a file: lines of KEY<TAB>PART, or a JSON object. May be given more than
-        once.
-    --missing error|drop|PART  A sample without a value: stop, leave it out, or (with --by and --by-map)
-        put it into PART.
+    --seed N  Seed of --ratio and --sample.
+    --by FIELD  Make one part for each value of FIELD or json.PATH, named after the value.
+    --by-map FILE  Read the parts from a file: lines of KEY<TAB>PART, or a JSON object. Repeatable.
+    --missing error|drop|PART  Sample without a value: stop, leave it out, or (with --by and --by-map) put
+        it into PART.
     """)
 class PartOptions(NamedTuple):
     """What becomes a set of its own."""
@@ -53,14 +52,14 @@ def split(
 ) -> None:
     """Cut a set into other shards, or divide it into parts.
 
-    Samples stay in input order. {part} in OUT is the part's name; each part is a set of its own, with its
-    manifest. Without a cut a shard holds at most 1 GB.
+    Samples stay in input order. {part} in OUT is the name of the part; each part is a set of its own, with its own
+    manifest. Shards hold at most 1 GB unless their size is given.
 
     Examples:
 
-        wds split big.tar -o 'small-%06d.tar' --max-size 500MB
+        wds split big.tar -o 'part-%06d.tar' --max-size 500MB
         wds split shards/ -o 'even-%06d.tar' --max-count 10000 --divisible-by 8
-        wds split shards/ -o '{part}-%06d.tar' --ratio train=0.8,val=0.1,test=0.1 --group-by json.patient
+        wds split shards/ -o 'parts/{part}-%06d.tar' --ratio train=0.9,val=0.1
         wds split shards/ -o '{part}/%06d.tar' --by cls
     """
     from wdscli.ops.split import SplitOptions, split_order

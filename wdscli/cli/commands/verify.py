@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from wdscli.shards.writing import ShardSettings
     from wdscli.verify.repair import RepairReport
 
-_check = panel(None)
+_check = panel("Checks")
 _repair = panel("Repair")
 
 
 @_repair("""
-    --repair  Write what can be saved to new shards, one for each, and say what could not.
-    -o, --output OUT  Shards that --repair writes, such as repaired-%06d.tar.
+    --repair  Write the samples that can be saved to new shards, one for each input, and list the others.
+    -o, --output OUT  With --repair: shards to write, such as repaired-%06d.tar.
     """)
 @written
 class RepairOptions(NamedTuple):
@@ -67,15 +67,14 @@ class RepairOptions(NamedTuple):
 
 
 @_check("""
-    --decode  Decode json, cls, txt, npy, npz, msgpack, images and what else the loader decodes.
+    --decode  Decode the payloads that the loader can decode: json, cls, txt, npy, npz, msgpack, images ...
     --checksums  Compare every byte with the checksums of the manifest.
-    --require EXT,...  Fields that every sample must have. Those that the manifest says every sample has
-        are added.
-    --profile READER  Also what this reader demands: webdataset, hf, dali or energon. May be given more
-        than once.
+    --require EXT,...  Fields that every sample must have, besides those that every sample has according to
+        the manifest.
+    --profile READER  Also check for this reader: webdataset, hf, dali or energon. Repeatable.
     --strict  Exit with 1 for warnings too.
-    --max-findings N  Tell N of each kind; count the rest.
-    -j, --jobs N  Processes to work in. Default: as many as the work is worth.
+    --max-findings N  List N findings of each kind, and count the rest.
+    -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class CheckOptions(NamedTuple):
     """What is looked for, and what is told of it."""
@@ -104,8 +103,8 @@ class CheckOptions(NamedTuple):
 def verify(shards: Shards, general: GeneralOptions, repairing: RepairOptions, checks: CheckOptions) -> int:
     """Check shards and report everything that is wrong with them.
 
-    Reads the headers of every shard, compares them with the index and the manifest beside it, and goes on after
-    damage. Exits with 0 when no error was found, 1 when one was, 4 when a shard could not be read.
+    Reads the headers of every shard, compares them with the index and the manifest beside it, and continues after
+    damage. Exit status: 0 when no error was found, 1 when one was, 4 when a shard could not be read.
 
     Examples:
 
