@@ -33,7 +33,7 @@ class PageOptions(NamedTuple):
 @_show("""
     --title TEXT  Heading of the page. Default: the name of the set.
     --samples N  Samples on the contact sheet.
-    --seed N  Chooses which samples these are.
+    --seed N  Seed of the choice of these samples, and of --sample.
     --no-images  Put no pictures, sound or film on the page.
     look_into: --look-into N  Samples whose payloads are read for classes, texts and sizes of pictures.
     --no-verify  Do not check the shards.
@@ -95,7 +95,7 @@ def report(
         shards,
         page.output,
         show.parse(),
-        selection=selection.parse(),
+        selection=selection.parse(own_seed=True),
         force=page.force,
         trust_addresses=general.trust.trust_addresses,
         jobs=show.jobs,
