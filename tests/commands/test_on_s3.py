@@ -197,3 +197,18 @@ def test_force_takes_the_old_set_away_after_the_new_one_stands(
     stands = order.index(("put_object", "out-manifest.json"))
     gone = [order.index(("delete_object", f"out-{n}.tar")) for n in range(2, 6)]
     assert min(gone) > stands
+
+
+def test_report_from_s3_to_s3(s3: S3, here: Path, bucket: str, tmp_path: Path) -> None:
+    """The page is that of the same set on this machine, but for what the set is called."""
+    url = f"s3://{bucket}/one"
+    there = wds("report", url, "-o", f"s3://{bucket}/pages/one.html", "-j", 1)
+    assert there.code == 0, there.err
+    again = wds("report", url, "-o", f"s3://{bucket}/pages/one.html")
+    assert (again.code, "exists already" in again.err) == (4, True)
+    assert wds("report", here / "one", "-o", tmp_path / "one.html", "-j", 1).code == 0
+    page = objects(s3, bucket, "pages/")["one.html"]
+    assert (
+        page.replace(f"<code>{url}</code>".encode(), b"<code>one</code>")
+        == (tmp_path / "one.html").read_bytes()
+    )

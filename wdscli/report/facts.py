@@ -186,6 +186,11 @@ class Facts(NamedTuple):
     made: list[tuple[str, str]]
     unread: list[tuple[str, int]]
 
+    @property
+    def has_pictures(self) -> bool:
+        """Whether any card shows one, or film."""
+        return any(part.kind in ("image", "video") for card in self.cards for part in card.parts)
+
 
 class Found(NamedTuple):
     """What a page is made of. ``places`` has each shard's place in the set, ``names`` how it is called on the page."""

@@ -91,8 +91,12 @@ def new_looked(address: str = "") -> Looked:
 
 def look_into(task: LookTask) -> Looked:
     """Everything about the drawn samples of one shard. Raises InputError."""
+    import warnings
+
     found = new_looked(task.address)
-    with open_source(task.address) as source:
+    with open_source(task.address) as source, warnings.catch_warnings():
+        # Pillow warns of large and odd pictures; what cannot be shown is counted.
+        warnings.simplefilter("ignore")
         if source.seekable:
             source.expect([span for one in task.samples for span in _spans(one, task)])
         for one in task.samples:

@@ -38,6 +38,7 @@ def make_page(facts: Facts) -> bytes:
     script = _beside("page.js")
     text: str = _template().render(
         **facts._asdict(),
+        has_pictures=facts.has_pictures,
         script=Markup(script),
         style=Markup(_beside("page.css")),
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
