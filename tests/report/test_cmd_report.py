@@ -210,7 +210,7 @@ class TestOptions:
         assert "image " in page.text("fields")
         assert "json" not in page.text("fields")
         assert "Samples left out: 30 where" in page.text("fields")
-        assert look("--limit", 3).keys
+        assert "7 of 7" in look("--sample", 7, "--seed", 3).text("samples")
         assert sorted(look("--limit", 3).keys) == ["n000", "n001", "n002"]
 
     def test_decode_and_no_verify(self, look: Look, tmp_path: Path) -> None:

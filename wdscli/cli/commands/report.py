@@ -32,7 +32,7 @@ class PageOptions(NamedTuple):
 
 @_show("""
     --title TEXT  Heading of the page. Default: the name of the set.
-    --samples N  Samples on the contact sheet.
+    --samples N  Samples on the contact sheet, of those that are selected.
     --seed N  Seed of the choice of these samples, and of --sample.
     --no-images  Put no pictures, sound or film on the page.
     look_into: --look-into N  Samples whose payloads are read for classes, texts and sizes of pictures.
