@@ -187,15 +187,11 @@ def json_bytes(value: Any) -> bytes:
     """
     try:
         try:
-            return to_bytes(_dumped(value))
+            return to_bytes(_ENCODER.encode(value))
         except ValueError:
-            return to_bytes(_dumped(_finite(value)))
+            return to_bytes(_ENCODER.encode(_finite(value)))
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"a value cannot be written as JSON: {error}", code="bad-table") from None
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
 
 
 def _finite(value: Any) -> Any:
@@ -223,6 +219,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         raise TypeError("bytes need a --column of their own")
     return str(value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
 
 
 def _numbers(value: Any) -> Any:

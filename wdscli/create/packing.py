@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from typing import NamedTuple
@@ -39,6 +39,8 @@ PIECE_BYTES = 1 << 20
 ENOUGH_BYTES = 1 << 18
 """What is read goes out once it is so much."""
 _SAMPLES_TOGETHER = 1024
+_VALUES_BYTES = 1 << 24
+"""So much is held of values that are written together."""
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 _Columns = tuple[list[bytes], list[int], list[int]]
@@ -147,6 +149,8 @@ class _Packer:
         self._stack = stack
         self._folders: dict[int, int] = {}
         """Descriptors of the folders that files lie below, by the number of their place; -1 for none."""
+        self._scratches: dict[str, int] = {}
+        """Descriptors of the files that values lie in; -1 for one that cannot be read."""
 
     def pack(self, first: int, end: int) -> int:
         """Samples ``first`` to ``end``; the bytes they take."""
@@ -155,9 +159,19 @@ class _Packer:
         members = task.members[firsts[0] : firsts[-1]].tolist()
         files = task.files
         rows, sizes = files.rows(members), list(map(files.size, members))
+        firsts = [at - firsts[0] for at in firsts]
+        keys = [rows[at][: rows[at].find(SEPARATOR)] for at in firsts[:-1]]
+        places = list(map(files.place_number, members))
+        if min(places) >= 0 and sum(sizes) <= _VALUES_BYTES:
+            payloads = self._values(members, sizes)
+            if payloads is not None:
+                fields = [row[row.find(SEPARATOR) + 1 :] for row in rows]
+                for key, low, high in zip(keys, firsts, firsts[1:]):
+                    self._shard.write(key, list(zip(fields[low:high], payloads[low:high])))
+                return self._shard.position - begin
         columns: _Columns = ([], [], [])
         at = 0
-        for place, run in groupby(map(files.place_number, members)):
+        for place, run in groupby(places):
             last = at + sum(1 for _ in run)
             while at < last:
                 taken = self._copy(place, rows, sizes, at, last, columns) if place < 0 else at
@@ -165,11 +179,27 @@ class _Packer:
                     self._write(rows[at], sizes[at], files.place(members[at]), columns)
                     taken += 1
                 at = taken
-        firsts = [at - firsts[0] for at in firsts]
-        keys = [rows[at][: rows[at].find(SEPARATOR)] for at in firsts[:-1]]
         flags, marks = [0] * len(rows), [0] * len(keys)
         self._shard.announce(SampleBatch(first, keys, firsts, *columns, sizes, flags, marks))
         return self._shard.position - begin
+
+    def _values(self, members: Sequence[int], sizes: Sequence[int]) -> list[bytes] | None:
+        """Payloads that are all values of a list or table; None where one is not."""
+        found = []
+        for at, size in zip(members, sizes):
+            place = self._task.files.place(at)
+            if isinstance(place, Inline):
+                found.append(place.payload)
+            elif isinstance(place, Stored):
+                if (scratch := self._scratches.get(place.path)) is None:
+                    scratch = self._scratches[place.path] = self._open(os.fsencode(place.path), _FLAGS)
+                data = os.pread(scratch, size, place.offset) if scratch >= 0 else b""
+                if len(data) != size:
+                    return None  # the exact way says why
+                found.append(data)
+            else:
+                return None
+        return found
 
     def _copy(
         self, place: int, rows: list[bytes], sizes: list[int], at: int, end: int, columns: _Columns
@@ -179,16 +209,18 @@ class _Packer:
         if core.CORE is None:
             return at
         if (folder := self._folders.get(place)) is None:
-            folder = self._folders[place] = self._open(self._task.files.folder(place))
+            folder = self._folders[place] = self._open(
+                self._task.files.folder(place), _FLAGS | os.O_DIRECTORY
+            )
         given = folder, rows, sizes, at, end, self._mtime_field, self._shard.position, columns
         length, taken = core.CORE.files(self._buffer, ENOUGH_BYTES, *given)
         self._shard.write_blocks(self._view[:length])
         result: int = taken
         return result
 
-    def _open(self, folder: bytes) -> int:
+    def _open(self, path: bytes, flags: int) -> int:
         try:
-            descriptor = os.open(folder, _FLAGS | os.O_DIRECTORY)
+            descriptor = os.open(path, flags)
         except OSError:
             return -1
         self._stack.callback(os.close, descriptor)

@@ -78,6 +78,8 @@ class _Field(NamedTuple):
     column: str
     is_address: bool
     columns: frozenset[str]
+    text: str
+    """The name as text."""
 
     def value(self, row: Row) -> Any:
         """What a row has for it: None or ABSENT for nothing. Raises DataError."""
@@ -134,6 +136,7 @@ class TableReader:
         self._fields = [_parse_field(text) for text in options.fields]
         self._takes_rest = options.json_rest or options.json_merge
         self._used = _columns_of(options).union(*(field.columns for field in self._fields))
+        self._checked, self._safe = b"", set[bytes]()
         self._inside = [column for column in self._used if "." in column]
 
     @property
@@ -184,12 +187,12 @@ class TableReader:
     def values(self, row: Row, key: bytes) -> Iterator[Value]:
         """What a row of this key has, for each field. Raises DataError."""
         for field in self._fields:
-            name, column, is_address, _ = field
+            name, column, is_address, _, text = field
             value = field.value(row)
             if value is None or value is ABSENT:
                 yield Value(key, name, None)
                 continue
-            if _is_media(value):
+            if isinstance(value, dict) and _is_media(value):
                 value, path = value["bytes"], value["path"]
                 if value is None:
                     value, is_address = path, True
@@ -200,10 +203,11 @@ class TableReader:
                 continue
             if is_address:
                 value = str(value)
-            if _ANY in to_text(name):
-                name = _named_by_content(name, value, path, column, is_address=is_address)
+            if _ANY in text:
+                text = text.replace(_ANY, _extension(value, path, column, is_address=is_address))
+                name = to_bytes(text)
             written = self._written(key, name)
-            yield Value(written, name, value if is_address else cell_payload(value, column, to_text(name)))
+            yield Value(written, name, value if is_address else cell_payload(value, column, text))
         if self._takes_rest:
             rest = self._rest(row.cells)
             if rest or self._options.json_rest:
@@ -230,6 +234,17 @@ class TableReader:
 
     def _written(self, key: bytes, field: bytes) -> bytes:
         """The key as it is written; only a rule other than first-dot may take dots out of it."""
+        if key == self._checked and field in self._safe:
+            return key
+        written = self._checked_name(key, field)
+        # Only a name of one part that begins so depends on both.
+        if written == key and not key.startswith(b"__"):
+            if key != self._checked:
+                self._checked = key
+            self._safe.add(field)
+        return written
+
+    def _checked_name(self, key: bytes, field: bytes) -> bytes:
         if not self._rule.is_first_dot:
             key = self._rule.written(key)
         elif b"." in key[key.rfind(b"/") + 1 :]:
@@ -277,8 +292,8 @@ def _is_media(value: Any) -> bool:
     )
 
 
-def _named_by_content(name: bytes, value: Any, path: str | None, column: str, *, is_address: bool) -> bytes:
-    """The field with the extension of the payload in its star's place. Raises DataError."""
+def _extension(value: Any, path: str | None, column: str, *, is_address: bool) -> str:
+    """The extension of a payload that is at hand, or at an address. Raises DataError."""
     known = ""
     if isinstance(value, bytes):
         known = extension_of(value)
@@ -297,7 +312,7 @@ def _named_by_content(name: bytes, value: Any, path: str | None, column: str, *,
             code="bad-value",
             hint=f"name it: --column jpg={'@' * is_address}{column}",
         )
-    return name.replace(_ANY.encode(), to_bytes(known))
+    return known
 
 
 def _leave_out(cells: dict[str, Any], column: str) -> None:
@@ -330,7 +345,7 @@ def _parse_field(text: str) -> _Field:
             hint="--column txt=caption --column jpg=@path",
         )
     columns = _named_in(column, f'--column "{text}"') if "{" in column else {column}
-    return _Field(to_bytes(name), column, is_address, frozenset(columns - {"index"}))
+    return _Field(to_bytes(name), column, is_address, frozenset(columns - {"index"}), name)
 
 
 def _named_in(text: str, option: str) -> set[str]:
