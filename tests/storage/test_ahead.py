@@ -82,7 +82,7 @@ def test_what_is_read_is_what_is_there(
         blocks.expect(draw.draw(ranges))
         for begin, size in reads[:2]:
             blocks.read(begin, begin + size)
-        blocks.expect(expected)
+        blocks.expect(expected, keep=draw.draw(st.booleans()))
         for begin, size in reads:
             found = blocks.read(begin, begin + size)
             assert found in (None, DATA[begin : begin + size])
@@ -114,6 +114,22 @@ def test_what_is_held_is_not_asked_for_again() -> None:
     blocks.expect([(90_000, 120_000)])
     assert blocks.read(90_000, 120_000) == DATA[90_000:120_000]
     assert store.asked == [(0, 100_000), (100_000, 120_000)]
+
+
+def test_what_is_kept_goes_when_others_need_the_room() -> None:
+    store = Store()
+    blocks = Ahead(store.fetch, store.result, Line(), 100_000)
+    for begin in (0, 200_000):
+        blocks.expect([(begin, begin + 20_000)], keep=True)
+        assert blocks.read(begin, begin + 20_000)
+    assert blocks.read(0, 10) == DATA[:10]
+    assert len(store.asked) == 2
+    blocks.expect([(100_000, 190_000)], keep=True)
+    assert blocks.read(100_000, 190_000) == DATA[100_000:190_000]
+    assert blocks._held_bytes <= 100_000
+    assert blocks.read(0, 10) is None
+    blocks.expect([])
+    assert blocks.read(100_000, 100_010) is None
 
 
 def test_a_line_tells_how_long_a_gap_pays() -> None:

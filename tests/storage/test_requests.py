@@ -18,6 +18,7 @@ from conftest import Command
 from shard_cases import numbered, wds, write_shards
 from storage_servers import S3, forget_listings, s3_server
 
+import wdscli.loader as wds_loader
 from wdscli.plan.plan import make_plan
 from wdscli.run import execute
 
@@ -214,6 +215,19 @@ def test_by_obstore(
         assert found.ratio <= ratio, store.server.seen
         assert found.heads == 0
         assert found.lists <= (0 if name == "manifest" else 3), store.server.seen
+
+
+@pytest.mark.parametrize("shuffle", ["none", "window", "full"])
+def test_the_loader(shuffle: str, store: Store) -> None:
+    """Some requests to open a shard, and about one for its samples: each byte is received once, whatever the order."""
+    address, size = store.sets["indexed"]
+    forget_listings()
+    store.server.seen.begin_anew()
+    data = wds_loader.WebDataset(address, shuffle=shuffle, prefetch="1MB")
+    assert len(list(data)) == 120 * SHARDS
+    gets = [one for one in store.server.seen if one.verb == "GET"]
+    assert len(gets) <= 10 * SHARDS, gets
+    assert sum(one.sent for one in gets) <= 1.4 * size
 
 
 RESUMED = ["split --shards 4", "shuffle --shards 4", "sort --by cls --shards 4"]

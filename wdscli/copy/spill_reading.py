@@ -165,7 +165,9 @@ class _Objects(Source):
         self._open: dict[int, Source] = {}
         self.expect([])
 
-    def expect(self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None) -> None:
+    def expect(
+        self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
+    ) -> None:
         """What is wanted next, in rising order. Forgets what was fetched before."""
         self._stretches = list(ranges)
         self._begins = [begin for begin, _ in self._stretches]

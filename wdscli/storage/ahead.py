@@ -145,6 +145,8 @@ class Ahead:
         self._line = line
         self._blocks: list[Range] = []
         self._begins: list[int] = []
+        self._kept: set[int] = set()
+        """The numbers of blocks that are held without being expected."""
         self._held: OrderedDict[int, Future[bytes]] = OrderedDict()
         """By the number of the block, that which was used longest ago first."""
         self._held_bytes = self._used_bytes = 0
@@ -158,9 +160,9 @@ class Ahead:
         """Go as far ahead at once as if so much had been used: the reader is known to read on."""
         self._used_bytes = max(self._used_bytes, size_bytes)
 
-    def expect(self, ranges: Iterable[Range], gap_bytes: int | None = None) -> None:
-        """What will be wanted next, in any order; forgets what was expected before. A gap of ``gap_bytes`` (None: what
-        the line tells) and more is not read."""
+    def expect(self, ranges: Iterable[Range], gap_bytes: int | None = None, *, keep: bool = False) -> None:
+        """What will be wanted next, in any order; forgets what was expected before, with ``keep`` once others need the
+        room. A gap of ``gap_bytes`` (None: what the line tells) and more is not read."""
         gap_bytes = self._line.gap_bytes if gap_bytes is None else gap_bytes
         known = {self._blocks[number]: future for number, future in self._held.items()}
         _BUSY.add(self)
@@ -168,16 +170,21 @@ class Ahead:
         # Of a small share several requests are on their way too.
         step = min(REQUEST_BYTES, max(share // 4, min(LEAST_GAP_BYTES, share)))
         self._blocks = list(_requests(joined(ranges, gap_bytes, share), step, sorted(known)))
+        wanted = set(self._blocks)
+        if keep:
+            self._blocks = sorted(wanted.union(known))
+        self._kept = {number for number, block in enumerate(self._blocks) if block not in wanted}
         if not self._blocks:
             _BUSY.discard(self)
         self._begins = [begin for begin, _ in self._blocks]
         self._held, self._held_bytes = OrderedDict(), 0
-        for number, block in enumerate(self._blocks):
-            if block in known:
-                self._keep(number, known.pop(block))
-        for future in known.values():
-            future.cancel()
-        self._go_on(0)
+        numbers = {block: number for number, block in enumerate(self._blocks)}
+        for block, future in known.items():
+            if block in numbers:
+                self._keep(numbers[block], future)
+            else:
+                future.cancel()
+        self._go_on(next((at for at in range(len(self._blocks)) if at not in self._kept), len(self._blocks)))
 
     def read(self, begin: int, end: int) -> bytes | None:
         """Some bytes; None when not all of them were expected. Raises what ``result`` raises."""
@@ -188,6 +195,8 @@ class Ahead:
         at = begin
         while at < end:
             if number == len(self._blocks) or not self._blocks[number][0] <= at < self._blocks[number][1]:
+                return None
+            if number in self._kept and number not in self._held:
                 return None
             start, stop = self._blocks[number]
             self._go_on(number)
@@ -204,6 +213,9 @@ class Ahead:
         at, ahead = number, 0
         most = min(max(REQUEST_BYTES, 2 * self._used_bytes), self._share() // 2)
         while at < len(self._blocks):
+            if at in self._kept:
+                at += 1
+                continue
             begin, end = self._blocks[at]
             ahead += end - begin
             if at > number and ahead > most:
@@ -219,7 +231,7 @@ class Ahead:
         for number in list(self._held):
             if self._held_bytes + size <= share:
                 return
-            if not first <= number < end:
+            if not first <= number < end or number in self._kept:
                 begin, stop = self._blocks[number]
                 self._held_bytes -= stop - begin
                 self._held.pop(number).cancel()
@@ -247,3 +259,4 @@ class Ahead:
             future.cancel()
         self._held.clear()
         self._blocks, self._begins, self._held_bytes = [], [], 0
+        self._kept = set()

@@ -316,7 +316,9 @@ class BlockSource(Source):
     def stored(self) -> Source:
         return self._stored
 
-    def expect(self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None) -> None:
+    def expect(
+        self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
+    ) -> None:
         self._stored.expect(
             [
                 (self._blocks[self._number(begin)].begin, sum(self._blocks[self._number(end - 1)][:2]))
@@ -324,6 +326,7 @@ class BlockSource(Source):
                 if begin < end
             ],
             gap_bytes=gap_bytes,
+            keep=keep,
         )
 
     def _number(self, offset: int) -> int:

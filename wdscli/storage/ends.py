@@ -80,10 +80,13 @@ class Source:
         """At most ``length`` bytes from ``offset``, what is there soon; none only at the end."""
         return self.read_at(offset, length)
 
-    def expect(self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None) -> None:
+    def expect(
+        self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
+    ) -> None:
         """Which ranges (first byte, byte behind the last) will be wanted next, in any order, as far as that is known. A
         source that is far away fetches them ahead, together where less than ``gap_bytes`` lie between them (None: what
-        costs less to read than to ask again); what else is read costs a request of its own."""
+        costs less to read than to ask again); what else is read costs a request of its own. What came before is
+        forgotten; with ``keep`` it stays as long as there is room, because it may be wanted again."""
 
     def peek(self, length: int) -> bytes:
         """The first bytes of a source that nobody has read yet."""

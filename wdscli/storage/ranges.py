@@ -85,10 +85,10 @@ class RemoteSource(Source):
         if first > HEAD_BYTES:
             self._ahead.will_be_used(room)
 
-    def expect(self, ranges: Iterable[Range], *, gap_bytes: int | None = None) -> None:
+    def expect(self, ranges: Iterable[Range], *, gap_bytes: int | None = None, keep: bool = False) -> None:
         near = len(self._head)
         some = [(max(begin, near), min(end, self._length)) for begin, end in ranges]
-        self._ahead.expect(some, gap_bytes)
+        self._ahead.expect(some, gap_bytes, keep=keep)
 
     def read_at(self, offset: int, length: int) -> bytes:
         end = min(offset + length, self._length)

@@ -180,8 +180,6 @@ class Catalog:
     With ``salvage`` a shard that is damaged and has no index has the samples that are whole, and ``losses`` says so.
     """
 
-    spelled = False
-
     def __init__(
         self,
         urls: str | Sequence[str],
@@ -191,7 +189,7 @@ class Catalog:
         pipes: bool = True,
         cache: tuple[str, int] | None = None,
     ) -> None:
-        self._salvages = salvage
+        self._salvages, self._spelled = salvage, False
         self._cache = cache
         self.losses: dict[str, WdsError] = {}
         """What is wrong with shards of which only a part, or nothing, can be had."""
@@ -217,14 +215,29 @@ class Catalog:
         if self.manifest is None:
             _note_missing(found)
 
+    @property
+    def spelled(self) -> bool:
+        """Whether fields keep their capitals."""
+        return self._spelled
+
+    @spelled.setter
+    def spelled(self, spelled: bool) -> None:
+        if spelled != self._spelled:
+            self._spelled = spelled
+            self._tables = self._no_tables()
+
     def open(self, address: str) -> Source:
         """A shard's bytes. Raises InputError, DataError."""
         with cached_in(*(self._cache or (None,))):
             return open_source(address)
 
+    @staticmethod
+    def _no_tables() -> Recent[ShardTable]:
+        return Recent(TABLES_BYTES, lambda table: table.bytes)
+
     def _begin(self) -> None:
         """Know nothing of any shard."""
-        self._tables: Recent[ShardTable] = Recent(TABLES_BYTES, lambda table: table.bytes)
+        self._tables = self._no_tables()
         self._scanned: dict[int, Index] = {}
 
     @property
@@ -255,11 +268,15 @@ class Catalog:
             return
         from xxhash import xxh3_128
 
-        digest, counts = xxh3_128(), []
+        digest = xxh3_128()
+        counts: list[int] = []
         for index in each_shard(self.addresses, self._found_index):
             if index is None:
                 self.is_indexed = False
                 return
+            if not is_local(self.addresses[len(counts)]):
+                # Each look at it is some requests.
+                self._tables.keep(len(counts), self._table(len(counts), index))
             counts.append(index.samples)
             digest.update(f"{index.samples} {index.size} {index.digest}\n".encode())
         self.counts = numpy.array(counts, dtype=numpy.int64)
@@ -330,8 +347,10 @@ class Catalog:
         known = self._tables.used(number)
         if known is not None:
             return known
-        table = ShardTable(self.addresses[number], self.index(number), spelled=self.spelled)
-        return self._tables.keep(number, table)
+        return self._tables.keep(number, self._table(number, self.index(number)))
+
+    def _table(self, number: int, index: Index) -> ShardTable:
+        return ShardTable(self.addresses[number], index, spelled=self.spelled)
 
     def forget(self, number: int) -> None:
         """Read where the samples of shard ``number`` lie again when they are needed."""

@@ -18,16 +18,17 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
+from wdscli.errors import WdsError
 from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog
 from wdscli.loader.read.rows import Raw as Raw
-from wdscli.loader.read.rows import changed, read_samples
+from wdscli.loader.read.rows import changed, expect_samples, read_samples
 from wdscli.samples.memory import keep_heap
 from wdscli.storage import Source, is_local
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
     from wdscli.loader.order.order import I64
 
@@ -134,6 +135,8 @@ class Fetcher:
     def of_shard(self, shard: int, places: list[int]) -> list[Raw]:
         """Samples of one shard. Raises InputError, DataError."""
         source = self.source(shard)
+        if source.fd is None:
+            expect_samples(self._catalog.table(shard), source, self._fields, places)
         found = read_samples(self._catalog.table(shard), source, self._fields, places)
         METER.add(found.size_bytes)
         return found.samples
@@ -222,8 +225,8 @@ def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
 
 
 class Pool:
-    """Reads samples of ``catalog`` for any thread. Local shards are read by the thread that asks; a call for samples of
-    remote ones is divided among ``threads``, by default 16. Picklable; close it when done.
+    """Reads samples of ``catalog`` for any thread: local shards by the thread that asks, or by ``threads`` of them;
+    others by :class:`Shared`, which opens up to ``threads``, by default 16, at a time. Picklable; close it when done.
 
     A forked process begins with an empty pool: connections cannot be shared with the parent, and files cost little to
     open again."""
@@ -240,27 +243,40 @@ class Pool:
         self._process = os.getpid()
         self._idle: dict[int, list[Fetcher]] = {}
         self._executor: ThreadPoolExecutor | None = None
+        self._shared: Shared | None = None
 
     def fetch(self, shards: I64, places: I64) -> list[Raw]:
         """The samples at ``places`` of ``shards``, in the order asked for. Raises InputError, DataError."""
         self._check_process()
+        if not self._is_local:
+            return self._remote.fetch(shards, places)
         if self._threads > 1 and len(shards) > 1:
             return self._divided(shards, places)
         return self._lent(0, lambda fetcher: fetcher.fetch(shards, places))
+
+    def expect(self, shards: I64, places: I64) -> None:
+        """Which samples the next call but one will want: the next one begins to fetch them."""
+        self._check_process()
+        if not self._is_local:
+            self._remote.soon = by_shard(shards, places)
 
     def one(self, shard: int, place: int) -> Raw:
         """One sample. Raises InputError, DataError."""
         self._check_process()
         if self._is_local:
             return self._lent(0, lambda fetcher: fetcher.of_shard(shard, [place]))[0]
-        import numpy
+        return self._remote.read({shard: [place]})[0]
 
-        return self.fetch(numpy.array([shard]), numpy.array([place]))[0]
+    @property
+    def _remote(self) -> Shared:
+        if self._shared is None:
+            self._shared = Shared(self._catalog, self._fields, self._pool())
+        return self._shared
 
     def _check_process(self) -> None:
         """In a forked process begin anew, and let nothing of the parent's be closed from here."""
         if self._process != os.getpid():
-            _parents.append((self._idle, self._executor))
+            _parents.append((self._idle, self._executor, self._shared))
             self._begin()
 
     def _lent(self, lane: int, work: Callable[[Fetcher], Result]) -> Result:
@@ -280,9 +296,6 @@ class Pool:
 
         parts = divided(shards, places, self._threads)
         threads = self._pool()
-        if len(parts) > 1:
-            # Once each, rather than by every thread that comes to it.
-            list(threads.map(self._catalog.table, sorted(set(shards.tolist()))))
         waiting = [
             threads.submit(self._lent, lane, partial(Fetcher.fetch, shards=shards[rows], places=places[rows]))
             for lane, rows in parts
@@ -307,16 +320,144 @@ class Pool:
             return
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
+        if self._shared is not None:
+            self._shared.close()
         for fetcher in chain.from_iterable(self._idle.values()):
             fetcher.close()
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_idle": None, "_executor": None}
+        return {**self.__dict__, "_idle": None, "_executor": None, "_shared": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
+
+
+class Shared:
+    """Reads samples of shards on other machines, for any thread, by one source a shard: all ranges that a call wants
+    are on their way before the first is waited for, with those of the call after it (``soon``), and what comes with
+    them, because a gap was not worth a request, stays for later calls. Two threads that want samples of one shard at
+    the same time have a source each. ``threads`` open shards."""
+
+    def __init__(self, catalog: Catalog, fields: Sequence[str] | None, threads: ThreadPoolExecutor) -> None:
+        self._catalog, self._threads = catalog, threads
+        self._fields = None if fields is None else frozenset(field.lower() for field in fields)
+        self._lock = Lock()
+        self._idle: OrderedDict[int, list[Source]] = OrderedDict()
+        """By shard, those that nobody reads from."""
+        self._opening: dict[int, Future[Source]] = {}
+        self._recent: set[int] = set()
+        """Shards that the last call wanted, or the one after it will."""
+        self.soon: dict[int, list[int]] = {}
+
+    def fetch(self, shards: I64, places: I64) -> list[Raw]:
+        """The samples in the order asked for. Raises InputError, DataError."""
+        import numpy
+
+        order = numpy.lexsort((places, shards))
+        return in_order(order, self.read(by_shard(shards, places)))
+
+    def read(self, wanted: dict[int, list[int]]) -> list[Raw]:
+        """Samples by shard and place, both rising."""
+        soon, self.soon = self.soon, {}
+        sources: dict[int, Source] = {}
+        used: set[int] = set()
+        try:
+            self._take(list(wanted), sources)
+            for shard, source in sources.items():
+                places = sorted({*wanted[shard], *soon.get(shard, ())})
+                expect_samples(self._catalog.table(shard), source, self._fields, places)
+            for shard in soon.keys() - wanted.keys():
+                self._open_soon(shard, soon[shard])
+            found: list[Raw] = []
+            for shard, places in wanted.items():
+                some = read_samples(self._catalog.table(shard), sources[shard], self._fields, places)
+                METER.add(some.size_bytes)
+                found += some.samples
+            used = wanted.keys() | soon.keys()
+        finally:
+            self._give_back(sources, used)
+        return found
+
+    def _take(self, shards: list[int], sources: dict[int, Source]) -> None:
+        """A source for each shard, which no other thread has until :meth:`_give_back`. Raises InputError, DataError."""
+        opening: dict[int, Future[Source]] = {}
+        with self._lock:
+            for shard in shards:
+                if idle := self._idle.get(shard):
+                    sources[shard] = idle.pop()
+                elif begun := self._opening.pop(shard, None):
+                    opening[shard] = begun
+        missing = [shard for shard in shards if shard not in sources and shard not in opening]
+        if len(missing) == 1:
+            sources[missing[0]] = self._open(missing[0])
+        else:
+            opening.update((shard, self._threads.submit(self._open, shard)) for shard in missing)
+        errors = []
+        for shard, future in opening.items():
+            try:
+                sources[shard] = future.result()
+            except WdsError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _open(self, shard: int) -> Source:
+        self._catalog.table(shard)
+        source = self._catalog.open(self._catalog.addresses[shard])
+        try:
+            _check_unchanged(self._catalog, shard, source)
+        except BaseException:
+            source.close()
+            raise
+        return source
+
+    def _open_soon(self, shard: int, places: list[int]) -> None:
+        """Have a shard opened, and what is wanted of it fetched, while others are read."""
+
+        def begin(source: Source | None) -> Source:
+            source = source or self._open(shard)
+            expect_samples(self._catalog.table(shard), source, self._fields, places)
+            return source
+
+        with self._lock:
+            if shard not in self._opening:
+                idle = self._idle.get(shard)
+                self._opening[shard] = self._threads.submit(begin, idle.pop() if idle else None)
+
+    def _give_back(self, sources: dict[int, Source], used: set[int]) -> None:
+        """Let others have these sources. What was fetched of shards that are not ``used`` is let go of."""
+        with self._lock:
+            for shard, source in sources.items():
+                self._idle.setdefault(shard, []).append(source)
+                self._idle.move_to_end(shard)
+            for shard in (self._recent | sources.keys()) - used:
+                for source in self._idle.get(shard, ()):
+                    source.expect(())
+            self._recent = used
+            while len(self._idle) > OPEN_SOURCES:
+                for source in self._idle.popitem(last=False)[1]:
+                    source.close()
+
+    def close(self) -> None:
+        """Close all sources, when no thread reads any more."""
+        for future in self._opening.values():
+            if not future.cancelled() and future.exception() is None:
+                future.result().close()
+        for source in chain.from_iterable(self._idle.values()):
+            source.close()
+
+
+def by_shard(shards: I64, places: I64) -> dict[int, list[int]]:
+    """Places by their shards, both rising."""
+    import numpy
+
+    order = numpy.lexsort((places, shards))
+    found: dict[int, list[int]] = {}
+    for shard, place in zip(shards[order].tolist(), places[order].tolist()):
+        found.setdefault(shard, []).append(place)
+    return found
 
 
 _parents: list[Any] = []

@@ -236,12 +236,16 @@ class Ahead:
                 self._changed.notify_all()
 
     def _run(self) -> None:
+        expect = getattr(self._reader, "expect", None)
+        block = self._agenda.next()
         while self._has_room():
-            block, before = self._agenda.next(), METER.bytes
             if block is None:
                 self._put(None, None)
                 return
+            before, following = METER.bytes, self._agenda.next()
             try:
+                if expect is not None and following is not None:
+                    expect(following.positions)
                 found: Any = self._reader.read(block.positions)
             except BaseException as error:
                 self._put(block, error)
@@ -249,6 +253,7 @@ class Ahead:
             size_bytes = METER.bytes - before
             self._agenda.learn(len(found), size_bytes, max(1, self._budget // BLOCKS_AHEAD))
             self._put(block, found, size_bytes)
+            block = following
 
     def _put(self, block: Block | None, found: Any, size_bytes: int = 0) -> None:
         with self._changed:

@@ -4,7 +4,8 @@ What it is: :func:`read_samples`. How: where there is a compiled core (``core.py
 samples at a time: small members with their neighbours, large payloads straight into their own bytes. What it does not
 take for granted, and everything where there is no core, goes to :func:`_exact`, one sample at a time, which has the
 last word and all errors. What the core cannot read itself, because it comes from other machines, is read before, in a
-few long ranges (:class:`Held`). It must not know which samples are asked for, nor when.
+few long ranges (:class:`Held`), after the source was told of them (:func:`expect_samples`). It must not know which
+samples are asked for, nor when.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ READ_BYTES = 4 << 20
 """About the most that one range of several members has."""
 GAP_BYTES = 1 << 14
 """Between two ranges, what is read for nothing rather than by another call."""
-REMOTE_GAP_BYTES = 1 << 17
-"""The same for whole samples from other machines."""
+
+FIELDS_GAP_BYTES = 1 << 16
+"""From other machines, between fields of which others are left out, often because they are large."""
 
 
 class Found(NamedTuple):
@@ -45,14 +47,21 @@ def read_samples(
     if core.CORE is not None and source.fd is not None:
         found, size_bytes = core.CORE.read(table.packed, names, places, source.fd, table.size, [], [])
         return _completed(table, source, names, places, Found(found, size_bytes))
-    is_remote = source.fd is None and fields is None
-    held = Held(source, ranges(table, names, places, REMOTE_GAP_BYTES if is_remote else GAP_BYTES))
+    held = Held(source, ranges(table, names, places))
     if core.CORE is not None:
         found, size_bytes = core.CORE.read(
             table.packed, names, places, -1, table.size, held.buffers, held.bases
         )
         return _completed(table, held, names, places, Found(found, size_bytes))
     return _completed(table, held, names, places, Found([None] * len(places), 0))
+
+
+def expect_samples(
+    table: ShardTable, source: Source, fields: frozenset[str] | None, places: list[int]
+) -> None:
+    """Tell a source which samples will be read next; what came for others stays as long as there is room."""
+    gap_bytes = None if fields is None else FIELDS_GAP_BYTES
+    source.expect(ranges(table, table.wanted(fields), places), gap_bytes=gap_bytes, keep=True)
 
 
 def _completed(
@@ -87,10 +96,8 @@ def _exact(table: ShardTable, source: ByteSource, names: list[str | None], place
     return raw
 
 
-def ranges(
-    table: ShardTable, names: list[str | None], places: list[int], gap_bytes: int
-) -> list[tuple[int, int]]:
-    """(first byte, byte behind the last) of what to read for some samples, rising, with no more than ``gap_bytes`` in
+def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> list[tuple[int, int]]:
+    """(first byte, byte behind the last) of what to read for some samples, rising, with no more than ``GAP_BYTES`` in
     one that are not wanted."""
     wanted: list[Expected] = [
         member for place in places for number, member in table.members(place) if names[number] is not None
@@ -98,7 +105,7 @@ def ranges(
     found: list[tuple[int, int]] = []
     for member in sorted(wanted, key=lambda member: member.offset):
         begin, end = member.first, member.offset + member.size
-        if found and begin - found[-1][1] <= gap_bytes and end - found[-1][0] <= READ_BYTES:
+        if found and begin - found[-1][1] <= GAP_BYTES and end - found[-1][0] <= READ_BYTES:
             found[-1] = (found[-1][0], max(end, found[-1][1]))
         else:
             found.append((begin, end))
@@ -112,7 +119,6 @@ class Held:
         self.name, self.size, self.seekable = source.name, source.size, source.seekable
         self._source = source
         self.bases = [begin for begin, _ in ranges]
-        source.expect(ranges, gap_bytes=0)
         self.buffers = [source.read_at(begin, end - begin) for begin, end in ranges]
 
     def read_at(self, offset: int, length: int) -> bytes:

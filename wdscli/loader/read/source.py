@@ -39,7 +39,8 @@ class PositionSource(Protocol):
 
 
 class EpochReader(Protocol):
-    """One epoch of a source, for one thread."""
+    """One epoch of a source, for one thread. One that can make use of it has a method ``expect(positions)``, which is
+    called before a read with what the read after that will be of."""
 
     def read(self, positions: I64) -> list[Raw | Failed]:
         """The samples at some positions, in their order, with Failed where one cannot be read."""
@@ -110,6 +111,12 @@ class _Reader:
             return list(self._fetcher.fetch(shards, places))
         except (DataError, StorageError):
             return read_each(self._catalog, self._fetcher, shards, places)
+
+    def expect(self, positions: I64) -> None:
+        """Which positions the read after the next one will be of."""
+        if isinstance(self._fetcher, Pool):
+            shards, samples = self._order.locate(positions)
+            self._fetcher.expect(shards, self._catalog.places(shards, samples))
 
     def close(self) -> None:
         self._fetcher.close()
