@@ -203,6 +203,20 @@ class TestLs:
         here = good("ls", "--csv", "-", "--with", "json,cls", folder / "set").out
         assert out.replace(b"memory://tables/set", str(folder / "set").encode()) == here
 
+    @pytest.mark.parametrize("options", [["--csv", "-", "--with", "json"], ["--where", "json.width >= 0"]])
+    def test_payloads_far_away_come_by_few_requests(self, folder: Path, options: list[str]) -> None:
+        from storage_servers import web_server
+
+        samples = [[(f"n/{n}.jpg", bytes(9000)), (f"n/{n}.json", document(n % 5))] for n in range(60)]
+        write_shards(folder / "set", [samples])
+        good("index", folder / "set")
+        with web_server("ranges") as server:
+            for name in ("in-0.tar", ".wds/in-0.tar.wdx"):
+                server.files[name] = (folder / "set" / name).read_bytes()
+            out = good("ls", *options, server.url("in-0.tar")).out
+        assert len(out.splitlines()) >= 60
+        assert len(server.ranges) < 12
+
     def test_a_summary_as_json(self, folder: Path) -> None:
         (told,) = good("ls", "--json", "--parquet", folder / "t.parquet", folder / "set").objects
         size = (folder / "t.parquet").stat().st_size

@@ -251,6 +251,8 @@ class Listing:
             batches = self._indexed(source)
         by_index = batches is not None and not salvages
         payloads = Payloads(source, wanted, by_index=by_index)
+        if batches is not None and by_index and self.selection.needs_payload:
+            batches = self._expecting(source, batches, payloads)
         found = iter_selected(
             source,
             self.selection,
@@ -278,6 +280,17 @@ class Listing:
 
         index = find_index(source.name, source, self._progress.warn)
         return None if index is None else index_batches(index, self._ignored)
+
+    def _expecting(
+        self, source: Source, batches: Iterable[SampleBatch], payloads: Payloads
+    ) -> Iterator[SampleBatch]:
+        """The batches; of each what ``--where`` looks into comes by a few requests, unless keys leave most out."""
+        for batch in batches:
+            payloads.batch = batch
+            if self.selection.key_rule is None:
+                rows = range(len(batch.keys))
+                source.expect(payloads.ranges(rows, self.selection.payload_fields))
+            yield batch
 
     def _report_damage(self, error: DataError) -> None:
         self._broken.append(error)
