@@ -20,6 +20,7 @@ from shard_cases import (
     wds,
     write_shards,
 )
+from storage_servers import web_server
 
 from wdscli.errors import UsageError
 from wdscli.ops.dsort_job import parse_job
@@ -396,12 +397,40 @@ class TestTheJobItself:
             ({"output_shard_size": [1]}, "output_shard_size"),
             ({"missing_shards": "retry"}, "ignore, warn, abort"),
             ({"output_format": 7}, "output_format"),
+            ({"output_shard_size": True}, "output_shard_size"),
+            ({"dry_run": "no"}, "dry_run"),
+            ({"input_bck": {"name": "pipe:touch x #"}}, "input_bck"),
+            ({"output_bck": {"name": ".."}}, "output_bck"),
+            ({"input_format": "a::pipe:touch x #"}, "input_format"),
+            ({"input_format": {"objnames": ["../../x"]}}, "input_format"),
+            ({"output_format": "../x-%d"}, "output_format"),
+            ({"output_format": "/tmp/x-%d"}, "output_format"),
+            ({"ekm_file": "pipe:touch x"}, "ekm_file"),
+            ({"ekm_file": "-"}, "ekm_file"),
         ],
     )
     def test_refused(self, run: Command, bucket: Path, changes: Any, says: str) -> None:
         ran = run(written(bucket, **changes))
         assert ran.code == 2
         assert says in ran.err
+
+    def test_a_job_that_was_fetched(self, bucket: Path) -> None:
+        """It names no place of this machine, unless somebody types where its buckets are."""
+        text = written(bucket, ekm_file="map", output_format=None).read_bytes()
+        with web_server("ranges") as web:
+            web.files["a/job.json"] = text
+            web.files["a/map"] = "".join(f"{key}\tnew-%d\n" for key in KEYS).encode()
+            job = web.url("a/job.json")
+            ran = wds("dsort", job, cwd=bucket)
+            assert ran.code == 4
+            assert "--bucket in=DIR" in ran.err
+            assert wds("dsort", job, "--bucket", "in=in", "--bucket", "out=out", cwd=bucket).code == 0
+            assert new_keys(bucket) == KEYS
+            assert wds("dsort", job, "--trust-addresses", "--force", cwd=bucket).code == 0
+            web.files["a/job.json"] = text.replace(b'"map"', b'"/etc/passwd"')
+            ran = wds("dsort", job, "--bucket", "in=in", "--bucket", "out=out", "--force", cwd=bucket)
+            assert ran.code == 4
+            assert "/etc/passwd" in ran.err
 
     def test_where_buckets_are(self) -> None:
         def root(value: Any, **buckets: str) -> str:

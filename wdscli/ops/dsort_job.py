@@ -2,8 +2,9 @@
 
 What it is: :class:`Job`, and :func:`read_job`, which makes it of a file. How: each field is looked at once, under its
 present or an earlier name; sizes are dSort's, in powers of 1024; a bucket is a folder or a store's (:data:`SCHEMES`).
-What says how a cluster works is in :attr:`Job.unused`, and a name that no job has is an error. It must not know what
-is done about a job.
+What says how a cluster works is in :attr:`Job.unused`, and a name that no job has is an error. A job names no command,
+no path outside its buckets, and if it was fetched no bucket whose place nobody typed. It must not know what is done
+about a job.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from wdscli.errors import UsageError
+from wdscli.errors import InputError, UsageError
 from wdscli.selection.named import near
-from wdscli.storage import read_all
+from wdscli.storage import is_local, is_stream, read_all
+from wdscli.storage.addresses import listed_address
 from wdscli.units import parse_size
 
 SCHEMES = {
@@ -51,6 +53,7 @@ _ONE_OF = {
     "ekm_file_sep": "order_file_sep",
 }
 """Fields with their earlier names."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _REACTIONS = ("missing_shards", "duplicated_records", "ekm_missing_key", "ekm_malformed_line")
 _FIELDS = (
     *("input_bck", "output_bck", "input_format", "output_format", "input_extension", "output_extension"),
@@ -104,9 +107,9 @@ class Job:
         return self.reactions.get(what, "abort") != "abort"
 
 
-def read_job(address: str, buckets: Mapping[str, str] | None = None) -> Job:
+def read_job(address: str, buckets: Mapping[str, str] | None = None, *, trust_addresses: bool = False) -> Job:
     """The job that a file describes in JSON, or YAML where PyYAML is installed; ``buckets`` says where buckets are, by
-    their names. Raises UsageError, InputError."""
+    their names. Raises UsageError, InputError also for what a job that was fetched may not name."""
     data = read_all(address)
     try:
         plain = json.loads(data)
@@ -116,7 +119,17 @@ def read_job(address: str, buckets: Mapping[str, str] | None = None) -> Job:
         raise UsageError(
             f"{address} describes no job", hint="a job is a JSON object: input_bck, input_format, ..."
         )
-    return parse_job(plain, buckets or {})
+    job = parse_job(plain, buckets or {})
+    if is_local(address) or is_stream(address):
+        return job
+    for bucket in (job.source, job.target):
+        if bucket.name not in (buckets or {}) and not trust_addresses:
+            raise InputError(
+                f"{address} was fetched, and names the bucket {bucket.name}, {bucket.root} from here",
+                hint=f"--bucket {bucket.name}=DIR says where it is; or --trust-addresses, if you trust the job",
+            )
+    key_map = None if job.key_map is None else listed_address(address, job.key_map, trusted=trust_addresses)
+    return replace(job, key_map=key_map)
 
 
 def _yaml(data: bytes, why: str) -> Any:
@@ -155,27 +168,40 @@ def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
     key_map = _text(given, "ekm_file") or None
     if key_map is not None and "output_format" in given:
         unused.append("output_format (ekm_file names the shards)")
-    size = given.get("output_shard_size", 0)
+    if key_map is not None and is_stream(key_map):
+        refuse("ekm_file", key_map, "a file or a URL")
+    size, is_dry = given.get("output_shard_size", 0), given.get("dry_run", False)
+    if isinstance(size, bool) or not isinstance(size, (str, int)):
+        refuse("output_shard_size", size, '"100MB"')
+    if not isinstance(is_dry, bool):
+        refuse("dry_run", is_dry, "true or false")
     algorithm = _algorithm(given.get("algorithm", {}), unused)
     return Job(
         source,
         target,
         _input_format(given.get("input_format", "")),
-        _text(given, "output_format"),
+        object_name(_text(given, "output_format"), "output_format"),
         suffix,
         _suffix(given, "output_extension", suffix),
-        (_size(size) or None) if isinstance(size, (str, int)) else refuse("output_shard_size", size),
+        _size(size) or None,
         algorithm,
         key_map,
         _text(given, "ekm_file_sep") or "\t",
         {name: _one_of(given[name], name, REACTIONS) for name in _REACTIONS if name in given},
-        given.get("dry_run", False) is True,
+        is_dry,
         tuple(unused),
     )
 
 
 def refuse(name: str, value: Any, expected: str = "") -> Any:
     raise UsageError(f"the job's {name} cannot be {json.dumps(value)}", hint=expected or None)
+
+
+def object_name(text: str, name: str) -> str:
+    """A name, or a template of names, that stays in its bucket."""
+    if "::" in text or "\0" in text or text.startswith("/") or ".." in text.split("/"):
+        refuse(name, text, "a name in the bucket")
+    return text
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:
@@ -203,9 +229,15 @@ def _bucket(value: Any, name: str, buckets: Mapping[str, str]) -> Bucket:
         value = {"provider": provider, "name": bucket}
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         refuse(name, value, f'"{name}": {{"name": "images"}}')
-    bucket, provider = value["name"].strip("/"), value.get("provider") or ""
+    bucket, provider = value["name"], value.get("provider") or ""
     if bucket in buckets:
         return Bucket(bucket, buckets[bucket])
+    if not _NAME.fullmatch(bucket):
+        refuse(
+            name,
+            bucket,
+            "a bucket's name has letters, digits, dots, dashes and underscores; or --bucket NAME=DIR",
+        )
     if provider not in SCHEMES:
         raise UsageError(
             f'the bucket {bucket} is of a provider "{provider}", which is not known here',
@@ -240,6 +272,8 @@ def _input_format(value: Any) -> Mapping[str, Any]:
     assert plain is not None
     if not all(isinstance(one, str) and one for one in plain.get("objnames", ())):
         refuse("input_format", value, '{"objnames": ["a.tar", ...]}')
+    for one in (*plain.get("objnames", ()), plain.get("template", ""), plain.get("prefix", "")):
+        object_name(one, "input_format")
     return plain or {"template": ""}
 
 

@@ -100,7 +100,7 @@ def dsort(
             raise UsageError(f"--bucket {text}: not NAME=WHERE, once a bucket", hint="--bucket images=DIR")
         where[name] = place
     out = Out(other.common, json=json.json)
-    job = read_job(spec, where)
+    job = read_job(spec, where, trust_addresses=other.trust.trust_addresses)
     if job.unused:
         out.summary(f"note: of no meaning here: {', '.join(job.unused)}")
     given = InputOptions(errors=other.errors, trust=other.trust, network=other.network, common=other.common)
