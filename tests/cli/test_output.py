@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -262,3 +263,40 @@ def test_notes_and_warnings_of_an_operation_obey_the_options(capfd: pytest.Captu
     bar.warn("a warning")
     Out(CommonOptions()).progress().note("not this")
     assert capfd.readouterr().err == "a note\nwarning: a warning\n"
+
+
+def test_verbose_says_more_in_every_command(tmp_path: Path) -> None:
+    """Than the same command without, and last what it took."""
+    from shard_cases import numbered, wds, write_shards
+
+    from wdscli.cli.main import COMMANDS
+
+    [shard] = write_shards(tmp_path, [numbered(3)])
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/a.txt").write_text("a")
+    job = {"extension": ".tar", "bck": {"name": "."}, "output_format": "d-%d", "output_shard_size": "1MB"}
+    job["input_format"] = os.path.basename(shard).removesuffix(".tar")
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert wds("split", shard, "-o", "p-%d.tar", "--plan", "plan", cwd=tmp_path).code == 0
+    inputs = {"create": ["files"], "run": ["plan"], "diff": [shard, shard], "dsort": ["job.json"]}
+    outputs = {"verify": [], "ls": [], "diff": [], "index": [], "run": [], "dsort": [], "report": ["-o", "-"]}
+    more = {"bench": ["--seconds", "0.01"], "map": ["--filter", "cls", "cat"]}
+    for name in COMMANDS:
+        output = [] if name == "bench" else outputs.get(name, ["-o", f"{name}.tar"])
+        ran = wds(
+            name,
+            *inputs.get(name, [shard]),
+            *output,
+            *more.get(name, []),
+            "-v",
+            "--no-progress",
+            cwd=tmp_path,
+        )
+        if ran.code and "pip install" in ran.err:
+            continue
+        assert ran.code == 0, f"{name}: {ran.err}"
+        said = ran.err.splitlines()
+        assert said[-1].startswith("took "), name
+        assert len(said) >= (2 if name == "report" else 3 if name not in ("ls", "bench") else 2), (
+            f"{name}: {said}"
+        )

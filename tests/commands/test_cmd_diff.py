@@ -104,16 +104,16 @@ class TestDifferences:
         ran = run(*both)
         assert ran.code == 1
         assert ran.out == b""
-        assert 'order: 3 of 10 samples lie elsewhere; the first is "n3" in a, where b has "n5"' in ran.err
+        assert 'order: 3 of 10 samples lie elsewhere; the first is "n3" in A, where B has "n5"' in ran.err
         good(*both, "--ignore-order")
 
     def test_shards(self, run: Command, good: Command, sets: Callable[..., list[str]]) -> None:
         both = sets([BASE[:5], BASE[5:]], [BASE[:4], BASE[4:]])
         ran = run(*both)
         assert ran.code == 1
-        assert "shards: shard 0 has 5 samples in a, 4 in b" in ran.err
+        assert "shards: shard 0 has 5 samples in A, 4 in B" in ran.err
         good(*both, "--ignore-order")
-        assert "shards: 2 shards in a, 1 in b" in run(*sets([BASE[:5], BASE[5:]], [BASE])).err
+        assert "shards: 2 shards in A, 1 in B" in run(*sets([BASE[:5], BASE[5:]], [BASE])).err
 
 
 class TestOptions:

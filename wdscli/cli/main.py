@@ -113,7 +113,12 @@ class OnceCommand(WdsCommand):
 
         def parse_once(args: list[str]) -> Any:
             words = list(args)
-            values, rest, order = parse(args)
+            try:
+                values, rest, order = parse(args)
+            except _TyperError as error:
+                # A parser names no command.
+                error.ctx = error.ctx or ctx
+                raise
             if not ctx.resilient_parsing:
                 check_once(order, words, ctx)
                 if not values.get("quiet"):
@@ -219,7 +224,7 @@ def _show_completion(context: typer.Context, wanted: bool) -> None:
 
 
 @app.callback(
-    epilog="`wds COMMAND --help` tells the options of a command, `man wdscli-COMMAND` the whole of it."
+    epilog="See `wds COMMAND --help` for the options of a command, and `man wdscli-COMMAND` for its manual page."
 )
 def wds(
     version: Annotated[
@@ -249,7 +254,14 @@ def wds(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:
-    """Make, look at, check and reorder WebDataset shard sets."""
+    """Make, look at, check and reorder WebDataset shard sets.
+
+    Examples:
+
+        wds create photos/ -o 'set/train-%06d.tar'
+        wds ls --summary set/
+        wds shuffle set/ -o 'mixed/train-%06d.tar' --seed 7
+    """
 
 
 TERMINATED = 143
@@ -263,6 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.showwarning = lambda message, *_, **__: output.say(str(message), label="warning")
             try:
                 code = _run(list(args))
+                output.note_costs()
             finally:
                 output.close()
             output.flush()
@@ -281,7 +294,7 @@ def _run(args: list[str]) -> int:
     if instruction := os.environ.get(f"_{name.upper()}_COMPLETE"):
         return _complete(instruction, name, group)
     if not args:
-        output.show(group.get_help(group.context_class(group, info_name=name)))
+        output.show(group.get_help(group.context_class(group, info_name=name, **group.context_settings)))
         return 2
     with group.make_context(name, args) as ctx:
         result = group.invoke(ctx)
@@ -371,7 +384,7 @@ def _describe_usage(error: Any) -> tuple[str, str | None, int]:
         known = [name for names in options for name in names if name not in former_names(names)]
         hint = _close(error.option_name, known)
     message = message[:1].lower() + message[1:].strip().removesuffix(".")
-    return message, hint or f"{path} --help tells how it is used", 2
+    return message, hint or f"see `{path} --help`", 2
 
 
 def _close(word: str, known: Any) -> str | None:

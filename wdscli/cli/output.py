@@ -1,8 +1,8 @@
 """Everything the commands print: data to standard output, the rest to standard error. The only importer of rich.
 
 Data leaves as bytes, in large writes, so that names that are not UTF-8 reach a pipe as they are. On a terminal the same
-rows become aligned columns, and what a terminal would act on is written as escapes. Rich is loaded only for a table on
-a terminal or a bar that has something to show for longer than a moment.
+rows become aligned columns, and what a terminal would act on is written as escapes. Rich is loaded only for a bar
+that has something to show for longer than a moment.
 
 Knows nothing of shards or samples: rows, objects and lines come from the commands.
 """
@@ -137,19 +137,13 @@ class Out:
         if not self.terminal:
             self.rows(header, [header, *rows])
             return
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for place, name in enumerate(header):
-            table.add_column(name, justify="right" if place in right else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*[Text(printable(_text(cell))) for cell in row])
-        self.flush()
-        take_bars_away()
-        Console(highlight=False).print(table)
+        cells = [list(header), *([printable(_text(cell)) for cell in row] for row in rows)]
+        widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+        lines = [_align(row, widths, right) for row in cells]
+        if takes_colour(sys.stdout):
+            lines[0] = f"\x1b[1m{lines[0]}\x1b[0m"
+        lines.insert(1, "  ".join("─" * width for width in widths))
+        self.write(_to_bytes("".join(line.rstrip() + "\n" for line in lines)))
 
     def warn(self, message: str) -> None:
         """Something the user should know, ``-q`` or not."""
@@ -170,13 +164,19 @@ class Out:
         if dry_run:
             self.summary(message)
             return
-        from wdscli.units import human_size, human_time
+        from wdscli.units import human_size
 
-        seconds = time.monotonic() - self._began
-        took = f"{seconds:.2f} s" if seconds < 1 else human_time(seconds)
+        took, seconds = self.took(), time.monotonic() - self._began
         # Of a moment no rate can be told.
         rate = f", {human_size(size_bytes / seconds)}/s" if size_bytes and seconds >= 0.1 else ""
         self.summary(f"{message} in {took}{rate}")
+
+    def took(self) -> str:
+        """The time since this was made."""
+        from wdscli.units import human_time
+
+        seconds = time.monotonic() - self._began
+        return f"{seconds:.2f} s" if seconds < 1 else human_time(seconds)
 
     def _aside(self, message: str, label: str = "") -> None:
         message = shown(message)
@@ -382,6 +382,21 @@ def show(text: str) -> None:
     with suppress(OSError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
+
+
+def note_costs() -> None:
+    """With ``-v``, what a command took: time, time of the processors, memory."""
+    import resource
+
+    from wdscli.units import human_size, human_time
+
+    for out in _outs:
+        if out.talk.verbose:
+            used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+            busy = human_time(sum(one.ru_utime + one.ru_stime for one in used))
+            unit = 1 if sys.platform == "darwin" else 1024
+            most = human_size(max(one.ru_maxrss for one in used) * unit)
+            out.note(f"took {out.took()}, {busy} of processor time; the largest process had {most} of memory")
 
 
 def take_bars_away() -> None:

@@ -135,6 +135,8 @@ def diff(
             )
             for text, where in ((a, scratch), (b, other))
         ]
+        for name, text, plan in zip("AB", (a, b), plans, strict=True):
+            progress.note(f"{name}: {text}: {len(plan.inputs)} shards, {plan.samples} samples")
         match = _match(*plans)
         for key in _keys(plans[0], match.only_a):
             each(Difference(ONLY_A, key))
@@ -278,7 +280,7 @@ def _order(plans: Sequence[ReorderPlan], match: _Match) -> str:
     key = next(_keys(plans[0], match.rows_a[first : first + 1]))
     other = next(_keys(plans[1], rising[first : first + 1]))
     moved = int((match.rows_b != rising).sum())
-    return f'{moved} of {len(rising)} samples lie elsewhere; the first is "{key}" in a, where b has "{other}"'
+    return f'{moved} of {len(rising)} samples lie elsewhere; the first is "{key}" in A, where B has "{other}"'
 
 
 def _boundaries(plans: Sequence[ReorderPlan]) -> str:
@@ -287,9 +289,9 @@ def _boundaries(plans: Sequence[ReorderPlan]) -> str:
     if a == b:
         return ""
     if len(a) != len(b):
-        return f"{len(a)} shards in a, {len(b)} in b"
+        return f"{len(a)} shards in A, {len(b)} in B"
     at = next(number for number in range(len(a)) if a[number] != b[number])
-    return f"shard {at} has {a[at]} samples in a, {b[at]} in b"
+    return f"shard {at} has {a[at]} samples in A, {b[at]} in B"
 
 
 def _counts(plan: ReorderPlan) -> list[int]:

@@ -12,6 +12,11 @@ from wdscli.errors import DataError
 from wdscli.model import Member, to_text
 from wdscli.tar.header import KIND_MASK, KIND_NAMES
 
+CUT_SHORT = (
+    "the copy or upload was cut short: make it again, or save whole samples with `wds verify --repair`"
+)
+"""The hint with an archive that ends too early."""
+
 
 class Columns(NamedTuple):
     """Members as parallel lists. ``starts`` are the bytes of the first header block (extended headers included),
@@ -55,5 +60,5 @@ def cut(shard: str | None, columns: Columns, row: int, seen: int) -> DataError:
         shard=shard,
         offset=columns.starts[row],
         member=to_text(columns.names[row]),
-        hint="the copy or upload was cut short: make it again, or save whole samples with `wds verify --repair`",
+        hint=CUT_SHORT,
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 from wdscli.errors import DataError, InputError
 from wdscli.model import to_text
 from wdscli.tar import core
-from wdscli.tar.columns import Columns, cut, new_columns
+from wdscli.tar.columns import CUT_SHORT, Columns, cut, new_columns
 from wdscli.tar.extensions import TYPEFLAGS, Extensions
 from wdscli.tar.header import (
     BLOCK,
@@ -312,7 +312,7 @@ class Scanner:
         if self.position == self.first and total - self.first < BLOCK:
             return self._error("not a tar archive: it is shorter than one block", "not-a-tar", self.first)
         what = "a header block" if self.wanted == BLOCK else "an extended header"
-        return self._error(f"archive ends inside {what}", "truncated", self.position)
+        return self._error(f"archive ends inside {what}", "truncated", self.position, hint=CUT_SHORT)
 
     def _error(
         self, message: str, code: str, offset: int, member: str | None = None, hint: str | None = None

@@ -129,6 +129,10 @@ def verify(
             executor, check_shard, tasks, progress, "checking shards", shards.addresses
         ):
             gathered.add(result)
+            where = result.ledger.shard
+            progress.note(
+                f"{where}: {result.samples} samples, {result.members} members, {result.size_bytes} bytes"
+            )
         _add_repeats(gathered, executor)
     _add_mixed(gathered)
     return gathered.report()

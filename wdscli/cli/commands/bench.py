@@ -58,6 +58,7 @@ def bench(shards: Shards, loop: LoopOptions, general: GeneralOptions) -> None:
         # What the loader warns of, as commands warn.
         warnings.showwarning = lambda message, *_, **__: out.warn(str(message))
         fields = [name for names in loop.fields or () for name in names.split(",")] or None
+        out.note(", ".join(f"{name} {value}" for name, value in loop._asdict().items() if value is not None))
         report = run(shards, **loop._replace(fields=fields)._asdict(), **general.trust._asdict())
     if out.json:
         shares = {name: round(share, 4) for name, share in report.shares._asdict().items()}

@@ -291,6 +291,8 @@ def _print_set(out: Out, report: "CreateReport", growth: bool) -> None:
     if report.kept:
         out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
     done = "would write" if report.manifest is None else "wrote"
+    for shard in () if report.manifest is None else report.shards:
+        out.note(f"{shown(shard.address)}: {shard.samples} samples, {shard.size_bytes} bytes")
     total = f"{plural(report.samples, 'sample')} ({plural(report.members, 'file')})"
     shards = plural(len(report.shards), "shard")
     total = f"{done} {total} into {shards}, {human_size(report.size_bytes)}"
