@@ -147,6 +147,18 @@ class TestCuts:
         assert len(outputs(tmp_path)) > 3
         assert all(path.stat().st_size <= 10_000 for path in outputs(tmp_path))
 
+    @pytest.mark.parametrize("how", [["--ratio", "a=1,b=1"], ["--by", "cls"]])
+    def test_max_size_of_each_part(
+        self, good: Command, shards: list[str], tmp_path: Path, how: list[str]
+    ) -> None:
+        ran = good(*shards, "-o", tmp_path / "{part}-%d.tar", *how, "--max-size", "10kB", "--json")
+        parts = ran.objects[-1]["parts"]
+        assert max(part["shards"] for part in parts.values()) > 1
+        for name, part in parts.items():
+            found = sorted(tmp_path.glob(f"{name}-*.tar"))
+            assert len(found) == part["shards"]
+            assert all(path.stat().st_size <= 10_000 for path in found)
+
     @pytest.mark.parametrize(
         ("cut", "counts"),
         [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -282,6 +283,33 @@ def test_the_core_and_plain_python_refuse_the_same(
         monkeypatch.setattr(core, "CORE", None)
     assert messages[0] == messages[1]
     assert name in messages[0]
+
+
+def test_small_payloads_at_addresses_are_read_several_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also into one shard, and with one job; each waits here until another is read too."""
+    from wdscli import storage
+
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    names = [f"/wds-several/{number}" for number in range(6)]
+    for name in names:
+        memory.pipe(name, name.encode())
+    (tmp_path / "list").write_text("".join(f"s{at}.txt memory:/{name}\n" for at, name in enumerate(names)))
+    options = CreateOptions(from_list=str(tmp_path / "list"), jobs=1)
+    both = threading.Barrier(2, timeout=30)
+    original = storage.open_source
+    with Payloads() as payloads:
+        plan = plan_create([], str(tmp_path / "o.tar"), options, payloads)
+
+        def waiting(address: str, **more: bool) -> object:
+            both.wait()
+            return original(address, **more)
+
+        monkeypatch.setattr(storage, "open_source", waiting)
+        run_create(plan)
+    with tarfile.open(tmp_path / "o.tar") as tar:
+        assert [tar.extractfile(one).read() for one in tar] == [name.encode() for name in names]  # type: ignore[union-attr]
 
 
 def test_lines_of_a_list() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from typing import NamedTuple
@@ -32,6 +32,7 @@ from wdscli.model import ShardInfo, to_text
 from wdscli.plan.planfile import check_shown
 from wdscli.samples import SampleBatch
 from wdscli.shards.writing import ShardFile, ShardSettings
+from wdscli.storage.opening import at_once
 from wdscli.tar import build_header, core, padding
 
 PIECE_BYTES = 1 << 20
@@ -41,6 +42,10 @@ ENOUGH_BYTES = 1 << 18
 _SAMPLES_TOGETHER = 1024
 _VALUES_BYTES = 1 << 24
 """So much is held of values that are written together."""
+HELD_BYTES = 1 << 22
+"""Payloads on other machines that have no more are read whole, several at a time,"""
+AHEAD_BYTES = 1 << 24
+"""of all of which no more bytes are held."""
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 _Columns = tuple[list[bytes], list[int], list[int]]
@@ -151,6 +156,8 @@ class _Packer:
         """Descriptors of the folders that files lie below, by the number of their place; -1 for none."""
         self._scratches: dict[str, int] = {}
         """Descriptors of the files that values lie in; -1 for one that cannot be read."""
+        self._fetched: Iterator[bytes | None] = iter(())
+        """The payloads of the members at hand that lie on other machines; None for one that is read in pieces."""
 
     def pack(self, first: int, end: int) -> int:
         """Samples ``first`` to ``end``; the bytes they take."""
@@ -169,6 +176,7 @@ class _Packer:
                 for key, low, high in zip(keys, firsts, firsts[1:]):
                     self._shard.write(key, list(zip(fields[low:high], payloads[low:high])))
                 return self._shard.position - begin
+        self._fetched = _fetched(files, members, sizes)
         columns: _Columns = ([], [], [])
         at = 0
         for place, run in groupby(places):
@@ -233,10 +241,16 @@ class _Packer:
         shard.write_blocks(build_header(row.replace(SEPARATOR, b"."), size, self._task.settings.form))
         offsets.append(shard.position)
         fields.append(row[row.find(SEPARATOR) + 1 :])
-        pieces = [place.payload] if isinstance(place, Inline) else _pieces(place, size, self._view)
-        for piece in pieces:
+        for piece in self._payload(place, size):
             shard.write_blocks(piece)
         shard.write_blocks(padding(size))
+
+    def _payload(self, place: Place, size: int) -> Iterable[bytes | memoryview]:
+        """The pieces of one payload."""
+        if isinstance(place, Inline):
+            return [place.payload]
+        fetched = next(self._fetched) if isinstance(place, Remote) else None
+        return _pieces(place, size, self._view) if fetched is None else [fetched]
 
 
 def payload_of(place: Inline | Stored, size: int) -> bytes:
@@ -247,6 +261,43 @@ def payload_of(place: Inline | Stored, size: int) -> bytes:
         payload = bytearray(size)
         _opened(place, size, stack)(memoryview(payload), 0)
         return bytes(payload)
+
+
+def _fetched(files: Files, members: list[int], sizes: list[int]) -> Iterator[bytes | None]:
+    """The payloads of those members that lie on other machines, several of which are asked for at a time; None for one
+    that is too large to be held. Raises InputError, DataError ``changed-while-read``."""
+    group: dict[str, int] = {}
+    waiting: list[str] = []
+
+    def answers() -> Iterator[bytes | None]:
+        found = dict(zip(group, at_once(lambda one: _whole(one, group[one]), list(group))))
+        yield from map(found.get, waiting)
+        group.clear()
+        waiting.clear()
+
+    for number, size in zip(members, sizes):
+        place = files.place(number) if files.place_number(number) >= 0 else None
+        if isinstance(place, Remote):
+            if sum(group.values()) + size > AHEAD_BYTES:
+                yield from answers()
+            if size <= HELD_BYTES:
+                group[place.address] = size
+            waiting.append(place.address)
+    yield from answers()
+
+
+def _whole(address: str, size: int) -> bytes:
+    """What lies at an address, which is so long."""
+    from wdscli.storage import open_source
+
+    data = bytearray()
+    with open_source(address, decompress=False) as source:
+        # One byte more than planned shows whether it has grown.
+        while piece := source.read_some(len(data), size + 1 - len(data)):
+            data += piece
+    if len(data) != size:
+        raise changed(Remote(address), size, len(data))
+    return bytes(data)
 
 
 def _pieces(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[memoryview]:
