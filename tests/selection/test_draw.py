@@ -111,8 +111,9 @@ class TestEverywhere:
             wds("index", *shards)
         drawn = ls("--sample", sample, "--seed", 5)
         options = ("--sample", sample, "--seed", 5, "-o")
-        for command in ("cat", "split", "merge", "sort"):
-            ran = wds(command, *shards, *options, tmp_path / f"{command}.tar")
+        for command in ("cat", "split", "merge", "sort", "map"):
+            more = ("--filter", "cls", "cat") if command == "map" else ()
+            ran = wds(command, *shards, *more, *options, tmp_path / f"{command}.tar")
             assert ran.code == 0, ran.err
             assert keys_of(tmp_path / f"{command}.tar") == drawn
             assert (

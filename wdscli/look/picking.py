@@ -16,6 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from wdscli.errors import DataError, OutputError, UsageError
+from wdscli.look.listing import Listing
 from wdscli.plan.inputs import PIECE_BYTES, Input, pieces_of
 from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
 from wdscli.plan.request import Request
@@ -160,9 +161,10 @@ class Picker:
         check_again(draw, self.set.addresses)
         # A key that comes again is left out where the caller counts later.
         lowest = Lowest(draw, distinct=self._counts_later)
-        request = self._request._replace(selection=self.selection.before_draw)
-        for page in Picker(request, writes_names=False).pages():
-            lowest.add(map(page.batch.keys.__getitem__, page.rows))
+        # Headers alone, by indexes where these save requests.
+        before = Listing(self.set, self.selection.before_draw, self._request.on_error, QUIET)
+        for page in before.samples():
+            lowest.add(page.batch.keys)
         if message := draw.lack(lowest.total):
             self._progress.warn(message)
         self.selection = self.selection._replace(draw=draw.settled(lowest))

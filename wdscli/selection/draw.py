@@ -73,7 +73,7 @@ class Draw(NamedTuple):
     @property
     def takes_most(self) -> bool:
         """Whether a good part of all samples is drawn, as far as that is known."""
-        return self.bound > RANKS // 4
+        return not self.is_open and self.bound > RANKS // 4
 
     def takes(self, rank: int, ties: int) -> bool:
         """Whether a sample of this rank is drawn, ``ties`` of the bound's being so already. Raises UsageError before a
