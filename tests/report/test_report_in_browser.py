@@ -28,16 +28,27 @@ SHOWN = (
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
     webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}"):
+    for flag in FLAGS.split():
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.set_page_load_timeout(120)
-    driver.set_script_timeout(120)
+    driver = None
+    for attempt in range(3):
+        # On a machine that is busy with other tests a browser may not be up in the time that its driver gives it.
+        options.add_argument(f"--user-data-dir={tmp_path / f'profile{attempt}'}")
+        try:
+            driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+            break
+        except WebDriverException:
+            if attempt == 2:
+                raise
+    assert driver is not None
+    driver.set_page_load_timeout(100)
+    driver.set_script_timeout(100)
     yield driver
     driver.quit()
 
