@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -94,7 +95,10 @@ class _Field(NamedTuple):
             values = {name: values}
         for key, value in values.items():
             is_nested = isinstance(value, (list, dict))
-            yield Column(self.group, key, name), (json_text(value),) if is_nested else value
+            yield _value_column(self.group, key, name), (json_text(value),) if is_nested else value
+
+
+_value_column = lru_cache(1 << 12)(Column)
 
 
 def _number(text: str) -> Cell:
