@@ -381,6 +381,24 @@ def test_label_from_parent(create: Create, tmp_path: Path, capsys: pytest.Captur
     assert "a/2" in fails(capsys, 3, folder, "--label-from", "parent", "-o", tmp_path / "o.tar")
 
 
+def test_label_from_top_is_the_class_of_an_imagefolder(create: Create, tmp_path: Path) -> None:
+    files: Tree = {
+        "train/dog/deep/cat/1.v2.png": "",
+        "train/cat/2.png": "",
+        "train/cat/notes.txt": "",
+        "val/x.png": "",
+    }
+    plant(tmp_path, files)
+    options = ["--label-from", "top", "--key-rule", "last-dot", "--include", "*.png"]
+    out = create(tmp_path / "train", *options)
+    assert [(name, data) for name, data in read(out / "o-000000.tar") if name.endswith("cls")] == [
+        ("cat/2.cls", b"0"),
+        ("dog/deep/cat/1_v2.cls", b"1"),
+    ]
+    assert manifest(out)["wdscli"]["classes"] == ["cat", "dog"]
+    assert manifest(create(tmp_path / "val", *options))["wdscli"]["classes"] == ["val"]
+
+
 def test_require(photos: Path, create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = fails(capsys, 3, photos, "--require", "jpg,json", "-o", tmp_path / "o.tar")
     assert '"cats/2" has no json' in said

@@ -184,9 +184,9 @@ def take(samples: Samples, chosen: Iterable[int]) -> Samples:
     return Samples(samples.files, order, starts, places)
 
 
-def add_labels(samples: Samples, field: bytes = b"cls") -> Samples:
-    """The samples with the field ``cls``, which has the name of the parent folder for a payload; :func:`number_labels`
-    turns names to numbers."""
+def add_labels(samples: Samples, which: str = "parent", field: bytes = b"cls") -> Samples:
+    """The samples with the field ``cls``, which has the name of a folder for a payload, the last of the key or its
+    ``top``; :func:`number_labels` turns names to numbers."""
     files = samples.files
     without = range(len(files)) if len(samples.order) < len(files) else ()
     left_out = frozenset(without).difference(samples.order)
@@ -199,8 +199,9 @@ def add_labels(samples: Samples, field: bytes = b"cls") -> Samples:
                 code="duplicate-field",
                 hint="leave out --label-from, or the files with --exclude '*.cls'",
             )
-        # The last folder of the key, or where the key has none, of the file that the first field comes from.
-        label = key.rpartition(b"/")[0].rpartition(b"/")[2]
+        # A folder of the key, or where the key has none, of the file that the first field comes from.
+        folders = key.rpartition(b"/")[0]
+        label = folders.partition(b"/")[0] if which == "top" else folders.rpartition(b"/")[2]
         place = b"" if label else files.place(samples.order[samples.firsts[sample]])
         if isinstance(place, bytes) and place:
             label = os.path.basename(os.path.dirname(os.path.abspath(place)))
@@ -208,7 +209,7 @@ def add_labels(samples: Samples, field: bytes = b"cls") -> Samples:
             raise DataError(
                 f'sample "{to_text(key)}" lies in no folder that could label it',
                 code="missing-field",
-                hint="--label-from parent takes names such as cats/img7.jpg",
+                hint=f"--label-from {which} takes names such as cats/img7.jpg",
             )
         if label not in kept:
             kept[label] = files.keep(Inline(label))

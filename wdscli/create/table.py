@@ -251,7 +251,7 @@ class TableReader:
             raise DataError(
                 f'the key "{to_text(key)}" has a dot, at which readers would end it',
                 code="unsafe-name",
-                hint="--key-rule last-dot writes _ for the dots of keys",
+                hint="--rekey '{COLUMN!k}' ends it there, --key-rule last-dot writes _ for the dots of keys",
             )
         check_written(key, field, "unsafe name")
         return key

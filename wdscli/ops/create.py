@@ -76,7 +76,7 @@ class CreateOptions:
     exclude: Sequence[str] = ()
     require: Sequence[str] = ()
     incomplete: Literal["error", "skip", "keep"] = "error"
-    label_from: Literal["parent"] | None = None
+    label_from: Literal["parent", "top"] | None = None
     order: Literal["path", "shuffle"] | None = None
     seed: int = 0
     cuts: Cuts = field(default_factory=Cuts)
@@ -407,7 +407,7 @@ def _arrange(
     first_index = 0 if base is None else base.samples
     samples, repeated = repeats.grouped(files, options.on_duplicate, rekey, first_index)
     if options.label_from is not None:
-        samples = grouping.add_labels(samples)
+        samples = grouping.add_labels(samples, options.label_from)
     if walked is not None and options.order != "path":
         samples = grouping.as_given(samples, walked)
     if lacking:

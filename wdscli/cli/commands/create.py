@@ -64,7 +64,8 @@ class TroubleOptions(NamedTuple):
     --require EXT,...  Fields that every sample must have; 'jpg;png' is either of them.
     --incomplete  Sample that lacks a required field, or whose source in a list or table is missing: stop,
         skip it, or keep it.
-    --label-from  Add the field cls: the number of the parent folder's name in the sorted list of all.
+    --label-from  Add the field cls: the number of the parent folder's name, or of the top folder's below
+        SOURCE, in the sorted list of all.
     --on-duplicate  A key that another folder, line or row had before, with the same field: stop, leave the
         sample out, or give it a new key.
     --limit N  Write at most N samples: the first ones of the output.
@@ -77,7 +78,7 @@ class SampleOptions(NamedTuple):
     key_rule: str = "first-dot"
     require: Texts = None
     incomplete: Literal["error", "skip", "keep"] = "error"
-    label_from: Literal["parent"] | None = None
+    label_from: Literal["parent", "top"] | None = None
     on_duplicate: Literal["error", "skip", "rekey"] = "error"
     limit: Natural = None
     order: Literal["path", "shuffle"] | None = None
