@@ -225,7 +225,7 @@ class TestPipelines:
         with pytest.raises(UsageError, match="no exact place"):
             data.state_dict()
         with pytest.raises(UsageError, match="rng"):
-            wds.WebDataset(urls).compose(shuffled)
+            wds.WebDataset(urls).compose(shuffled).state_dict()
 
     def test_a_shard_is_named_by_a_dict(self) -> None:
         with pytest.raises(UsageError, match="url"):

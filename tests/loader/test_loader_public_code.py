@@ -771,6 +771,215 @@ def rounded_batches_of_a_cut(wds: Any, urls: str) -> list[int]:
     return [number for _ in range(2) for (labels,) in loader for number in ints(labels)]
 
 
+@drawn
+def a_mix_that_is_appended_to_an_empty_dataset(wds: Any, urls: str) -> list[int]:
+    """Hands' and bodies' meshes: a class that passes over WebDataset's own beginning; weights are numpy's."""
+    import numpy
+
+    def flattened(src: Any) -> Any:
+        for sample in src:
+            yield {"n": int(sample["cls"]), "key": sample["__key__"]}
+
+    class Mixed(wds.WebDataset):
+        def __init__(self) -> None:
+            super(wds.WebDataset, self).__init__()
+            sets = [
+                wds.WebDataset(urls, nodesplitter=wds.split_by_node, shardshuffle=True, resampled=True)
+                .decode("rgb8")
+                .compose(flattened)
+                .with_epoch(50)
+                for _ in range(2)
+            ]
+            self.append(wds.RandomMix(sets, numpy.array([0.25, 0.75])))
+
+    data = Mixed().with_epoch(30).shuffle(10)
+    loader = torch.utils.data.DataLoader(data, 5, drop_last=True, num_workers=2, prefetch_factor=2)
+    return [n for batch in loader for n in ints(batch["n"])]
+
+
+@shape
+def stages_that_are_appended_one_by_one(wds: Any, urls: str) -> list[int]:
+    class Grand(torch.utils.data.IterableDataset):  # type: ignore[misc,name-defined]
+        def __iter__(self) -> Any:
+            return iter([{"url": url} for url in sorted(glob(urls))])
+
+    class Data(wds.WebDataset):
+        def __init__(self) -> None:
+            super(wds.WebDataset, self).__init__()
+            self.append(Grand())
+            self.append(wds.split_by_node)
+            self.append(wds.split_by_worker)
+            self.append(wds.cache.StreamingOpen())
+            self.append(wds.pipelinefilter(wds.tariterators.tar_file_expander)())
+            self.append(wds.pipelinefilter(wds.tariterators.group_by_keys)())
+            self.append(wds.compat.check_empty)
+
+    loader = torch.utils.data.DataLoader(Data().decode().to_tuple("cls"), num_workers=2, batch_size=4)
+    return [n for (numbers,) in loader for n in ints(numbers)]
+
+
+@shape
+def a_fluid_pipeline_of_a_class(wds: Any, urls: str) -> list[int]:
+    """A diffusion prior's embeddings: two bases, stages appended, one of them by a filter of its own."""
+
+    def verified(samples: Any, required: Any) -> Any:
+        yield from ({key: one[key] for key in required} for one in samples if set(required) <= set(one))
+
+    class Embeddings(wds.DataPipeline, wds.compat.FluidInterface):
+        def __init__(self) -> None:
+            super().__init__()
+            self.append(wds.SimpleShardList(urls))
+            self.append(wds.split_by_node)
+            self.append(wds.split_by_worker)
+            self.append(wds.tarfile_to_samples(handler=wds.handlers.reraise_exception))
+            self.append(wds.decode("pilrgb", handler=wds.warn_and_continue))
+            self.append(wds.filters.pipelinefilter(verified)(["npy", "cls"]))
+            self.append(wds.to_tuple("npy", "cls"))
+
+    loader = torch.utils.data.DataLoader(Embeddings(), batch_size=6, num_workers=2)
+    return [n for vectors, numbers in loader for n in ints(numbers) if vectors.shape[1:] == (3,)]
+
+
+@drawn
+def resampled_sets_mixed_and_mapped(wds: Any, urls: str) -> list[int]:
+    sets = [
+        wds.DataPipeline(
+            wds.ResampledShards(sorted(glob(urls)), deterministic=False),
+            wds.split_by_node,
+            wds.split_by_worker,
+            wds.tarfile_to_samples(handler=wds.warn_and_continue),
+            wds.shuffle(7),
+            wds.decode("rgb8", handler=wds.warn_and_continue),
+        )
+        for _ in range(2)
+    ]
+    mapped = wds.DataPipeline(
+        wds.RandomMix(sets, [0.5, 0.5]), wds.map(lambda s: s["cls"]), wds.select(lambda n: n is not None)
+    )
+    loader = wds.WebLoader(mapped.with_epoch(15), batch_size=5, num_workers=2, drop_last=True)
+    return [n for batch in loader for n in ints(batch)]
+
+
+@drawn
+def a_mix_cut_and_shuffled(wds: Any, urls: str) -> list[int]:
+    def node_no_split(src: Any) -> Any:
+        return src
+
+    sets = [
+        wds.WebDataset(urls, shardshuffle=1000, detshuffle=True, seed=0, nodesplitter=node_no_split)
+        .decode("pil", handler=wds.ignore_and_continue)
+        .to_tuple(["jpg", "jpeg"], "cls", handler=wds.ignore_and_continue)
+        for _ in range(2)
+    ]
+    mixed = wds.DataPipeline(wds.RandomMix(sets), wds.shuffle(10, initial=10)).with_epoch(20)
+    return [number for _, number in mixed]
+
+
+@shape
+def windows_of_a_sequence(wds: Any, urls: str) -> list[int]:
+    def windows(src: Any, steps: int) -> Any:
+        held: list[Any] = []
+        for one, number, key in src:
+            held.append((number, key))
+            if len(held) == steps:
+                yield one, torch.tensor([number for number, _ in held])
+                held = []
+
+    data = (
+        wds.WebDataset(urls, shardshuffle=True)
+        .decode("rgb8")
+        .to_tuple("jpg", "cls", "__key__")
+        .map_tuple(to_tensor, None, None)
+        .compose(partial(windows, steps=5))
+        .shuffle(4)
+        .batched(2)
+    )
+    loader = wds.WebLoader(data, batch_size=None, num_workers=1)
+    loader = loader.unbatched().shuffle(5).batched(3)
+    return [n for _, numbers in loader for n in ints(numbers.flatten())]
+
+
+@shape
+def a_part_for_validation(wds: Any, urls: str) -> list[int]:
+    data = wds.WebDataset(urls, shardshuffle=False).decode().to_tuple("cls").batched(5)
+    loader = wds.WebLoader(data.slice(4), batch_size=None).with_epoch(6)
+    return [n for (numbers,) in loader for n in ints(numbers)]
+
+
+@shape
+def lists_of_scalars(wds: Any, urls: str) -> list[int]:
+    collate = partial(wds.filters.default_collation_fn, combine_tensors=False, combine_scalars=False)
+    data = wds.DataPipeline(
+        wds.SimpleShardList(urls),
+        wds.split_by_worker,
+        wds.tarfile_to_samples(),
+        wds.decode(),
+        wds.to_tuple("npy", "cls"),
+        wds.batched(7, collation_fn=collate, partial=True),
+    )
+    return [n for vectors, numbers in data if isinstance(vectors, list) for n in numbers]
+
+
+@shape
+def what_one_sample_becomes_is_unlisted(wds: Any, urls: str) -> list[int]:
+    data = wds.DataPipeline(
+        wds.SimpleShardList(urls),
+        wds.tarfile_to_samples(),
+        wds.map(lambda sample: [int(sample["cls"])] * 2),
+        wds.filters.unlisted(),
+        wds.batched(4, collation_fn=list),
+        wds.select(lambda batch: len(batch) == 4),
+    )
+    return [n for batch in data for n in batch]
+
+
+@shape
+def two_readers_side_by_side(wds: Any, urls: str) -> list[int]:
+    """Further columns from shards of the same keys, read beside the first."""
+
+    def add_column(src: Any) -> Any:
+        last, column = None, iter(())
+        for sample in src:
+            if sample["__url__"] != last:
+                last = sample["__url__"]
+                column = iter(
+                    wds.WebDataset(last, shardshuffle=False, nodesplitter=None, workersplitter=None)
+                )
+            extra = next(column)
+            assert extra["__key__"] == sample["__key__"]
+            yield {**sample, "extra": extra["txt"]}
+
+    data = wds.WebDataset(urls, shardshuffle=False, workersplitter=wds.split_by_worker).compose(add_column)
+    loader = torch.utils.data.DataLoader(data.to_tuple("extra"), batch_size=None, num_workers=0)
+    return said(text.decode() for (text,) in loader)
+
+
+@shape
+def a_length_that_is_set_aside(wds: Any, urls: str) -> list[int]:
+    data = wds.WebDataset(urls, shardshuffle=True).shuffle(10).decode("rgb").to_tuple("cls")
+    loader = wds.WebLoader(data.batched(4, partial=False), batch_size=None, shuffle=False, num_workers=2)
+    loader.length = 10
+    loader.unbatched().shuffle(1000).batched(4)
+    return [n for (numbers,) in loader for n in ints(numbers)]
+
+
+@shape
+def validation_in_parts_of_a_process(wds: Any, urls: str) -> list[int]:
+    stages = [
+        wds.SimpleShardList(urls),
+        wds.slice(1, None, 2),
+        wds.split_by_worker,
+        wds.tarfile_to_samples(handler=wds.ignore_and_continue),
+        wds.decode("pil"),
+        wds.to_tuple("jpg", "cls"),
+        wds.map_tuple(to_tensor, torch.tensor),
+    ]
+    loader = torch.utils.data.DataLoader(
+        wds.DataPipeline(*stages), batch_size=4, num_workers=2, drop_last=False
+    )
+    return [n for _, numbers in loader for n in ints(numbers)]
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_it_gives_what_webdataset_gives(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLOW_OBSOLETE", "1")

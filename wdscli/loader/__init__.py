@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
     from wdscli.loader.names import *  # noqa: F403
 
-_MODULES = "autodecode extradatasets filters handlers pipeline shardlists tariterators tenbin utils writer"
+_MODULES = """
+autodecode cache extradatasets filters handlers pipeline pytorch shardlists tariterators tenbin utils writer
+"""
 """webdataset's, in the folder ``compat``, that can be had as attributes here too."""
 
 

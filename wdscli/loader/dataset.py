@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
@@ -72,7 +72,7 @@ class PositionDataset(Fluent[Item]):
 
     def __init__(
         self,
-        source: PositionSource,
+        source: PositionSource | None = None,
         *,
         rank: int | None = None,
         world_size: int | None = None,
@@ -87,6 +87,10 @@ class PositionDataset(Fluent[Item]):
             want_word("tail", tail, TAILS)
         if rank is not None or world_size is not None:
             rank, world_size = find_rank(rank, world_size)
+        if source is None:  # a class that says by append() what it gives
+            from wdscli.loader.streams import PlainStream
+
+            source = cast(PositionSource, PlainStream())
         self.source = source
         self._rank, self._world = rank, world_size
         self._tail = tail
@@ -550,8 +554,8 @@ def _facts(source: Any) -> list[str]:
     while hasattr(source, "source"):
         source = source.source
     catalog = getattr(source, "catalog", None)
-    if getattr(source, "is_plain", False):
-        return ["several sets, some of them plain generators, without an exact place"]
+    if facts := getattr(source, "facts", ""):
+        return [str(facts)]
     if getattr(source, "splitters", ()):
         return [f"{len(source.addresses):,} shards split by functions, without an exact place"]
     if catalog is None:

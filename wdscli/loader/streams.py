@@ -89,6 +89,47 @@ class Stream:
         raise UsageError("what can only be streamed has no positions")
 
 
+class PlainStream(Stream):
+    """What begins a pipeline, anything that can be iterated or a function that gives an iterator: it gives what it
+    gives in each process, and there is no exact place."""
+
+    facts = "what was appended, without an exact place"
+
+    def __init__(self, first: Any = None) -> None:
+        super().__init__(0, False)
+        self._first = first
+
+    def begun_by(self, stage: Any) -> PlainStream | None:
+        """One that ``stage`` begins, None where this has begun."""
+        return PlainStream(stage) if self._first is None else None
+
+    def identity(self) -> dict[str, Any]:
+        """Refused: raises UsageError."""
+        raise UsageError(
+            "there is no exact place in what was appended to an empty dataset",
+            hint="wds.WebDataset(urls) with its stages has a state",
+        )
+
+    def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
+        """To go on is to begin again."""
+        return Trail()
+
+    def flow(
+        self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
+    ) -> Iterator[Any]:
+        """What comes in ``passes`` epochs, endless for None."""
+        for turn in turns(epoch, passes):
+            first: Any = () if self._first is None else getattr(self._first, "run", self._first)
+            items = iter(first if hasattr(first, "__iter__") else first())
+            items = self.buffered(items, turn, share.worker, share.rank)
+            empty = True
+            for item in items:
+                empty = False
+                yield item
+            if empty:
+                return
+
+
 class ShardStream(Stream):
     """The samples of shards, from front to back. Shards that are shuffled come in another order in each epoch.
     ``spelled`` fields keep their capitals; ``fields`` limits which are kept. ``splitters``, functions of the user's

@@ -97,7 +97,7 @@ def random_samples(
     rng: random.Random | None = None,
 ) -> Iterator[Any]:
     """One of a source that is drawn, until one has no more, or with ``longest`` until none has."""
-    left, weights, end = list(sources), list(probs or [1] * len(sources)), object()
+    left, weights, end = list(sources), list([1] * len(sources) if probs is None else probs), object()
     draw = (rng or random).choices
     while left:
         [number] = draw(range(len(left)), weights)

@@ -226,10 +226,10 @@ class _MixReader:
 
 
 class MixStream(Stream):
-    """Datasets as one stream; where some are plain iterables, ``is_plain``, each is iterated."""
+    """Datasets as one stream; where some are plain iterables, each is iterated."""
 
     def __init__(self, parts: Sequence[Any], rules: Rules, *, is_plain: bool = False) -> None:
-        self.is_plain = is_plain
+        self.facts = "several sets, some of them plain generators, without an exact place" if is_plain else ""
         self._parts: tuple[_Plain | _Part, ...] = tuple(map(_Plain if is_plain else _Part, parts))
         self.rules = rules
         super().__init__(rules.seed or 0, all(part.is_shuffled for part in self._parts))

@@ -432,13 +432,22 @@ class Fluent(PerSample[Item]):
         a state behind one is exact with the same number of ranks and workers only, and to go on is to replay."""
         new = self
         for stage in args:
-            added = getattr(stage, "added_to", None)
+            added = None if new._appended else getattr(stage, "added_to", None)
             new = added(new) if added is not None else new._through(getattr(stage, "run", stage))
         return new
 
     def append(self, f: Any) -> None:
-        """Add a stage to this dataset itself, as webdataset does; :meth:`compose` leaves it as it is."""
-        self.__dict__.update(self.compose(f).__dict__)
+        """Add a stage to this dataset itself, as webdataset does; :meth:`compose` leaves it as it is. The first begins
+        where there is nothing yet, in classes that begin as ``super(wds.WebDataset, self).__init__()``."""
+        source = self._appended and self._appended.begun_by(f)
+        new = self._with(source=source) if source else self.compose(f)
+        self.__dict__.update(new.__dict__)
+
+    @property
+    def _appended(self) -> Any:
+        """The source where it is what was appended to an empty dataset."""
+        source: Any = getattr(self, "source", None)
+        return source if hasattr(source, "begun_by") else None
 
     def _through(self: Whole, generator: Any) -> Whole:
         if not callable(generator):
