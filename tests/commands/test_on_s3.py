@@ -113,6 +113,31 @@ def test_what_is_shown(s3: S3, bucket: str, here: Path, line: str) -> None:
     )
 
 
+def test_a_set_that_grows(s3: S3, here: Path, tmp_path: Path) -> None:
+    bucket = s3.bucket("grows")
+    for place in (f"s3://{bucket}/g", str(tmp_path / "g")):
+        words = ["create", here / "files" / "k0", "-o", f"{place}/out-%d.tar", "-j", 1]
+        assert wds(*words, "--if-changed").code == 0
+        assert "nothing to do" in wds(*words, "--if-changed").err
+        more = ["create", here / "files" / "k1", "-o", f"{place}/out-%d.tar", "-j", 1, "--append"]
+        for _ in range(2):
+            ran = wds(*more, "--resume")
+            assert ran.code == 0, ran.err
+        assert wds(*more).code == 3
+    assert objects(s3, bucket, "g/") == content(tmp_path / "g")
+
+
+def test_a_shuffle_of_what_has_changed(s3: S3, here: Path) -> None:
+    bucket = s3.bucket("changed")
+    name = "in-0.tar"
+    for data in ((here / "one" / name).read_bytes(), (here / "two" / name).read_bytes()):
+        s3.client.put_object(Bucket=bucket, Key=f"in/{name}", Body=data)
+        forget_listings()
+        words = ["shuffle", f"s3://{bucket}/in", "-o", f"s3://{bucket}/out-%d.tar", "-j", 1, "--if-changed"]
+        assert "shuffled" in wds(*words).err
+        assert "nothing to do" in wds(*words).err
+
+
 def test_index_in_place(s3: S3, here: Path, tmp_path: Path) -> None:
     bucket = s3.bucket("index-in-place")
     s3.client.put_object(Bucket=bucket, Key="two/in-0.tar", Body=(here / "two" / "in-0.tar").read_bytes())

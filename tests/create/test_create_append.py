@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,21 @@ def test_killed_at_every_step(
         assert content(folder) == wanted
         steps += 1
     assert steps > 6
+
+
+def test_killed_behind_the_first_shard(out: str, good: Command, tmp_path: Path) -> None:
+    folder, more = tmp_path / "out", plant(tmp_path / "two", "defg")
+    before = content(folder)
+    words = [str(more), "-o", out, "--append", "--max-count", "2", "-j", "1"]
+    command = [sys.executable, "-m", "wdscli", "create", *words, "--post", "kill -9 $PPID"]
+    assert subprocess.run(command, check=False).returncode == -9
+    there = content(folder)
+    assert {name: there[name] for name in before} == before
+    assert len(outputs(folder)) == 3
+    good(*words, "--resume")
+    assert [keys_of(path) for path in outputs(folder)] == [["a", "b"], ["c"], ["d", "e"], ["f", "g"]]
+    assert not leftovers(folder)
+    assert_true_set(folder)
 
 
 def test_resume_of_another_addition(good: Command, run: Command, out: str, tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from shard_cases import content, interrupt_at, keys_of, outputs, wds, write_shards
 
+from wdscli.run import unchanged
+from wdscli.storage import Source
+
 NOTHING = "nothing to do: neither inputs nor options have changed"
 
 
@@ -228,6 +231,36 @@ def test_interrupted_at_every_step(here: Path, monkeypatch: pytest.MonkeyPatch, 
         assert content(here / "out") == wanted
         steps += 1
     assert steps > 5
+
+
+def test_a_store_that_tells_no_versions(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a web server may."""
+    pytest.importorskip("fsspec").filesystem("memory").pipe("/unchanged/x", b"x")
+    (here / "list").write_text("a.txt\tmemory://unchanged/x\n")
+    original = unchanged.open_source
+
+    def plain(address: str, **more: bool) -> Source:
+        source = original(address, **more)
+        source.version = ""
+        return source
+
+    monkeypatch.setattr(unchanged, "open_source", plain)
+    ran = wds("create", "--from-list", "list", "-o", "out/out-%d.tar", "--if-changed")
+    assert (ran.code, "tells no version" in ran.err) == (2, True), ran.err
+
+
+def test_killed_while_a_set_is_replaced(here: Path) -> None:
+    """Before the first shard has a receipt that says so."""
+    words = ["create", "files", "-o", "out/out-%d.tar", "--max-count", "1", "-j", "1", "--if-changed"]
+    assert wds(*words).code == 0
+    (here / "files" / "x.txt").write_text("other")
+    killing = [*words, "--post", "kill -9 $PPID"]
+    assert subprocess.run([sys.executable, "-m", "wdscli", *killing], check=False).returncode == -9
+    assert not (here / "out" / "out-manifest.json").exists()
+    ran = wds(*words)
+    assert ran.code == 0, ran.err
+    assert content(here / "out")["out-0.tar"].count(b"other") == 1
+    assert NOTHING in wds(*words).err
 
 
 def test_in_a_makefile(here: Path) -> None:

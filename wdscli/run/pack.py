@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from wdscli.create.packing import PackTask, pack, unpacked_task
@@ -152,6 +153,8 @@ def _is_newer(task: PackTask, than_ns: int) -> bool:
     """Whether one of a shard's local files was written, or got its name, after a moment."""
     for number in task.members:
         place = task.files.place(number)
-        if isinstance(place, bytes) and os.stat(place).st_ctime_ns > than_ns:
-            return True
+        # One that is gone since says nothing against a shard that is there.
+        with suppress(FileNotFoundError):
+            if isinstance(place, bytes) and os.stat(place).st_ctime_ns > than_ns:
+                return True
     return False

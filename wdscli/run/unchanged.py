@@ -130,7 +130,8 @@ def _stamps(shards: ShardSet) -> Iterator[Any]:
 
 
 def source_stamp(address: str) -> tuple[int, str]:
-    """Size, and time of change or version, of what lies at an address. Raises InputError."""
+    """Size, and time of change or version, of what lies at an address. Raises InputError, UsageError
+    where nobody tells."""
     if is_local(address):
         try:
             status = os.stat(local_path(address))
@@ -138,6 +139,11 @@ def source_stamp(address: str) -> tuple[int, str]:
             raise InputError(f"cannot read {address}: {error.strerror}", cause=error) from None
         return status.st_size, f"mtime:{status.st_mtime_ns}"
     with open_source(address, decompress=False) as source:
+        if not source.version:
+            raise UsageError(
+                f"--if-changed does not see whether {address} has changed: its store tells no version of it",
+                hint="leave out --if-changed, or copy it here first",
+            )
         return source.size or 0, source.version
 
 
