@@ -447,6 +447,13 @@ class TestTheJobItself:
     def test_what_is_no_bucket(self, run: Command, bucket: Path, given: str) -> None:
         assert "NAME=WHERE" in run(written(bucket), "--bucket", given).err
 
+    def test_as_text(self, good: Command, run: Command, bucket: Path) -> None:
+        good(json.dumps(PLAIN))
+        assert new_keys(bucket) == KEYS
+        ran = run('{"input_bck": ')
+        assert ran.code == 2
+        assert "the job is not JSON" in ran.err
+
     def test_yaml(self, good: Command, run: Command, bucket: Path) -> None:
         pytest.importorskip("yaml")
         text = (

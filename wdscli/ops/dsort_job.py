@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, UsageError
+from wdscli.model import to_bytes
 from wdscli.selection.named import near
 from wdscli.storage import is_local, is_stream, read_all
 from wdscli.storage.addresses import listed_address
@@ -108,19 +109,22 @@ class Job:
 
 
 def read_job(address: str, buckets: Mapping[str, str] | None = None, *, trust_addresses: bool = False) -> Job:
-    """The job that a file describes in JSON, or YAML where PyYAML is installed; ``buckets`` says where buckets are, by
-    their names. Raises UsageError, InputError also for what a job that was fetched may not name."""
-    data = read_all(address)
+    """The job that a file describes in JSON, or YAML where PyYAML is installed; or the text of one, which begins with a
+    brace. ``buckets`` says where buckets are, by their names. Raises UsageError, InputError also for what a job that
+    was fetched may not name."""
+    is_text = address.lstrip().startswith("{")
+    name = "the job" if is_text else address
+    data = to_bytes(address) if is_text else read_all(address)
     try:
         plain = json.loads(data)
     except (ValueError, RecursionError) as error:
-        plain = _yaml(data, f"{address} is not JSON: {error}")
+        plain = _yaml(data, f"{name} is not JSON: {error}")
     if not isinstance(plain, dict):
         raise UsageError(
-            f"{address} describes no job", hint="a job is a JSON object: input_bck, input_format, ..."
+            f"{name} describes no job", hint="a job is a JSON object: input_bck, input_format, ..."
         )
     job = parse_job(plain, buckets or {})
-    if is_local(address) or is_stream(address):
+    if is_text or is_local(address) or is_stream(address):
         return job
     for bucket in (job.source, job.target):
         if bucket.name not in (buckets or {}) and not trust_addresses:

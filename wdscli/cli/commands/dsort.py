@@ -67,7 +67,7 @@ class OtherOptions(NamedTuple):
 def dsort(
     *,
     spec: Annotated[
-        str, typer.Argument(metavar="SPEC", help="The job, in JSON or YAML; - is standard input.")
+        str, typer.Argument(metavar="SPEC", help="The job, in JSON or YAML: a file, a URL, -, or its text.")
     ],
     buckets: BucketOptions,
     output: SetOptions,
