@@ -50,7 +50,7 @@ class Draw(NamedTuple):
     def parse(cls, text: str, seed: int = 0) -> Draw:
         """A number of samples, or a share: ``10%``, ``0.1``. Raises UsageError.
 
-        >>> Draw.parse("25%").bound == Draw.parse("0.25").bound == 1 << 62, Draw.parse("1000").count
+        >>> Draw.parse("25%").bound == Draw.parse("0.25").bound == 1 << 62, Draw.parse("1000").number
         (True, 1000)
         """
         match, start = _SHARE.fullmatch(text.strip()), mix(seed ^ SALT)
