@@ -9,10 +9,12 @@ from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 from queue import Queue
-from threading import Event
+from threading import Barrier, Event
 
 import pytest
 from conftest import Command
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_cases import numbered, write_shards
@@ -313,3 +315,25 @@ def test_a_whole_object_of_known_size_is_requested_at_once(s3: S3, monkeypatch: 
         assert requests == [(0, 100_000), (100_000, 200_000), (200_000, 300_000)]
         assert source.read_at(0, len(DATA)) == DATA
     assert len(requests) == 3
+
+
+def test_clients_that_wait_read_several_ranges_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a store whose client knows no asyncio, as Hugging Face's."""
+    monkeypatch.setattr(ahead, "REQUEST_BYTES", 100_000)
+    together = Barrier(3)
+
+    class Waiting(MemoryFileSystem):
+        protocol = "waiting"
+
+        def cat_file(self, path: str, start: int = 0, end: int = 0, **options: object) -> bytes:
+            together.wait(60)
+            return DATA[start:end]
+
+        def info(self, path: str, **options: object) -> dict[str, object]:
+            return {"name": path, "size": len(DATA), "type": "file"}
+
+    register_implementation("waiting", Waiting, clobber=True)
+    with opening.open_source("waiting://a.tar", decompress=False) as source:
+        source._ahead.will_be_used(300_000)  # type: ignore[attr-defined]
+        source.expect([(0, 300_000)])
+        assert source.read_at(0, 300_000) == DATA

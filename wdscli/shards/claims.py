@@ -34,6 +34,7 @@ from wdscli.shards.inputs import MANIFEST_SUFFIX, names_in
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, remove, sibling
 from wdscli.storage.addresses import local_path
 from wdscli.storage.local import is_same_file, remove_if_abandoned
+from wdscli.storage.opening import at_once
 
 LOCK = ".lock.tmp"
 _PART = "{part}"
@@ -313,7 +314,7 @@ def remove_receipts(addresses: Iterable[str]) -> None:
     for folder, names in folders.items():
         inside = f"{folder}{FOLDER}/"
         there = set(names_in(inside))
-        for name in sorted(there & names):
-            remove(inside + name)
+        for _ in at_once(remove, [inside + name for name in sorted(there & names)]):
+            pass
         if there and there <= names and is_local(inside):
             _remove_empty([local_path(inside)])

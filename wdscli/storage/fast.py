@@ -424,9 +424,9 @@ class FastS3:
         return {one["name"]: one for one in listed if is_like(one["name"].rpartition("/")[2])}
 
     def rm_file(self, path: str) -> None:
-        """Remove one object."""
-        self._answer(path, self._remove, "rm_file")
+        """Remove one object, as s3fs does: obstore asks for many to be removed, which not every store can do."""
         self._listed.pop(path.rpartition("/")[0], None)
+        self.full().rm_file(path)
 
     def _ls_from_cache(self, path: str) -> list[dict[str, Any]] | None:
         """What a listing has said of a path; None where there was none. Raises FileNotFoundError for what is not in
@@ -492,11 +492,6 @@ class FastS3:
             raise FileNotFoundError(path)
         self._listed[path] = {one["name"]: one for one in found}
         return found
-
-    async def _remove(self, store: Any, path: str) -> None:
-        import obstore
-
-        await obstore.delete_async(store, self.split_path(path)[1])
 
 
 def s3fs_of(fs: Any) -> Any:

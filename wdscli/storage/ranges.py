@@ -17,9 +17,11 @@ call one step below it. It must not know shards.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, InputIsFolderError
@@ -44,6 +46,8 @@ from wdscli.storage.web import AnswerReader, WebFile, check_range
 
 HEAD_BYTES = 1 << 16
 """What the first read fetches at least, so that a look at the first bytes is no request of its own."""
+THREADS = 16
+"""Reads at a time from stores whose client knows no others than such as wait."""
 _PIECE_BYTES = 1 << 20
 _VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
 
@@ -297,15 +301,26 @@ def _range_starter(fs: Any, path: str, patience: Network) -> Start:
             raise Transient(f"{len(data)} bytes came where {end - begin} were requested")
         return data
 
-    def start(begin: int, end: int) -> Future[bytes]:
-        answer: Future[bytes] = Future()
-        try:
-            answer.set_result(retried(lambda: read(begin, end)))
-        except Exception as error:
-            answer.set_exception(error)
-        return answer
+    if fs.protocol == "memory":
+        return lambda begin, end: _done(lambda: read(begin, end))
+    # Its reads wait: several do so at a time, each in a thread.
+    threads = _threads_of(os.getpid())
+    return lambda begin, end: threads.submit(copy_context().run, retried, lambda: read(begin, end))
 
-    return start
+
+def _done(read: Callable[[], bytes]) -> Future[bytes]:
+    answer: Future[bytes] = Future()
+    try:
+        answer.set_result(read())
+    except Exception as error:
+        answer.set_exception(error)
+    return answer
+
+
+@cache
+def _threads_of(process: int) -> ThreadPoolExecutor:
+    """The threads of this process that wait for stores; a fork has none of its parent's."""
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="wdscli-ranges")
 
 
 class _FileReader:

@@ -65,9 +65,13 @@ def open_remote_sink(address: str, *, force: bool) -> Sink:
         raise OutputError(f"cannot write {address}: web servers are only read")
     with explained(address, OutputError, "write"):
         fs, path = filesystem(address, fresh=False)
-        _check(fs, path, address, force)
         if scheme(address) in S3_KINDS:
+            if force:  # whatever stands there
+                check_bucket(address)
+            else:
+                _check(fs, path, address, force)
             return S3Sink(address, fs, path, force=force)
+        _check(fs, path, address, force)
         kind = UploadSink if scheme(address) in _UPLOADING else RenameSink
         return kind(address, fs, path, force=force)
 
@@ -97,6 +101,8 @@ def check_bucket(address: str) -> None:
         return
     try:
         fs, path = filesystem(bucket)
+        if isinstance(fs, FastS3):
+            fs.prepare()
         fs.info(path)
     except FileNotFoundError as error:
         why = no_bucket(address)
@@ -115,8 +121,6 @@ class S3Sink(Sink):
 
     def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
         super().__init__(name)
-        if isinstance(fs, FastS3):
-            fs.prepare()
         self._object = _S3Object(fs, path, network())
         self._condition = {} if force else {"IfNoneMatch": "*"}
         self._pieces: list[bytes] = []
