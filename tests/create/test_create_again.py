@@ -55,6 +55,20 @@ class TestResume:
         assert not leftovers(tmp_path / "again")
         assert good(*first, "--resume", "--json").objects[-1]["kept"] == 3
 
+    def test_values_that_changed_are_not_kept(self, run: Command, good: Command, tmp_path: Path) -> None:
+        table = tmp_path / "t.csv"
+        table.write_text("id,c\na,1\nb,2\n")
+        command = ["--from-table", table, "--key-column", "id", "--column", "cls=c", "--max-count", 1, "-j1"]
+        command += ["-o", out(tmp_path / "made"), "--resume"]
+        assert run(*command, "--post", self.FAILS % (tmp_path / "go")).code == 5
+        table.write_text("id,c\na,8\nb,9\n")
+        ran = run(*command)
+        assert (ran.code, "--force" in ran.err) == (4, True)
+        assert good(*command, "--force", "--json").objects[-1]["kept"] == 0
+        (tmp_path / "fresh").mkdir()
+        good(*command[:-3], "-o", out(tmp_path / "fresh"))
+        assert content(tmp_path / "made") == content(tmp_path / "fresh")
+
     def test_after_a_kill(self, good: Command, tree: Path, tmp_path: Path) -> None:
         good(tree, "-o", out(tmp_path / "whole"), "--max-count", 2)
         command = ["create", str(tree), "-o", out(tmp_path / "killed"), "--max-count", "2"]

@@ -51,18 +51,28 @@ class Payloads:
         self._trusts = trust_addresses
         self._on_error = on_error
         self._incomplete = incomplete
+        from xxhash import xxh3_128
+
+        self._digest = xxh3_128()
         self._in_memory = 0
         self._scratch: IO[bytes] | None = None
         self._end = 0
 
     def keep(self, payload: bytes) -> Place:
         """A place for these bytes."""
+        self._digest.update(b"%d:" % len(payload))
+        self._digest.update(payload)
         if len(payload) <= _SMALL_BYTES and self._in_memory < _MAX_IN_MEMORY_BYTES:
             self._in_memory += len(payload) + 64
             return Inline(payload)
         file, place = self._file(), self._end
         self._append(file, payload)
         return Stored(file.name, place)
+
+    @property
+    def digest(self) -> str:
+        """A digest of all payloads that were kept, which have no times that tell whether they have changed."""
+        return self._digest.hexdigest()
 
     def of_member(self, key: bytes, field: bytes, address: str, where: str) -> tuple[int, Place] | None:
         """What :func:`fetch` gives for one member; None for one that is left out. Raises InputError."""
@@ -94,6 +104,7 @@ class Payloads:
                 return source.size, place
             file, begin = self._file(), self._end
             while data := source.read_some(self._end - begin, _PIECE_BYTES):
+                self._digest.update(data)
                 self._append(file, data)
             return self._end - begin, Stored(file.name, begin)
 

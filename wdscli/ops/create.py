@@ -160,6 +160,8 @@ class CreatePlan(NamedTuple):
     report: CreateReport
     stamp: str | None = None
     """What tells whether anything has changed, where that was asked for."""
+    values: str = ""
+    """A digest of what lies in no file of its own."""
 
     def task(self, number: int) -> PackTask:
         """What makes one shard."""
@@ -358,7 +360,7 @@ def plan_create(
         progress.warn(
             f"{report.oversized} {what} larger than --max-size ({limit} bytes); each has a shard of its own"
         )
-    return CreatePlan(out, options, samples, bounds, report)
+    return CreatePlan(out, options, samples, bounds, report, values=payloads.digest)
 
 
 def _find(
@@ -454,11 +456,11 @@ def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
 
 
 def _mark(plan: CreatePlan) -> PlanMark:
-    """The fingerprint of a plan: names and sizes of all files in order, options, and shards. What files hold is not
-    known before they are read; see :func:`_trusted`."""
+    """The fingerprint of a plan: names and sizes of all files in order, values, options, and shards. What files hold is
+    not known before they are read: who makes shards looks at their times."""
     from xxhash import xxh3_128
 
-    files, rows = plan.samples.files, xxh3_128()
+    files, rows = plan.samples.files, xxh3_128(plan.values.encode())
     for first in range(0, len(plan.samples.order), ROWS_TOGETHER):
         some = plan.samples.order[first : first + ROWS_TOGETHER]
         for row, number in zip(files.rows(some), some):
