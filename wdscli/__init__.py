@@ -1,3 +1,3 @@
 """wdscli: make, look at, check, reorder and load WebDataset shard sets."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

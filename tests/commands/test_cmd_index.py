@@ -474,7 +474,7 @@ class TestDialects:
         assert run("set", "--dialect", "dali").code == 4
         assert (folder / "train-000000.idx").read_text() == "mine"
         done = run("set", "--dialect", "dali", "--check")
-        assert (done.code, done.out.splitlines()[0]) == (1, "set/train-000000.idx: it says something else")
+        assert (done.code, done.out.splitlines()[0]) == (1, "set/train-000000.idx: its content differs")
         assert run("set", "--dialect", "dali", "--force").code == 0
         assert (folder / "train-000000.idx").read_text().startswith("v1.2 2\n")
 

@@ -610,10 +610,10 @@ class TestRefused:
         [
             (["--ratio", RATIO, "--by", "cls"], "--ratio and --by exclude each other"),
             (["--by", "cls", "--by-map", "m"], "--by and --by-map exclude each other"),
-            (["--by", "cls", "--group-by", "cls"], "--group-by goes with --ratio"),
-            (["--by-map", "m", "--stratify", "cls"], "--stratify goes with --ratio"),
+            (["--by", "cls", "--group-by", "cls"], "--group-by needs --ratio"),
+            (["--by-map", "m", "--stratify", "cls"], "--stratify needs --ratio"),
             (["--ratio", "a=0.5,b=0.1"], "sum to 0.6"),
-            (["--ratio", RATIO, "--missing", "none"], "--missing none goes with --by and --by-map"),
+            (["--ratio", RATIO, "--missing", "none"], "--missing none needs --by or --by-map"),
             (["--by", "cls", "--missing", "a/b"], "cannot be the name of a part"),
             (["--ratio", RATIO, "--group-by", "("], "--group-by: not a regular expression"),
             (["--ratio", RATIO, "--stratify", "json.["], '--stratify: no field: "json.[": a path has no'),

@@ -208,7 +208,7 @@ def test_pictures_that_a_struct_or_a_column_names(
     assert "neither bytes nor paths" in fails(
         capsys, 3, "--from-table", table, "--key-column", "id", "--column", "*=at"
     )
-    assert "cannot be told" in fails(
+    assert "cannot tell the extension" in fails(
         capsys, 3, "--from-table", table, "--key-column", "id", "--column", "*=@at"
     )
 

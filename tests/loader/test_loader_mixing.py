@@ -500,7 +500,7 @@ class TestPerBatch:
         a, b, _ = sets()
         with pytest.raises(UsageError, match="batches of 2 and 3 samples"):
             wds.mix([a.batched(3), b.batched(2)], per="batch")
-        with pytest.raises(UsageError, match="wants datasets of batches"):
+        with pytest.raises(UsageError, match="needs datasets of batches"):
             wds.mix([a.batched(3), b], per="batch")
         with pytest.raises(UsageError, match='no such per: "epoch"'):
             wds.mix([a, b], per="epoch")  # type: ignore[arg-type]
@@ -533,7 +533,7 @@ class TestWebdatasetsNames:
 class TestErrors:
     def test_usage(self, folder: Path, sets: Sets) -> None:
         a, b, _ = sets()
-        with pytest.raises(UsageError, match="a mix of no sets"):
+        with pytest.raises(UsageError, match="a mix without sets"):
             wds.mix({})
         with pytest.raises(UsageError, match="weight of 0"):
             wds.mix({a: 1, b: 0})
@@ -542,7 +542,7 @@ class TestErrors:
         with pytest.raises(UsageError, match="set none of the mix has no samples"):
             len(wds.mix({"all": (a, 1), "none": (b.slice(0), 1)}))
         for sets_without in (f"{folder}/a", a, None, 5):
-            with pytest.raises(UsageError, match="wants several sets"):
+            with pytest.raises(UsageError, match="needs several sets"):
                 wds.mix(sets_without)
         for value in (a, [f"{folder}/a"], (a, 1, 2)):
             with pytest.raises(UsageError, match="no weight for 'x'"):

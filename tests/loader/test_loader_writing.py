@@ -405,7 +405,7 @@ def test_encoders(tmp_path: Path) -> None:
         ({"__key__": "../a", "cls": 1}, "unsafe name"),
         ({"__key__": "a", "b/c": b"1"}, "do not read back"),
         ({"__key__": "__a", "x__": b"1", "y": b"2"}, "do not read back"),
-        ({"__key__": "a", "label": 5}, "nobody knows how to write int as label"),
+        ({"__key__": "a", "label": 5}, "there is no encoder for int as label"),
     ],
 )
 def test_samples_that_cannot_be_written(sample: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class TestSources:
                 source.read_at(200_000, 10)
         assert web.url("a.tar") in str(caught.value)
         assert "from byte 200000: it was replaced or changed while it was read" in str(caught.value)
-        assert caught.value.hint == "read it again when nobody writes there"
+        assert caught.value.hint == "read it again when no other program writes there"
         with open_source(web.url("a.tar")) as source:
             assert source.read_at(200_000, 10) == NEW[200_000:200_010]
 

@@ -214,7 +214,7 @@ def print_report(out: Out, report: ReorderReport, oversized: int, done: str | No
     done = done or _DONE.get(report.operation, report.operation)
     shards = plural(report.shards, "shard")
     if report.kept:
-        out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
+        out.summary(f"kept {plural(report.kept, 'shard')} of an earlier run")
     parts = [PartTotals(name, m.samples, len(m.shards), m.size_bytes) for name, m in written if has_parts]
     empty = sum(not shard.samples for manifest in report.manifests for shard in manifest.shards)
     _print_contents(out, parts, empty, report.joined)
@@ -287,7 +287,7 @@ def print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int], ove
         out.summary(f"left out {plural(sum(dropped.values()), 'sample')}: {by_reason(dropped)}")
     if ignored:
         out.summary(
-            f"passed over {plural(sum(ignored.values()), 'member')} of no sample: {by_reason(ignored)}"
+            f"skipped {plural(sum(ignored.values()), 'member')} that belong to no sample: {by_reason(ignored)}"
         )
     if oversized:
         out.warn(f"{plural(oversized, 'sample')} larger than --max-size, each in a shard of its own")

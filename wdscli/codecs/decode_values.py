@@ -135,7 +135,7 @@ def decode_pickle(data: bytes) -> Any:
 def refuse_pickle(data: bytes) -> Any:
     """Raises UsageError: nobody asked for it."""
     raise UsageError(
-        "a pickle can run any program and is not loaded unless asked for",
+        "a pickle can run any program and is loaded only by an explicit decode",
         hint='decode("pickle") if you trust who made it; fields=[...] or only=[...] leave it alone',
     )
 

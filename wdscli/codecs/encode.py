@@ -156,7 +156,7 @@ def encode_pickle(value: Any) -> bytes:
 
 def refuse_pickle(value: Any) -> bytes:
     raise UsageError(
-        "a pickle can only be read by those who trust it, and is not written unless asked for",
+        "a pickle can only be read by those who trust it, and is written only by an explicit encoder",
         hint='encoder="pickle", or json, msgpack, npy, npz, pth instead',
     )
 
@@ -264,7 +264,7 @@ def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODE
         encode = encoders.get(name)
         if encode is None:
             raise UsageError(
-                f"nobody knows how to write {type(value).__name__} as {name}",
+                f"there is no encoder for {type(value).__name__} as {name}",
                 hint="name a type: image.png, label.cls, data.json, x.npy; or give bytes",
             )
         value = encode(value)

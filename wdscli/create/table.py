@@ -308,7 +308,7 @@ def _extension(value: Any, path: str | None, column: str, *, is_address: bool) -
         known = known.lower() if dot else ""
     if not known.isalnum():
         raise DataError(
-            f'the extension of what column "{column}" has cannot be told',
+            f'cannot tell the extension of the values in column "{column}"',
             code="bad-value",
             hint=f"name it: --column jpg={'@' * is_address}{column}",
         )

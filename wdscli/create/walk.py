@@ -181,7 +181,7 @@ def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: 
     wanted.outputs.refuse(path)
     name = path[path.rfind(b"/") + 1 :]
     if b"." not in name:
-        raise UsageError(f"{to_text(path)} is part of no sample: its name has no field after a dot")
+        raise UsageError(f"{to_text(path)} belongs to no sample: its name has no field after a dot")
     found = _why_not(name, wanted) or wanted.rule.split(name)
     if isinstance(found, str):
         skipped.add(found, path)

@@ -242,7 +242,7 @@ def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[C
             names = ", ".join(sorted(column.name for column in others))
             raise InputError(
                 f"the shards were changed while they were read: now there is {names}",
-                hint="read them again when nobody writes there",
+                hint="read them again when no other program writes there",
             )
         yield chunk
 

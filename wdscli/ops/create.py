@@ -125,7 +125,7 @@ class CreateReport:
     manifest: Manifest | None = None
     manifest_address: str | None = None
     kept: int = 0
-    """Shards that an earlier run had made."""
+    """Shards of an earlier run."""
     unread: tuple[Unread, ...] = ()
     """Sources that could not be read, each of which left a member out."""
     dropped: Mapping[str, int] = field(default_factory=dict)

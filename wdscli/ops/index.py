@@ -122,7 +122,7 @@ def index(
     ``manifest`` is its address; by default the one that was given as input, or ``<prefix>-manifest.json`` in the folder
     of the shards. Indexes and files that are up to date are kept unless ``force``. ``dry_run`` reads and writes
     nothing. Raises DataError for a damaged shard, a key that comes twice in one, and a manifest that no longer tells
-    the truth; OutputExistsError for a file that is there and says something else.
+    the truth; OutputExistsError for a file that exists and has other content.
     """
     shards = open_set(inputs, trust_addresses=trust_addresses)
     for address, times in Counter(shards.addresses).items():
@@ -278,12 +278,12 @@ def _put(file: SideFile, force: bool, dry_run: bool, of: str | None = None) -> S
     """Write a file of a dialect, unless the same is there."""
     reason = "there was none"
     if exists(file.address):
-        reason = "forced" if force else "it says something else"
+        reason = "forced" if force else "its content differs"
         if not force and _says(file.address, file.pieces):
             return Side(file.address, "kept", shard=of)
         if not force and not dry_run:
             raise OutputExistsError(
-                f"{file.address} is there and says something else", hint="replace it with --force"
+                f"{file.address} exists and has other content", hint="replace it with --force"
             )
     with nullcontext() if dry_run else open_sink(file.address, force=force) as sink:
         for piece in file.pieces:

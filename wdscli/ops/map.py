@@ -51,7 +51,7 @@ def map_order(request: Request, transform: Transform) -> MappedOrder:
         )
     if request.cuts.max_count is not None and transform.multi:
         raise UsageError(
-            "--max-count: with --multi nobody knows how many samples there will be",
+            "--max-count: with --multi the number of samples is not known",
             hint="--shards; or cut afterwards: wds split --max-count",
         )
     keeps_shards = request.cuts == Cuts()

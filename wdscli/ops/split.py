@@ -84,9 +84,9 @@ def _check_fit(request: Request, options: SplitOptions, ways: Sequence[str]) -> 
     if ways != ["ratio"]:
         for name in _OF_RATIO:
             if getattr(options, name) is not None:
-                raise UsageError(f"{_option(name)} goes with --ratio", hint="--ratio train=0.9,val=0.1")
+                raise UsageError(f"{_option(name)} needs --ratio", hint="--ratio train=0.9,val=0.1")
     if not ways and options.missing != "error":
-        raise UsageError("--missing goes with --ratio, --by or --by-map")
+        raise UsageError("--missing needs --ratio, --by or --by-map")
     outputs = Outputs(request.output, request.settings)
     if ways and not outputs.has_parts:
         raise UsageError(
@@ -107,7 +107,7 @@ def _option(name: str) -> str:
 def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
     if options.missing not in ("error", "drop"):
         raise UsageError(
-            f"--missing {options.missing} goes with --by and --by-map",
+            f"--missing {options.missing} needs --by or --by-map",
             hint="with --ratio it is error or drop",
         )
     shares = parse_ratio(options.ratio or "")

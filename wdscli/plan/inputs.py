@@ -79,7 +79,7 @@ class Input(NamedTuple):
                     "the input was changed after the plan was made",
                     code="changed",
                     shard=self.address,
-                    hint="make the plan again, when nobody writes there",
+                    hint="make the plan again when no other program writes there",
                 )
             return source
         source = open_source(self.copy, decompress=False)

@@ -71,7 +71,7 @@ class ReorderReport:
     manifests: tuple[Manifest, ...]
     joined: JoinCounts | None = None
     kept: int = 0
-    """Shards that an earlier run had made."""
+    """Shards of an earlier run."""
     members_in: int = 0
     payload_bytes_in: int = 0
     payload_bytes: int = 0

@@ -169,7 +169,7 @@ def _refuse_other(plan: ReorderPlan, found: Found) -> None:
         return
     if found.receipt is None:
         raise DataError(
-            "the shard is not what its manifest says",
+            "the shard differs from its manifest",
             code="manifest-mismatch",
             shard=found.shard.address,
             hint="make the set again with --force",

@@ -168,7 +168,7 @@ class Energon(Dialect):
                 hint="energon refuses it: leave it out of the set",
             )
         if not shard.name.endswith(".tar"):
-            raise DataError("energon wants shards named .tar", shard=shard.address)
+            raise DataError("energon needs shards named .tar", shard=shard.address)
         if self._database is None:
             self._database = _Database()
         self._database.add(shard, index)

@@ -29,7 +29,7 @@ def replaced(name: str, offset: int | None = None) -> InputError:
     where = "" if offset is None else f", from byte {offset}"
     return InputError(
         f"cannot read {name}{where}: it was replaced or changed while it was read",
-        hint="read it again when nobody writes there",
+        hint="read it again when no other program writes there",
     )
 
 

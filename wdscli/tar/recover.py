@@ -165,7 +165,7 @@ def _orphan(shard: str, window: Window) -> DataError:
     for column in others:
         column.pop(0)
     return DataError(
-        "member passed over: the extended header with its name or size is damaged",
+        "member skipped: the extended header with its name or size is damaged",
         code="bad-extended-header",
         shard=shard,
         offset=start,

@@ -80,7 +80,7 @@ class Transform(NamedTuple):
         """What does it; commands make their scratch folders below ``folder``. Raises UsageError for a function that
         cannot be found, or a package that is not installed."""
         if self.kind not in _MODULES:
-            raise UsageError(f'nobody knows how to transform by "{self.kind}"')
+            raise UsageError(f'unknown transform "{self.kind}"')
         made: Call = import_module(f"wdscli.transform.{_MODULES[self.kind]}").call_of(self, folder)
         return made
 
@@ -123,7 +123,7 @@ def make_transform(
         ("--resize-only-if-bigger", only_if_bigger, ("--resize",)),
     ):
         if value and ways[0] not in goes_with:
-            raise UsageError(f"{option} goes with {' and '.join(goes_with)}")
+            raise UsageError(f"{option} needs {' or '.join(goes_with)}")
     if (resize is None and only_if_bigger) or (resize is not None and resize < 1):
         raise UsageError("--resize takes a number of pixels", hint="--resize 256")
     if quality is not None and not 1 <= quality <= 100:

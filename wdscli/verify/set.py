@@ -97,7 +97,7 @@ def verify(
     listings = find_listings(shards, max_findings)
     if checksums and not any(listing.shard.checksum for listing in listings.of.values()):
         raise UsageError(
-            "--checksums has nothing to compare with: no manifest with checksums was given or lies beside the shards",
+            "--checksums has nothing to compare with: there is no manifest with checksums",
             hint="`wds index SHARDS` writes one for shards that you trust",
         )
     readers, decoded = parse_profiles(profiles), max_decoded if decode else None

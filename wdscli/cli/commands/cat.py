@@ -239,7 +239,7 @@ def _check_tar_options(
     if preserve:
         given.append("--preserve")
     if given:
-        raise UsageError(f"{instead} goes with no {given[0]}", hint=f"{given[0]} is for a tar")
+        raise UsageError(f"{instead} cannot be combined with {given[0]}", hint=f"{given[0]} is for a tar")
 
 
 def _print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int]) -> None:

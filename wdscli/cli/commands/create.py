@@ -290,7 +290,7 @@ def _print_set(out: Out, report: "CreateReport", growth: bool) -> None:
         )
         out.summary(f"the set has {total} now")
     if report.kept:
-        out.summary(f"kept {plural(report.kept, 'shard')} that an earlier run had made")
+        out.summary(f"kept {plural(report.kept, 'shard')} of an earlier run")
     done = "would write" if report.manifest is None else "wrote"
     for shard in () if report.manifest is None else report.shards:
         out.note(f"{shown(shard.address)}: {shard.samples} samples, {shard.size_bytes} bytes")

@@ -102,7 +102,7 @@ def dsort(
     out = Out(other.common, json=json.json)
     job = read_job(spec, where, trust_addresses=other.trust.trust_addresses)
     if job.unused:
-        out.summary(f"note: of no meaning here: {', '.join(job.unused)}")
+        out.summary(f"note: ignored here: {', '.join(job.unused)}")
     given = InputOptions(errors=other.errors, trust=other.trust, network=other.network, common=other.common)
     settings = {**tasks._asdict(), **engine._asdict()}
     request = read_request((), OutputOptions("", **output._asdict()), given, **settings)

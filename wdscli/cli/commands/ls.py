@@ -337,7 +337,7 @@ def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:
     kept = f", {plural(report.samples, 'sample')} selected" if report.samples else ""
     out.note(f"read {plural(report.shards, 'shard')}{kept}")
     if report.ignored:
-        out.note(f"members of no sample: {_counts(report.ignored)}")
+        out.note(f"members that belong to no sample: {_counts(report.ignored)}")
     if report.dropped:
         out.note(f"samples left out: {_counts(report.dropped)}")
     if report.missing:
@@ -429,7 +429,7 @@ def _human_facts(summary: "Summary") -> Iterator[tuple[str, str]]:
     more = f"{twice} more than once: see which with `wds verify`"
     yield "keys", more if summary.repeated_keys else "each comes once"
     if report.ignored:
-        yield "ignored", f"members of no sample: {_counts(report.ignored)}"
+        yield "ignored", f"members that belong to no sample: {_counts(report.ignored)}"
     if report.dropped:
         yield "left out", f"samples: {_counts(report.dropped)}"
     if report.broken:

@@ -119,7 +119,7 @@ class ResampledShards(_Shards):
         self.given: Any = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
         self.urls = expand_source(self.given, max_urls)
         if empty_check and not self.urls:
-            raise InputError("ResampledShards() of no shards", hint="empty_check=False makes that no error")
+            raise InputError("ResampledShards() without shards", hint="empty_check=False makes that no error")
         self.nshards, self.seed, self.deterministic = nshards, seed, deterministic
         self.worker_seed = worker_seed or pytorch_worker_seed
         self.epoch = -1

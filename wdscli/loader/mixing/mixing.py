@@ -196,7 +196,7 @@ def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     batches = []
     for pipeline in pipelines:
         if pipeline.batch is None:
-            raise UsageError('mix(per="batch") wants datasets of batches', hint="call batched() on each")
+            raise UsageError('mix(per="batch") needs datasets of batches', hint="call batched() on each")
         batches.append(pipeline.batch)
     sizes = {batch.size for batch in batches}
     if len(sizes) > 1:
@@ -291,11 +291,11 @@ def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list
     if isinstance(datasets, Mapping):
         rows = [(name, *_pair(value, name)) for name, value in datasets.items()]
     elif isinstance(datasets, (str, Fluent)) or not isinstance(datasets, Iterable):
-        raise UsageError(f"mix() wants several sets, not {_shown(datasets)}", hint=USAGE)
+        raise UsageError(f"mix() needs several sets, not {_shown(datasets)}", hint=USAGE)
     else:
         rows = [(one[0], *_pair(one, None)) if isinstance(one, tuple) else (one, one, 1) for one in datasets]
     if not rows:
-        raise UsageError("a mix of no sets", hint=USAGE)
+        raise UsageError("a mix without sets", hint=USAGE)
     names = [str(name) if isinstance(name, str) else str(at) for at, (name, _, _) in enumerate(rows)]
     return names, [part for _, part, _ in rows], [weight for _, _, weight in rows]
 

@@ -48,7 +48,7 @@ def default_collation(
     {'cls': [1.5, 2]}
     """
     if not samples:
-        raise DataError("a batch of no samples", code="collation")
+        raise DataError("a batch without samples", code="collation")
     first = samples[0]
     if isinstance(first, dict):
         _same_fields(samples)
@@ -186,10 +186,10 @@ def collated(samples: list[Any]) -> Any:
 def unbatched(batch: Any) -> Iterator[Any]:
     """The samples of a batch of columns. Raises TypeError, ValueError."""
     if not isinstance(batch, (dict, list, tuple)):
-        raise TypeError(f"unbatched() wants batches that are tuples or dicts, not {type(batch).__name__}")
+        raise TypeError(f"unbatched() needs batches that are tuples or dicts, not {type(batch).__name__}")
     columns = batch.values() if isinstance(batch, dict) else batch
     if len({len(column) for column in columns}) > 1:
-        raise ValueError("unbatched() wants batches: here are columns of different lengths")
+        raise ValueError("unbatched() needs batches: these have columns of different lengths")
     rows = zip(*columns)
     return (dict(zip(batch, row)) for row in rows) if isinstance(batch, dict) else rows
 
@@ -197,7 +197,7 @@ def unbatched(batch: Any) -> Iterator[Any]:
 def unlisted(batch: Any) -> Iterable[Any]:
     """The samples of a list. Raises TypeError."""
     if not isinstance(batch, list):
-        raise TypeError(f"unlisted() wants lists, not {type(batch).__name__}")
+        raise TypeError(f"unlisted() needs lists, not {type(batch).__name__}")
     return batch
 
 

@@ -53,7 +53,7 @@ def alternatives(names: str | Sequence[str]) -> list[str]:
 
 def want_dict(item: Any, stage: str) -> Any:
     if not isinstance(item, (dict, Mapping)):
-        raise TypeError(f"{stage}() wants samples that are dicts, not {type(item).__name__}")
+        raise TypeError(f"{stage}() needs samples that are dicts, not {type(item).__name__}")
     return item
 
 
@@ -137,7 +137,7 @@ def map_dict(functions: Mapping[str, Function], item: Any) -> Any:
 def map_tuple(functions: Sequence[Function | None], item: Any) -> Any:
     """Functions of the first values of a tuple."""
     if not isinstance(item, (list, tuple)):
-        raise TypeError(f"map_tuple() wants tuples, not {type(item).__name__}: call to_tuple() first")
+        raise TypeError(f"map_tuple() needs tuples, not {type(item).__name__}: call to_tuple() first")
     found = list(item)
     for place, function in enumerate(functions[: len(found)]):
         if function is not None:
