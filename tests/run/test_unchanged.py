@@ -131,6 +131,15 @@ def test_what_makes_no_difference(here: Path) -> None:
         assert NOTHING in wds(*SHUFFLE, *more).err, more
 
 
+def test_resume_of_a_set_that_has_a_stamp(here: Path) -> None:
+    assert wds(*SHUFFLE).code == 0
+    assert "kept 3 shards" in wds(*SHUFFLE[:-1], "--resume").err
+    # Of another one it keeps what is the same, and the next run finds it unchanged.
+    aged(here / "in" / "in-0.tar")
+    assert wds(*SHUFFLE, "--resume").code == 0
+    assert NOTHING in wds(*SHUFFLE).err
+
+
 @pytest.mark.parametrize("gone", ["out-1.tar", "out-manifest.json"])
 def test_a_set_that_is_not_whole(here: Path, gone: str) -> None:
     assert wds(*SHUFFLE).code == 0

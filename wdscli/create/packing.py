@@ -71,7 +71,7 @@ class PackTask(NamedTuple):
         for number in range(len(files)) if holds_all else ():
             place, size = files.place(number), files.size(number)
             if isinstance(place, Stored):
-                files.put(number, size, files.keep(Inline(payload_of(place, size))))
+                files.put(number, size, files.keep(Inline(payload_at(place, size))))
         return self._replace(files=files, members=numbers_of(range(len(files)), len(files)))
 
     def parcel(self) -> bytes:
@@ -251,16 +251,6 @@ class _Packer:
             return [place.payload]
         fetched = next(self._fetched) if isinstance(place, Remote) else None
         return _pieces(place, size, self._view) if fetched is None else [fetched]
-
-
-def payload_of(place: Inline | Stored, size: int) -> bytes:
-    """A payload that is kept here."""
-    if isinstance(place, Inline):
-        return place.payload
-    with ExitStack() as stack:
-        payload = bytearray(size)
-        _opened(place, size, stack)(memoryview(payload), 0)
-        return bytes(payload)
 
 
 def _fetched(files: Files, members: list[int], sizes: list[int]) -> Iterator[bytes | None]:

@@ -22,7 +22,7 @@ from wdscli.create.adding import Base, base_of, standing_set
 from wdscli.create.files import Files, Inline, Remote, Skipped, Stored, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.keys import KeyRule
-from wdscli.create.packing import PackTask, payload_of
+from wdscli.create.packing import PackTask, payload_at
 from wdscli.create.payloads import Payloads, Unread
 from wdscli.create.recipe import read_recipe
 from wdscli.create.table import TableOptions, read_table
@@ -484,7 +484,7 @@ def _stamp(plan: CreatePlan) -> str:
     for number in order:
         place = files.place(number)
         if isinstance(place, (Inline, Stored)):
-            told: Any = payload_of(place, files.size(number))
+            told: Any = payload_at(place, files.size(number))
         else:
             told = source_stamp(to_text(place)) if isinstance(place, bytes) else versions[place.address]
         row, told = files.row(number), told if isinstance(told, bytes) else repr(told).encode()

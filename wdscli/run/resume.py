@@ -220,9 +220,14 @@ def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifes
 
 
 def says_the_same(manifest: Manifest, ours: Manifest) -> bool:
-    """Whether a manifest that was read tells that its set was made as ours would be."""
-    made = json.loads(json.dumps(dict(ours.made)))
-    return (made, ours.name) == (dict(manifest.made), manifest.name)
+    """Whether a manifest that was read tells that its set was made as ours would be. A stamp counts where both have
+    one: that of another run may have been asked for none."""
+    made, found = json.loads(json.dumps(dict(ours.made))), dict(manifest.made)
+    for one, other in ((made, found), (found, made)):
+        if "stamp" not in one:
+            other.pop("stamp", None)
+            other.pop("parts", None)
+    return (made, ours.name) == (found, manifest.name)
 
 
 def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: Iterable[int]) -> None:

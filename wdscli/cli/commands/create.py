@@ -39,7 +39,7 @@ _output = panel("Output")
 
 
 @_output("""
-    --append  Add shards behind the last one of a set that is there, whose own stay as they are.
+    --append  Add shards to an existing set, after its last one; its own shards stay unchanged.
     """)
 class GrowthOptions(NamedTuple):
     """What is done about a set that is there."""
@@ -66,7 +66,7 @@ class TroubleOptions(NamedTuple):
         skip it, or keep it.
     --label-from  Add the field cls: the number of the parent folder's name, or of the top folder's below
         SOURCE, in the sorted list of all.
-    --on-duplicate  A key that another folder, line or row had before, with the same field: stop, leave the
+    --on-duplicate  A field that a sample has already, from another folder, line or row: stop, leave the later
         sample out, or give it a new key.
     --limit N  Write at most N samples: the first ones of the output.
     --order  Sort by key, or shuffle. Default: path, or the order of the list or table.
