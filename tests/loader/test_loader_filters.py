@@ -18,7 +18,9 @@ from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.loader.read import selected as filters
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.selected import FilteredCatalog, filtered
+from wdscli.look.listing import ls
 from wdscli.ops.index import index
+from wdscli.selection import Selection
 from wdscli.shards import ShardWriter
 
 
@@ -29,6 +31,51 @@ def shards(tmp_path: Path) -> list[str]:
 
 def keys(data: Any) -> list[str]:
     return [one["__key__"] for one in data]
+
+
+class TestDrawn:
+    """``sample=``: the same samples as ``--sample`` of every command (tests/selection/test_draw.py)."""
+
+    def drawn(self, shards: list[str], sample: str, seed: int = 0, **how: Any) -> list[str]:
+        """As ``wds ls`` draws them."""
+        selection = Selection.parse(sample=sample, seed=seed, **how)
+        return [key.decode() for page in ls(shards, selection=selection).samples() for key in page.batch.keys]
+
+    @pytest.mark.parametrize(
+        ("given", "text", "seed"),
+        [
+            (7, "7", 0),
+            ("30%", "30%", 0),
+            (0.3, "0.3", 0),
+            (("5", 3), "5", 3),
+            ((0.25, 9), "25%", 9),
+            (1.0, "1.0", 0),
+        ],
+    )
+    def test_as_a_look_draws(self, shards: list[str], given: Any, text: str, seed: int) -> None:
+        expected = self.drawn(shards, text, seed)
+        data = WebDataset(shards, sample=given, shuffle="none")
+        assert (len(data), keys(data)) == (len(expected), expected)
+        table = IndexedDataset(shards, sample=given)
+        assert keys(table) == expected
+        assert keys(IndexedDataset(shards).select(sample=given)) == expected
+
+    def test_of_what_is_selected(self, shards: list[str]) -> None:
+        expected = self.drawn(shards, "4", where="index < 6")
+        assert keys(WebDataset(shards, sample=4, where="index < 6", shuffle="none")) == expected
+        table = IndexedDataset(shards, where="index < 6")
+        assert keys(table.select(sample=4)) == expected
+        backwards = table[::-1]
+        assert keys(backwards.select(sample=4)) == expected[::-1]
+
+    def test_in_a_worker(self, shards: list[str]) -> None:
+        data = WebDataset(shards, sample=6)
+        assert keys(pickle.loads(pickle.dumps(data))) == keys(data)
+
+    @pytest.mark.parametrize("given", [0, -1, 1.5, "x", ("x", 1)])
+    def test_refused(self, shards: list[str], given: Any) -> None:
+        with pytest.raises(UsageError, match=r"^sample"):
+            WebDataset(shards, sample=given)
 
 
 class TestKept:

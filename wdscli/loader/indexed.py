@@ -26,7 +26,7 @@ from wdscli.loader.order.ordinals import Layout, Ordinals, layout
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, read_each
 from wdscli.loader.read.fetch import Pool, Raw
-from wdscli.loader.read.selected import Filter, FilteredCatalog, filtered
+from wdscli.loader.read.selected import Filter, FilteredCatalog, Share, filtered
 from wdscli.loader.read.source import EpochReader, instead
 from wdscli.loader.stages.fluent import PerSample
 from wdscli.loader.stats import Counts
@@ -51,7 +51,8 @@ class IndexedDataset(PerSample[Any]):
     """The samples of a set of shards, by number from 0 in the order of the set, or by key.
 
     ``urls`` are shards as everywhere in wdscli. ``fields`` limits which payloads are read. ``where``, ``keys`` and
-    ``keys_from`` keep what wdscli's options of these names select, see :mod:`wdscli.loader.read.selected`.
+    ``keys_from`` keep what wdscli's options of these names select, see :mod:`wdscli.loader.read.selected`; ``sample``
+    draws some of these, a number or a share, or such and a seed: ``"10%"``, ``(1000, 7)``.
     ``transform`` is a function of each sample, like :meth:`map`; the other stages of a sample are there too, from
     ``decode`` to ``to_tuple``. ``on_error`` says what becomes of a sample that cannot be read: ``"raise"``, ``"skip"``
     (left out of iteration and of :meth:`__getitems__`; asked for alone it is an error) or ``"substitute"`` (one behind
@@ -85,6 +86,7 @@ class IndexedDataset(PerSample[Any]):
         where: str | None = None,
         keys: str | Sequence[str] | None = None,
         keys_from: str | None = None,
+        sample: Share | tuple[Share, int] | None = None,
         transform: Callable[[Any], Any] | None = None,
         on_error: OnError = "raise",
         threads: int | None = None,
@@ -111,7 +113,9 @@ class IndexedDataset(PerSample[Any]):
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise UsageError(f"threads={threads!r}: reading needs at least one")
         self._reading = (wanted_fields(fields, catalog.fields), threads)
-        self._open(filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error))
+        self._open(
+            filtered(catalog, where=where, keys=keys, keys_from=keys_from, sample=sample, on_error=on_error)
+        )
         if transform is not None:
             self.pipeline = self.map(transform).pipeline
 
@@ -223,16 +227,18 @@ class IndexedDataset(PerSample[Any]):
         *,
         keys: str | Sequence[str] | None = None,
         keys_from: str | None = None,
+        sample: Share | tuple[Share, int] | None = None,
     ) -> Self:
-        """A view of the samples that an expression and keys select; no data is written. Expressions over ``key``,
-        ``fields``, ``size``, ``shard`` and ``index`` ask the indexes alone; one over ``json``, ``cls`` or ``txt`` reads
-        these payloads once, now. Raises UsageError, and DataError for what cannot be decoded (under
-        ``on_error="raise"``)."""
+        """A view of the samples that an expression and keys select, or that ``sample`` draws of these; no data is
+        written. Expressions over ``key``, ``fields``, ``size``, ``shard`` and ``index`` ask the indexes alone; one over
+        ``json``, ``cls`` or ``txt`` reads these payloads once, now. Raises UsageError, and DataError for what cannot be
+        decoded (under ``on_error="raise"``)."""
         if callable(where):
             raise UsageError(
                 "a table is selected from by an expression", hint="subset(numbers) for any other choice"
             )
-        chosen = Filter.parse(where=where, keys=keys, keys_from=keys_from, on_error=self._policy.on_error)
+        on_error = self._policy.on_error
+        chosen = Filter.parse(where=where, keys=keys, keys_from=keys_from, sample=sample, on_error=on_error)
         if chosen is None:
             return self
         if self.ordinals.is_all(self.catalog.total or 0):
@@ -247,7 +253,9 @@ class IndexedDataset(PerSample[Any]):
 
         shards, places = self._located(self.ordinals.every())
         mask: NDArray[numpy.bool_] = numpy.zeros(len(shards), dtype=bool)
-        for shard in numpy.unique(shards).tolist():
+        shown = numpy.unique(shards).tolist()
+        chosen = chosen.settled(self.catalog, shown, lambda shard: numpy.unique(places[shards == shard]))
+        for shard in shown:
             those = shards == shard
             rows, _, error = chosen.kept(self.catalog, shard)
             if error is not None:

@@ -62,6 +62,7 @@ class WebDataset(PositionDataset[Item]):
         fields           the fields to read, all by default
         where, keys, keys_from
                          the samples to keep, as wdscli's options of these names select, as if the set had no others
+        sample           of these a random subset, a number or a share: 1000, "10%"; or such and a seed: ("10%", 7)
         select_files, rename_files
                          functions of members' names
         trust_addresses  manifests, and lists that are fetched, may name anything but commands; else what lies beside
@@ -196,6 +197,7 @@ class WebDataset(PositionDataset[Item]):
         where: str | None = None,
         keys: str | Sequence[str] | None = None,
         keys_from: str | None = None,
+        sample: str | int | float | tuple[str | int | float, int] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
@@ -227,9 +229,10 @@ class WebDataset(PositionDataset[Item]):
             urls, resampled = getattr(urls, "given", urls), True
         splitters = _splitters(nodesplitter, workersplitter)
         split = EXACT if splitters else _split(nodesplitter, workersplitter, resampled or repeat)
-        if splitters and not (where is None and keys is None and keys_from is None and rank is None):
+        is_chosen = not (where is None and keys is None and keys_from is None and sample is None)
+        if splitters and (is_chosen or rank is not None):
             raise UsageError(
-                "where=, keys=, keys_from= and rank= with a splitter of your own",
+                "where=, keys=, keys_from=, sample= and rank= with a splitter of your own",
                 hint="leave the splitter out",
             )
         if rank is not None and not split.by_node:
@@ -246,10 +249,12 @@ class WebDataset(PositionDataset[Item]):
             cache=cache_of(cache_dir, cache_size),
         )
         catalog.spelled = select_files is not None or rename_files is not None
-        if where is not None or keys is not None or keys_from is not None:
+        if is_chosen:
             from wdscli.loader.read.selected import filtered
 
-            catalog = filtered(catalog, where=where, keys=keys, keys_from=keys_from, on_error=on_error)
+            catalog = filtered(
+                catalog, where=where, keys=keys, keys_from=keys_from, sample=sample, on_error=on_error
+            )
         losses = catalog.losses if catalog.is_indexed else {}  # a stream counts what it comes to
         fields = wanted_fields(fields, catalog.fields)
         if shuffle == "none" and shardshuffle:

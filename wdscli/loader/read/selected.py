@@ -1,10 +1,11 @@
 """Which samples of a set are kept, decided before any is read: filters at the level of the index.
 
 What it is: :class:`FilteredCatalog`, a catalog that counts and finds only the samples that an expression and keys
-select, so that orders, ranks, lengths and states know nothing of the others. How: the samples of each shard are looked
-at once, when the filter is made. ``keys`` and an expression over ``key``, ``fields``, ``size``, ``shard`` and
-``index`` ask the indexes alone; one over ``json``, ``cls`` or ``txt`` reads these payloads once, and no others. What
-is kept is one bit a sample, and nothing for a shard of which all is kept or none.
+select, and ``sample`` draws of these, so that orders, ranks, lengths and states know nothing of the others. How: the
+samples of each shard are looked at once, when the filter is made. ``keys`` and an expression over ``key``, ``fields``,
+``size``, ``shard`` and ``index`` ask the indexes alone; one over ``json``, ``cls`` or ``txt`` reads these payloads
+once, and no others; twice where a number is drawn of those that it selects. What is kept is one bit a sample, and
+nothing for a shard of which all is kept or none.
 
 The fingerprint is ``xxh3_128`` over the unfiltered set's fingerprint and, for each shard, its kept bits (see
 :func:`mark`): two filters that keep the same samples make the same set, a state of one set does not fit another, and a
@@ -16,7 +17,7 @@ It must not know in which order samples are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from copy import copy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from wdscli.samples import SampleBatch
 
 OnUndecodable = Literal["raise", "skip"]
+Share = str | int | float
+"""What is drawn: a number of samples, or a share as 10% or 0.1."""
 SENT_BYTES = 1 << 20
 """Bits that are sent to a worker rather than worked out again."""
 UNPACKED_PLACES = 1 << 23
@@ -72,20 +75,27 @@ class Filter(NamedTuple):
         where: str | None = None,
         keys: str | Sequence[str] | None = None,
         keys_from: str | None = None,
+        sample: Share | tuple[Share, int] | None = None,
         on_error: str = "raise",
     ) -> Filter | None:
-        """A filter as options say it, None when they keep everything. Raises UsageError for an expression that cannot
-        mean anything, InputError when ``keys_from`` cannot be read."""
+        """A filter as options say it, None when they keep everything. ``sample`` is what ``--sample`` takes, or this
+        and a seed. Raises UsageError for an expression that cannot mean anything, InputError when ``keys_from`` cannot
+        be read."""
         chosen = texts(keys)
-        if where is None and chosen is None and keys_from is None:
+        if where is None and chosen is None and keys_from is None and sample is None:
             return None
+        drawn, seed = sample if isinstance(sample, tuple) else (sample, 0)
+        if isinstance(drawn, float):
+            drawn = f"{drawn:.12f}"
         if where is not None and not isinstance(where, str):
             raise UsageError(
                 f"where= is an expression as text, not a {type(where).__name__}",
                 hint="a function of samples is for select(), while they are read",
             )
         with in_code():
-            selection = Selection.parse(where=where, keys=chosen, keys_from=keys_from)
+            selection = Selection.parse(
+                where=where, keys=chosen, keys_from=keys_from, sample=drawn, seed=seed
+            )
         return cls(selection, "raise" if on_error == "raise" else "skip")
 
     @property
@@ -94,6 +104,26 @@ class Filter(NamedTuple):
         millions."""
         rule = self.selection.key_rule
         return not self.selection.needs_payload and (rule is None or rule.listed is None)
+
+    def settled(self, catalog: Catalog, shards: Iterable[int], among: Callable[[int], I64 | None]) -> Filter:
+        """The same where all samples must be seen before some are drawn, now that those of some shards were: of each at
+        the places ``among``, None for all."""
+        import numpy
+
+        draw = self.selection.draw
+        if draw is None or not draw.is_open:
+            return self
+        from wdscli.selection.draw import Lowest
+
+        before, lowest = Filter(self.selection.before_draw, self.on_error), Lowest(draw)
+        for shard in shards:
+            places, allowed = before.kept(catalog, shard).places, among(shard)
+            if allowed is not None:
+                places = numpy.intersect1d(places, allowed, assume_unique=True)
+            if len(places):
+                index = catalog.index(shard)
+                lowest.add(index.key(place) for place in places.tolist())
+        return self._replace(selection=self.selection._replace(draw=draw.settled(lowest)))
 
     def kept(self, catalog: Catalog, shard: int) -> Kept:
         """The samples of a shard that are kept. Raises DataError, InputError, but with ``on_error="skip"`` a shard that
@@ -174,9 +204,10 @@ class FilteredCatalog(Catalog):
 
         if not base.is_indexed or base.counts is None:
             raise UsageError(
-                "where= and keys= need shards that can be read at any place",
+                "where= and keys= and sample= need shards that can be read at any place",
                 hint="a stream is filtered while it is read: .select(function)",
             )
+        chosen = chosen.settled(base, range(len(base.addresses)), base.kept)
         # The same shards, of which as much is known here as there.
         self.__dict__.update(base.__dict__)
         within = isinstance(base, FilteredCatalog)
