@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import IO, Any
 
 from wdscli.codecs.cells import TypedList
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.storage import (
+    Source,
     addresses_of,
     base_name,
     is_local,
@@ -49,7 +50,7 @@ _BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arr
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _BUFFER_BYTES = 1 << 16
 _ARROW_FILE = b"ARROW1\0\0"
-_BATCH_ROWS = 256
+_BATCH_ROWS, _BATCH_BYTES = 256, 1 << 24
 
 
 def kind_of(address: str) -> str:
@@ -129,7 +130,7 @@ def read_rows(address: str, columns: Collection[str] = (), *, whole: bool = True
         stream = stream_of(source, _BUFFER_BYTES)
         kind = kind_of(address) or _sniffed(stream)
         if kind in ("parquet", "arrow"):
-            yield from _arrow_rows(address, kind, stream, columns, whole, stack)
+            yield from _arrow_rows(address, kind, source, stream, columns, whole, stack)
             return
         newline = "\n" if kind == "jsonl" else ""
         text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline=newline)
@@ -205,7 +206,8 @@ def _json_lines(text: io.TextIOWrapper, address: str) -> Iterator[dict[str, Any]
 def _arrow_rows(
     address: str,
     kind: str,
-    stream: io.BufferedReader,
+    source: Source,
+    stream: Any,
     columns: Collection[str],
     whole: bool,
     stack: ExitStack,
@@ -218,12 +220,18 @@ def _arrow_rows(
         raise UsageError(f"{name} needs an extra", hint="pip install 'wdscli[parquet]'") from None
     try:
         if kind == "parquet":
-            table = stack.enter_context(parquet.ParquetFile(_seekable(stream, stack), pre_buffer=True))
+            # Far away a request for each column of each group of rows would be too many.
+            far = not is_local(address)
+            table = stack.enter_context(parquet.ParquetFile(_seekable(stream, stack), pre_buffer=far))
             names = _needed(table.schema_arrow, columns, whole)
-            batches = table.iter_batches(_BATCH_ROWS, columns=names)
+            batches: Iterable[Any] = _of_groups(table, names)
         else:
+            begin = stream.peek(8)
+            if is_local(address) and source.fd is not None:
+                # What is mapped takes no memory.
+                stream = stack.enter_context(pyarrow.memory_map(local_path(address)))
             # A file of Arrow's is a stream behind 8 bytes, with places of its batches at the end.
-            if stream.peek(8).startswith(_ARROW_FILE[:6]):
+            if begin.startswith(_ARROW_FILE[:6]):
                 stream.read(len(_ARROW_FILE))
             reader = stack.enter_context(pyarrow.ipc.open_stream(stream))
             names = _needed(reader.schema, columns, whole)
@@ -232,6 +240,19 @@ def _arrow_rows(
             yield from batch_rows(batch, columns)
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"cannot read {address}: {error}") from None
+
+
+def _of_groups(table: Any, names: list[str] | None) -> Iterator[Any]:
+    """The batches of a Parquet file, of which no more is held than a group of rows, and as values some megabytes."""
+    for group in range(table.num_row_groups):
+        facts = table.metadata.row_group(group)
+        rows = _rows_together(facts.total_byte_size, facts.num_rows)
+        yield from table.iter_batches(rows, row_groups=[group], columns=names)
+
+
+def _rows_together(size_bytes: int, rows: int) -> int:
+    """How many rows are made values of Python together."""
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(1, size_bytes)))
 
 
 def _seekable(stream: IO[bytes], stack: ExitStack) -> IO[bytes]:
@@ -265,8 +286,9 @@ def _is_below(column: str, name: str) -> bool:
 def batch_rows(batch: Any, columns: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """The rows of a batch of Arrow's, some at a time. Lists of numbers that ``columns`` name inside structs are columns
     of their own, so that they keep their type."""
-    for first in range(0, batch.num_rows, _BATCH_ROWS):
-        some = batch.slice(first, _BATCH_ROWS)
+    together = _rows_together(batch.nbytes, batch.num_rows)
+    for first in range(0, batch.num_rows, together):
+        some = batch.slice(first, together)
         names = list(some.schema.names)
         cells = [_values(column) for column in some.columns]
         for column in columns:

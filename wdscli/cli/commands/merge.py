@@ -51,8 +51,8 @@ class TurnOptions(NamedTuple):
 @_join("""
     --join  Join the fields of samples that have the same key: for keys in all sets, in the first set, or in
         any set. Default with --table: left.
-    --table FILE  Join a table as the last set: CSV, TSV, JSON Lines, or Parquet (pip install
-        'wdscli[parquet]'). Repeatable: rows are appended.
+    --table TABLE  Join a table as the last set: CSV, TSV, JSON Lines, Parquet or Arrow (pip install
+        'wdscli[parquet]'); a file, folder, glob or address. Repeatable: rows are appended.
     key: --key-column ~--key COLUMN  The table's column of keys.
     field: --column ~--field EXT=[@]COLUMN  The field EXT from a column; with @ the column holds paths or
         addresses of files. Repeatable.
