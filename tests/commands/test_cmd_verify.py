@@ -21,6 +21,7 @@ from verify_cases import GOOD, flipped, good_tar, sparse_tar, tar_bytes, tar_mem
 
 from wdscli.cli.main import main
 from wdscli.shards.writer import ShardWriter
+from wdscli.storage import blocks, open_source
 from wdscli.tar import END_OF_ARCHIVE, Form, build_header
 
 Found = list[dict[str, Any]]
@@ -414,6 +415,30 @@ def test_compressed_shards(wds: Any, tmp_path: Path) -> None:
     assert (ran.codes, ran.code) == ({"truncated"}, 1)
     ran = wds(write(tmp_path, flipped(packed, len(packed) - 6), "x.tar.gz"))
     assert (ran.codes, ran.code) == ({"corrupt"}, 1)
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_broken_block_of_a_compressed_shard_hides_no_other(
+    suffix: str, wds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks._GzipPacker, "piece_bytes", 8192)
+    monkeypatch.setattr(blocks._ZstdPacker, "piece_bytes", 8192)
+    shard = tmp_path / f"x.tar.{suffix}"
+    with ShardWriter(str(shard), with_index=False) as writer:
+        for number in range(60):
+            writer.write(f"n{number:02d}", {"bin": os.urandom(600)})
+    with open_source(str(shard)) as source:
+        assert isinstance(source, blocks.BlockSource)
+        broken = [source._blocks[number].begin for number in (3, 7)]
+    data = shard.read_bytes()
+    for at in broken:
+        data = flipped(data, at + 1000)
+    shard.write_bytes(data)
+    ran = wds(str(shard))
+    assert ran.code == 1, ran.text
+    assert [one["offset"] for one in ran.findings if one["code"] == "corrupt"] == broken
+    # A block holds five samples and parts of two.
+    assert 60 - 2 * 7 <= ran.summary["samples"] < 60
 
 
 def test_a_clean_set_is_checked_without_numpy(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ _KINDS = {
 }  # fmt: skip
 
 
+FILLER = b"\xff"
+"""In the place of what is lost: no header begins like that, nor does the end of an archive."""
 WITH_BLOCKS = ("gzip", "zstd")
 """Formats that are written in blocks, and read at any place."""
 
@@ -300,7 +302,17 @@ def _placed(begin: int, end: int, entries: Iterable[tuple[int, ...]]) -> list[Bl
 class BlockSource(Source):
     """What a compressed file of blocks holds. ``stored`` is the file, which becomes the source's own."""
 
-    __slots__ = ("_blocks", "_errors", "_kind", "_number_of_source", "_starts", "_stored", "_unpack")
+    __slots__ = (
+        "_blocks",
+        "_broken",
+        "_errors",
+        "_kind",
+        "_number_of_source",
+        "_report",
+        "_starts",
+        "_stored",
+        "_unpack",
+    )
 
     def __init__(self, stored: Source, kind: str, blocks: list[Block]) -> None:
         starts = [0, *accumulate(block.size_bytes for block in blocks)]
@@ -311,6 +323,13 @@ class BlockSource(Source):
         self._blocks, self._starts = blocks, starts
         self._unpack = _gzip_unpacker() if kind == "gzip" else _zstd_unpacker()
         self._errors = (ValueError, _error_of(kind))
+        self._report: Callable[[DataError], None] | None = None
+        self._broken: set[int] = set()
+
+    def go_on(self, report: Callable[[DataError], None]) -> None:
+        """Read blocks that cannot be unpacked as :data:`FILLER`, and ``report`` each once: for who looks for all damage
+        and uses no payload."""
+        self._report = report
 
     @property
     def stored(self) -> Source:
@@ -338,7 +357,18 @@ class BlockSource(Source):
             return b""
         number = self._number(offset)
         at = offset - self._starts[number]
-        return _HELD.get((self._number_of_source, number), lambda: self._unpacked(number))[at : at + length]
+        return _HELD.get((self._number_of_source, number), lambda: self._block(number))[at : at + length]
+
+    def _block(self, number: int) -> bytes:
+        try:
+            return self._unpacked(number)
+        except DataError as error:
+            if self._report is None:
+                raise
+            if number not in self._broken:
+                self._broken.add(number)
+                self._report(error)
+            return FILLER * self._blocks[number].size_bytes
 
     def _unpacked(self, number: int) -> bytes:
         """One block. Raises DataError when it is not what the table says, or its checksum."""

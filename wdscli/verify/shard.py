@@ -19,6 +19,7 @@ from wdscli.executors import tick_of_task
 from wdscli.samples import Grouper, SampleBatch, split_name
 from wdscli.shards.index import IndexBuilder
 from wdscli.storage import Source, exists, is_local, is_stream, open_source
+from wdscli.storage.blocks import BlockSource
 from wdscli.storage.compressed import identify
 from wdscli.storage.ends import DigestedSource
 from wdscli.storage.retry import cached_in
@@ -93,6 +94,8 @@ def check_shard(task: ShardTask) -> ShardResult:
         # The store is to be checked, and no copy of what it had.
         with cached_in(""), open_source(task.address, whole=is_whole, digest=update) as source:
             version = source.version
+            if isinstance(source, BlockSource):
+                source.go_on(ledger.add_error)
             _check(task, source, result)
             if digest is not None and isinstance(source.stored, DigestedSource):
                 source.stored.read_rest()
