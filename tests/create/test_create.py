@@ -13,6 +13,7 @@ from wdscli.create import packing
 from wdscli.create.keys import KeyRule
 from wdscli.create.payloads import Payloads
 from wdscli.create.recipe import parse_line
+from wdscli.create.table import TableOptions
 from wdscli.create.walk import Globs
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.ops.create import CreateOptions, create, plan_create, run_create
@@ -310,6 +311,43 @@ def test_small_payloads_at_addresses_are_read_several_at_a_time(
         run_create(plan)
     with tarfile.open(tmp_path / "o.tar") as tar:
         assert [tar.extractfile(one).read() for one in tar] == [name.encode() for name in names]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["list", "table"])
+def test_sizes_at_addresses_are_asked_for_several_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """And what is not there is told as in its own line or row."""
+    from wdscli import storage
+
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    names = [f"/wds-sizes/{number}" for number in range(4)]
+    for name in names:
+        memory.pipe(name, name.encode())
+    memory.rm(names[2])
+    path = tmp_path / kind
+    if kind == "list":
+        path.write_text("".join(f"s{at}.txt memory:/{name}\n" for at, name in enumerate(names)))
+        options = CreateOptions(from_list=str(path), jobs=1)
+        said = "list, line 3: "
+    else:
+        path.write_text("id,at\n" + "".join(f"s{at},memory:/{name}\n" for at, name in enumerate(names)))
+        options = CreateOptions(table=TableOptions(str(path), key="id", fields=("txt=@at",)), jobs=1)
+        said = "table, row 3: "
+    both = threading.Barrier(2, timeout=30)
+    original = storage.open_source
+
+    def waiting(address: str, **more: bool) -> object:
+        if address.startswith("memory:"):
+            both.wait()
+        return original(address, **more)
+
+    monkeypatch.setattr(storage, "open_source", waiting)
+    with Payloads() as payloads, pytest.raises(InputError, match=said):
+        plan_create([], str(tmp_path / "o.tar"), options, payloads)
+    with Payloads(on_error="skip") as payloads:
+        report = plan_create([], str(tmp_path / "o.tar"), options, payloads).report
+    assert (report.samples, [one.key for one in report.unread]) == (3, ["s2"])
 
 
 def test_lines_of_a_list() -> None:

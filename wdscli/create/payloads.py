@@ -9,18 +9,30 @@ mean.
 from __future__ import annotations
 
 import os
-from typing import IO, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import IO, NamedTuple, TypeVar
 
 from wdscli.create.files import Inline, Place, Remote, Stored
 from wdscli.create.walk import Outputs
-from wdscli.errors import InputError, InputNotFoundError, OutputError
+from wdscli.errors import InputError, InputNotFoundError, OutputError, WdsError
 from wdscli.model import to_text
 from wdscli.selection.choice import OnError
 
+Row = TypeVar("Row")
+_ROWS_AHEAD = 64
 _SMALL_BYTES = 256
 _MAX_IN_MEMORY_BYTES = 1 << 24
 _PIECE_BYTES = 1 << 20
 _HINT = "set TMPDIR to a folder with room"
+
+
+class Named(NamedTuple):
+    """An address, and that of the list or table that names it."""
+
+    address: str
+    where: str
 
 
 class Unread(NamedTuple):
@@ -55,6 +67,8 @@ class Payloads:
 
         self._digest = xxh3_128()
         self._in_memory = 0
+        self._known: dict[str, int | InputError | None] = {}
+        """The sizes of what lies on other machines, or why nobody tells; None for what has none."""
         self._scratch: IO[bytes] | None = None
         self._end = 0
 
@@ -87,6 +101,36 @@ class Payloads:
             self.lacking.add(key)
         return None
 
+    def ahead(self, rows: Iterable[Row], named: Callable[[Row], Iterable[Named]]) -> Iterator[Row]:
+        """The same rows, some at a time: what they name on other machines is asked for its size several at a time,
+        before :meth:`fetch` is. What is wrong with an address is said there."""
+        coming, failure = iter(rows), None
+        while failure is None:
+            some: list[Row] = []
+            try:
+                for row in islice(coming, _ROWS_AHEAD):
+                    some.append(row)
+            except WdsError as error:
+                failure = error
+            if not some and failure is None:
+                return
+            self._ask(dict.fromkeys(one for row in some for one in named(row)))
+            yield from some
+        raise failure
+
+    def _ask(self, addresses: Iterable[Named]) -> None:
+        from wdscli.storage import is_local, is_stream
+        from wdscli.storage.addresses import listed_address
+        from wdscli.storage.opening import at_once
+
+        far = []
+        for address, where in addresses:
+            with suppress(WdsError):
+                found = listed_address(where, address, trusted=self._trusts)
+                if not (is_stream(found) or is_local(found)):
+                    far.append(found)
+        self._known = dict(zip(far, at_once(_size_at, far))) if len(far) > 1 else {}
+
     def fetch(self, address: str, where: str) -> tuple[int, Place]:
         """Bytes and place of what lies at an address that a list or table, itself at ``where``, names. A stream and a
         command's output are read here, once, because only their end tells how long they are. Raises InputError."""
@@ -98,6 +142,11 @@ class Payloads:
         address = listed_address(where, address, trusted=self._trusts)
         if self.outputs is not None and is_local(address):
             self.outputs.refuse(os.fsencode(local_path(address)))
+        known = self._known.pop(address, None)
+        if isinstance(known, InputError):
+            raise known
+        if known is not None:
+            return known, Remote(address)
         with open_source(address, decompress=False) as source:
             if source.size is not None and source.seekable:
                 place = os.fsencode(address.removeprefix("file://")) if is_local(address) else Remote(address)
@@ -134,3 +183,14 @@ class Payloads:
         if self._scratch is not None:
             self._scratch.close()
             self._scratch = None
+
+
+def _size_at(address: str) -> int | InputError | None:
+    """The bytes of what lies at an address; None where only its end tells."""
+    from wdscli.storage import open_source
+
+    try:
+        with open_source(address, decompress=False) as source:
+            return source.size if source.seekable else None
+    except InputError as error:
+        return error

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from wdscli.create.files import Files, Place, Skipped
 from wdscli.create.keys import KeyRule, check_written
-from wdscli.create.payloads import Payloads
+from wdscli.create.payloads import Named, Payloads
 from wdscli.errors import DataError, WdsError
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
@@ -70,7 +73,7 @@ def read_recipe(
     """Add the members of a list. Raises InputError for a source that cannot be read, DataError ``bad-list``
     and ``unsafe-name`` for a line that cannot be used, both with the line's number."""
     with open_source(address) as source:
-        for number, text in enumerate(stream_of(source), 1):
+        for number, text in payloads.ahead(enumerate(stream_of(source), 1), partial(_addresses, address)):
             try:
                 if (line := parse_line(number, text)) is not None:
                     key, field = _split(line.name, rule)
@@ -84,6 +87,15 @@ def read_recipe(
                 raise
             if number % _PROGRESS_LINES == 0:
                 progress.advance(_PROGRESS_LINES)
+
+
+def _addresses(where: str, line: tuple[int, bytes]) -> Iterator[Named]:
+    """The address in a line, if there is one."""
+    if b"://" in line[1]:
+        with suppress(WdsError):
+            found = parse_line(*line)
+            if found is not None and not found.source.startswith((b"text:", b"pipe:")):
+                yield Named(os.fsdecode(found.source), where)
 
 
 def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:

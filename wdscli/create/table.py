@@ -16,6 +16,7 @@ import json
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from string import Formatter
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from wdscli.create.keys import KeyRule, check_written
 from wdscli.create.layouts import OPTIONS, Layout
 from wdscli.create.layouts import TableOptions as TableOptions
 from wdscli.create.packing import payload_at
-from wdscli.create.payloads import Payloads
+from wdscli.create.payloads import Named, Payloads
 from wdscli.create.rows import ABSENT, NumberText, reach, read_lines, read_rows, table_files
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
@@ -166,6 +167,18 @@ class TableReader:
             if unseen and cells:
                 # A row of JSON Lines may leave a column out; none that has it is a mistake in the options.
                 raise _no_column(min(unseen), cells)
+
+    @property
+    def has_addresses(self) -> bool:
+        """Whether a column says where payloads are."""
+        return any(field.is_address for field in self._fields)
+
+    def addresses(self, row: Row) -> Iterator[Named]:
+        """Where a row says that payloads are, as far as it can be read."""
+        for field in self._fields:
+            with suppress(WdsError):
+                if field.is_address and isinstance(value := field.value(row), str):
+                    yield Named(value, row.file)
 
     def key(self, row: Row) -> bytes:
         """The key of a row as the table has it. Raises UsageError for a column that is not there, DataError."""
@@ -432,7 +445,8 @@ def read_table(
     there, InputError, and DataError with the row's number for a row that cannot be used."""
     reader = TableReader(options, rule)
     objects = _Objects(files) if options.json_merge else None
-    for row in reader.rows(progress):
+    rows = reader.rows(progress)
+    for row in payloads.ahead(rows, reader.addresses) if reader.has_addresses else rows:
         files.begin_source()
         try:
             raw = reader.key(row)
