@@ -146,3 +146,33 @@ def test_help_is_laid_out_for_a_terminal_of_any_width(monkeypatch: pytest.Monkey
     assert threading.current_thread() is threading.main_thread()
     context = build().context_class(build(), info_name="wds")
     assert max(map(len, layout.render(build(), context).splitlines())) <= 80
+
+
+RIDDLES = [
+    r"can be had", r"\bwhoever\b", r"\bnobody\b", r"(is|are|was|were|be|being) (told|asked)\b", r"\btold (of|by)\b",
+    r"\basked (for|about)\b", r"what becomes of", r"comes? of it", r"makes? no sense", r"of no (meaning|use|sample)\b",
+    r"passed over", r"the whole of it", r"what else", r"no good\b", r"\bwho (wants|asks|reads)\b",
+]  # fmt: skip
+"""Phrases that a reader of git's and ripgrep's pages would stop at. Say requested, reported, skipped, unknown."""
+
+
+def faces() -> dict[str, str]:
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *root.glob("man/guides/*.md"), *root.glob("man/man[157]/*")]
+    return {str(path.relative_to(root)): path.read_text() for path in pages} | {
+        f"wds {name} --help": " ".join([load(name).help, *(one.help or "" for one in load(name).params)])
+        for name in COMMANDS
+    }
+
+
+def test_words_are_plain() -> None:
+    """Issue 14: help, pages, guides and README."""
+    found = []
+    for name, text in faces().items():
+        text = " ".join(text.split())
+        found += [
+            f"{name}: ...{text[max(0, m.start() - 40) : m.end() + 20]}..."
+            for p in RIDDLES
+            for m in re.finditer(p, text)
+        ]
+    assert not found, "\n".join(found)
