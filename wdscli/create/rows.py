@@ -30,7 +30,7 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import natural
 from wdscli.storage.opening import COMPRESSED_SUFFIX
-from wdscli.storage.patterns import BRACES, expand_braces, has_glob
+from wdscli.storage.patterns import BRACES, expand_braces, has_glob, matching
 from wdscli.storage.streams import stream_of
 
 SUFFIXES = {
@@ -75,7 +75,9 @@ def _expand(address: str) -> list[str]:
     if here and os.path.isdir(local_path(address)):
         return _in_folder(address)
     if has_glob(address):
-        return _globbed(address)
+        if found := matching(address):
+            return sorted(found, key=natural)
+        raise InputNotFoundError(f"no table matches {address}")
     if not here and not kind_of(address):
         from wdscli.storage.addresses import is_web
         from wdscli.storage.remote import is_remote_folder
@@ -93,24 +95,6 @@ def _in_folder(address: str) -> list[str]:
             f"no table in {address}", hint=f"tables end with {', '.join('.' + suffix for suffix in SUFFIXES)}"
         )
     return [prefix + name for name in sorted(names, key=natural)]
-
-
-def _globbed(address: str) -> list[str]:
-    import os
-
-    if is_local(address):
-        from glob import glob
-
-        path = local_path(address)
-        prefix = address[: len(address) - len(path)]
-        found = [prefix + name for name in glob(path, recursive=True) if not os.path.isdir(name)]
-    else:
-        from wdscli.storage.remote import glob_remote
-
-        found = glob_remote(address)
-    if not found:
-        raise InputNotFoundError(f"no table matches {address}")
-    return sorted(found, key=natural)
 
 
 def read_lines(address: str) -> Iterator[dict[str, Any]]:

@@ -207,17 +207,21 @@ def expand_braces(text: str, error: type[InputError] | type[UsageError]) -> list
         raise error(f"cannot expand {text}: its braces do not pair", hint=range_hint(text)) from unbalanced
 
 
-def _globbed(address: str) -> list[str]:
-    if is_local(address):
-        from glob import glob
-
-        path = local_path(address)
-        prefix = address[: len(address) - len(path)]
-        found = [prefix + name for name in glob(path, recursive=True) if not os.path.isdir(name)]
-    else:
+def matching(address: str) -> list[str]:
+    """What is there and matches a glob, in no order; no folders of this machine."""
+    if not is_local(address):
         from wdscli.storage.remote import glob_remote
 
-        found = glob_remote(address)
+        return glob_remote(address)
+    from glob import glob
+
+    path = local_path(address)
+    prefix = address[: len(address) - len(path)]
+    return [prefix + name for name in glob(path, recursive=True) if not os.path.isdir(name)]
+
+
+def _globbed(address: str) -> list[str]:
+    found = matching(address)
     kept = [
         name for name in found if is_shard_name(name) or address.endswith(os.path.splitext(name)[1] or name)
     ]

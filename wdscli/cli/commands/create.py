@@ -91,17 +91,17 @@ class SampleOptions(NamedTuple):
         'wdscli[parquet]'); a file, folder, glob or address. Repeatable.
     --from-lines FILE  One sample per line: the text is the field txt, the line number is in the key.
         Repeatable.
-    --from-hf NAME  A dataset of Hugging Face's library, by name or folder: NAME[,CONFIG][:SPLIT] (pip install
-        'wdscli[hf]'). Its features say what its columns become, unless --column does. Repeatable.
+    --from-hf NAME  A dataset of Hugging Face's datasets library, by name or folder: NAME[,CONFIG][:SPLIT] (pip
+        install 'wdscli[hf]'). Fields follow from its features unless --column is given. Repeatable.
     --from-coco FILE  COCO annotations: one sample per image, with its annotations in json. Repeatable.
     --images FOLDER  Where the images of --from-coco are. Default: beside the annotations.
     key: --key-column ~--key COLUMN  The table's column of keys; A.B is B in the struct or object A.
     --rekey FORMAT  New keys: '{key}-{index:08d}', or of a table's columns '{split}/{index:08d}'. With
         --on-duplicate rekey for repeated ones only.
-    field: --column ~--field EXT=[@]COLUMN  The field EXT from a column; with @ the column holds paths or
-        addresses of files; with * for EXT, under the extension of what it holds. Repeatable.
+    field: --column ~--field EXT=[@]COLUMN  The field EXT from a column, or from a format such as {name}.jpg.
+        With @ the value is a path or an address. EXT may be *: the extension of the content. Repeatable.
     --json-rest  Write the remaining columns to the field json.
-    --json-merge  The remaining columns go into the JSON object that the sample's json is already.
+    --json-merge  Add the remaining columns to the JSON object in the sample's field json.
     --include GLOB  Take only matching files. Without a slash the name is matched, with one the path below
         SOURCE; ** spans folders.
     --exclude GLOB  Leave out matching files and folders.

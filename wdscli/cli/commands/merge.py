@@ -56,7 +56,7 @@ class TurnOptions(NamedTuple):
     key: --key-column ~--key COLUMN  The table's column of keys.
     field: --column ~--field EXT=[@]COLUMN  The field EXT from a column; with @ the column holds paths or
         addresses of files. Repeatable.
-    --json-merge  Merge the table's remaining columns into the JSON object in the sample's field json.
+    --json-merge  Add the table's remaining columns to the JSON object in the sample's field json.
     --on-conflict  Field that an earlier set has too: stop, keep the earlier one, take the later one, or
         keep both (2.txt beside txt). Default: error between sets, right for a table.
     """)
