@@ -38,7 +38,7 @@ from wdscli.run.post_hook import run_post
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keyset import KeySet
 from wdscli.selection import Selection
-from wdscli.shards.inputs import fingerprint_of, missing_samples, say_missing, whole_set
+from wdscli.shards.inputs import classes_of, fingerprint_of, missing_samples, say_missing, whole_set
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, is_local, local_path, open_source
@@ -111,6 +111,7 @@ def cat(
             operation="cat",
             options=shaping_options(request, preserve),
             inputs=[fingerprint_of(picker.set)],
+            classes=classes_of(picker.set),
         )
     return CatReport(
         info.samples, info.members, picker.bytes_in, info.size_bytes, picker.dropped, picker.ignored, manifest
@@ -209,6 +210,7 @@ def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progres
                 operation="cat",
                 options=shaping_options(request, preserve),
                 inputs=[fingerprint_of(found)],
+                classes=classes_of(found),
             )
     reports = [one.report for one in copied]
     return CatReport(

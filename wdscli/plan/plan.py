@@ -45,6 +45,7 @@ from wdscli.selection import Selection, SelectionState
 from wdscli.selection.draw import DRAWN
 from wdscli.shards.inputs import (
     ShardSet,
+    classes_of,
     fingerprint_of,
     known_samples,
     missing_samples,
@@ -429,6 +430,11 @@ class _Planning:
         lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
         choice = choose(request, self.inputs, lists)
         surveys_of_shards = self.surveys[: len(self.shards.addresses)]
+        # A transform may give other numbers.
+        transform = self.order.transform if isinstance(self.order, MappedOrder) else None
+        keeps_labels = transform is None or (
+            transform["kind"] in ("resize", "filter") and transform["field"] != "cls"
+        )
         return ReorderPlan(
             request=request,
             operation=self.order.operation,
@@ -448,12 +454,13 @@ class _Planning:
             strategy=choice.strategy,
             reason=choice.reason,
             fingerprint_in=fingerprint_of(self.shards),
+            classes=classes_of(self.shards, joined=arranged.joined is not None) if keeps_labels else None,
             joined=arranged.joined,
             duplicates=self.duplicates,
             members_in=sum(found.members for found in self.surveys),
             payload_bytes_in=sum(found.payload_bytes for found in self.surveys),
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
-            transform=self.order.transform if isinstance(self.order, MappedOrder) else None,
+            transform=transform,
         )
 
     def _check_parts(self) -> None:
@@ -479,7 +486,11 @@ def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, l
     sets = [number for number, one in enumerate(each) for _ in one.addresses]
     if len(each) == 1:
         return each[0], sets
-    return ShardSet([address for one in each for address in one.addresses], None, missing=missing), sets
+    classes = tuple(classes_of(one) for one in each)
+    if len({*classes} - {None}) > 1:
+        progress.warn("the same number in cls means another class in another input, as their manifests say")
+    addresses = [address for one in each for address in one.addresses]
+    return ShardSet(addresses, None, missing=missing, classes=classes), sets
 
 
 def sum_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:

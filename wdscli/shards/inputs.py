@@ -51,13 +51,15 @@ class Missing(NamedTuple):
 
 class ShardSet(NamedTuple):
     """Shards in order. ``manifest`` is the one that was given, when it alone was given. ``given`` are the folders
-    and globs among what was given, ``missing`` the shards that :func:`whole_set` goes on without."""
+    and globs among what was given, ``missing`` the shards that :func:`whole_set` goes on without, ``classes`` what
+    :func:`classes_of` says of each set, where several are one."""
 
     addresses: list[str]
     manifest: Manifest | None
     manifest_address: str | None = None
     given: Given | None = None
     missing: tuple[Missing, ...] = ()
+    classes: tuple[tuple[str, ...] | None, ...] = ()
 
 
 def open_set(inputs: Sequence[str], *, trust_addresses: bool = False, pipes: bool = True) -> ShardSet:
@@ -305,3 +307,20 @@ def fingerprint_of(shards: ShardSet) -> str | None:
     if found is None or [shard.name for shard in found[1].shards] != [base_name(a) for a in shards.addresses]:
         return None
     return found[1].fingerprint
+
+
+def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | None:
+    """What the numbers in ``cls`` refer to, as the manifests of all shards say; None where one says nothing, or
+    another thing. Of sets that are ``joined`` some may say nothing. No store is asked for it."""
+    if shards.manifest is not None:
+        return shards.manifest.classes
+    if shards.given is None:
+        found = {*shards.classes} - ({None} if joined else set())
+        return found.pop() if len(found) == 1 else None
+    known: dict[str, tuple[str, ...] | None] = {}
+    for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if not is_stream(address)):
+        if is_local(folder) or folder in shards.given.names:
+            for _, manifest in _manifests_in(folder, shards.given):
+                known.update(dict.fromkeys(_beside(folder, manifest), manifest.classes))
+    said = {known.get(address) for address in shards.addresses}
+    return said.pop() if len(said) == 1 else None
