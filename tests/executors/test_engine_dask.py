@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from dask_cluster import Cluster, dask_cluster, wait_for
 from shard_cases import Ran, assert_true_set, content, numbered, tar_of, wds, write_shards
-from storage_servers import S3, s3_server
+from storage_servers import S3, s3_server, web_server
 
 pytest.importorskip("distributed")
 
@@ -218,6 +218,32 @@ class TestErrors:
         done = shuffle("--engine", cluster.url, "--post", "false", cwd=tmp_path, out="dask", code=5)
         assert "dask/out-00000" in done.err
         assert "status 1" in done.err
+
+    def test_a_worker_is_as_patient_as_its_user(
+        self, cluster: Cluster, inputs: list[str], tmp_path: Path
+    ) -> None:
+        """The last request of a run is a worker's."""
+        with web_server("ranges") as web:
+            web.files["a.tar"] = Path(inputs[0]).read_bytes()
+            seen: list[str] = []
+            failing = 0
+
+            def fail(name: str) -> None:
+                seen.append(name)
+                web.status.clear()
+                if len(seen) == failing:
+                    web.status[name] = 503
+
+            web.on_get = fail
+            words = ["split", web.url("a.tar"), "--shards", 1, "--engine", cluster.url, "--retries"]
+            assert wds(*words, 0, "-o", "one/%d.tar", cwd=tmp_path).code == 0
+            failing = len(seen)
+            for retries, code in ((0, 4), (1, 0)):
+                seen.clear()
+                done = wds(*words, retries, "-o", f"{retries}/%d.tar", cwd=tmp_path)
+                assert done.code == code, done.err
+                assert ("the server answered 503" in done.err) == (code == 4)
+        assert content(tmp_path / "one") == content(tmp_path / "1")
 
     @pytest.mark.parametrize(
         ("shards", "output"),
