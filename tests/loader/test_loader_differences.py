@@ -129,6 +129,64 @@ class TestBatchesOfALoader:
         assert keys(ours.WebLoader(data(ours, url), batch_size=None)) == keys(data(ours, url))
 
 
+def windows(source: Any) -> Iterator[tuple[int, ...]]:
+    """What only neighbours in a shard make sense of."""
+    held: list[int] = []
+    for sample in source:
+        held.append(int(sample["cls"]))
+        if len(held) == 3:
+            yield tuple(held)
+            held = []
+
+
+class TestGeneratorsOverNeighbours:
+    PROGRAMS = {  # noqa: RUF012
+        "a method": lambda wds, url: wds.WebDataset(url, shardshuffle=False).compose(windows),
+        "shards shuffled": lambda wds, url: wds.WebDataset(url, shardshuffle=100).compose(windows),
+        "behind stages": lambda wds, url: (
+            wds.WebDataset(url, shardshuffle=100).decode().select(lambda sample: True).compose(windows)
+        ),
+        "a pipeline": lambda wds, url: wds.DataPipeline(
+            wds.SimpleShardList(url),
+            wds.split_by_node,
+            wds.split_by_worker,
+            wds.shuffle(10),
+            wds.tarfile_to_samples(),
+            windows,
+        ),
+    }
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("name", PROGRAMS)
+    def test_they_get_whole_shards(self, url: str, name: str, workers: int) -> None:
+        found, wanted = (
+            sorted(
+                map(tuple, wds.WebLoader(self.PROGRAMS[name](wds, url), batch_size=None, num_workers=workers))
+            )
+            for wds in (ours, theirs)
+        )
+        assert found == wanted == [(first, first + 1, first + 2) for first in range(0, COUNT, 3)]
+
+    def test_epochs_and_states(self, url: str) -> None:
+        def made() -> Any:
+            return ours.WebDataset(url, shardshuffle=100).compose(windows)
+
+        one, other = made(), made()
+        epochs = [list(one) for _ in range(2)]
+        assert epochs[0] != epochs[1]
+        assert "from front to back" in repr(one)
+        begun = iter(other)
+        assert [next(begun) for _ in range(3)] == epochs[0][:3]
+        resumed = made()
+        resumed.load_state_dict(other.state_dict())
+        assert [list(resumed) for _ in range(2)] == [epochs[0][3:], epochs[1]]
+
+    @pytest.mark.parametrize("how", [{"shuffle": "none"}, {"where": "index >= 0"}, {"tail": "drop"}])
+    def test_what_is_said_in_our_words_is_exact(self, url: str, how: dict[str, Any]) -> None:
+        ranks = [ours.WebDataset(url, **how).compose(iter) for _ in range(2)]
+        assert all("from front to back" not in repr(one) for one in ranks)
+
+
 class TestMixesOfAnythingElse:
     def test_shares_are_exact(self, url: str) -> None:
         endless = ours.DataPipeline(lambda: iter(int, 1))

@@ -894,9 +894,11 @@ def windows_of_a_sequence(wds: Any, urls: str) -> list[int]:
         .shuffle(4)
         .batched(2)
     )
-    loader = wds.WebLoader(data, batch_size=None, num_workers=1)
+    loader = wds.WebLoader(data, batch_size=None, num_workers=2)
     loader = loader.unbatched().shuffle(5).batched(3)
-    return [n for _, numbers in loader for n in ints(numbers.flatten())]
+    frames = [ints(window) for _, numbers in loader for window in numbers]
+    assert all(window == list(range(window[0], window[0] + 5)) for window in frames), "neighbours"
+    return [n for window in frames for n in window]
 
 
 @shape
@@ -949,8 +951,8 @@ def two_readers_side_by_side(wds: Any, urls: str) -> list[int]:
             assert extra["__key__"] == sample["__key__"]
             yield {**sample, "extra": extra["txt"]}
 
-    data = wds.WebDataset(urls, shardshuffle=False, workersplitter=wds.split_by_worker).compose(add_column)
-    loader = torch.utils.data.DataLoader(data.to_tuple("extra"), batch_size=None, num_workers=0)
+    data = wds.WebDataset(urls, shardshuffle=100, workersplitter=wds.split_by_worker).compose(add_column)
+    loader = torch.utils.data.DataLoader(data.to_tuple("extra"), batch_size=None, num_workers=2)
     return said(text.decode() for (text,) in loader)
 
 

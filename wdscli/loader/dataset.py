@@ -377,7 +377,7 @@ class PositionDataset(Fluent[Item]):
         share = batches.share._replace(worker=start.batch % batches.share.workers)
         if share.world > 1 and batches.length >= ENDLESS:
             warnings.warn(
-                "ranks may see different numbers of batches of shards that can only be streamed; "
+                "ranks may see different numbers of batches of shards that are read from front to back; "
                 "with_epoch(n) makes them equal",
                 stacklevel=2,
             )

@@ -62,6 +62,8 @@ class Stream:
     """A source without positions."""
 
     is_stream = True
+    facts = ""
+    """What it is, for who prints a dataset."""
 
     def __init__(self, seed: int, is_shuffled: bool) -> None:
         self.seed, self.is_shuffled = seed, is_shuffled
@@ -182,7 +184,7 @@ class ShardStream(Stream):
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
         mine = len(self._dealt(epoch, slot, slots))
         if not mine:
-            how = "split by functions" if self.splitters else "that can only be streamed"
+            how = "split by functions" if self.splitters else "read from front to back"
             warnings.warn(
                 f"{len(self.addresses)} shards {how}, for {slots} workers of all ranks: "
                 f"worker {share.worker} of rank {share.rank} gets none",

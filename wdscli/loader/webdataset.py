@@ -185,6 +185,9 @@ class WebDataset(PositionDataset[Item]):
         def unbatched(self) -> WebDataset[tuple[Any, ...]]: ...
         def unbatched(self) -> Any: ...
 
+    _shards: tuple[IndexedSource, Shuffle, Sequence[str] | None] | None = None
+    """What a generator gets whole shards of, with their order and fields; None where it gets samples by position."""
+
     def __init__(
         self: WebDataset[RawSample | Any],
         urls: Urls,
@@ -271,6 +274,10 @@ class WebDataset(PositionDataset[Item]):
             source = opened_stream(
                 catalog, seed or 0, chosen, fields, tail=tail, on_error=on_error, splitters=splitters
             )
+        # In code written for webdataset a generator may join neighbours: it gets whole shards there.
+        said = (shuffle, tail, rank, where, keys, keys_from)
+        is_theirs = said == (None,) * len(said) and on_error != "substitute" and not losses
+        self._shards = (source, chosen, fields) if is_theirs and isinstance(source, IndexedSource) else None
         super().__init__(
             source,
             rank=rank,
@@ -293,6 +300,28 @@ class WebDataset(PositionDataset[Item]):
         if catalog.spelled:
             files = Files(select_files, rename_files)
             self.pipeline = self._guarded("select_files", files, handler).pipeline
+
+    def _for_generator(self: Self) -> Self:
+        """The same of whole shards from front to back, dealt out to ranks and workers, as webdataset deals them: where
+        nothing of our own was said that has no meaning then."""
+        if self._shards is None or self.source is not self._shards[0]:
+            return self
+        if self.pipeline.batch is not None or self.pipeline.generators:
+            return self
+        from wdscli.loader.streams import ShardStream
+
+        source, shuffle, fields = self._shards
+        catalog = source.catalog
+        stream = ShardStream(
+            catalog.addresses,
+            seed=source.seed,
+            is_shuffled=shuffle == "window",
+            fields=fields,
+            spelled=catalog.spelled,
+            opener=catalog.open,
+        )
+        stream.facts = f"{len(catalog.addresses):,} shards, from front to back"
+        return self._with(source=stream)
 
     def close(self) -> None:
         """Nothing is left open between iterations; here for code that closes."""

@@ -433,8 +433,16 @@ class Fluent(PerSample[Item]):
         new = self
         for stage in args:
             added = None if new._appended else getattr(stage, "added_to", None)
-            new = added(new) if added is not None else new._through(getattr(stage, "run", stage))
+            new = (
+                added(new)
+                if added is not None
+                else new._for_generator()._through(getattr(stage, "run", stage))
+            )
         return new
+
+    def _for_generator(self: Whole) -> Whole:
+        """The same as a generator of the user's own is to find it."""
+        return self
 
     def append(self, f: Any) -> None:
         """Add a stage to this dataset itself, as webdataset does; :meth:`compose` leaves it as it is. The first begins
