@@ -120,7 +120,7 @@ class TestByWhatIsItsOwn:
 
     @pytest.mark.parametrize("what", ["md5", "size", "md5:r", "size:r"])
     def test_an_index_says_the_same(self, good: Command, tmp_path: Path, what: str) -> None:
-        names = spread(tmp_path / "in", numbered(30, sizes=(7, 300)) + numbered(20, "a", sizes=(1,)))
+        names = spread(tmp_path / "in", numbered(30, sizes=(7, 300)) + numbered(20, "a", sizes=(200,)))
         good(*names, "-o", tmp_path / "a.tar", "--by", what)
         wds("index", *names)
         good(*names, "-o", tmp_path / "b.tar", "--by", what)
