@@ -187,6 +187,27 @@ def test_arrow_in_all_its_files_with_its_types(create: Create, tmp_path: Path) -
     }
 
 
+def test_damaged_tables_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pa = pytest.importorskip("pyarrow")
+    whole = io.BytesIO()
+    table = pa.table({"id": ["a", "b"], "t": ["one", "two"]})
+    with pa.ipc.new_stream(whole, table.schema) as writer:
+        writer.write_table(table)
+    data = whole.getvalue()
+    at = data.rindex(b"\0\0\0\0\x03\0\0\0\x06\0\0\0")
+    damaged = {
+        "cut.arrow": data[:-200],
+        "far.arrow": data[: at + 8] + b"\xff\xff\xff\x7f" + data[at + 12 :],
+        "name.arrow": data.replace(b"t\0\0\0", b"\xfd\0\0\0", 1),
+        "no.parquet": b"PAR1" + bytes(50) + b"PAR1",
+        "empty.arrow": b"",
+    }
+    for name, content in damaged.items():
+        (tmp_path / name).write_bytes(content)
+        said = fails(capsys, 4, "--from-table", tmp_path / name, "--key-column", "id", "--json-rest")
+        assert f"cannot read {tmp_path / name}" in said
+
+
 def test_pictures_that_a_struct_or_a_column_names(
     create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from typing import IO, Any
 
 from wdscli.codecs.cells import TypedList
-from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
+from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError, WdsError
 from wdscli.storage import (
     Source,
     addresses_of,
@@ -221,9 +221,13 @@ def _arrow_rows(
             names = _needed(reader.schema, columns, whole)
             batches = (batch if names is None else batch.select(names) for batch in reader)
         for batch in batches:
+            # What is damaged may lead anywhere in memory.
+            batch.validate(full=True)
             yield from batch_rows(batch, columns)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"cannot read {address}: {error}") from None
+    except WdsError:
+        raise
+    except (OSError, ValueError, ArithmeticError, pyarrow.ArrowException) as error:
+        raise InputError(f"cannot read {address}: {str(error) or type(error).__name__}") from None
 
 
 def _of_groups(table: Any, names: list[str] | None) -> Iterator[Any]:
