@@ -17,7 +17,7 @@ from shard_cases import numbered, tar_of, wds
 from storage_servers import S3, s3_server
 
 from wdscli.errors import InputError, UsageError
-from wdscli.storage import fast, open_source
+from wdscli.storage import fast, open_source, remote
 
 pytest.importorskip("obstore")
 DATA = random.Random(3).randbytes(3_000_000)
@@ -78,6 +78,15 @@ def test_it_reads(s3: S3, by_s3fs: list[str]) -> None:
 def test_odd_names_are_left_to_s3fs(s3: S3, by_s3fs: list[str], key: str) -> None:
     read_some(f"s3://fast/{key}")
     assert set(by_s3fs) == {key}
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["s3://arn:aws:s3:us-west-2:1:accesspoint/a/k.tar", "s3://fast/k.tar?versionId=1", "s3://u@fast/k"],
+)
+def test_odd_buckets_are_left_to_s3fs(s3: S3, address: str) -> None:
+    assert isinstance(remote.client_of("s3://fast/k.tar")[0], fast.FastS3)
+    assert not isinstance(remote.client_of(address)[0], fast.FastS3)
 
 
 def test_odd_settings_are_left_to_s3fs(s3: S3, by_s3fs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,6 +230,16 @@ def test_the_loader(shuffle: str, store: Store) -> None:
     assert sum(one.sent for one in gets) <= 1.4 * size
 
 
+def test_the_loader_reads_some_shards_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wdscli.loader.read import fetch
+
+    address, _ = store.sets["indexed"]
+    right = list(wds_loader.WebDataset(address, shuffle="full"))
+    monkeypatch.setattr(fetch, "SHARDS_TOGETHER", 3)
+    monkeypatch.setattr(fetch, "OPEN_SOURCES", 2)
+    assert list(wds_loader.WebDataset(address, shuffle="full")) == right
+
+
 RESUMED = ["split --shards 4", "shuffle --shards 4", "sort --by cls --shards 4"]
 
 

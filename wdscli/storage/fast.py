@@ -318,10 +318,10 @@ _made: dict[tuple[Account, float], FastS3] = {}
 def fast_s3(endpoint: str, unsigned: bool | None, make: Callable[[], Any]) -> FastS3 | None:
     """S3 without s3fs, where that can be; ``make()`` gives s3fs's file system. See :func:`plain_account`. Raises
     UsageError."""
-    if store_name() != "obstore" or not _may_run():
+    if store_name() != "obstore":
         return None
     account = plain_account(endpoint, unsigned)
-    if account is None:
+    if account is None or not _may_run():
         return None
     key = account, network().timeout_seconds
     if key not in _made:

@@ -60,6 +60,7 @@ _NO = frozenset(("", "0", "false", "no", "off"))
 _TOKEN_OF_HOST = re.compile(r"([A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?=([A-Za-z0-9\-._~+/]+=*)")
 _HOST = re.compile(r"https?://(?:[^/?#]*@)?(\[[^\]/]*\]|[^/?#:]*)(:[0-9]+)?", re.IGNORECASE)
 _PORTS = {"http": ":80", "https": ":443"}
+_PLAIN_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*(/|$)")
 
 
 def filesystem(address: str, *, fresh: bool = True) -> tuple[Any, str]:
@@ -87,9 +88,12 @@ def _s3(address: str) -> tuple[Any, str]:
     if not bucket_of(address):
         raise UsageError(f"{address} names no bucket", hint="s3://BUCKET/KEY")
     endpoint = ais_endpoint() if scheme(address) == "ais" else ""
-    fast = fast_s3(endpoint, is_unsigned(), lambda: _by_s3fs(address)[0])
-    if fast is not None:
-        return fast, address.partition("://")[2].rstrip("/")
+    path = address.partition("://")[2].rstrip("/")
+    # Of an access point's name, and of a version in it, s3fs knows the meaning.
+    if _PLAIN_BUCKET.match(path) and "?versionId=" not in path:
+        fast = fast_s3(endpoint, is_unsigned(), lambda: _by_s3fs(address)[0])
+        if fast is not None:
+            return fast, path
     return _by_s3fs(address)
 
 

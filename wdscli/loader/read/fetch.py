@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, cached_property, partial
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -41,6 +41,8 @@ LARGE_BYTES = 1 << 15
 THREADED_BYTES = 1 << 20
 """From which on it is worth while to wake them."""
 OPEN_SOURCES = 128
+SHARDS_TOGETHER = 64
+"""On other machines, of which samples are on their way at a time: what each may hold has a least measure."""
 SAMPLES_PER_THREAD = 4
 """For which it is worth while that one more thread opens a shard."""
 FEW_SAMPLES = 12
@@ -361,6 +363,15 @@ class Shared:
     def read(self, wanted: dict[int, list[int]]) -> list[Raw]:
         """Samples by shard and place, both rising."""
         soon, self.soon = self.soon, {}
+        if len(wanted) <= SHARDS_TOGETHER:
+            return self._read(wanted, soon if len(soon) <= SHARDS_TOGETHER else {})
+        rest = iter(wanted.items())
+        found: list[Raw] = []
+        while some := dict(islice(rest, SHARDS_TOGETHER)):
+            found += self._read(some, {})
+        return found
+
+    def _read(self, wanted: dict[int, list[int]], soon: dict[int, list[int]]) -> list[Raw]:
         sources: dict[int, Source] = {}
         used: set[int] = set()
         try:
