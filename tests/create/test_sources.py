@@ -187,6 +187,22 @@ def test_arrow_in_all_its_files_with_its_types(create: Create, tmp_path: Path) -
     }
 
 
+def test_names_of_labels_in_a_schema(create: Create, tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    features = {
+        "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+        "n": {"dtype": "int64", "_type": "Value"},
+    }
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({"id": ["a"], "label": [1], "n": [2]}).replace_schema_metadata(metadata)
+    parquet.write_table(table, tmp_path / "t.parquet")
+    for column, classes in {"label": ["cat", "dog"], "n": None, "id": None}.items():
+        field = "txt" if column == "id" else "cls"
+        create("--from-table", tmp_path / "t.parquet", "--key-column", "id", "--column", f"{field}={column}")
+        made = json.loads((tmp_path / "out-manifest.json").read_text())["wdscli"]
+        assert made.get("classes") == classes
+
+
 def test_damaged_tables_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pa = pytest.importorskip("pyarrow")
     whole = io.BytesIO()

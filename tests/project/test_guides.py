@@ -84,7 +84,7 @@ def test_every_block_runs(page: Path, tools: Path, tmp_path: Path, request: pyte
     found = blocks(page)
     whole = "".join(block.text for block in found)
     for word, module in NEEDS.items():
-        if re.search(rf"import {word}\b", whole):
+        if re.search(rf"(?:import|from) {word}\b", whole):
             pytest.importorskip(module)
     if "s3://" in whole:
         request.getfixturevalue("s3")

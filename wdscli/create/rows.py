@@ -187,6 +187,28 @@ def _json_lines(text: io.TextIOWrapper, address: str) -> Iterator[dict[str, Any]
         yield row
 
 
+def class_names(address: str, column: str) -> tuple[str, ...] | None:
+    """What the numbers in a column of Parquet stand for, where Hugging Face's library has left that in the schema."""
+    if kind_of(address) != "parquet" or is_stream(address):
+        return None
+    import json
+
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_schema
+    except ImportError:
+        return None
+    with open_source(address) as source, stream_of(source, _BUFFER_BYTES) as stream:
+        if not stream.seekable():
+            return None
+        try:
+            known = json.loads((read_schema(stream).metadata or {})[b"huggingface"])
+            feature = known["info"]["features"][column]
+            return tuple(map(str, feature["names"])) if feature["_type"] == "ClassLabel" else None
+        except (OSError, ValueError, LookupError, TypeError, ArrowException):
+            return None
+
+
 def _arrow_rows(
     address: str,
     kind: str,

@@ -27,7 +27,7 @@ from wdscli.create.layouts import OPTIONS, Layout
 from wdscli.create.layouts import TableOptions as TableOptions
 from wdscli.create.packing import payload_at
 from wdscli.create.payloads import Named, Payloads
-from wdscli.create.rows import ABSENT, NumberText, reach, read_lines, read_rows, table_files
+from wdscli.create.rows import ABSENT, NumberText, class_names, reach, read_lines, read_rows, table_files
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
@@ -120,7 +120,9 @@ def _layout_of(options: TableOptions, option: str) -> Layout:
             fields=options.fields or (() if options.json_rest else ("txt=line",)),
         )
         return Layout(files, lambda file, *_: read_lines(file), options)
-    return Layout(files, lambda file, used, whole: read_rows(file, used, whole=whole), options)
+    labels = [text.partition("=")[2] for text in options.fields if text.startswith("cls=")]
+    classes = class_names(files[0], labels[0]) if labels and files else None
+    return Layout(files, lambda file, used, whole: read_rows(file, used, whole=whole), options, classes)
 
 
 class TableReader:
