@@ -114,7 +114,7 @@ def test_what_is_shown(s3: S3, bucket: str, here: Path, line: str) -> None:
 
 
 def test_a_set_that_grows(s3: S3, here: Path, tmp_path: Path) -> None:
-    bucket = s3.bucket("grows")
+    bucket = s3.bucket("grown-by-append")
     for place in (f"s3://{bucket}/g", str(tmp_path / "g")):
         words = ["create", here / "files" / "k0", "-o", f"{place}/out-%d.tar", "-j", 1]
         assert wds(*words, "--if-changed").code == 0
@@ -128,7 +128,7 @@ def test_a_set_that_grows(s3: S3, here: Path, tmp_path: Path) -> None:
 
 
 def test_a_shuffle_of_what_has_changed(s3: S3, here: Path) -> None:
-    bucket = s3.bucket("changed")
+    bucket = s3.bucket("changed-inputs")
     name = "in-0.tar"
     for data in ((here / "one" / name).read_bytes(), (here / "two" / name).read_bytes()):
         s3.client.put_object(Bucket=bucket, Key=f"in/{name}", Body=data)
