@@ -246,3 +246,27 @@ class TestBytesAreCounted:
         heard = Stages()
         shuffle(Request([f"pipe:cat {shards[0]}", shards[1]], f"{tmp_path}/o.tar", jobs=1), progress=heard)
         assert heard.stages[0] == ["reading headers", "shards", 2, 2]
+
+    @pytest.mark.parametrize("compressed", [False, True])
+    def test_commands_that_read_shards(self, shards: list[str], tmp_path: Path, compressed: bool) -> None:
+        from wdscli.look.listing import ls
+        from wdscli.ops.cat import cat
+        from wdscli.ops.index import index
+
+        if compressed:
+            for path in shards:
+                Path(f"{path}.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
+            shards = [f"{path}.gz" for path in shards]
+        size = sum(map(os.path.getsize, shards))
+        for jobs, output in ((1, "{name}.tar"), (2, "again/{name}.tar"), (1, "o.tar")):
+            heard = Stages()
+            cat(Request(shards, f"{tmp_path}/out/{output}", jobs=jobs), progress=heard)
+            assert heard.stages == [["copying", "bytes", size, size]]
+        heard = Stages()
+        assert len(list(ls(shards, progress=heard).shards())) == 2
+        assert heard.stages == [["reading", "bytes", size, size]]
+        if compressed:
+            return
+        heard = Stages()
+        index(shards, with_manifest=False, force=True, progress=heard)
+        assert heard.stages == [["indexing", "bytes", size, size]]

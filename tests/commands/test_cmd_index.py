@@ -567,7 +567,7 @@ class TestDialects:
         assert run("set", "--dialect", "dali", *args).code == 2
 
 
-def test_progress_is_told_in_shards(folder: Path) -> None:
+def test_progress_is_told_in_bytes(folder: Path) -> None:
     told: list[tuple[object, ...]] = []
 
     class Watch:
@@ -585,7 +585,7 @@ def test_progress_is_told_in_shards(folder: Path) -> None:
         def note(self, message: str) -> None: ...
 
     index(["set"], jobs=1, progress=Watch())
-    assert told == [("indexing", 2, "shards"), (1,), (1,), ("end",)]
+    assert told == [("indexing", 20480, "bytes"), (10240,), (10240,), ("end",)]
 
 
 def test_the_program(folder: Path) -> None:

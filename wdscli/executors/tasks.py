@@ -17,6 +17,7 @@ from wdscli.executors.local import SLOTS, default_jobs, run_counted
 from wdscli.executors.ticks import Tick, run_reporting
 from wdscli.shown import cause_of
 from wdscli.storage import sizes_here
+from wdscli.storage.blocks import kind_of_name
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -80,7 +81,8 @@ def run_shard_tasks(
     window: int | None = None,
 ) -> Iterator[Result]:
     """``function`` over tasks of one shard each, as a stage ``what`` of ``progress``. It counts bytes where the sizes
-    are known without a request, of shards on this machine, else shards. Tasks report bytes of their shard."""
+    are known without a request, of shards on this machine, else shards. Tasks report bytes of their shard; those of
+    what is in a compressed one count only when it is done."""
     sizes = sizes_here(addresses)
     if sizes is None:
         progress.start(what, len(addresses), "shards")
@@ -90,9 +92,19 @@ def run_shard_tasks(
     else:
         progress.start(what, sum(sizes), "bytes")
         left = iter(sizes)
-        yield from run_tasks(
-            executor, function, tasks, window=window, advance=progress.advance, amount=lambda _: next(left)
-        )
+        if any(map(kind_of_name, addresses)):
+            for result in run_tasks(executor, function, tasks, window=window):
+                progress.advance(next(left))
+                yield result
+        else:
+            yield from run_tasks(
+                executor,
+                function,
+                tasks,
+                window=window,
+                advance=progress.advance,
+                amount=lambda _: next(left),
+            )
     progress.finish()
 
 

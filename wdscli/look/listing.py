@@ -210,14 +210,16 @@ class Listing:
     def _sources(self) -> Iterator[Source]:
         """The shards, opened one after the other, until no further sample can be selected."""
         self._settle()
-        self._progress.start("reading", len(self.addresses), "shards")
+        from wdscli.shards.inputs import ShardStage
+
+        stage = ShardStage(self._progress, "reading", self.addresses)
         for address in self.addresses:
             if self._state.done:
                 break
             with open_source(address) as source:
                 yield source
             self._read += 1
-            self._progress.advance(1)
+            stage.next()
         self._progress.finish()
 
     def _settle(self) -> None:

@@ -30,7 +30,7 @@ from wdscli.selection.named import Absence
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads
 from wdscli.shards.index import Piece
 from wdscli.shards.index import Scratch as ScratchFile
-from wdscli.shards.inputs import known_samples, missing_samples, say_missing, whole_set
+from wdscli.shards.inputs import ShardStage, known_samples, missing_samples, say_missing, whole_set
 from wdscli.storage import Source
 from wdscli.storage.opening import opened_in_turn
 from wdscli.tar import Window, padded
@@ -101,6 +101,7 @@ class Picker:
         self._copies_streams = copies_streams
         self._form = request.settings.form
         self._progress = progress
+        self._stage: ShardStage | None = None
         self._ignored = Ignored()
         self._damaged: dict[str, int] = missing_samples(self.set.missing)
         self._known = known_samples(self.set) if self.skips else {}
@@ -130,6 +131,10 @@ class Picker:
         """Count samples that the caller leaves out."""
         self._damaged[reason] = self._damaged.get(reason, 0) + count
 
+    def start(self, what: str) -> None:
+        """Begin a stage of the progress, which goes on as the samples are taken."""
+        self._stage = ShardStage(self._progress, what, self.set.addresses)
+
     def pages(self, begin: Callable[[Source], tuple[int, int]] | None = None) -> Iterator[Page]:
         """The selected samples of all inputs, in order. Raises InputError, DataError; at the end also for names that no
         sample has. ``begin`` says of each input at which byte the samples begin that are to come, and how many lie
@@ -142,11 +147,15 @@ class Picker:
             for opened in sources:
                 with opened as source:
                     begun, self.state.end = (0, 0) if begin is None else begin(source), 0
-                    yield from self._pages(source, begun)
+                    for page in self._pages(source, begun):
+                        yield page
+                        if self._stage is not None and page.batch.keys:
+                            self._stage.at(page.batch.start(len(page.batch.keys) - 1))
                     source.confirm()
                     self.bytes_in += source.size or 0
                 self.first += max(self.state.end, begun[1])
-                self._progress.advance(1)
+                if self._stage is not None:
+                    self._stage.next()
                 if self.state.done:
                     break
         for remark in self.selection.remarks(self.state):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from wdscli.copy.buffers import clear_padding, fill, packed
 from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.errors import DataError, UsageError, WdsError
-from wdscli.executors import make_executor, run_tasks, useful_jobs
+from wdscli.executors import make_executor, run_shard_tasks, useful_jobs
 from wdscli.look.picking import Page, Picker
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
@@ -95,7 +95,7 @@ def cat(
         raise UsageError(f"{request.output} names more than one shard, and cat writes one", hint="-o all.tar")
     check_post(request.post, request.output, is_stream=output.pattern.is_stream)
     output.check(picker.set.addresses)
-    progress.start("copying", len(picker.set.addresses), "shards")
+    picker.start("copying")
     keys = _Keys(request.on_duplicate, request.rekey, picker)
     if dry_run:
         return _measure(picker, keys, request, preserve)
@@ -188,7 +188,6 @@ def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progres
     output = OutputSet(request.output, request.settings, names=names_of(found.addresses))
     check_post(request.post, request.output, is_stream=output.pattern.is_stream)
     output.check(found.addresses)
-    progress.start("copying", len(found.addresses), "shards")
     copied: list[_Copied] = []
     with nullcontext() if dry_run else output.claimed(found.addresses):
         request = request._replace(settings=output.settings)
@@ -197,12 +196,10 @@ def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progres
             for at, one in enumerate(found.addresses)
         ]
         with make_executor(_jobs_for(request, found.addresses)) as executor:
-            for one in run_tasks(executor, copy_shard, tasks):
+            for one in run_shard_tasks(executor, copy_shard, tasks, progress, "copying", found.addresses):
                 copied.append(one)
-                progress.advance(1)
                 for text in one.warnings:
                     progress.warn(text)
-        progress.finish()
         manifest = None
         if not dry_run:
             manifest = output.finish(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError
-from wdscli.executors import default_jobs, make_executor, run_tasks
+from wdscli.executors import default_jobs, make_executor, run_shard_tasks
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.keyset import KeySet
@@ -153,9 +153,12 @@ def index(
     sides: list[Side] = []
     # Who writes these shards just now will write their manifest too.
     with Claim.take(None if dry_run else plan.manifest, SHARED_CLAIM):
-        progress.start("indexing", len(tasks), "shards")
         with make_executor(min(jobs, len(tasks)) or 1) as executor:
-            for task, one in zip(tasks, run_tasks(executor, index_shard, tasks, window=2 * jobs)):
+            addresses = [task.address for task in tasks]
+            made_of = run_shard_tasks(
+                executor, index_shard, tasks, progress, "indexing", addresses, window=2 * jobs
+            )
+            for one, task in zip(made_of, tasks):
                 name = plan.name(task.address)
                 infos.append(replace(one.info, name=name, index=with_index or one.info.index))
                 if makers:
@@ -167,13 +170,11 @@ def index(
                     sides.append(one.side)
                 reason = f" ({one.side.reason})" if one.side.reason else ""
                 progress.note(f"{one.side.file}: {one.side.state}{reason}")
-                progress.advance(1)
         sides += [_put(file, force, dry_run) for maker in makers for file in maker.finish()]
         result = None
         if plan.manifest:
             result, side = _write_manifest(plan, tuple(infos), force, dry_run)
             sides.append(side)
-    progress.finish()
     return IndexReport(tuple(infos), tuple(sides), result)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import UsageError
-from wdscli.executors import make_executor, run_tasks
+from wdscli.executors import make_executor, run_shard_tasks
 from wdscli.look.listing import Listing
 from wdscli.look.summary import summarize
 from wdscli.plan.inputs import is_read_once
@@ -208,14 +208,12 @@ def _look(
         if address in by_shard
     ]
     whole, classes = new_looked(), []
-    progress.start("looking", len(tasks), "shards")
     with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
-        for found in run_tasks(executor, look_into, tasks):
+        looked_at = [task.address for task in tasks]
+        for found in run_shard_tasks(executor, look_into, tasks, progress, "reading samples", looked_at):
             whole.add(found)
             number = numbers[found.address]
             classes += [((number, place), key, values) for place, key, values in found.classes]
-            progress.advance(1)
-    progress.finish()
     return whole, classes
 
 

@@ -21,10 +21,12 @@ from wdscli.storage import (
     list_folder,
     read_all,
     scheme,
+    sizes_here,
 )
 from wdscli.storage.addresses import is_web, shard_address
 
 if TYPE_CHECKING:
+    from wdscli.progress import Progress
     from wdscli.shards.manifest import Manifest
 
 MANIFEST_SUFFIX = "manifest.json"
@@ -60,6 +62,32 @@ class ShardSet(NamedTuple):
     given: Given | None = None
     missing: tuple[Missing, ...] = ()
     classes: tuple[tuple[str, ...] | None, ...] = ()
+
+
+class ShardStage:
+    """A stage of a progress in which this process reads shards one after the other: in bytes where their sizes are
+    known without a request, else in shards."""
+
+    def __init__(self, progress: Progress, what: str, addresses: Sequence[str]) -> None:
+        self._progress, self._sizes = progress, sizes_here(addresses)
+        self._number = self._position = 0
+        if self._sizes is None:
+            progress.start(what, len(addresses), "shards")
+        else:
+            progress.start(what, sum(self._sizes), "bytes")
+
+    def at(self, position: int) -> None:
+        """The shard that is read has been read up to a byte, of what is in it if it is compressed."""
+        if self._sizes is not None:
+            position = min(position, self._sizes[self._number])
+            self._progress.advance(max(0, position - self._position))
+            self._position = max(position, self._position)
+
+    def next(self) -> None:
+        """The shard has been read."""
+        size = 1 if self._sizes is None else max(0, self._sizes[self._number] - self._position)
+        self._progress.advance(size)
+        self._number, self._position = self._number + 1, 0
 
 
 def open_set(inputs: Sequence[str], *, trust_addresses: bool = False, pipes: bool = True) -> ShardSet:

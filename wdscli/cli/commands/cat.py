@@ -146,7 +146,7 @@ def cat(
         counts_later=form.field is not None,
         progress=progress,
     )
-    progress.start("reading", len(picker.set.addresses), "shards")
+    picker.start("reading")
     counts: dict[str, int] = {}
     if form.to_dir is not None:
         done = unpack.unpack(picker, form.to_dir, force=output.force)
@@ -224,7 +224,7 @@ def _table(
             progress=progress if request.on_error == "stop" else QUIET,
         )
         schema = payload_schema(found, how)
-    progress.start("reading", len(picker.set.addresses), "shards")
+    picker.start("reading")
     yield from payload_table(picker, how, schema)
 
 
