@@ -21,9 +21,13 @@ from shard_cases import numbered, write_shards
 from storage_servers import S3, Web, s3_server, web_server
 
 from wdscli.errors import InputError
+from wdscli.plan.inputs import Input
+from wdscli.plan.survey import REMOTE_SHARD_BYTES, SurveyTask, bytes_of
+from wdscli.selection import Selection
 from wdscli.storage import Source, ahead, expand, open_source, opening
 from wdscli.storage.ahead import Ahead, Line, joined
 from wdscli.storage.ranges import RemoteSource
+from wdscli.tar import CANONICAL
 
 COMMAND: list[str] = []
 DATA = random.Random(0).randbytes(300_000)
@@ -337,3 +341,23 @@ def test_clients_that_wait_read_several_ranges_at_a_time(monkeypatch: pytest.Mon
         source._ahead.will_be_used(300_000)  # type: ignore[attr-defined]
         source.expect([(0, 300_000)])
         assert source.read_at(0, 300_000) == DATA
+
+
+@pytest.mark.parametrize("store", ["fsspec", "obstore"])
+def test_a_small_set_that_was_listed_is_known_to_be_small(
+    store: str, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No processes are started for it."""
+    if store == "obstore":
+        pytest.importorskip("obstore")
+    monkeypatch.setenv("WDSCLI_STORE", store)
+    place = s3.bucket(f"small-{store}")
+    for number in range(8):
+        s3.client.put_object(Bucket=place, Key=f"d/a-{number}.tar", Body=DATA)
+    addresses = expand(f"s3://{place}/d/")
+    assert [opening.size_hint(address) for address in addresses] == [len(DATA)] * 8
+    assert opening.size_hint(f"s3://{place}/other/a.tar") is None
+    known = [SurveyTask(Input(address), CANONICAL, Selection()) for address in addresses]
+    assert bytes_of(known) == 8 * len(DATA)
+    unknown = [SurveyTask(Input(f"s3://{place}/other/a.tar"), CANONICAL, Selection())]
+    assert bytes_of(unknown) == REMOTE_SHARD_BYTES

@@ -48,6 +48,7 @@ from wdscli.shards.index import index_address
 from wdscli.shards.reading import index_batches, index_for
 from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.addresses import local_path
+from wdscli.storage.opening import size_hint
 from wdscli.tar import FOREIGN, Form, build_header, padded
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 from wdscli.tar.reader import is_dense
@@ -67,7 +68,7 @@ BATCHES_AT_ONCE = 16
 KEYS_AT_ONCE = 1 << 14
 """So many keys of an index are objects of Python together."""
 REMOTE_SHARD_BYTES = 16 << 20
-"""What the headers of a remote input are taken to cost."""
+"""What the headers of a remote input are taken to cost at most, and one of which the size is not known."""
 MEMORY_PER_INDEX_BYTE = 6
 """Bytes of memory for each byte of an index file, while it is read and made into rows."""
 
@@ -259,16 +260,17 @@ def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> 
 
 
 def bytes_of(tasks: Sequence[SurveyTask]) -> int:
-    """The bytes of local inputs, or of their indexes, a cheap guess at how much there is to do; remote ones count as
-    much."""
+    """The bytes of inputs, or of local ones' indexes, a cheap guess at how much there is to do."""
     total = 0
     for task in tasks:
-        if not is_local(task.address):
-            total += REMOTE_SHARD_BYTES
-            continue
-        address = index_address(task.address) if _has_index(task) else task.address
-        with suppress(OSError):
-            total += os.stat(local_path(address)).st_size
+        is_near = is_local(task.address)
+        address = index_address(task.address) if is_near and _has_index(task) else task.address
+        size = size_hint(address)
+        if is_near:
+            total += size or 0
+        else:
+            least = REMOTE_SHARD_BYTES if size is None else size
+            total += least if task.is_wanted_whole else min(least, REMOTE_SHARD_BYTES)
     return total
 
 

@@ -320,6 +320,20 @@ def sizes_here(addresses: Sequence[str]) -> list[int] | None:
     return sizes
 
 
+def size_hint(address: str) -> int | None:
+    """About how many bytes an address has, as far as that is known without a request or an open file."""
+    if is_stream(address):
+        return None
+    if is_local(address):
+        try:
+            return os.stat(local_path(address)).st_size
+        except OSError:
+            return None
+    from wdscli.storage.remote import size_listed
+
+    return size_listed(address)
+
+
 def versions_at(addresses: Sequence[str]) -> Iterator[str]:
     """Which of several files that had one name stands at each address now, as a sink tells of what it has committed: a
     file of this machine is its inode and its size, an object its ETag, :data:`GONE` is nothing, and empty is where

@@ -267,11 +267,27 @@ def list_remote(address: str) -> list[str]:
     """The names in a remote folder, in bytewise order. Raises InputError."""
     with explained(address, verb="list"):
         fs, path = filesystem(address)
-        found = retried(lambda: fs.ls(path, detail=False))
+        listed = retried(lambda: fs.ls(path, detail=True))
+    found = [one["name"] for one in listed]
+    _sizes[address.rstrip("/")] = {name: one.get("size") for name, one in zip(found, listed)}
+    while len(_sizes) > _FOLDERS:
+        del _sizes[next(iter(_sizes))]
     # A folder's own marker (an empty object whose name ends with a slash) is listed with what it holds.
     own = path.rstrip("/")
     names = {name.rstrip("/").rpartition("/")[2] for name in found if name.rstrip("/") != own}
     return sorted(names - {""})
+
+
+_FOLDERS = 16
+_sizes: dict[str, dict[str, int | None]] = {}
+"""What the last listings told of sizes, by the folder's address and the file's name in its store."""
+
+
+def size_listed(address: str) -> int | None:
+    """The size that an object had when its folder was listed, as a hint; None where it was not."""
+    folder, _, name = address.rpartition("/")
+    listed = _sizes.get(folder, {})
+    return listed.get(f"{folder.partition('://')[2]}/{name}")
 
 
 def glob_remote(address: str) -> list[str]:
