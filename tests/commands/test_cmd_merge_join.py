@@ -286,7 +286,7 @@ class TestTables:
         with no_new_files(tmp_path):
             ran = run(*joined, tmp_path / "out.tar")
         assert ran.code == 3
-        assert f'{tmp_path}/t.csv, row 3: the key "k1" a second time' in ran.err
+        assert f'{tmp_path}/t.csv, row 3: repeated key "k1"' in ran.err
         assert "hint: leave out the later ones with --on-duplicate skip" in ran.err
         ran = good(*joined, tmp_path / "out.tar", "--on-duplicate", "skip", "--json")
         assert ran.objects[0]["dropped"] == {"duplicate-key": 2}
@@ -367,7 +367,7 @@ class TestDuplicates:
         joined = ["--join", "inner", images, other, "-o"]
         ran = run(*joined, tmp_path / "out.tar")
         assert ran.code == 3
-        assert f'key "k1" a second time (first: sample 0 of {other})' in ran.err
+        assert f'repeated key "k1" (first: sample 0 of {other})' in ran.err
         assert "--on-duplicate skip" in ran.err
         ran = good(*joined, tmp_path / "out.tar", "--on-duplicate", "skip", "--json")
         assert ran.objects[0]["dropped"] == {"duplicate-key": 1, "no-partner": 4}

@@ -70,9 +70,7 @@ class TestDuplicates:
             shuffle(request(twice, tmp_path))
         error = caught.value
         assert (error.code, error.shard, error.offset) == ("duplicate-key", twice[1], 0)
-        assert str(error) == (
-            f'key "k003" a second time (first: sample 3 of {twice[0]}) in {twice[1]} at byte 0'
-        )
+        assert str(error) == (f'repeated key "k003" (first: sample 3 of {twice[0]}) in {twice[1]} at byte 0')
         assert "--on-duplicate" in str(error.hint)
         assert_nothing_made(tmp_path)
 
@@ -136,9 +134,9 @@ class TestDuplicates:
         names = write_shards(tmp_path / "in", [[sample("a", 1), sample("in-1", 2)], [sample("a", 3)]])
         with pytest.raises(DataError) as caught:
             shuffle(request(names, tmp_path, on_duplicate="rekey", rekey="{shard}"))
-        assert 'key "in-1" a second time' in str(caught.value)
+        assert 'repeated key "in-1"' in str(caught.value)
         assert "{index}" in str(caught.value.hint)
-        with pytest.raises(DataError, match='key "in-0" a second time'):
+        with pytest.raises(DataError, match='repeated key "in-0"'):
             shuffle(request(names, tmp_path, rekey="{shard}"))
         assert_nothing_made(tmp_path)
 
@@ -161,7 +159,7 @@ class TestDuplicates:
         for policy in ("skip", "rekey"):
             shuffle(request(twice, tmp_path / (policy + "7"), on_duplicate=policy))
             assert content(tmp_path / (policy + "7")) == expected[policy]
-        with pytest.raises(DataError, match=r'"k003" a second time \(first: sample 3'):
+        with pytest.raises(DataError, match=r'repeated key "k003" \(first: sample 3'):
             shuffle(request(twice, tmp_path))
         names = write_shards(tmp_path / "unlike", [numbered(20)])
         shuffle(request(names, tmp_path / "unlike"))

@@ -316,7 +316,7 @@ def test_columns_go_into_the_json_that_is_there(
     table.write_text("id,n\nc,1\n")
     assert "row 1: json is no JSON object" in fails(capsys, 3, folder, *options)
     table.write_text("id,n\na,1\na,2\n")
-    assert 'row 2: the key "a" comes twice' in fails(capsys, 3, folder, *options)
+    assert 'row 2: repeated key "a"' in fails(capsys, 3, folder, *options)
     assert "--json-rest" in fails(capsys, 2, folder, *options, "--json-rest")
 
 

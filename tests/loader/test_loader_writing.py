@@ -423,7 +423,7 @@ def test_a_key_comes_once_in_a_shard(suffix: str, tmp_path: Path) -> None:
         for sample in samples(2):
             writer.write(sample)
         for sample in samples(2):
-            with pytest.raises(DataError, match="a second time"):
+            with pytest.raises(DataError, match="repeated key"):
                 writer.write(sample)
     assert len(raw(shards(tmp_path))) == 2
 

@@ -348,7 +348,7 @@ _resumed = _engine("""
         command wrote it; otherwise replace it.
     """)
 _scratch = _engine("""
-    --tmp DIR  Folder or URL for temporary files. Default: TMPDIR.
+    --tmp DIR  Folder or URL for scratch space (temporary files). Default: TMPDIR.
     """)
 _planned = _engine("""
     plan_file: --plan FILE  Write a plan instead of shards; `wds run` carries it out, here or on other
@@ -387,7 +387,7 @@ class PlannedWorkOptions(NamedTuple):
 @_elsewhere
 @_bounded
 @_engine("""
-    --strategy  gather copies samples straight from the inputs, spill by way of a temporary folder; auto
+    --strategy  gather copies samples straight from the inputs, spill by way of scratch space; auto
         takes the faster one (-v prints why). The output is the same.
     """)
 @_resumed

@@ -228,7 +228,7 @@ def _without_repeats(
         if repeated and on_duplicate == "error":
             row, key, _ = some[min(repeated)]
             raise DataError(
-                f'{row.file}, row {row.number}: the key "{to_text(key)}" a second time',
+                f'{row.file}, row {row.number}: repeated key "{to_text(key)}"',
                 code="duplicate-key",
                 hint="leave out the later ones with --on-duplicate skip",
             )

@@ -428,7 +428,7 @@ class _Objects:
         while at < len(self._hashes) and self._hashes[at] == wanted:
             if self._files.row(self._numbers[at]) == row:
                 if self._taken[at]:
-                    raise DataError(f'the key "{to_text(key)}" comes twice', code="duplicate-key")
+                    raise DataError(f'repeated key "{to_text(key)}"', code="duplicate-key")
                 self._taken[at] = 1
                 return self._numbers[at]
             at += 1

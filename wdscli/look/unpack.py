@@ -202,7 +202,7 @@ def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
     for sample in picked(picker):
         # Two keys can name one file: a//b and a/./b are a/b.
         if seen.add([os.path.normpath(sample.key)]):
-            message = f'key "{to_text(sample.key)}" a second time: its files would replace each other'
+            message = f'repeated key "{to_text(sample.key)}": its files would replace each other'
             raise sample.error(message, "duplicate-key", hint="unpack the shards into folders of their own")
         samples += 1
         for part in sample.parts:

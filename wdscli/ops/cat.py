@@ -328,7 +328,7 @@ class _Keys:
         first = None if self._all is not None else self._first_place(key)
         before = "" if first is None else f" (first: sample {first[1]} of {first[0]})"
         return DataError(
-            f'key "{to_text(key)}" a second time{before}',
+            f'repeated key "{to_text(key)}"{before}',
             code="duplicate-key",
             shard=page.source.name,
             offset=page.batch.start(row),

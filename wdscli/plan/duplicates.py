@@ -265,7 +265,7 @@ def repeated_error(
     both = table.take([first, row])
     before, again = [reader.inputs[number].address for number in both.shards.tolist()]
     return DataError(
-        f'key "{to_text(key)}" a second time (first: sample {int(both.places[0])} of {before})',
+        f'repeated key "{to_text(key)}" (first: sample {int(both.places[0])} of {before})',
         code="duplicate-key",
         shard=again,
         offset=int(both.starts[1]),

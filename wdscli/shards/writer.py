@@ -67,7 +67,7 @@ class SampleWriter:
         key = to_bytes(text)
         members = self._members(text, key, fields)
         if key in self._keys:
-            raise DataError(f'key "{text}" a second time', code="duplicate-key", shard=self._name)
+            raise DataError(f'repeated key "{text}"', code="duplicate-key", shard=self._name)
         self._room_for(key, members).write(key, members)
         self._keys.add(key)
 

@@ -20,7 +20,7 @@ _what = panel("Transformation")
 
 
 @_what("""
-    --cmd CMD  Run CMD for each sample in a temporary folder with the files sample.FIELD. The files that are
+    --cmd CMD  Run CMD for each sample in a scratch folder with the files sample.FIELD. The files that are
         there afterwards are the new sample; no files drop the sample.
     --filter FIELD CMD  Pipe the payload of FIELD through CMD.
     --python FUNCTION  Call module:function, or file.py:function, with each sample as a dictionary. It

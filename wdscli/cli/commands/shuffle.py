@@ -51,7 +51,7 @@ def shuffle(
     The same input, options and seed give the same bytes, for any number of processes and on any machine. Shards hold
     at most 1 GB unless their size is given.
 
-    Input that can be read only once (-, pipe:CMD, some compressed shards) is first copied to a temporary folder.
+    Input that can be read only once (-, pipe:CMD, some compressed shards) is first copied to scratch space.
 
     Examples:
 
