@@ -117,6 +117,8 @@ def finished_set(request: Request, order: Order) -> tuple[Manifest, Manifest] | 
         places = [*shards.addresses, output.address(0)]
         if source is None or output.manifest_address is None or all(map(is_local, places)):
             return None
+        # What a listing does not have costs one request, what is looked for by its name three.
+        list_folders([output.manifest_address])
         manifest = read_manifest(output.manifest_address)
         options = {**order.options(), **shaping_options(request)}
         made = output.manifest_of(

@@ -199,7 +199,7 @@ def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifes
             counts[shard.part].append((shard.samples, shard.members, size))
     for number, wanted in counts.items():
         output = plan.parts[number].output
-        if output.standing is not None:
+        if output.standing is not None or output.has_manifest is False:
             continue
         try:
             manifest = None if output.manifest_address is None else read_manifest(output.manifest_address)
@@ -235,7 +235,12 @@ def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: It
     OutputExistsError for one that may not."""
     for number in parts:
         output, address = plan.parts[number].output, plan.parts[number].output.manifest_address
-        if address is None or number in complete or output.standing is not None:
+        if (
+            address is None
+            or number in complete
+            or output.standing is not None
+            or output.has_manifest is False
+        ):
             continue
         if plan.request.settings.force:
             remove(address)

@@ -356,6 +356,8 @@ class OutputSet:
         self.standing = standing
         new_digest(self.settings.checksum)
         self._replaced: list[str] = []
+        self.has_manifest: bool | None = None
+        """Whether a manifest was there when :meth:`check` looked; None before that."""
         self._claim = Claim()
 
     @contextmanager
@@ -402,8 +404,8 @@ class OutputSet:
             return
         check_place(self._manifest())
         self._replaced = self.existing()
-        has_manifest = self.standing is None and exists(self._manifest())
-        there = [*self._replaced, *([self._manifest()] if has_manifest else [])]
+        self.has_manifest = self.standing is None and exists(self._manifest())
+        there = [*self._replaced, *([self._manifest()] if self.has_manifest else [])]
         taken = {_place(address) for address in there}
         for address in inputs if taken else ():
             if _place(address) in taken:
