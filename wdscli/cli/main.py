@@ -43,7 +43,7 @@ COMMANDS = {
         "Make and change",
         "Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.",
     ),
-    "dsort": Listing("Make and change", "Do what a job description of AIStore's dSort says, here."),
+    "dsort": Listing("Make and change", "Run a job description of AIStore's dSort on this machine."),
     "map": Listing(
         "Make and change", "Transform samples by a command, a Python function, or by resizing pictures."
     ),

@@ -39,10 +39,10 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
     --key KEY  With --field: only of this sample.
     --to-dir DIR  Write each member to a file below DIR.
     --to-jsonl  Write a line of JSON per sample: text fields as text, of other fields the size.
-    --to-parquet FILE  A Parquet file with a row per sample: the key, text fields as strings, the payloads
-        of the others as they are.
-    --to-tsv FILE  TAB-separated values with a row per sample: the key, and text fields.
-    --base64  With --to-jsonl and --to-tsv: the payloads of the others in base 64.
+    --to-parquet FILE  Write a Parquet file, one row per sample: the key, text fields as strings, other
+        payloads unchanged.
+    --to-tsv FILE  Write TAB-separated values, one row per sample: the key, and text fields.
+    --base64  With --to-jsonl and --to-tsv: other payloads in base 64.
     """)
 @panel("Output")("""
     --preserve  Keep headers unchanged: modes, owners, times, pax records. Default: the canonical form.

@@ -76,7 +76,7 @@ def dsort(
     json: JsonOptions,
     other: OtherOptions,
 ) -> None:
-    """Do what a job description of AIStore's dSort says, here.
+    """Run a job description of AIStore's dSort on this machine.
 
     Formats, sizes, algorithms, external key maps and reactions mean the same as in dSort. No shard is larger than
     output_shard_size, and a shuffle without a seed has the seed 0. Fields about the cluster are listed and ignored.

@@ -62,12 +62,12 @@ class ShowOptions(NamedTuple):
 
 
 @panel("Table")("""
-    --parquet FILE  Write a table instead, a row per sample: key, shard, index in the shard, offset, bytes,
-        size.EXT for each field.
-    --csv FILE  The same as CSV.
+    --parquet FILE  Write a table as Parquet, one row per sample: key, shard, index in the shard, offset,
+        bytes, size.EXT for each field.
+    --csv FILE  Write the same table as CSV.
     looked_into: --with EXT,...  With --parquet and --csv: also the values at the top of JSON fields, and
         the text of text fields. Repeatable.
-    --force  Replace FILE.
+    --force  Replace an existing table.
     """)
 class TableOptions(NamedTuple):
     """A table of all samples."""

@@ -21,7 +21,7 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
 
 @_output("""
     -o, --output FILE  Where the page is written: a file, - or a URL.
-    --force  Replace what is there.
+    --force  Replace an existing file.
     """)
 class PageOptions(NamedTuple):
     """Where the page goes."""
@@ -32,12 +32,12 @@ class PageOptions(NamedTuple):
 
 @_show("""
     --title TEXT  Heading of the page. Default: the name of the set.
-    --samples N  Samples on the contact sheet, of those that are selected.
+    --samples N  Number of selected samples on the contact sheet.
     --seed N  Seed of the choice of these samples, and of --sample.
     --no-images  Put no pictures, sound or film on the page.
     look_into: --look-into N  Samples whose payloads are read for classes, texts and sizes of pictures.
     --no-verify  Do not check the shards.
-    --decode  Check also that every payload can be decoded.
+    --decode  Also check that every payload can be decoded.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class ShowOptions(NamedTuple):
