@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from shard_cases import numbered, write_shards
 
 from wdscli.cli import output
+from wdscli.cli.main import main
 from wdscli.cli.options import CommonOptions
 from wdscli.cli.output import Out
 
@@ -274,11 +276,16 @@ def test_verbose_says_more_in_every_command(tmp_path: Path) -> None:
     [shard] = write_shards(tmp_path, [numbered(3)])
     (tmp_path / "files").mkdir()
     (tmp_path / "files/a.txt").write_text("a")
-    job = {"extension": ".tar", "bck": {"name": "."}, "output_format": "d-%d", "output_shard_size": "1MB"}
+    job = {"extension": ".tar", "bck": {"name": "b"}, "output_format": "d-%d", "output_shard_size": "1MB"}
     job["input_format"] = os.path.basename(shard).removesuffix(".tar")
     (tmp_path / "job.json").write_text(json.dumps(job))
     assert wds("split", shard, "-o", "p-%d.tar", "--plan", "plan", cwd=tmp_path).code == 0
-    inputs = {"create": ["files"], "run": ["plan"], "diff": [shard, shard], "dsort": ["job.json"]}
+    inputs = {
+        "create": ["files"],
+        "run": ["plan"],
+        "diff": [shard, shard],
+        "dsort": ["job.json", "--bucket", "b=."],
+    }
     outputs = {"verify": [], "ls": [], "diff": [], "index": [], "run": [], "dsort": [], "report": ["-o", "-"]}
     more = {"bench": ["--seconds", "0.01"], "map": ["--filter", "cls", "cat"]}
     for name in COMMANDS:
@@ -300,3 +307,17 @@ def test_verbose_says_more_in_every_command(tmp_path: Path) -> None:
         assert len(said) >= (2 if name == "report" else 3 if name not in ("ls", "bench") else 2), (
             f"{name}: {said}"
         )
+
+
+@pytest.mark.parametrize(
+    "line", ["shuffle", "split", "sort", "merge", "cat", "map --cmd true", "create", "report"]
+)
+def test_data_and_json_do_not_share_standard_output(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [shard] = write_shards(tmp_path, [numbered(2, "a", [10])])
+    name, *options = line.split()
+    assert main([name, shard, *options, "-o", "-", "--json"]) == 2
+    said = capfdbinary.readouterr()
+    assert (said.out, b"both write to standard output" in said.err) == (b"", True)

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
-from wdscli.errors import OutputError, printable
+from wdscli.errors import OutputError, UsageError, printable
 from wdscli.shown import shown
 
 if TYPE_CHECKING:
@@ -41,10 +41,13 @@ BAR_COLUMNS = 100
 class Out:
     """Where one command prints. ``terminal`` says whether standard output is one.
 
-    Rows and JSON Lines are held back a tenth of a second at most, and not at all on a terminal.
+    Rows and JSON Lines are held back a tenth of a second at most, and not at all on a terminal. ``data`` is where the
+    command writes something else. Raises UsageError where both would be standard output.
     """
 
-    def __init__(self, talk: CommonOptions, *, json: bool = False) -> None:
+    def __init__(self, talk: CommonOptions, *, json: bool = False, data: str = "") -> None:
+        if json and data == "-":
+            raise UsageError("--json and -o - both write to standard output", hint="-o FILE")
         self.talk = talk
         self.json = json
         self.terminal = _is_terminal(sys.stdout)

@@ -56,7 +56,7 @@ def read_options(
     besides a sample. Raises UsageError."""
     from wdscli.plan.cut import Cuts
 
-    out = Out(more.inputs.common, json=more.json.json)
+    out = Out(more.inputs.common, json=more.json.json, data="" if output.dry_run else output.output)
     limits = Cuts(*cuts.plain, cuts.divisible_by)
     settings = {**more.tasks._asdict(), **more.engine._asdict()}
     return out, read_request(shards, output, more.inputs, own_seed=own_seed, cuts=limits, **settings)

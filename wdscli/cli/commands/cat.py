@@ -123,11 +123,7 @@ def cat(
     limited = form.to_jsonl or form.to_parquet is not None or form.to_tsv is not None
     limit = form.decoding.limit(None if limited else "--to-jsonl, --to-parquet or --to-tsv")
     file = next(one for one in (form.to_parquet, form.to_tsv, output.output) if one is not None)
-    if json.json and file == "-" and form.to_dir is None and not output.dry_run:
-        raise UsageError(
-            "--json and the data would both be on standard output", hint="write to a file: -o OUT"
-        )
-    out = Out(inputs.common, json=json.json)
+    out = Out(inputs.common, json=json.json, data="" if form.to_dir or output.dry_run else file)
     progress = out.progress()
     if work.jobs is not None and (others or NAME not in output.output):
         raise UsageError(

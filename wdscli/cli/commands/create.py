@@ -212,7 +212,7 @@ def create(
     from wdscli.ops.create import create as make
     from wdscli.plan.cut import Cuts
 
-    out = Out(general.common, json=general.json.json)
+    out = Out(general.common, json=general.json.json, data="" if output.dry_run else output.output)
     require = [name for text in more.samples.require or () for name in text.split(",") if name]
     options = CreateOptions(
         from_list=more.from_list,

@@ -83,7 +83,7 @@ def map(
 
     on_error = inputs.errors.on_error
     transform = make_transform(**what._asdict(), timeout=inputs.network.timeout, on_failure=on_error)
-    out = Out(inputs.common, json=json.json)
+    out = Out(inputs.common, json=json.json, data="" if output.dry_run else output.output)
     limits = Cuts(*cuts.plain, cuts.divisible_by)
     settings = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if on_error == "skip" else "stop"}
     request = read_request(shards, output, inputs, cuts=limits, **settings)

@@ -88,9 +88,7 @@ def report(
         wds report shards/ -o cats.html --where 'json.label == "cat"' --title Cats
         wds report train-manifest.json -o - --no-images | gzip > report.html.gz
     """
-    out = Out(general.common, json=general.json.json)
-    if out.json and page.output == "-":
-        raise UsageError("--json and -o - both write to standard output", hint="-o FILE")
+    out = Out(general.common, json=general.json.json, data=page.output)
     made = make(
         shards,
         page.output,
