@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.errors import DataError, OutputExistsError, UsageError, WdsError
+from wdscli.errors import DataError, InputNotFoundError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
 from wdscli.plan.request import PlanMark
@@ -86,8 +86,9 @@ def find_kept(
     else its size. Raises OutputExistsError."""
     everything = len(tasks) == len(plan.planned)
     parts = range(len(plan.parts)) if everything else sorted({plan.planned[task].part for task in tasks})
-    manifests = complete_parts(plan, parts)
-    _clear_manifests(plan, manifests, parts)
+    absent: set[int] = set()
+    manifests = complete_parts(plan, parts, absent)
+    _clear_manifests(plan, manifests, [number for number in parts if number not in absent])
     if everything:
         _refuse_strangers(plan, manifests)
     form = plan.request.settings.form
@@ -188,8 +189,11 @@ def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
                 raise _exists(plan, f"{address} is there, and this {plan.operation} makes no such shard")
 
 
-def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifest]:
-    """Those of some parts whose manifest is there and says what this plan's would say, with it."""
+def complete_parts(
+    plan: ReorderPlan, parts: Iterable[int], absent: set[int] | None = None
+) -> dict[int, Manifest]:
+    """Those of some parts whose manifest is there and says what this plan's would say, with it. Those that have no
+    manifest are added to ``absent``."""
     found = {}
     counts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in parts}
     for shard in plan.planned:
@@ -203,6 +207,10 @@ def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> dict[int, Manifes
             continue
         try:
             manifest = None if output.manifest_address is None else read_manifest(output.manifest_address)
+        except InputNotFoundError:
+            if absent is not None:
+                absent.add(number)
+            continue
         except WdsError:
             continue
         if manifest is None:

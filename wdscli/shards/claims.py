@@ -34,7 +34,7 @@ from wdscli.shards.inputs import MANIFEST_SUFFIX, names_in
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, remove, sibling
 from wdscli.storage.addresses import local_path
 from wdscli.storage.local import is_same_file, remove_if_abandoned
-from wdscli.storage.opening import at_once
+from wdscli.storage.opening import at_once, has_temporaries
 
 LOCK = ".lock.tmp"
 _PART = "{part}"
@@ -300,6 +300,8 @@ def remove_temporaries(addresses: Iterable[str]) -> None:
         folders[folder].add(name)
         folders[f"{folder}{FOLDER}/"].update((name + SUFFIX, name + RECEIPT))
     for folder, names in folders.items():
+        if not has_temporaries(folder):
+            continue
         names |= {name[:_CUT] for name in names if len(os.fsencode(name)) > 4 * _CUT}
         for found, name in _temporaries_in(folder):
             if name in names and (not is_local(found) or remove_if_abandoned(local_path(found)) is None):

@@ -406,6 +406,11 @@ class FastS3:
         found: dict[str, Any] = self._answer(path, self._info, "info")
         return found
 
+    def head(self, path: str) -> dict[str, Any]:
+        """:meth:`info` of what is an object or not there."""
+        found: dict[str, Any] = self._answer(path, self._head, "info")
+        return found
+
     def ls(self, path: str, *, detail: bool) -> list[Any]:
         """The paths in a folder, or what is known of them, which is remembered."""
         found: list[dict[str, Any]] = self._answer(path, self._ls, "ls", detail=True)
@@ -461,13 +466,19 @@ class FastS3:
         reader.note(failed=False)
         return found
 
-    async def _info(self, store: Any, path: str) -> dict[str, Any]:
+    async def _head(self, store: Any, path: str) -> dict[str, Any]:
         import obstore
 
         bucket, key, _ = self.split_path(path)
+        return _about(bucket, await obstore.head_async(store, key))
+
+    async def _info(self, store: Any, path: str) -> dict[str, Any]:
+        import obstore
+
+        _, key, _ = self.split_path(path)
         if key:
             try:
-                return _about(bucket, await obstore.head_async(store, key))
+                return await self._head(store, path)
             except FileNotFoundError:
                 pass
         # Whether it is a folder, and whether there is such a bucket, a listing tells.

@@ -278,6 +278,16 @@ def check_place(address: str) -> None:
         check_bucket(address)
 
 
+def has_temporaries(folder: str) -> bool:
+    """Whether what is written to a folder has a temporary name at first: on this machine, and in stores where an object
+    does not appear whole."""
+    if is_local(folder):
+        return True
+    from wdscli.storage.uploads import appears_whole
+
+    return not appears_whole(folder)
+
+
 def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
     """Abort what killed processes have begun to write in a folder of a store, or below, and not ended. ``is_own`` is
     asked of addresses."""

@@ -29,7 +29,14 @@ from wdscli.storage.addresses import is_web, scheme
 from wdscli.storage.ahead import Ahead, Range, line_to
 from wdscli.storage.ends import Source, replaced
 from wdscli.storage.fast import FastS3, fast_reader
-from wdscli.storage.remote import S3_KINDS, explained, filesystem, is_bucket_missing
+from wdscli.storage.remote import (
+    S3_KINDS,
+    explained,
+    filesystem,
+    is_bucket_missing,
+    is_file_name,
+    look_at,
+)
 from wdscli.storage.retry import (
     Fetch,
     Network,
@@ -176,7 +183,7 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: Known | None = Non
         else:
             about = None
         if about is None:
-            about = retried(lambda: fs.info(path))
+            about = retried(lambda: look_at(fs, path))
         if about.get("type") == "directory":
             raise InputIsFolderError(
                 f"cannot read {address}: it is a folder", hint=f"{address.rstrip('/')}/ stands for its shards"
@@ -266,7 +273,7 @@ def _open_s3(address: str, fs: Any, path: str, first: int, patience: Network) ->
     try:
         source.begin(lambda: pinned.size or 0)
     except FileNotFoundError as error:
-        if is_bucket_missing(error):
+        if is_bucket_missing(error) or is_file_name(path):
             raise
         return None
     except OSError as error:

@@ -26,7 +26,7 @@ from typing import Any
 from wdscli.errors import InputError, OutputError, UsageError, WdsError
 from wdscli.shown import cause_of
 from wdscli.storage.addresses import is_web, range_hint, scheme
-from wdscli.storage.fast import fast_s3
+from wdscli.storage.fast import FastS3, fast_s3
 from wdscli.storage.retry import (
     EAI_AGAIN,
     GARBLED,
@@ -223,17 +223,40 @@ def remote_exists(address: str) -> bool:
     with explained(address):
         try:
             fs, path = filesystem(address)
-            retried(lambda: fs.info(path))
+            retried(lambda: look_at(fs, path))
         except FileNotFoundError:
             return False
     return True
 
 
+def look_at(fs: Any, path: str) -> dict[str, Any]:
+    """What a store says of what is at a path: ``type``, ``size`` and what tells versions apart. Raises what its client
+    raises."""
+    found: dict[str, Any]
+    if isinstance(fs, FastS3) and is_file_name(path):
+        found = fs.head(path)
+    elif hasattr(fs, "_call_s3") and is_file_name(path):
+        from fsspec.asyn import sync
+
+        bucket, key, _ = fs.split_path(path)
+        found = sync(fs.loop, fs._call_s3, "head_object", Bucket=bucket, Key=key)
+        found |= {"type": "file", "size": found["ContentLength"]}
+    else:
+        found = fs.info(path)
+    return found
+
+
+def is_file_name(path: str) -> bool:
+    """Whether a path is named as a shard or what lies beside one: no folder is looked for there."""
+    name = path.rpartition("/")[2]
+    return ".tar" in name or name.endswith(_FILES)
+
+
 def remote_etag(address: str) -> str:
     """The ETag of an object as :func:`etag_version` writes it. Raises what its backend raises."""
     fs, path = filesystem(address)
-    about = retried(lambda: fs.info(path))
-    return etag_version(about.get("ETag") or about.get("etag"))
+    found = retried(lambda: look_at(fs, path))
+    return etag_version(found.get("ETag") or found.get("etag"))
 
 
 def etag_version(etag: Any) -> str:
@@ -278,6 +301,7 @@ def list_remote(address: str) -> list[str]:
     return sorted(names - {""})
 
 
+_FILES = (".json", ".done", ".wdx")
 _FOLDERS = 16
 _sizes: dict[str, dict[str, int | None]] = {}
 """What the last listings told of sizes, by the folder's address and the file's name in its store."""
@@ -300,7 +324,7 @@ def glob_remote(address: str) -> list[str]:
             return []
     # What fsspec took off the address to get its own name for it is put back.
     prefix = address[: -len(path)] if address.endswith(path) else f"{scheme(address)}://"
-    return [prefix + name for name, about in found.items() if about.get("type") != "directory"]
+    return [prefix + name for name, one in found.items() if one.get("type") != "directory"]
 
 
 def explain(address: str, error: Exception) -> tuple[str, str | None]:

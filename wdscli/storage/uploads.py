@@ -31,6 +31,7 @@ from wdscli.storage.remote import (
     explained,
     filesystem,
     is_bucket_missing,
+    look_at,
     no_bucket,
 )
 from wdscli.storage.retry import Attempts, Network, Transient, causes, code_of, network, retried
@@ -76,16 +77,21 @@ def open_remote_sink(address: str, *, force: bool) -> Sink:
         return kind(address, fs, path, force=force)
 
 
+def appears_whole(address: str) -> bool:
+    """Whether an object at an address appears under its name when it is whole, and not before."""
+    return scheme(address) in S3_KINDS | _UPLOADING
+
+
 def _check(fs: Any, path: str, address: str, force: bool) -> None:
     fs.invalidate_cache()
     try:
-        about = retried(lambda: fs.info(path))
+        found = retried(lambda: look_at(fs, path))
     except FileNotFoundError as error:
         if is_bucket_missing(error):
             raise
         check_bucket(address)
         return
-    if about.get("type") == "directory":
+    if found.get("type") == "directory":
         raise OutputIsFolderError(f"cannot write {address}: it is a folder")
     if not force:
         raise taken(address)
