@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -307,5 +308,8 @@ class TestAccount:
     def test_settings_of_fsspec(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for name, value in HERE.items():
             monkeypatch.setenv(name, value)
+        # While another thread loads it, there is nothing in it.
+        monkeypatch.setitem(sys.modules, "fsspec.config", ModuleType("fsspec.config"))
+        assert fast.plain_account("", None) is not None
         (tmp_path / ".config/fsspec").mkdir(parents=True)
         assert fast.plain_account("", None) is None

@@ -279,10 +279,9 @@ def _has_own_settings() -> bool:
     import sys
 
     folder = os.environ.get("FSSPEC_CONFIG_DIR") or os.path.join(os.path.expanduser("~"), ".config", "fsspec")
-    loaded = sys.modules.get("fsspec.config")
-    return os.path.isdir(folder) or (
-        loaded is not None and set(loaded.conf.get("s3", {})) - {"anon"} != set()
-    )
+    # Another thread may just be loading it.
+    loaded = getattr(sys.modules.get("fsspec.config"), "conf", {})
+    return os.path.isdir(folder) or bool(set(loaded.get("s3", {})) - {"anon"})
 
 
 def _profile() -> dict[str, str] | None:
