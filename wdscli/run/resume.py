@@ -184,7 +184,10 @@ def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
         return
     own = {shard.address for shard in plan.planned}
     for number, part in enumerate(plan.parts):
-        for address in part.output.existing() if number not in complete else ():
+        if number in complete:
+            continue
+        there = part.output.there
+        for address in part.output.existing() if there is None else there:
             if address not in own:
                 raise _exists(plan, f"{address} is there, and this {plan.operation} makes no such shard")
 

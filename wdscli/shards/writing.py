@@ -356,6 +356,8 @@ class OutputSet:
         self.standing = standing
         new_digest(self.settings.checksum)
         self._replaced: list[str] = []
+        self.there: list[str] | None = None
+        """What :meth:`check` has found; None before it."""
         self.has_manifest: bool | None = None
         """Whether a manifest was there when :meth:`check` looked; None before that."""
         self._claim = Claim()
@@ -403,7 +405,7 @@ class OutputSet:
         if self.pattern.is_stream:
             return
         check_place(self._manifest())
-        self._replaced = self.existing()
+        self._replaced = self.there = self.existing()
         self.has_manifest = self.standing is None and exists(self._manifest())
         there = [*self._replaced, *([self._manifest()] if self.has_manifest else [])]
         taken = {_place(address) for address in there}
