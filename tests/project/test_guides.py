@@ -88,7 +88,7 @@ def test_every_block_runs(page: Path, tools: Path, tmp_path: Path, request: pyte
             pytest.importorskip(module)
     if "s3://" in whole:
         request.getfixturevalue("s3")
-    path = f"{tools}:{os.environ['PATH']}"
+    path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     said = ""
     for block in found:
@@ -101,7 +101,7 @@ def test_every_block_runs(page: Path, tools: Path, tmp_path: Path, request: pyte
         elif block.language == "sh":
             done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", block.text],
-                cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
             )  # fmt: skip
             said = f"{done.stdout}\n{done.stderr}"
             assert done.returncode == 0, f"{where}:\n{block.text}\n{said}"
