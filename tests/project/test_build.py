@@ -99,7 +99,9 @@ def test_a_wheel_from_the_sdist_holds_everything(checkout: Path, tmp_path: Path)
     modules = {
         str(path.relative_to(ROOT)) for path in (ROOT / "wdscli").rglob("*.py*") if path.suffix != ".pyc"
     }
-    assert {name for name in names if name.startswith("wdscli/")} == modules | {
+    page = {str(path.relative_to(ROOT)) for path in (ROOT / "wdscli" / "report").glob("page.[!p]*")}
+    assert len(page) == 3
+    assert {name for name in names if name.startswith("wdscli/")} == modules | page | {
         "wdscli/py.typed",
         "wdscli/tar/_core.abi3.so",
     }

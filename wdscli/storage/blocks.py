@@ -331,6 +331,10 @@ class BlockSource(Source):
         and uses no payload."""
         self._report = report
 
+    def is_lost(self, offset: int) -> bool:
+        """Whether a byte is filler."""
+        return 0 <= offset < self._starts[-1] and self._number(offset) in self._broken
+
     @property
     def stored(self) -> Source:
         return self._stored

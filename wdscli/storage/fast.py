@@ -332,7 +332,7 @@ def fast_s3(endpoint: str, unsigned: bool | None, make: Callable[[], Any]) -> Fa
 def _loop() -> asyncio.AbstractEventLoop:
     """An event loop in a thread of its own."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="wdscli-s3", daemon=True).start()
+    threading.Thread(target=loop.run_forever, name="obstore", daemon=True).start()
     return loop
 
 

@@ -131,11 +131,18 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
 
         decoder = Decoder(ledger, task.max_decoded)
     form, payloads = CANONICAL if index is None else index.form, decoder is not None or "hf" in task.profiles
+
+    def add_error(error: DataError) -> None:
+        # A block that broke was reported when it was read; what is said of its bytes is no finding of its own.
+        lost = isinstance(source, BlockSource) and error.offset is not None and source.is_lost(error.offset)
+        if not lost:
+            ledger.add_error(error)
+
     try:
         tick, position = tick_of_task(), 0
         # Its checksum is made in a second pass, which reads all of it.
         counts = is_local(task.address) and not task.checksums and source.stored is source
-        for window in scan_salvaging(source, ledger.add_error, form=form, payloads=payloads):
+        for window in scan_salvaging(source, add_error, form=form, payloads=payloads):
             headers.add(window)
             if counts and window.columns.starts:
                 tick(window.columns.starts[-1] - position)
