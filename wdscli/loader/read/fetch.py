@@ -164,13 +164,7 @@ class Fetcher:
         if source is None:
             if len(self._sources) >= OPEN_SOURCES or (self._sources and _open_files() >= _most_open()):
                 self._sources.popitem(last=False)[1].close()
-            source = self._catalog.open(self._catalog.addresses[shard])
-            try:
-                _check_unchanged(self._catalog, shard, source)
-            except BaseException:
-                source.close()
-                raise
-            self._sources[shard] = source
+            source = self._sources[shard] = _opened(self._catalog, shard)
         else:
             self._sources.move_to_end(shard)
         return source
@@ -205,6 +199,17 @@ def _most_open() -> int:
         return OPEN_SOURCES
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(OPEN_SOURCES, min(4096, soft // 4 if soft > 0 else 4096))
+
+
+def _opened(catalog: Catalog, shard: int) -> Source:
+    """The shard, open, and what its table says. Raises InputError, DataError."""
+    source = catalog.open(catalog.addresses[shard])
+    try:
+        _check_unchanged(catalog, shard, source)
+    except BaseException:
+        source.close()
+        raise
+    return source
 
 
 def _check_unchanged(catalog: Catalog, shard: int, source: Source) -> None:
@@ -416,13 +421,7 @@ class Shared:
 
     def _open(self, shard: int) -> Source:
         self._catalog.table(shard)
-        source = self._catalog.open(self._catalog.addresses[shard])
-        try:
-            _check_unchanged(self._catalog, shard, source)
-        except BaseException:
-            source.close()
-            raise
-        return source
+        return _opened(self._catalog, shard)
 
     def _open_soon(self, shard: int, places: list[int]) -> None:
         """Have a shard opened, and what is wanted of it fetched, while others are read."""
