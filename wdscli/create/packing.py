@@ -50,7 +50,6 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 _Columns = tuple[list[bytes], list[int], list[int]]
 """Of members: fields, first bytes, and the bytes at which payloads begin."""
-Advance = Callable[[int], object]
 _Elsewhere = bytes | Stored | Remote
 
 

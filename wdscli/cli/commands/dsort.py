@@ -1,6 +1,6 @@
 """``wds dsort``: a job description of AIStore's dSort in, the set that it describes out."""
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -23,9 +23,6 @@ from wdscli.cli.options import (
     panel,
     written,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _where = panel("Buckets")
 
