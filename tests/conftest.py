@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ os.environ.setdefault("WDSCLI_STORE", "fsspec")
 retry.FIRST_PAUSE_SECONDS = 0.001
 
 SECONDS = {
+    "test_contract.py": 50,
     "test_create_memory.py": 28,
     "test_demo.py": 11,
     "test_engine_dask.py": 45,
@@ -60,6 +62,7 @@ SECONDS = {
     "test_loader_torch.py": 35,
     "test_matrix.py": 55,
     "test_memory.py": 15,
+    "test_moves.py": 25,
     "test_on_s3.py": 25,
     "test_memory_limit.py": 25,
     "test_post.py": 15,
@@ -83,6 +86,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         tests = Counter(item.path for item in items)
         items.sort(key=lambda item: -SECONDS.get(item.path.name, USUAL_SECONDS_A_TEST * tests[item.path]))
+
+
+def pytest_runtest_setup() -> None:
+    """Torch waits so many seconds for each worker of an iterator that is collected after an error, for nothing."""
+    if (utilities := sys.modules.get("torch.utils.data._utils")) is not None:
+        utilities.MP_STATUS_CHECK_INTERVAL = 0.5
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ def _run() -> int:
     gc.freeze()
     gc.enable()
     _tidy_when_terminated()
+    _heed_lost_signals()
     return run()
 
 
@@ -69,6 +70,25 @@ def _tidy_when_terminated() -> None:
 
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, leave)
+
+
+def _heed_lost_signals() -> None:
+    """Python passes over an exception in a finalizer or in a callback of its own, even where it is Ctrl-C that came
+    just then: it is raised again a moment later."""
+
+    def again(args: sys.UnraisableHookArgs) -> None:
+        import signal
+
+        def throw(*_: object) -> None:
+            raise args.exc_value or args.exc_type()
+
+        if issubclass(args.exc_type, (KeyboardInterrupt, SystemExit)):
+            signal.signal(signal.SIGALRM, throw)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            sys.__unraisablehook__(args)
+
+    sys.unraisablehook = again
 
 
 def _leave(code: int) -> None:

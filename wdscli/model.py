@@ -77,7 +77,8 @@ class ShardInfo:
     ``name`` is the file's name (no folder), ``checksum`` is ``algorithm:hex`` or None, ``headers`` the hexadecimal
     XXH3-64 over all header blocks (see the index format), ``index`` says whether a ``.wdx`` was written beside it.
     ``version`` tells the file that was written from another of the same name (:mod:`~wdscli.storage.opening`), and
-    ``tar_bytes`` are those of the archive, compressed or not; no manifest has either, and -1 is for what nobody knows.
+    ``tar_bytes`` are those of the archive, compressed or not, -1 where nobody knows; ``is_copy`` is for one that the
+    store has copied. No manifest has these.
     """
 
     name: str
@@ -90,3 +91,4 @@ class ShardInfo:
     index: bool = False
     version: str = field(default="", compare=False)
     tar_bytes: int = field(default=-1, compare=False)
+    is_copy: bool = field(default=False, compare=False)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Literal, Protocol
 
 Unit = Literal["bytes", "samples", "shards", "files"]
+FEW_SHARDS = 8
+"""So few shards whose sizes nobody knows are counted in bytes, without a total: each may take very long."""
 
 
 class Progress(Protocol):

@@ -337,6 +337,26 @@ def test_interrupt_leaves_with_130(stand_in: list[str]) -> None:
         assert process.wait() == 130
 
 
+@pytest.mark.parametrize(("error", "code"), [("KeyboardInterrupt", 130), ("SystemExit(143)", 143)])
+def test_an_interrupt_that_python_loses_is_heeded(error: str, code: int) -> None:
+    """In a finalizer, or in a callback of the import system, it would be printed and forgotten."""
+    program = f"""
+import sys, time
+from wdscli.__main__ import _heed_lost_signals
+class Finalized:
+    def __del__(self):
+        raise {error}
+_heed_lost_signals()
+Finalized()
+try:
+    time.sleep(20)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=15)
+    assert (done.returncode, done.stderr) == (code, b"")
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(shard)
     (folder / "set/notes.txt").write_text("no shard")
+    (folder / "t.csv").write_text("id,path,label\n1,a.jpg,cat\n")
+    (folder / "t.jsonl").write_text('{"name": "a", "size": 1}\n')
+    (folder / "deep").mkdir()
+    deep = [("0.cls", b"1"), ("0.json", b'{"size": {"width": 1, "height": 2}}')]
+    (folder / "deep/d.tar").write_bytes(tar_of(deep))
     (folder / "set/train-manifest.json").write_text("{}")
     program = folder / "bin" / "wds"
     program.parent.mkdir()
@@ -92,6 +98,16 @@ SHARDS = ["set/train-0.tar", "set/train-1.tar", "set/train-manifest.json"]
         ("wds ls --json --json", []),
         ("wds merge --key", ["--key-column", "--keys", "--keys-from"]),
         ("wds nope ", []),
+        ("wds create --from-table t.csv --key-column ", ["id", "path", "label"]),
+        ("wds create --from-table=t.csv --column jpg=@p", ["jpg=@path"]),
+        ("wds create --from-table t.csv --column cls=l", ["cls=label"]),
+        ("wds create --from-table t.csv --column ", []),
+        ("wds create --from-table nowhere.csv --key-column ", []),
+        ("wds merge set --table t.jsonl --key-column ", ["name", "size"]),
+        ("wds ls set --with j", ["jpg", "json"]),
+        ("wds sort deep --by json.s", ["json.size"]),
+        ("wds split deep --by json.size.", ["json.size.width", "json.size.height"]),
+        ("wds sort deep --by cls.", []),
     ],
 )
 def test_what_is_offered(offered: Any, line: str, values: list[str] | None) -> None:
@@ -106,6 +122,45 @@ def test_every_value_of_every_choice_is_offered(offered: Any) -> None:
                 assert offered(f"wds {name} x {option.opts[0]} ") == list(map(str, choices))
                 tried += 1
     assert tried > 20
+
+
+def test_columns_of_parquet(offered: Any, place: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"url": ["a"], "caption": ["b"]}), place / "p.parquet")
+    assert offered("wds create --from-table p.parquet --column txt=") == ["txt=url", "txt=caption"]
+
+
+def test_a_folder_of_a_store_is_listed(offered: Any) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for name in ("train-0.tar", "train-manifest.json", "notes.txt", "deep.v1/a.tar"):
+        memory.pipe(f"/tab/{name}", b"")
+    found = ["memory://tab/deep.v1/", "memory://tab/train-0.tar", "memory://tab/train-manifest.json"]
+    assert offered("wds ls memory://tab/") == found
+    assert offered("wds ls x.tar::memory://tab/d") == ["x.tar::memory://tab/deep.v1/"]
+    assert offered("wds ls memory://") == offered("wds ls nope://x/") == offered("wds ls s3://") == []
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for(place: Path) -> None:
+    """Neither for its answer nor by Python's end."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "AWS_ACCESS_KEY_ID": "k",
+            "AWS_SECRET_ACCESS_KEY": "s",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "_WDS_COMPLETE": "complete_bash",
+            "COMP_LINE": "wds ls s3://bucket/x",
+        }
+        begin = time.monotonic()
+        done = subprocess.run([place / "bin/wds"], env=env, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert time.monotonic() - begin < 15
 
 
 def test_a_mistake_of_ours_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

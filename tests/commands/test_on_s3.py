@@ -3,6 +3,7 @@ machine, and nothing else; a writer that is ended leaves nothing that the next r
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -68,6 +69,10 @@ WRITING = {
     "cat": "cat {0}/one -o {1}/out.tar",
     "cat-slice": "cat {0}/one/in-{{0..1}}.tar --slice ::3 --fields cls -o {1}/out.tar",
     "cat-keys": "cat {0}/one --keys-from HERE/train.txt -o {1}/out.tar",
+    "cat-sample": "cat {0}/one --sample 10 -o {1}/out.tar",
+    "split-sample": "split {0}/one/in-{{0..2}}.tar --sample 40% -o {1}/out-%d.tar --max-count 9 -j 1",
+    "shuffle-sample": "shuffle {0}/one/in-manifest.json --sample 17 -o {1}/out-%d.tar --max-count 9 --seed 5 -j 1",
+    "sort-sample": "sort {0}/one --by md5 --sample 17 -o {1}/out-%d.tar --max-count 9 -j 1",
     "split": "split {0}/one -o {1}/out-%d.tar --max-count 20 -j 1",
     "split-parts": "split {0}/one -o {1}/{{part}}/out-%d.tar --ratio train=3,val=1 --no-index -j 1",
     "merge": "merge {0}/one {0}/two -o {1}/out-%d.tar --max-count 30 --on-duplicate skip -j 1",
@@ -102,7 +107,7 @@ def test_what_is_written(s3: S3, bucket: str, here: Path, tmp_path: Path, name: 
     "line",
     [
         "ls {0}/one", "ls {0}/one/*.tar --members", "ls {0}/one/in-manifest.json --json", "ls {0}/one/ --summary",
-        "ls {0}/one/in-{{0..2}}.tar", "ls {0}/two::{0}/one", "verify {0}/one -j 1",
+        "ls {0}/one/in-{{0..2}}.tar", "ls {0}/one --sample 7 --members", "ls {0}/two::{0}/one", "verify {0}/one -j 1",
         "verify {0}/one --checksums --json -j 1", "cat {0}/one -o -", "index {0}/one --check -j 1",
     ],
 )  # fmt: skip
@@ -111,6 +116,41 @@ def test_what_is_shown(s3: S3, bucket: str, here: Path, line: str) -> None:
     assert (remote.code, remote.out) == (0, local.out.replace(bytes(here), f"s3://{bucket}".encode())), (
         remote.err
     )
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    "template": {"input_format": "in-{0..2}", "algorithm": {"kind": "shuffle", "seed": "7"}},
+    "prefix": {"input_format": {"prefix": "in-"}, "algorithm": {"kind": "md5"}},
+    "regex": {
+        "input_format": {"regex": r"in-[02]\.tar$"},
+        "algorithm": {"kind": "content", "extension": "cls", "content_key_type": "int"},
+    },
+    "objnames": {"input_format": {"objnames": ["in-1.tar", "in-0.tar"]}, "algorithm": {"kind": "none"}},
+    "mapped": {
+        "input_format": "in-{0..2}",
+        "ekm_file": {"low-%d.tar": ["^b00"], "high-%d.tar": ["^a", "^b0[123]", "^c"]},
+    },
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_of_dsort(s3: S3, bucket: str, here: Path, tmp_path: Path, name: str) -> None:
+    """Its buckets are those of S3 by their names, and those of their folders, the same."""
+    job = {"extension": ".tar", "output_shard_size": "40KiB", "output_format": "out-%d", **JOBS[name]}
+    if "ekm_file" in job:
+        maps = s3.bucket("dsort-maps")
+        s3.client.put_object(Bucket=maps, Key="map.json", Body=json.dumps(job["ekm_file"]).encode())
+        job["ekm_file"] = f"s3://{maps}/map.json"
+    out = s3.bucket(f"dsorted-{name}")
+    job |= {"input_bck": {"name": bucket, "provider": "aws"}, "output_bck": {"name": out, "provider": "aws"}}
+    near = ["--bucket", f"{bucket}={here}/one", "--bucket", f"{out}={tmp_path}/out"]
+    local = wds("dsort", json.dumps(job), *near, "-j", 1)
+    assert local.code == 0, local.err
+    remote = wds("dsort", json.dumps(job), "--bucket", f"{bucket}=s3://{bucket}/one", "-j", 1)
+    assert remote.code == 0, remote.err
+    assert objects(s3, out, "") == content(tmp_path / "out")
+    assert s3.pending(out) == []
+    assert wds("dsort", json.dumps(job), "--bucket", f"{bucket}=s3://{bucket}/one", "-j", 1).code == 4
 
 
 def test_a_set_that_grows(s3: S3, here: Path, tmp_path: Path) -> None:

@@ -394,6 +394,98 @@ def test_coco_of_many_pieces(create: Create, tmp_path: Path, monkeypatch: pytest
     assert json.loads(made["2.json"])["annotations"] == [{"image_id": 100, "n": 1}]
 
 
+def annotations(file: Path, images: list[dict[str, Any]], found: list[dict[str, Any]]) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    categories = [{"id": 1, "name": "cat"}] if "instances" in file.name else []
+    file.write_text(json.dumps({"images": images, "annotations": found, "categories": categories}))
+    return file
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[dict[str, Any]]:
+    """What COCO says of two pictures of val2017 that are there."""
+    (tmp_path / "val2017").mkdir()
+    for name in ("1.jpg", "2.jpg", "3.jpg"):
+        (tmp_path / "val2017" / name).write_bytes(JPG)
+    return [{"id": number, "file_name": f"{number}.jpg", "width": 5} for number in (1, 2)]
+
+
+def test_coco_annotations_of_the_same_pictures_are_joined(
+    create: Create, tmp_path: Path, pictures: list[dict[str, Any]]
+) -> None:
+    """As COCO has them: instances and captions of val2017, of which one has a picture more."""
+    folder, third = tmp_path / "annotations", {"id": 3, "file_name": "3.jpg"}
+    cat = {"id": 7, "image_id": 1, "category_id": 1}
+    instances = annotations(folder / "instances_val2017.json", pictures, [cat])
+    said = [{"id": 7, "image_id": 1, "caption": "a"}, {"id": 8, "image_id": 3, "caption": "b"}]
+    more = [third, {**pictures[0], "flickr_url": "u"}]
+    captions = annotations(folder / "captions_val2017.json", more, said)
+    made = create("--from-coco", instances, "--from-coco", captions)
+    assert list(made) == ["1.jpg", "1.json", "2.jpg", "2.json", "3.jpg", "3.json"]
+    assert json.loads(made["1.json"]) == {
+        **pictures[0],
+        "flickr_url": "u",
+        "instances": [{**cat, "category": "cat"}],
+        "captions": said[:1],
+    }
+    assert json.loads(made["2.json"]) == {**pictures[1], "instances": [], "captions": []}
+    assert json.loads(made["3.json"]) == {**third, "instances": [], "captions": said[1:]}
+    assert json.loads(create("--from-coco", captions)["1.json"]) == {**more[1], "annotations": said[:1]}
+
+
+def test_coco_annotations_of_other_pictures_follow(
+    create: Create, tmp_path: Path, pictures: list[dict[str, Any]]
+) -> None:
+    """Two parts that number their pictures alike have nothing in common."""
+    (tmp_path / "train2017").mkdir()
+    (tmp_path / "train2017/9.jpg").write_bytes(PNG)
+    folder = tmp_path / "annotations"
+    val = annotations(folder / "instances_val2017.json", pictures, [{"image_id": 1}])
+    train = annotations(
+        folder / "instances_train2017.json",
+        [{"id": 1, "file_name": "9.jpg"}],
+        [{"image_id": 1, "of": "train"}],
+    )
+    made = create("--from-coco", val, "--from-coco", train)
+    assert list(made) == ["1.jpg", "1.json", "2.jpg", "2.json", "9.jpg", "9.json"]
+    assert json.loads(made["1.json"])["annotations"] == [{"image_id": 1}]
+    assert json.loads(made["9.json"])["annotations"] == [{"image_id": 1, "of": "train"}]
+
+
+def test_coco_annotations_of_any_names_are_joined(
+    create: Create, tmp_path: Path, pictures: list[dict[str, Any]]
+) -> None:
+    """Their lists are called what they are called; of one name they become one list."""
+    names = ("a.json", "b_x.json", "more/b_x.json")
+    files = [annotations(tmp_path / name, pictures, [{"image_id": 1, "of": name}]) for name in names]
+    words = [word for file in files for word in ("--from-coco", file)]
+    seen = json.loads(create(*words, "--images", tmp_path / "val2017")["1.json"])
+    assert seen["a"] == [{"image_id": 1, "of": "a.json"}]
+    assert [one["of"] for one in seen["b_x"]] == ["b_x.json", "more/b_x.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "says"),
+    [
+        ("captions_val2017.json", {"id": 4}, "1.jpg has id 1 in "),
+        ("captions_val2017.json", {"width": 6}, "1.jpg has width 5 in "),
+        ("width_val2017.json", {}, 'an image has "width" already'),
+    ],
+)
+def test_coco_annotations_that_disagree(
+    name: str,
+    image: dict[str, Any],
+    says: str,
+    tmp_path: Path,
+    pictures: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "annotations"
+    one = annotations(folder / "instances_val2017.json", pictures, [])
+    other = annotations(folder / name, [{**pictures[0], **image}], [])
+    assert says in fails(capsys, 3, "--from-coco", one, "--from-coco", other)
+
+
 # Hugging Face
 
 

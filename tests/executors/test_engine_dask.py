@@ -3,6 +3,7 @@ happened. The scheduler and two workers that are started again when they die ser
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -102,6 +103,8 @@ class TestSameBytes:
         [
             ["sort", "in", "--by", "cls", "--numeric", "--reverse"],
             ["split", "in", "--max-count", "4"],
+            ["shuffle", "in", "--sample", "30", "--seed", "4"],
+            ["sort", "in", "--sample", "40%", "--by", "md5"],
             ["merge", "in", "more", "--on-duplicate", "rekey"],
             ["merge", "in", "more", "--join", "left", "--on-conflict", "suffix"],
         ],
@@ -115,6 +118,26 @@ class TestSameBytes:
             done = wds(*args, "-o", f"{name}/out-%06d.tar", *where, cwd=tmp_path)
             assert done.code == 0, done.err
         assert content(tmp_path / "serial") == content(tmp_path / "dask")
+
+    @pytest.mark.parametrize("kind", ["shuffle", "md5", "content", "mapped"])
+    def test_a_job_of_dsort(self, cluster: Cluster, inputs: list[str], tmp_path: Path, kind: str) -> None:
+        (tmp_path / "map.json").write_text(
+            '{"low-%d.tar": ["^b00"], "high-%d.tar": ["^a", "^b0[123]", "^c"]}'
+        )
+        mapped = {"ekm_file": f"{tmp_path}/map.json"}
+        ordered = {"algorithm": {"kind": kind, "extension": "cls"}, "output_format": "out-%d"}
+        for name, where in (("serial", ["-j", "1"]), ("dask", ["--engine", cluster.url])):
+            job = {
+                "extension": ".tar",
+                "input_bck": {"name": "in"},
+                "output_bck": {"name": name},
+                "input_format": "in-{0..3}",
+                "output_shard_size": "20KiB",
+                **(mapped if kind == "mapped" else ordered),
+            }
+            done = wds("dsort", json.dumps(job), *where, cwd=tmp_path)
+            assert done.code == 0, done.err
+        assert content(tmp_path / "serial") == content(tmp_path / "dask") != {}
 
     def test_the_library(self, cluster: Cluster, inputs: list[str], tmp_path: Path) -> None:
         from wdscli.ops.shuffle import shuffle as by_function

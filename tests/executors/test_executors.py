@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -356,3 +356,18 @@ class TestInterruptsHeld:
         with local._interrupts_held():
             pass
         assert signal.getsignal(signal.SIGINT) is before
+
+    def test_a_pool_is_made_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A semaphore that is made and not yet noted down would stay in /dev/shm for ever."""
+        made, begin = [], ProcessPoolExecutor.__init__
+
+        def slowly(*args: Any, **more: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            begin(*args, **more)
+            made.append(True)
+
+        monkeypatch.setattr(ProcessPoolExecutor, "__init__", slowly)
+        with pytest.raises(KeyboardInterrupt):
+            make_executor(2)
+        assert made == [True]

@@ -7,6 +7,7 @@ nothing but the headers in front of the payloads tells. No way of reading may gi
 from __future__ import annotations
 
 import io
+import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from wdscli.samples import Ignored, iter_batches
 from wdscli.shards import find_index
 from wdscli.shards.index import IndexBuilder, index_address, parse_index
 from wdscli.shards.reading import is_other_version
-from wdscli.storage import open_source
+from wdscli.storage import open_source, uploads
 
 COUNT, PER_SHARD, CHANGED = 40, 20, 27
 """Samples, samples a shard, and the one that is changed: neither first, middle nor last of its shard."""
@@ -67,6 +68,10 @@ def swapped(members: Members) -> Members:
 
 def renamed(members: Members) -> Members:
     return [(name.replace(".txt", ".tex"), data) for name, data in members]
+
+
+def first_renamed(members: Members) -> Members:
+    return [(name.replace(".cls", ".clz"), data) for name, data in members]
 
 
 CHANGES: dict[str, Callable[[Members], Members]] = {
@@ -490,6 +495,85 @@ class TestStore:
         self.put(server, bucket, made)
         ran = wds("ls", "--where", "cls == 12", f"s3://{bucket}/")
         assert (ran.code, "index is stale" in ran.err) == (3, True), ran.err
+
+    @pytest.mark.parametrize("image", [900, 300_000])
+    def test_a_store_tells_that_a_shard_is_the_one_that_was_written(
+        self, server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: int
+    ) -> None:
+        """The index has the bytes that it has anywhere; what the store says of the shard is noted beside it."""
+        monkeypatch.setattr(uploads, "PART_BYTES", 5 << 20)
+        made = Set(tmp_path / "set", {}, image=image)
+        place = f"s3://{server.bucket(f'b{os.urandom(4).hex()}')}"
+        for out in (place, tmp_path / "near"):
+            assert wds("split", made.folder, "-o", f"{out}/in-%d.tar", "--shards", 2, "-j", 1).code == 0
+        name = "in-1.tar"
+        kept = server.client.get_object(Bucket=place[5:], Key=f".wds/{name}.wdx")
+        etag = server.client.head_object(Bucket=place[5:], Key=name)["ETag"]
+        assert kept["Body"].read() == (tmp_path / "near/.wds/in-1.tar.wdx").read_bytes()
+        [checksum] = [
+            one["checksum"]
+            for one in json.loads((tmp_path / "near/in-manifest.json").read_text())["shardlist"]
+            if one["url"] == name
+        ]
+        assert kept["Metadata"] == {"wdscli-note": etag.strip('"') + " " + checksum}
+        assert ("-" in etag) == (image > 900)
+        with open_source(f"{place}/{name}") as source:
+            server.seen.begin_anew()
+            index = find_index(f"{place}/{name}", source)
+        with server.seen.changed:
+            assert server.seen.changed.wait_for(lambda: not server.seen.under_way, 10)
+        assert [one.key for one in server.seen] == [f".wds/{name}.wdx"]
+        assert index is not None
+        assert wds("ls", f"{place}/").out == wds("ls", made.folder).out
+        # The first header says something else now: whoever looks notices, and no old listing is believed.
+        made.change(first_renamed, PER_SHARD)
+        server.client.put_object(Bucket=place[5:], Key=name, Body=Path(made.changed).read_bytes())
+        assert b"clz" in wds("ls", f"{place}/{name}").out
+        forget_listings()
+        warned: list[str] = []
+        with open_source(f"{place}/{name}") as source:
+            assert find_index(f"{place}/{name}", source, warned.append) is None
+        assert "sample 0 of the shard" in warned[0]
+        assert wds("ls", f"{place}/").out == wds("ls", made.folder).out
+
+    @pytest.mark.parametrize(
+        "etag", ["0" * 32 + "-1", "d41d8cd98f00b204e9800998ecf8427e", "5f3e1a2b-9c00", "W/" + "1f" * 16, ""]
+    )
+    def test_an_etag_that_may_be_that_of_any_bytes_proves_nothing(
+        self, server: S3, tmp_path: Path, etag: str
+    ) -> None:
+        bucket, made = self.uploaded(server, tmp_path, index=False)
+        index = Path(index_address(made.changed)).read_bytes()
+        key = ".wds/in-1.tar.wdx"
+        server.client.put_object(Bucket=bucket, Key=key, Body=index, Metadata={"wdscli-note": etag})
+        made.change(first_renamed, PER_SHARD)
+        self.put(server, bucket, made)
+        with open_source(f"s3://{bucket}/in-1.tar") as source:
+            source.version = f'etag:"{etag}"'
+            assert find_index(f"s3://{bucket}/in-1.tar", source) is None
+        builder = IndexBuilder()
+        with open_source(made.shards[0]) as source:
+            for batch in iter_batches(source):
+                builder.add_batch(batch)
+        size = Path(made.changed).stat().st_size
+        said = builder.to_bytes(shard="in-1.tar", size=size, etag=f's3 "{etag}"')
+        server.client.put_object(Bucket=bucket, Key=key, Body=said)
+        with open_source(f"s3://{bucket}/in-1.tar") as source:
+            source.version = f'etag:"{etag}"'
+            assert find_index(f"s3://{bucket}/in-1.tar", source) is None
+
+    @pytest.mark.parametrize("image", [900, 300_000])
+    def test_a_store_that_makes_etags_of_something_else(
+        self, server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: int
+    ) -> None:
+        """Of an encrypted bucket they look like digests of the bytes, and are none."""
+        made = Set(tmp_path / "set", {}, image=image)
+        monkeypatch.setattr(uploads, "PART_BYTES", 5 << 20)
+        monkeypatch.setattr(uploads, "_md5_of", lambda body: "1f" * 16)
+        bucket = server.bucket(f"b{os.urandom(4).hex()}")
+        ran = wds("cat", made.shards[0], "-o", f"s3://{bucket}/in.tar")
+        kept = server.client.get_object(Bucket=bucket, Key=".wds/in.tar.wdx")
+        assert (ran.code, kept["Metadata"]) == (0, {})
 
     def test_a_copy_in_another_kind_of_store_is_no_other_version(self) -> None:
         assert is_other_version('s3 "a"', 's3 "b"')

@@ -112,6 +112,29 @@ def test_a_whole_object_is_read_once_by_large_requests_within_bounds(monkeypatch
     assert store.asked == [(at, at + 10_000) for at in range(0, len(DATA), 10_000)]
 
 
+def test_who_reads_on_has_all_but_one_request_of_the_room_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "REQUEST_BYTES", 10_000)
+    store = Store()
+    blocks = Ahead(store.fetch, store.result, Line(), 60_000)
+    blocks.will_be_used(60_000)
+    blocks.expect([(0, len(DATA))])
+    for begin in range(0, len(DATA), 5000):
+        assert blocks.read(begin, begin + 5000) == DATA[begin : begin + 5000]
+        assert blocks._held_bytes <= 60_000
+        assert store.asked[-1][1] == min(begin // 10_000 * 10_000 + 50_000, len(DATA))
+    assert store.asked == [(at, at + 10_000) for at in range(0, len(DATA), 10_000)]
+
+
+def test_bytes_go_to_where_they_are_wanted() -> None:
+    store = Store()
+    blocks = Ahead(store.fetch, store.result, Line(), 100_000)
+    blocks.expect([(1000, 90_000)])
+    view = bytearray(50_000)
+    assert blocks.read_into(20_000, memoryview(view))
+    assert view == DATA[20_000:70_000]
+    assert not blocks.read_into(80_000, memoryview(view))
+
+
 def test_what_is_held_is_not_asked_for_again() -> None:
     store = Store()
     blocks = Ahead(store.fetch, store.result, Line())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import random
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -106,13 +110,54 @@ def test_odd_settings_are_left_to_s3fs(s3: S3, by_s3fs: list[str], monkeypatch: 
     assert set(by_s3fs) == {"d/a.tar"}
 
 
-def test_a_forked_process_reads_by_s3fs(s3: S3) -> None:
-    """obstore's threads are not there."""
-    read_some("s3://fast/d/a.tar")
-    process = multiprocessing.get_context("fork").Process(target=read_some, args=("s3://fast/d/a.tar",))
+def in_fork(work: Callable[[], Any]) -> Any:
+    """What ``work`` gives in a forked process."""
+    context = multiprocessing.get_context("fork")
+    told = context.Queue()
+    process = context.Process(target=lambda: told.put(work()))
     process.start()
+    found = told.get(timeout=60)
     process.join(60)
     assert process.exitcode == 0
+    return found
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+def test_a_forked_process_has_an_obstore_of_its_own(s3: S3, by_s3fs: list[str], is_again: bool) -> None:
+    """The threads of its parent's are not there."""
+
+    def read() -> tuple[str, list[str]]:
+        read_some("s3://fast/d/a.tar")
+        import obstore
+
+        return obstore._obstore.__file__, by_s3fs
+
+    def read_and_fork() -> tuple[str, list[str]]:
+        read()
+        found: tuple[str, list[str]] = in_fork(read)
+        return found
+
+    read()
+    path, asked = in_fork(read_and_fork if is_again else read)
+    assert path.startswith("/proc/self/fd/")
+    assert asked == []
+    assert read()[0] != path
+
+
+@pytest.mark.parametrize("missing", ["memfd_create", "library"])
+def test_a_forked_process_reads_by_s3fs_where_obstore_cannot_be_loaded_again(
+    s3: S3, by_s3fs: list[str], monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("not here")
+
+    def read() -> list[str]:
+        read_some("s3://fast/d/a.tar")
+        return by_s3fs
+
+    monkeypatch.setattr(*((os, missing, fail) if missing == "memfd_create" else (fast, "_load", fail)))
+    assert read() == []
+    assert set(in_fork(read)) == {"d/a.tar"}
 
 
 def test_what_fails_again_and_again_is_left_to_s3fs(
@@ -160,6 +205,31 @@ def test_a_body_that_breaks_off_goes_on(s3: S3, by_s3fs: list[str], monkeypatch:
     assert ranges[1][0] < ranges[2][0]
     assert ranges[2][1] == ranges[1][1]
     assert by_s3fs == []
+
+
+def test_what_is_under_way_is_given_up_before_python_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of obstore that brings an answer after that aborts the process, now and then."""
+    import obstore
+
+    asked = Event()
+
+    async def never(*args: Any, **options: Any) -> Any:
+        asked.set()
+        await asyncio.sleep(3600)
+
+    slept: list[float] = []
+    began = time.monotonic()
+    monkeypatch.setattr(obstore, "get_async", never)
+    monkeypatch.setattr(fast.time, "sleep", slept.append)
+    monkeypatch.setattr(fast, "_process", os.getpid())
+    work = fast.FastReader(None).fetch("a.tar", 0, 9, {}, print, print)
+    answer = asyncio.run_coroutine_threadsafe(work, fast._loop())
+    assert asked.wait(60)
+    fast._give_up()
+    with pytest.raises(CancelledError):
+        answer.result(60)
+    assert 0 < sum(slept) <= fast._HEARD_SECONDS
+    assert fast._cancelled_at > began
 
 
 def said(address: str, store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str | None]:
@@ -221,7 +291,15 @@ class TestChoice:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(UsageError, match="it is not installed") as caught:
             open_source("s3://fast/d/a.tar")
-        assert caught.value.hint == "pip install 'wdscli[fast]'"
+        assert caught.value.hint == "pip install obstore"
+        monkeypatch.setenv("WDSCLI_STORE", "")
+        read_some("s3://fast/d/a.tar")
+        assert by_s3fs
+
+    def test_broken(self, s3: S3, by_s3fs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "obstore.store", None)
+        with pytest.raises(UsageError, match=r"WDSCLI_STORE=obstore: it cannot be loaded \(.*obstore.store"):
+            open_source("s3://fast/d/a.tar")
         monkeypatch.setenv("WDSCLI_STORE", "")
         read_some("s3://fast/d/a.tar")
         assert by_s3fs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socketserver
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from fsspec.registry import _registry as KNOWN
 from storage_servers import forget_s3
 
 from wdscli.errors import InputError, UsageError
 from wdscli.storage import expand, open_source, read_all
+from wdscli.storage.retry import Network, using
 
 BODY = bytes(range(256)) * 400
 LOGIN = "Basic " + base64.b64encode(b"ann:secret").decode()
@@ -261,6 +264,29 @@ def test_a_package_that_is_not_there(
 ) -> None:
     hidden: Any = None
     monkeypatch.setitem(sys.modules, module, hidden)
+    # fsspec keeps the class of every scheme that an earlier test of this process opened.
+    monkeypatch.delitem(KNOWN, address.partition(":")[0], raising=False)
     with pytest.raises(InputError, match="is not installed") as caught:
         open_source(address)
     assert caught.value.hint == command
+
+
+def test_google_s_client_makes_no_attempts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gcsfs")
+    came = []
+
+    class HangsUp(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            came.append(self.client_address)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), HangsUp) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_address[1]}")
+        with (
+            pytest.raises(InputError, match=r"\(2 attempts\)"),
+            using(Network(retries=1, pause_seconds=0.0001)),
+        ):
+            open_source("gs://bucket/a.tar")
+        server.shutdown()
+    # An attempt takes up to four requests; six attempts of gcsfs's would be twelve of the first alone.
+    assert len(came) < 12

@@ -6,9 +6,11 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
+from fsspec.registry import _registry as KNOWN
 from storage_servers import S3, Web, s3_server, web_server
 
 from wdscli.errors import InputError, OutputError
@@ -211,6 +213,8 @@ class TestErrors:
 
     def test_no_backend(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "gcsfs", None)
+        # fsspec keeps the class of every scheme that an earlier test of this process opened.
+        monkeypatch.delitem(KNOWN, "gs", raising=False)
         with pytest.raises(InputError, match="its backend is not installed") as caught:
             open_source("gs://b/a.tar")
         assert caught.value.hint == "pip install gcsfs"
@@ -284,3 +288,23 @@ class TestOtherBackends:
         ):
             sink.write(DATA)
         assert fs.find(str(tmp_path)) == []
+
+
+def test_what_concerns_one_object_is_done_at_the_same_time_and_all_of_it() -> None:
+    both, done = Barrier(2), []
+
+    def work() -> None:
+        both.wait(60)
+        done.append("far")
+
+    opening.do_at_once("memory://a.tar", [work, work])
+    assert done == ["far", "far"]
+
+    def failing() -> None:
+        raise OutputError("full")
+
+    with pytest.raises(OutputError, match="full"):
+        opening.do_at_once("memory://a.tar", [failing, lambda: done.append("other")])
+    assert done[2:] == ["other"]
+    opening.do_at_once("a.tar", [lambda: done.append("first"), lambda: done.append("second")])
+    assert done[3:] == ["first", "second"]

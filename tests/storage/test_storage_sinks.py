@@ -302,6 +302,20 @@ class TestFiles:
         with pytest.raises(OutputError, match="embedded null"):
             open_sink(f"{tmp_path}/a\0b")
 
+    def test_what_has_the_name_of_its_folder_is_named(self, tmp_path: Path) -> None:
+        """No file stands in the way of the shard, as "file exists" would say."""
+        (tmp_path / "link").symlink_to("nowhere")
+        (tmp_path / "file").write_bytes(b"")
+        for name, what in (
+            ("link", "a link that leads nowhere"),
+            ("file", "not a directory"),
+            ("file/deep", "not a directory"),
+        ):
+            with pytest.raises(OutputError) as caught:
+                open_sink(f"{tmp_path}/{name}/out.tar")
+            stands = f"{tmp_path}/{name.partition('/')[0]}"
+            assert caught.value.message == f"cannot write {tmp_path}/{name}/out.tar: {stands} is {what}"
+
     def test_a_link_stays_a_link(self, tmp_path: Path) -> None:
         (tmp_path / "real.tar").write_bytes(b"old")
         (tmp_path / "link.tar").symlink_to("real.tar")

@@ -8,8 +8,8 @@ import sys
 
 HEAVY = {
     "aiobotocore", "aiohttp", "asyncio", "boto3", "botocore", "braceexpand", "concurrent.futures.process", "fsspec",
-    "msgpack", "multiprocessing", "numpy", "PIL", "pyarrow", "pydantic", "rich", "s3fs", "simpleeval", "tempfile",
-    "torch", "xxhash",
+    "msgpack", "multiprocessing", "numpy", "obstore", "PIL", "pyarrow", "pydantic", "rich", "s3fs", "simpleeval",
+    "tempfile", "torch", "xxhash",
 }  # fmt: skip
 
 

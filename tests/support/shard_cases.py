@@ -223,11 +223,11 @@ def outputs(folder: Path, pattern: str = "out-*.tar") -> list[Path]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, hidden ones too."""
+    """Every file below a folder, hidden ones too, but what Python compiles for itself."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.suffix != ".pyc"
     }
 
 

@@ -203,9 +203,9 @@ class _Counted:
 
 
 class S3:
-    """moto's S3 and a client that looks at it from outside. ``seen`` are the requests that it answered."""
+    """A server of S3's and a client that looks at it from outside. ``seen`` are the requests that moto answered."""
 
-    def __init__(self, endpoint: str, seen: Requests) -> None:
+    def __init__(self, endpoint: str, seen: Requests, key: str = "k", secret: str = "s") -> None:
         import boto3
 
         self.endpoint = endpoint
@@ -213,8 +213,8 @@ class S3:
         self.client = boto3.client(
             "s3",
             endpoint_url=endpoint,
-            aws_access_key_id="k",
-            aws_secret_access_key="s",
+            aws_access_key_id=key,
+            aws_secret_access_key=secret,
             region_name="us-east-1",
         )
 

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import wdscli.loader as wds
+from wdscli.loader.mixing.mixing import Mixed
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
@@ -59,7 +60,36 @@ def main(urls: str) -> list[Any]:
     columns = [len(batch["label"]) for batch in loader]
 
     table = wds.IndexedDataset(urls).decode()
-    assert_type(table[2:4], wds.IndexedDataset)
+    assert_type(table[2:4], "wds.IndexedDataset[wds.Sample]")
+    assert_type(table["n3"], "dict[str, Any]")
+    assert_type(table.map(lambda one: len(one["txt"]))[0], int)
+    assert_type(table.to_tuple("cls", "txt").__getitems__([0]), "list[tuple[Any, ...]]")
+    for row in wds.IndexedDataset(urls):
+        raw_text: bytes = row["txt"]
+
+    both = wds.mix([(pairs, 2), (pairs, 1)])
+    assert_type(both, Mixed[tuple[str, int]])
+    assert_type(wds.mix({"set": (table, 1)}), Mixed[wds.Sample])
+    assert_type(wds.mix({"one": (pairs, 2), "two": (pairs, 1)}).listed(2), Mixed[list[tuple[str, int]]])
+    assert_type(wds.mix([decoded, decoded]).batched(4), Mixed[dict[str, Any]])
+    assert_type(wds.mix([decoded, decoded]).map(len), Mixed[int])
+    for first in wds.mix({urls: 1}):
+        raw_text = first["txt"]
+    loaded = wds.WebLoader(wds.mix({decoded: 1, wds.WebDataset(urls).decode(): 2}).batched(4))
+    assert_type(loaded, "wds.WebLoader[dict[str, Any]]")
+
+    pipeline: wds.DataPipeline[tuple[str, int]] = wds.DataPipeline(
+        wds.SimpleShardList(urls), wds.tarfile_to_samples(), wds.map(labelled)
+    )
+    assert_type(pipeline.map(lambda pair: pair[1]), "wds.DataPipeline[int]")
+    assert_type(pipeline.listed(2), "wds.DataPipeline[list[tuple[str, int]]]")
+    names = [name.upper() for name, _ in pipeline]
+    assert_type(wds.DataPipeline(urls).batched(2), "wds.DataPipeline[Any]")
+    assert (sorted(names), raw_text, {name for name, _ in both}) == (
+        keys,
+        b"text",
+        {"n1", "n3", "n5", "n7", "n9"},
+    )
     return [key, text, keys, columns, table[0]["cls"], [len(labels) for labels, _ in made(urls, True)]]
 
 

@@ -3,8 +3,8 @@ are read from the shards on the line.
 
 How: a short script for each shell asks the command itself, by ``_WDS_COMPLETE=complete_SHELL`` and the line in
 ``COMP_LINE``, and gets one value a line, for zsh and fish with a TAB and a help text behind it. ``!files`` instead says
-that the shell's own file names are meant. A line is followed as the parser would follow it, as far as it goes; nothing
-is opened but shards on this machine, and whatever goes wrong offers nothing.
+that the shell's own file names are meant. A line is followed as the parser would follow it, as far as it goes. What
+is read for it is in :mod:`wdscli.cli.completed`; whatever goes wrong offers nothing.
 
 Scripts lie in the folders where the shells look for them by themselves, and no file of the user's is changed, unlike
 with the installer that Typer has.
@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 SHELLS = ("bash", "zsh", "fish")
 PROGRAMS = ("wds", "wdscli")
 FILES = "!files"
-_MOST_SHARDS, _MOST_KEYS = 3, 500
 _SHARD = re.compile(r"\.(tar|tgz)(\.(gz|bz2|xz|zst|lz4))?$|manifest\.json$")
 _SCRIPTS = {
     "bash": """\
@@ -81,6 +79,13 @@ class Candidate(NamedTuple):
 
     value: str
     help: str = ""
+
+
+class Given(NamedTuple):
+    """What stands on a line: arguments, and the values of options by their fields."""
+
+    arguments: list[str]
+    values: dict[str, list[str]]
 
 
 class Line(NamedTuple):
@@ -236,23 +241,27 @@ def candidates(words: Sequence[str], typed: str, group: Any) -> list[Candidate] 
     return _shard_paths(typed) if reads_shards else None
 
 
-def _follow(command: Any, words: Sequence[str]) -> tuple[list[str], Any, int]:
-    """The arguments among the words of a command; and the option whose value comes next, if one does, with the place of
+def _follow(command: Any, words: Sequence[str]) -> tuple[Given, Any, int]:
+    """What is given among the words of a command; and the option whose value comes next, if one does, with the place of
     that value among its values."""
     options = {
         spelled: one for one in command.params for spelled in one.opts if one.param_type_name == "option"
     }
-    given: list[str] = []
+    given = Given([], {})
     rest = iter(words)
     for word in rest:
+        spelled, equals, value = word.partition("=")
         if word == "--":
-            given += rest
+            given.arguments.extend(rest)
         elif not word.startswith("-") or word == "-":
-            given.append(word)
+            given.arguments.append(word)
+        elif equals and spelled in options:
+            given.values.setdefault(options[spelled].name, []).append(value)
         elif (option := options.get(word)) is not None and not option.is_flag:
-            taken = len(list(islice(rest, option.nargs)))
-            if taken < option.nargs:
-                return given, option, taken
+            taken = list(islice(rest, option.nargs))
+            if len(taken) < option.nargs:
+                return given, option, len(taken)
+            given.values.setdefault(option.name, []).extend(taken)
     return given, None, 0
 
 
@@ -271,8 +280,10 @@ def _option_names(command: Any, words: Sequence[str]) -> list[Candidate]:
     return found
 
 
-def _values(option: Any, place: int, typed: str, given: Sequence[str]) -> list[Candidate] | None:
+def _values(option: Any, place: int, typed: str, given: Given) -> list[Candidate] | None:
     """Values of an option."""
+    from wdscli.cli.completed import columns_of, names_in, places_in
+
     choices = getattr(option.type, "choices", None)
     if choices:
         return [Candidate(str(one)) for one in choices]
@@ -282,11 +293,19 @@ def _values(option: Any, place: int, typed: str, given: Sequence[str]) -> list[C
     # What stands in small letters is meant as it is: first-dot|last-dot|REGEX.
     found += [Candidate(one) for one in re.split(r"[|,]", metavar) if re.fullmatch(r"[a-z][a-z-]*", one)]
     if metavar == "KEY":
-        return [Candidate(key) for key in _names_in(given)[1]]
+        return [Candidate(key) for key in names_in(given.arguments)[1]]
+    if metavar.endswith("COLUMN"):
+        before = re.match(r"(.*=@?)?", typed).group()  # type: ignore[union-attr]
+        if not before and metavar != "COLUMN":
+            return []
+        tables = [table for name in ("from_table", "table") for table in given.values.get(name, ())]
+        return [Candidate(before + name, "column") for name in columns_of(tables)]
     if "FIELD" in metavar or metavar.startswith(("EXT,", "WHAT", "NEW=")):
-        found += [Candidate(name, "field") for name in _names_in(given)[0]]
+        found += [Candidate(name, "field") for name in names_in(given.arguments)[0]]
         if metavar.startswith("WHAT"):
             found.insert(0, Candidate("key"))
+        if option.name == "by" and "." in typed:
+            found += [Candidate(name) for name in places_in(given.arguments, typed.rpartition(".")[0])]
         before = ""
         if ",..." in metavar:
             before = typed[: typed.rfind(",") + 1]
@@ -346,10 +365,19 @@ def _shard_paths(typed: str) -> list[Candidate] | None:
     there are."""
     if typed.startswith("@"):
         return None
-    if "://" in typed or typed.startswith("pipe:"):
+    if typed.startswith("pipe:"):
         return []
     before, _, path = typed.rpartition("::")
     before += "::" if before else ""
+    if "://" in path:
+        from wdscli.cli.completed import entries_of_store
+
+        folder = path[: path.rindex("/") + 1]
+        return [
+            Candidate(f"{before}{folder}{name}{'/' if is_folder else ''}")
+            for name, is_folder in sorted(entries_of_store(folder).items())
+            if is_folder or _SHARD.search(name)
+        ]
     folder, name = os.path.split(path)
     found = []
     with os.scandir(os.path.expanduser(folder) or ".") as entries:
@@ -361,33 +389,3 @@ def _shard_paths(typed: str) -> list[Candidate] | None:
                 elif _SHARD.search(entry.name):
                     found.append(Candidate(full))
     return sorted(found) or None
-
-
-def _names_in(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Fields and keys of the first samples in shards of this machine."""
-    from wdscli.errors import WdsError
-    from wdscli.model import to_text
-    from wdscli.samples import iter_batches
-    from wdscli.storage import open_source
-
-    fields: dict[str, None] = {}
-    keys: list[str] = []
-    for address in islice(_local_shards(given), _MOST_SHARDS):
-        with suppress(WdsError), open_source(address) as source:
-            for batch in islice(iter_batches(source), 2):
-                fields |= dict.fromkeys(map(to_text, batch.fields))
-                keys += map(to_text, batch.keys)
-    return sorted(fields), keys[:_MOST_KEYS]
-
-
-def _local_shards(given: Sequence[str]) -> Iterator[str]:
-    from wdscli.errors import WdsError
-    from wdscli.shards.inputs import open_set
-    from wdscli.storage import is_local
-
-    for text in given:
-        if is_local(text) and text != "-":
-            try:
-                yield from filter(is_local, open_set([os.path.expanduser(text)], pipes=False).addresses)
-            except WdsError:
-                continue

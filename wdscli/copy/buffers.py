@@ -35,9 +35,7 @@ def fill(view: memoryview, source: Source, offset: int) -> int:
             except OSError as error:
                 raise InputError(f"cannot read {source.name}: {reason(error)}") from error
         else:
-            data = source.read_at(offset + done, min(REMOTE_READ_BYTES, len(view) - done))
-            count = len(data)
-            view[done : done + count] = data
+            count = source.read_into(offset + done, view[done : done + REMOTE_READ_BYTES])
         if not count:
             break
         done += count

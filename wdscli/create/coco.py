@@ -1,9 +1,11 @@
-"""Annotations as COCO has them: one JSON file about many pictures, to a row a picture.
+"""Annotations as COCO has them: JSON files about many pictures, to a row a picture.
 
 What it is: :func:`coco_layout`. A row has the columns ``key`` (the file's name without its extension), ``image`` (where
 the picture is) and ``json`` (what ``images`` says of it, and under ``annotations`` the list of its annotations, each
-with the name of its category). How: the file's lists are read element by element, and elements lie in a temporary file
-until all of them are known, so that memory is some twenty bytes an annotation. It must not know samples.
+with the name of its category). Files that speak of the same pictures, as COCO's instances and captions do, make one row
+of a picture, with a list for each file, called what the file is called. How: a file's lists are read element by
+element, and elements lie in a temporary file until all of them are known, so that memory is some twenty bytes an
+annotation or image. It must not know samples.
 """
 
 from __future__ import annotations
@@ -12,18 +14,21 @@ import io
 import json
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
 from wdscli.create.layouts import Layout, TableOptions
 from wdscli.errors import DataError, InputError
-from wdscli.storage import exists, open_source
+from wdscli.storage import base_name, exists, open_source
 from wdscli.storage.addresses import split_folder
 from wdscli.storage.streams import stream_of
 
 _PIECE_CHARACTERS = 1 << 18
 _TRIED = 20
 """So many pictures are looked for in a folder before it is given up."""
+_ANNOTATIONS = "annotations"
+"""What the list is called that a picture has of one file."""
 _LISTS = ("images", "annotations", "categories")
 
 
@@ -33,58 +38,164 @@ def coco_layout(options: TableOptions, files: Sequence[str]) -> Layout:
         options = options._replace(fields=("*=@image", "json=json"))
     if options.key is None and options.rekey is None:
         options = options._replace(key="key")
-    return Layout(files, lambda file, *_: _rows(file, options.images), options)
+    joined = _Joined(files, options.images)
+    return Layout(files, lambda file, *_: joined.rows(file), options)
 
 
-def _rows(address: str, folder: str | None) -> Iterator[dict[str, Any]]:
-    import numpy
+class _Joined:
+    """Several files, read when the first row is wanted. A picture comes once, with the first file that has it."""
+
+    def __init__(self, files: Sequence[str], folder: str | None) -> None:
+        self._files, self._folder = list(dict.fromkeys(files)), folder
+        self._read: list[_Annotations] = []
+        self._groups: list[dict[int, str]] = []
+
+    def rows(self, file: str) -> Iterator[dict[str, Any]]:
+        """The pictures that come with a file. Raises DataError where two files disagree about one."""
+        if not self._read:
+            self._read = [_Annotations(address, self._folder) for address in self._files]
+            self._groups = _groups_of(self._read)
+        number = self._files.index(file)
+        first = self._read[number]
+        group = next(group for group in self._groups if number in group)
+        for place in first.images:
+            image = first.at(place)
+            picture = first.picture(image)
+            row: dict[str, Any] = {}
+            lists: dict[str, list[Any]] = {name: [] for name in group.values()}
+            for other, name in group.items():
+                found = image if other == number else self._read[other].image_of(picture)
+                if found is not None and other < number:
+                    break
+                if found is not None:
+                    _check_same(picture, first.address, image, self._read[other].address, found)
+                    row = {**found, **row}
+                    lists[name] += self._read[other].annotations_of(found.get("id"))
+            else:
+                for name in row.keys() & lists.keys() - {_ANNOTATIONS}:
+                    raise DataError(
+                        f'{first.address}: an image has "{name}" already: {image}', code="bad-table"
+                    )
+                yield {"key": _key(image["file_name"]), "image": picture, "json": {**row, **lists}}
+
+
+def _check_same(picture: str, one: str, image: dict[str, Any], other: str, found: dict[str, Any]) -> None:
+    for name in ("id", "width", "height"):
+        if image.get(name, found.get(name)) != found.get(name, image.get(name)):
+            raise DataError(
+                f"{picture} has {name} {image[name]} in {one} and {found[name]} in {other}",
+                code="bad-table",
+                hint="annotations of the same images are joined: these are not of the same",
+            )
+
+
+def _key(name: str) -> str:
+    """A picture's name without its extension."""
+    dot = name.rfind(".", name.rfind("/") + 2)
+    return name[:dot] if dot > 0 else name
+
+
+def _groups_of(files: Sequence[_Annotations]) -> list[dict[int, str]]:
+    """Files that have pictures in common: their numbers, and what the list of each is called."""
+    groups: list[list[int]] = []
+    for number, file in enumerate(files):
+        near = [one for one in groups if any(file.shares_pictures(files[other]) for other in one)]
+        groups = [one for one in groups if one not in near]
+        groups.append([*sorted(other for one in near for other in one), number])
+    named = []
+    for group in groups:
+        names = [base_name(files[number].address).partition(".")[0] for number in group]
+        # COCO's instances_val2017.json and captions_val2017.json.
+        if len({name.rpartition("_")[2] for name in names}) == 1:
+            names = [name.rpartition("_")[0] or name for name in names]
+        named.append(dict(zip(group, names if len(group) > 1 else [_ANNOTATIONS])))
+    return named
+
+
+class _Lookup:
+    """Numbers of things by a hash of each."""
+
+    def __init__(self, hashes: array[int]) -> None:
+        import numpy
+
+        self.hashes = numpy.frombuffer(hashes.tobytes(), numpy.uint64)
+        self._order = numpy.argsort(self.hashes, kind="stable")
+        self._rising = self.hashes[self._order]
+
+    def numbers(self, value: Any) -> list[int]:
+        """Of those that may be meant, in order: two values may have one hash."""
+        import numpy
+
+        one = numpy.uint64(_hash_of(value))
+        first, end = self._rising.searchsorted(one), self._rising.searchsorted(one, side="right")
+        found: list[int] = self._order[first:end].tolist()
+        return found
+
+
+def _hash_of(value: Any) -> int:
     from xxhash import xxh3_64_intdigest
 
-    def hash_of(identity: Any) -> int:
-        return xxh3_64_intdigest(repr(identity).encode())
+    return xxh3_64_intdigest(repr(value).encode("utf-8", "surrogatepass"))
 
-    images, places, owners = array("q"), array("q"), array("Q")
-    categories: dict[Any, str] = {}
-    with TemporaryFile() as scratch:
+
+class _Annotations:
+    """One file: ``images`` are the places of its images."""
+
+    def __init__(self, address: str, folder: str | None) -> None:
+        self.address, self.images = address, array("q")
+        self._places, self._categories = array("q"), dict[Any, str]()
+        self._scratch = TemporaryFile()  # noqa: SIM115  # lives as long as this object
+        owners = array("Q")
         for name, element in _elements(address):
             if name == "categories":
-                categories[element.get("id")] = element.get("name", "")
+                self._categories[element.get("id")] = element.get("name", "")
                 continue
-            at = scratch.tell()
+            at = self._scratch.tell()
             if name == "images":
                 if not isinstance(element.get("file_name"), str) or not element["file_name"]:
                     raise DataError(f'{address}: an image without "file_name": {element}', code="bad-table")
-                images.append(at)
+                self.images.append(at)
             else:
-                places.append(at)
-                owners.append(hash_of(element.get("image_id")))
-            scratch.write(json.dumps(element).encode("ascii") + b"\n")
-        hashes = numpy.frombuffer(owners.tobytes(), numpy.uint64)
-        order = numpy.argsort(hashes, kind="stable")
-        rising = hashes[order]
-        known = [_at(scratch, at) for at in images[:_TRIED]]
-        folder = _folder_of(address, [one["file_name"] for one in known], folder)
-        for at in images:
-            image = _at(scratch, at)
-            file_name = image["file_name"]
-            owner = numpy.uint64(hash_of(image.get("id")))
-            first, end = rising.searchsorted(owner), rising.searchsorted(owner, side="right")
-            found = [_at(scratch, places[number]) for number in order[first:end]]
-            # Two ids may have one hash.
-            found = [one for one in found if one.get("image_id") == image.get("id")]
-            for one in found:
-                if one.get("category_id") in categories:
-                    one["category"] = categories[one["category_id"]]
-            base = file_name.rfind("/") + 1
-            dot = file_name.rfind(".", base + 1)
-            key = file_name[:dot] if dot > 0 else file_name
-            yield {"key": key, "image": folder + file_name, "json": {**image, "annotations": found}}
+                self._places.append(at)
+                owners.append(_hash_of(element.get("image_id")))
+            self._scratch.write(json.dumps(element).encode("ascii") + b"\n")
+        self._owners = _Lookup(owners)
+        self._folder = _folder_of(address, [self.at(at)["file_name"] for at in self.images[:_TRIED]], folder)
 
+    @cached_property
+    def pictures(self) -> _Lookup:
+        """Its images by where the pictures are."""
+        return _Lookup(array("Q", [_hash_of(self.picture(self.at(at))) for at in self.images]))
 
-def _at(scratch: IO[bytes], at: int) -> dict[str, Any]:
-    scratch.seek(at)
-    element: dict[str, Any] = json.loads(scratch.readline())
-    return element
+    def at(self, place: int) -> dict[str, Any]:
+        """The element that lies there in the temporary file."""
+        self._scratch.seek(place)
+        element: dict[str, Any] = json.loads(self._scratch.readline())
+        return element
+
+    def picture(self, image: dict[str, Any]) -> str:
+        """The address of an image."""
+        return f"{self._folder}{image['file_name']}"
+
+    def shares_pictures(self, other: _Annotations) -> bool:
+        """Whether any image of this file is one of another's too."""
+        import numpy
+
+        return bool(numpy.isin(self.pictures.hashes, other.pictures.hashes).any())
+
+    def image_of(self, picture: str) -> dict[str, Any] | None:
+        """What the file says of the image at an address."""
+        images = (self.at(self.images[number]) for number in self.pictures.numbers(picture))
+        return next((image for image in images if self.picture(image) == picture), None)
+
+    def annotations_of(self, identity: Any) -> list[dict[str, Any]]:
+        """Those of an image, each with the name of its category."""
+        found = [self.at(self._places[number]) for number in self._owners.numbers(identity)]
+        found = [one for one in found if one.get("image_id") == identity]
+        for one in found:
+            if one.get("category_id") in self._categories:
+                one["category"] = self._categories[one["category_id"]]
+        return found
 
 
 def _folder_of(address: str, names: Sequence[str], given: str | None) -> str:

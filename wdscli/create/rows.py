@@ -121,6 +121,18 @@ def read_rows(address: str, columns: Collection[str] = (), *, whole: bool = True
         yield from _json_lines(text, address) if kind == "jsonl" else _delimited(text, address, kind, whole)
 
 
+def column_names(address: str) -> list[str]:
+    """The names of a table's columns; those of its first row where it has no schema and no header. Raises as
+    :func:`read_rows`."""
+    with open_source(address) as source:
+        stream = stream_of(source, _BUFFER_BYTES)
+        if (kind_of(address) or _sniffed(stream)) == "parquet":
+            from pyarrow import parquet
+
+            return list(map(str, parquet.read_schema(stream).names))
+    return list(next(read_rows(address), {}))
+
+
 def _sniffed(stream: io.BufferedReader) -> str:
     """The format that a table's first bytes tell: an object begins JSON Lines, a TAB in the header TSV."""
     line = stream.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]

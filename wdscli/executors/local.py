@@ -119,7 +119,10 @@ def _processes(jobs: int) -> Executor:
                 manager.join(PATIENCE_SECONDS)
                 _note_stuck(manager)
 
-    return Processes(context.RawArray("Q", SLOTS))
+    # A lock has a name in /dev/shm until somebody takes it away, and is known to nobody while it is being made.
+    ensure_running()
+    with _interrupts_held():
+        return Processes(context.RawArray("Q", SLOTS))
 
 
 def is_stuck() -> bool:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wdscli.errors import EngineError, WdsError
 from wdscli.executors.local import SLOTS, default_jobs, run_counted
 from wdscli.executors.ticks import Tick, run_reporting
+from wdscli.progress import FEW_SHARDS
 from wdscli.shown import cause_of
-from wdscli.storage import sizes_here
+from wdscli.storage import is_stream, sizes_here
 from wdscli.storage.blocks import kind_of_name
 
 if TYPE_CHECKING:
@@ -81,30 +82,29 @@ def run_shard_tasks(
     window: int | None = None,
 ) -> Iterator[Result]:
     """``function`` over tasks of one shard each, as a stage ``what`` of ``progress``. It counts bytes where the sizes
-    are known without a request, of shards on this machine, else shards. Tasks report bytes of their shard; those of
-    what is in a compressed one count only when it is done."""
-    sizes = sizes_here(addresses)
-    if sizes is None:
+    are known without a request, bytes without a total where shards are few, else shards. Tasks report bytes of their
+    shard; those of what is in a compressed one count only when it is done."""
+    sizes, is_packed = sizes_here(addresses), any(map(kind_of_name, addresses))
+    is_few = len(addresses) <= FEW_SHARDS and not any(map(is_stream, addresses))
+    counts_shards = sizes is None and (is_packed or not is_few)
+    amounts = iter(sizes if sizes is not None else [int(counts_shards)] * len(addresses))
+    if counts_shards:
         progress.start(what, len(addresses), "shards")
+    else:
+        progress.start(what, None if sizes is None else sum(sizes), "bytes")
+    if counts_shards or is_packed:
         for result in run_tasks(executor, function, tasks, window=window):
-            progress.advance(1)
+            progress.advance(next(amounts))
             yield result
     else:
-        progress.start(what, sum(sizes), "bytes")
-        left = iter(sizes)
-        if any(map(kind_of_name, addresses)):
-            for result in run_tasks(executor, function, tasks, window=window):
-                progress.advance(next(left))
-                yield result
-        else:
-            yield from run_tasks(
-                executor,
-                function,
-                tasks,
-                window=window,
-                advance=progress.advance,
-                amount=lambda _: next(left),
-            )
+        yield from run_tasks(
+            executor,
+            function,
+            tasks,
+            window=window,
+            advance=progress.advance,
+            amount=lambda _: next(amounts),
+        )
     progress.finish()
 
 
@@ -151,8 +151,12 @@ class _Meter:
     def take(self, result: Result) -> Result:
         """The oldest task is done: pass on what it has not reported."""
         before = self._reported.popleft()
-        if self._advance is not None and self._amount is not None:
-            self._advance(max(0, self._amount(result) - before))
+        if (
+            self._advance is not None
+            and self._amount is not None
+            and (rest := self._amount(result) - before) > 0
+        ):
+            self._advance(rest)
         return result
 
 

@@ -65,9 +65,10 @@ def bench(
     seconds: float = 10.0,
     trust_addresses: bool = False,
 ) -> BenchReport:
-    """Take batches of ``batch`` samples (0: single samples) for about ``seconds``. ``decode`` is what ``decode()``
-    takes, None for raw bytes; ``workers`` are processes of torch's DataLoader, 0 for none. Raises UsageError, as for
-    workers without torch, InputError and DataError."""
+    """Measure how fast batches of ``batch`` samples (0: single samples) of ``urls`` come, for about ``seconds``.
+    ``decode`` is what ``decode()`` takes (``"pil"``, ``"rgb8"``), None for raw bytes; ``workers`` are processes
+    of torch's DataLoader, 0 for none; ``shuffle``, ``fields``, ``prefetch`` and ``threads`` are those of WebDataset.
+    Raises UsageError, as for workers without torch, InputError and DataError."""
     trust: dict[str, Any] = {"trust_addresses": True} if trust_addresses else {}
     data = WebDataset(urls, shuffle=shuffle, fields=fields, prefetch=prefetch, threads=threads, **trust)
     if decode is not None:

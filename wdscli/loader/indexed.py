@@ -8,6 +8,9 @@ may ask at any time; a forked worker opens its own files; what travels to a spaw
 It must not know how bytes are had, nor who asks in which order: see :mod:`wdscli.loader.samplers`.
 """
 
+# Stages that change what is given say so here, which those of the base class cannot.
+# mypy: disable-error-code="assignment, override"
+
 from __future__ import annotations
 
 import operator
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast, overload
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.checks import Urls, addresses_of, cache_of, wanted_fields
@@ -28,7 +31,9 @@ from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, read
 from wdscli.loader.read.fetch import Pool, Raw
 from wdscli.loader.read.selected import Filter, FilteredCatalog, Share, filtered
 from wdscli.loader.read.source import EpochReader, instead
-from wdscli.loader.stages.fluent import PerSample
+from wdscli.loader.sample_types import Item, RawSample, Sample
+from wdscli.loader.stages.fluent import Function, PerSample
+from wdscli.loader.stages.handlers import Handler, reraise_exception
 from wdscli.loader.stats import Counts
 from wdscli.storage.addresses import check_pipe
 
@@ -38,6 +43,11 @@ if TYPE_CHECKING:
 
     from wdscli.loader.order.order import I64
     from wdscli.loader.read.keyindex import KeyIndex
+    from wdscli.loader.sample_types import giving
+
+    New = TypeVar("New")
+    _SAMPLES = cast("IndexedDataset[Sample]", None)
+    _TUPLES = cast("IndexedDataset[tuple[Any, ...]]", None)
 
 Self = TypeVar("Self", bound="IndexedDataset")
 
@@ -47,7 +57,7 @@ BYTES_PER_READ = 32 << 20
 """At most, about."""
 
 
-class IndexedDataset(PerSample[Any]):
+class IndexedDataset(PerSample[Item]):
     """The samples of a set of shards, by number from 0 in the order of the set, or by key.
 
     ``urls`` are shards as everywhere in wdscli. ``fields`` limits which payloads are read. ``where``, ``keys`` and
@@ -78,8 +88,30 @@ class IndexedDataset(PerSample[Any]):
 
     _policy: Policy
 
+    if TYPE_CHECKING:
+        decode = giving(PerSample.decode, _SAMPLES)
+        map_tuple = giving(PerSample.map_tuple, _TUPLES)
+        to_tuple = giving(PerSample.to_tuple, _TUPLES)
+        extract_keys = giving(PerSample.extract_keys, _TUPLES)
+
+        def map_dict(
+            self, handler: Handler = reraise_exception, **functions: Function
+        ) -> IndexedDataset[Sample]: ...
+
+        def xdecode(
+            self,
+            *decoders: tuple[str, Function],
+            must_decode: bool = True,
+            defaults: Iterable[tuple[str, Function]] = (),
+            **more: Function,
+        ) -> IndexedDataset[Sample]: ...
+
+        def map(
+            self, f: Callable[[Item], New | None], handler: Handler = reraise_exception
+        ) -> IndexedDataset[New]: ...
+
     def __init__(
-        self,
+        self: IndexedDataset[RawSample | Any],
         urls: Urls,
         *,
         fields: str | Sequence[str] | None = None,
@@ -142,7 +174,7 @@ class IndexedDataset(PerSample[Any]):
     @overload
     def __getitem__(self: Self, which: slice) -> Self: ...
     @overload
-    def __getitem__(self, which: str | SupportsIndex) -> Any: ...
+    def __getitem__(self, which: str | SupportsIndex) -> Item: ...
     def __getitem__(self, which: Any) -> Any:
         """A sample by number or key, or a view of a slice. Raises IndexError, KeyError; InputError and DataError when
         it cannot be read."""
@@ -164,11 +196,13 @@ class IndexedDataset(PerSample[Any]):
             )
         return found[0]
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
-        """Many samples at once, in the order asked for: what torch's DataLoader calls for a batch."""
+    def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
+        """Many samples at once, in the order asked for: what torch's DataLoader calls for a batch. It is a list as long
+        as ``numbers``, shorter where ``on_error="skip"`` or a stage leaves samples out. Raises IndexError, InputError,
+        DataError."""
         return self._made(self.ordinals.checked(numbers))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         import numpy
 
         first = 0
@@ -268,9 +302,9 @@ class IndexedDataset(PerSample[Any]):
         assert self.catalog.counts is not None
         return layout(self.ordinals, self.catalog.counts, self.catalog.fingerprint)
 
-    def in_order(self) -> PositionDataset:
+    def in_order(self) -> PositionDataset[Item]:
         """The same samples as a dataset that is iterated, in the order of this table."""
-        data = PositionDataset(_TableSource(self), on_error=self._policy.on_error)
+        data: PositionDataset[Item] = PositionDataset(_TableSource(self), on_error=self._policy.on_error)
         return data._with(pipeline=self.pipeline, _counts=self._counts, _policy=self._policy)
 
     def close(self) -> None:
@@ -329,7 +363,7 @@ class IndexedDataset(PerSample[Any]):
 class _TableSource:
     """A table by position; each epoch is the same."""
 
-    def __init__(self, table: IndexedDataset) -> None:
+    def __init__(self, table: IndexedDataset[Any]) -> None:
         self._table = table
 
     def identity(self) -> dict[str, Any]:

@@ -24,10 +24,12 @@ from wdscli.selection.choice import OnError
 from wdscli.selection.named import Absence
 from wdscli.selection.reading import Payloads
 from wdscli.storage import Source, folders_below, is_local, open_source
+from wdscli.storage.opening import version_listed
 from wdscli.tar import Columns, padded, scan
 
 if TYPE_CHECKING:
     from wdscli.shards.inputs import Missing, ShardSet
+    from wdscli.shards.reading import Beside
 
 
 class Page(NamedTuple):
@@ -141,13 +143,14 @@ class Listing:
         self._damaged = missing_samples(self._missing) if self.skips else {}
         self._absences: list[Absence] = []
         self._read = 0
+        self._beside: Beside | None = None
 
     def samples(self, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
         """The selected samples, in order, with the payloads of some fields (under their new names)."""
         rule = self.selection.field_rule
         renames = () if rule is None else rule.renames
         olds = {old for one in renames if one.new in payloads_of for old in one.olds}
-        for source in self._sources():
+        for source in self._sources(by_index=not self.skips):
             yield from self._pages(source, payloads_of | olds)
 
     def drop(self, reason: str) -> None:
@@ -161,7 +164,7 @@ class Listing:
     def members(self) -> Iterator[MemberPage]:
         """Every member of the shards, those of no sample too; with a selection, the members that it leaves,
         named by key and field."""
-        for source in self._sources():
+        for source in self._sources(by_index=not (self.skips or self.selection.is_trivial)):
             if self.selection.is_trivial:
                 windows = scan(source)
                 if self.skips:
@@ -176,7 +179,7 @@ class Listing:
 
     def shards(self, visit: Callable[[Page], None] | None = None) -> Iterator[ShardRow]:
         """A row for each shard, when it has been read; ``visit`` is called with the samples on the way."""
-        for source in self._sources():
+        for source in self._sources(by_index=not self.skips):
             samples = members = size = payload = 0
             for page in self._pages(source):
                 batch = page.batch
@@ -207,8 +210,9 @@ class Listing:
             self._missing,
         )
 
-    def _sources(self) -> Iterator[Source]:
-        """The shards, opened one after the other, until no further sample can be selected."""
+    def _sources(self, *, by_index: bool) -> Iterator[Source]:
+        """The shards, opened one after the other, until no further sample can be selected. Those of which an index is
+        used are opened by it where they can."""
         self._settle()
         from wdscli.shards.inputs import ShardStage
 
@@ -216,11 +220,25 @@ class Listing:
         for address in self.addresses:
             if self._state.done:
                 break
-            with open_source(address) as source:
+            with (self._open_by_index(address) if by_index else None) or open_source(address) as source:
                 yield source
             self._read += 1
             stage.next()
         self._progress.finish()
+
+    def _open_by_index(self, address: str) -> Source | None:
+        """A shard of which a listing has told just now which version there is, as its index says that it is."""
+        self._beside = None
+        given = self._shards.given
+        if is_local(address) or address in self._unindexed or given is None or not given.cover(address):
+            return None
+        from wdscli.shards.reading import open_by_index
+
+        listed = version_listed(address)
+        if listed is None:
+            return None
+        source, self._beside = open_by_index(address, *listed)
+        return source
 
     def _settle(self) -> None:
         """Where a number of samples is drawn, see all of them first. Raises UsageError where that cannot be twice."""
@@ -280,7 +298,7 @@ class Listing:
             return None
         from wdscli.shards.reading import find_index, index_batches
 
-        index = find_index(source.name, source, self._progress.warn)
+        index = find_index(source.name, source, self._progress.warn, beside=self._beside)
         return None if index is None else index_batches(index, self._ignored)
 
     def _expecting(

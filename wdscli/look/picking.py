@@ -206,7 +206,7 @@ class Picker:
         form, ignored, batches = self._form, self._ignored, None
         held = None if source.seekable else _Held(source)
         if source.seekable and source.size and self.selection.is_trivial:
-            source.expect([(0, source.size)])
+            source.expect([(begin[0], source.size)])
         see = None if held is None else held.see
         if self.skips:
             batches = self._sound(source, see)

@@ -3,7 +3,8 @@
 What it is: :func:`listing_table`, where samples are and what some of their fields say; and :func:`payload_table`, the
 payloads themselves. How: rows go to :mod:`wdscli.shards.tables`, which knows columns and formats. A listing is read
 once. Of payloads the names of all fields are read first, from headers, so that no payload waits on the disc; where the
-inputs can be read only once, they do. It must not know about terminals, nor where the table goes.
+inputs can be read only once, or a store has them without an index (:func:`are_read_once`), they do. It must not know
+about terminals, nor where the table goes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
+from shutil import disk_usage
+from tempfile import gettempdir
 from typing import NamedTuple
 
 from wdscli.codecs.encode import NUMBERS
@@ -23,8 +26,10 @@ from wdscli.look.listing import Listing, Page
 from wdscli.look.picking import Picker
 from wdscli.look.unpack import Part, Picked, kind_of, picked, too_large
 from wdscli.model import to_bytes, to_text
+from wdscli.plan.inputs import is_read_once
 from wdscli.selection.named import Named, Sightings
 from wdscli.selection.sample import SampleAt
+from wdscli.shards.inputs import ShardSet, without_index
 from wdscli.shards.tables import (
     INDEX,
     KEY,
@@ -43,6 +48,8 @@ from wdscli.shards.tables import (
     text_of,
 )
 from wdscli.shown import shown
+from wdscli.storage import is_local
+from wdscli.storage.opening import size_hint
 
 BYTES = Column(0, "bytes")
 _SIZES, _VALUES = 1, 2
@@ -205,6 +212,17 @@ class Payloads(NamedTuple):
             f'the field "{name}" is not text, and cells of a delimited table are',
             hint=f"--drop {name} leaves it out, --base64 writes it in base 64, --to-parquet as it is",
         )
+
+
+def are_read_once(shards: ShardSet) -> bool:
+    """Whether payloads wait on the disc, so that the names of fields need no pass of their own: of inputs that can be
+    read only once, and of a store's that have no index, as long as they fill a quarter of the free room at most."""
+    if any(map(is_read_once, shards.addresses)):
+        return True
+    if all(map(is_local, shards.addresses)) or not without_index(shards):
+        return False
+    sizes = list(map(size_hint, shards.addresses))
+    return None not in sizes and sum(filter(None, sizes)) <= disk_usage(gettempdir()).free // 4
 
 
 def payload_schema(found: Listing, how: Payloads) -> dict[Column, str]:

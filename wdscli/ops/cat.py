@@ -28,7 +28,7 @@ from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT
 from wdscli.plan.inputs import Globals, cut_short, is_of_this_process, is_ours_alone, is_read_once
-from wdscli.plan.names import DEFAULT, Rekey, is_suspect, shard_stem
+from wdscli.plan.names import DEFAULT, Rekey, check_names, is_suspect, shard_stem
 from wdscli.plan.plan import shaping_options
 from wdscli.plan.request import OnDuplicate, Request
 from wdscli.plan.strategy import check_post
@@ -37,9 +37,13 @@ from wdscli.progress import QUIET, NullProgress, Progress
 from wdscli.run.post_hook import run_post
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keyset import KeySet
+from wdscli.samples.memory import keep_heap
 from wdscli.selection import Selection
+from wdscli.shards.index import Index
 from wdscli.shards.inputs import classes_of, fingerprint_of, missing_samples, say_missing, whole_set
 from wdscli.shards.manifest import Manifest
+from wdscli.shards.moving import copied, find_original
+from wdscli.shards.reading import index_batches
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, is_local, local_path, open_source
 from wdscli.storage.patterns import NAME
@@ -120,6 +124,7 @@ def cat(
 
 def _copy(picker: Picker, keys: _Keys, request: Request, preserve: bool, shard: ShardFile) -> None:
     """All samples to one shard."""
+    keep_heap()
     copier = _Copier(request.selection, preserve, shard)
     begin = None
     if core.CORE is not None and picker.takes_all and not preserve and keys.may_be_kept:
@@ -161,6 +166,8 @@ class _Warnings(NullProgress):
 def copy_shard(task: CopyTask) -> _Copied:
     """The task: one input, whole, as a shard of its own."""
     request, warnings = task.request, _Warnings()
+    if task.output is not None and (moved := _by_store(task, task.output)) is not None:
+        return moved
     picker = Picker(request, copies_streams=task.preserve, progress=warnings)
     keys = _Keys(request.on_duplicate, None, picker)
     if task.output is None:
@@ -173,6 +180,33 @@ def copy_shard(task: CopyTask) -> _Copied:
         info = run_post(request.post, task.output, info)
     counts = info.samples, info.members, picker.bytes_in, info.size_bytes
     return _Copied(info, CatReport(*counts, picker.dropped, picker.ignored, None), warnings.said)
+
+
+def _by_store(task: CopyTask, output: str) -> _Copied | None:
+    """What comes of an input that the store itself copies."""
+    request = task.request
+    [address] = request.inputs
+    index = None
+    if not task.preserve and request.on_error == "stop" and request.use_index:
+        index = find_original(address, output, request.settings)
+    if index is None or not _is_sound(index, address):
+        return None
+    info = copied(address, index, output, request.settings)
+    if info is None:
+        return None
+    info = run_post(request.post, output, info)
+    counts = info.samples, info.members, info.size_bytes, info.size_bytes
+    return _Copied(info, CatReport(*counts, {}, {}, None), [])
+
+
+def _is_sound(index: Index, address: str) -> bool:
+    """Whether nothing is wrong with the names that an index tells."""
+    keys = KeySet()
+    for batch in index_batches(index):
+        check_names(batch, address)
+        if not keys.add_new(batch.keys):
+            return False
+    return True
 
 
 def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progress) -> CatReport:
@@ -188,7 +222,7 @@ def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progres
     output = OutputSet(request.output, request.settings, names=names_of(found.addresses))
     check_post(request.post, request.output, is_stream=output.pattern.is_stream)
     output.check(found.addresses)
-    copied: list[_Copied] = []
+    done: list[_Copied] = []
     with nullcontext() if dry_run else output.claimed(found.addresses):
         request = request._replace(settings=output.settings)
         tasks = [
@@ -197,19 +231,21 @@ def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progres
         ]
         with make_executor(_jobs_for(request, found.addresses)) as executor:
             for one in run_shard_tasks(executor, copy_shard, tasks, progress, "copying", found.addresses):
-                copied.append(one)
+                if one.info.is_copy:
+                    progress.note(f"{output.address(len(done))}: copied by the store")
+                done.append(one)
                 for text in one.warnings:
                     progress.warn(text)
         manifest = None
         if not dry_run:
             manifest = output.finish(
-                [one.info for one in copied],
+                [one.info for one in done],
                 operation="cat",
                 options=shaping_options(request, preserve),
                 inputs=[fingerprint_of(found)],
                 classes=classes_of(found),
             )
-    reports = [one.report for one in copied]
+    reports = [one.report for one in done]
     return CatReport(
         samples=sum(one.samples for one in reports),
         members=sum(one.members for one in reports),

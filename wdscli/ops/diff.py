@@ -101,11 +101,12 @@ def diff(
     progress: Progress = QUIET,
 ) -> DiffReport:
     """Compare the sets ``a`` and ``b``. ``each`` is called with every difference: samples of ``a`` alone, samples of
-    both that differ, samples of ``b`` alone, each in the order of its set. ``keys_only`` compares no fields and no
-    payloads; ``ignore_order`` neither order nor boundaries of shards, of
-    which the latter are compared where both sets have all keys.
+    both that differ, samples of ``b`` alone, each in the order of its set. Samples are the same sample by their keys.
+    ``keys_only`` compares no fields and no payloads; ``ignore_order`` compares neither the order of samples nor where
+    shards begin, which is otherwise compared where both sets have the same keys. ``jobs`` are processes, None for one a
+    processor.
 
-    Raises UsageError, InputError, and DataError also for a key that a set has twice.
+    Raises UsageError, InputError, and DataError for damaged shards and for a key that a set has twice.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError
-from wdscli.executors import default_jobs, make_executor, run_shard_tasks
+from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError
+from wdscli.executors import default_jobs, make_executor, run_shard_tasks, tick_of_task
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.keyset import KeySet
@@ -34,6 +34,7 @@ from wdscli.shards.reading import (
     index_batches,
     new_digest,
     scan_index,
+    tells_bytes,
     written,
 )
 from wdscli.storage import (
@@ -46,6 +47,7 @@ from wdscli.storage import (
     open_sink,
     open_source,
     read_all,
+    scheme,
 )
 from wdscli.storage.addresses import local_path
 from wdscli.storage.ends import DigestedSource
@@ -117,12 +119,18 @@ def index(
     jobs: int | None = None,
     progress: Progress = QUIET,
 ) -> IndexReport:
-    """Write the index of every shard of ``inputs``, then their manifest; with ``dialects``, theirs and nothing else.
+    """Write the index of every shard of ``inputs`` (paths, folders, globs, braces, URLs, a manifest), then their
+    manifest. With ``dialects`` (of ``dali``, ``energon``, ``parquet``, ``webshart``, ``wids``) the files of these
+    programs are written, and neither index nor manifest.
 
-    ``manifest`` is its address; by default the one that was given as input, or ``<prefix>-manifest.json`` in the folder
-    of the shards. Indexes and files that are up to date are kept unless ``force``. ``dry_run`` reads and writes
-    nothing. Raises DataError for a damaged shard, a key that comes twice in one, and a manifest that no longer tells
-    the truth; OutputExistsError for a file that exists and has other content.
+    ``manifest`` is the address of the manifest; by default that of the manifest among ``inputs``, else
+    ``<prefix>-manifest.json`` in the folder of the shards. ``checksum`` is the algorithm of the manifest's checksums:
+    ``xxh3_128``, ``sha256`` or ``none``, which reads no payloads. Files that are up to date are kept unless ``force``.
+    ``dry_run`` reads the shards and writes nothing. ``jobs`` are processes, None for one a processor.
+
+    Raises UsageError for shards that are streams or compressed, InputError where nothing is found, DataError for a
+    damaged shard, a key that comes twice in one, and a manifest that says something else than the shards do,
+    OutputExistsError for a file that exists and has other content, OutputError where nothing can be written.
     """
     shards = open_set(inputs, trust_addresses=trust_addresses)
     for address, times in Counter(shards.addresses).items():
@@ -194,7 +202,7 @@ def _worthwhile(tasks: Sequence[IndexTask]) -> int:
 def index_shard(task: IndexTask) -> Indexed:
     """The task: one shard's index, kept or made, and its facts."""
     digest = new_digest(task.checksum) if _reads_once(task) else None
-    update = None if digest is None else digest.update
+    update = None if digest is None else _counted(digest)
     with open_source(task.address, whole=task.checksum != "none", digest=update) as source:
         if not source.seekable or source.size is None:
             # Offsets in a compressed shard lead nowhere.
@@ -208,6 +216,8 @@ def index_shard(task: IndexTask) -> Indexed:
         if task.has_index and not task.force:
             old = find_index(task.address, source, reasons.append, whole=True)
         if old is not None:
+            if task.write:
+                _note_version(old, task.address, source)
             return Indexed(Side(place, "kept", shard=task.address), _facts(task, old, source), None)
         builder, ignored = scan_index(source)
         source.confirm()
@@ -225,6 +235,33 @@ def index_shard(task: IndexTask) -> Indexed:
         reason = "forced" if task.force else "it was stale" if reasons else "there was none"
         info = replace(_facts(task, index, source, digest), index=False)
         return Indexed(Side(place, "made", reason, task.address), info, data if task.want_index else None)
+
+
+def _counted(digest: Digest) -> Callable[[bytes], None]:
+    """What takes bytes to a digest, and says how far the task has come."""
+    tick = tick_of_task()
+
+    def update(data: bytes) -> None:
+        digest.update(data)
+        tick(len(data))
+
+    return update
+
+
+def _note_version(index: Index, address: str, source: Source) -> None:
+    """Have S3 keep beside an index that is right which version of the shard it is right for, if nobody has yet: a set
+    that was copied there is then opened as one that was written there. That it cannot be written is no error."""
+    version = etag_of(address, source)
+    if is_local(address) or not tells_bytes(version) or version in (index.etag, index.noted):
+        return
+    from wdscli.storage.remote import S3_KINDS
+
+    with suppress(InputError, OutputError):
+        data = read_all(index.name) if scheme(address) in S3_KINDS else b""
+        if data and parse_index(data, index.name).digest == index.digest:
+            with open_sink(index.name, force=True) as sink:
+                sink.write(data)
+                sink.note = version.partition(" ")[2].strip('"')
 
 
 def _reads_once(task: IndexTask) -> bool:
@@ -255,7 +292,7 @@ def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None 
         source.stored.read_rest()
         checksum = written(task.checksum, digest)
     else:
-        checksum = checksum_of(source.stored, task.checksum)
+        checksum = checksum_of(source.stored, task.checksum, tick_of_task())
     source.confirm()
     return replace(info, checksum=checksum)
 

@@ -128,8 +128,9 @@ def merge(
 
 
 def join(request: Request, how: Join, *, progress: Progress = QUIET) -> ReorderReport:
-    """Join ``request.inputs``, each of them one set, into ``request.output``. Raises UsageError, InputError, DataError,
-    OutputError.
+    """Join ``request.inputs``, each of them one set, into ``request.output``: a sample has the fields that all sets
+    have of its key. ``how`` says which keys are kept, and what becomes of a field that several sets have. Raises
+    UsageError, InputError, DataError, OutputError.
 
     >>> from wdscli.shards import ShardWriter, ShardReader
     >>> folder = getfixture("tmp_path")

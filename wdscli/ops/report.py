@@ -45,9 +45,9 @@ MAX_FINDINGS = 12
 
 
 class ReportOptions(NamedTuple):
-    """What the page shows. ``cards`` samples are drawn by ``seed`` for the contact sheet, ``looked`` for classes,
-    captions and sizes of pictures; ``media`` puts pictures and sound on the page, ``check`` the findings of verify,
-    which with ``decode`` decodes payloads."""
+    """What the page shows. ``title`` is its heading, None for the set's name. So many samples are drawn by ``seed``:
+    ``cards`` for the contact sheet, ``looked`` for classes, captions and sizes of pictures. ``media`` puts pictures and
+    sound on the page, ``check`` the findings of verify, which with ``decode`` decodes payloads."""
 
     title: str | None = None
     seed: int = 0
@@ -78,8 +78,12 @@ def report(
     jobs: int | None = None,
     progress: Progress = QUIET,
 ) -> ReportResult:
-    """Write the page of the set that ``inputs`` name to ``output``. Raises UsageError, also where jinja2, pygal or
-    Pillow is missing, InputError, OutputError."""
+    """Write the page of the set that ``inputs`` name (paths, folders, globs, braces, URLs, a manifest) to the address
+    ``output``, one file of HTML that needs no network. Of ``selection`` the page shows what is left; what shards that
+    are damaged or gone still have is shown, and said. An ``output`` that is there is replaced with ``force`` only.
+
+    Raises UsageError, also where jinja2, pygal or Pillow is missing, InputError, OutputError.
+    """
     needed_packages()
     shards = whole_set(inputs, "skip", trust_addresses=trust_addresses)
     if selection.reads_stdin and "-" in shards.addresses:

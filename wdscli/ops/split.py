@@ -38,9 +38,11 @@ PLAIN = SplitOptions()
 
 
 def split(request: Request, options: SplitOptions = PLAIN, *, progress: Progress = QUIET) -> ReorderReport:
-    """Split ``request.inputs`` into ``request.output``, where ``{part}`` stands for the name of a part.
+    """Split ``request.inputs`` into the parts that ``options`` say, each a set of its own: in ``request.output`` (as
+    ``"set/{part}/out-%06d.tar"``) ``{part}`` stands for the name of a part. Without parts, the same samples in the same
+    order in shards of ``request.cuts``.
 
-    Raises UsageError, InputError, DataError, OutputError.
+    Raises UsageError (as for parts without ``{part}`` in the output), InputError, DataError, OutputError.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")

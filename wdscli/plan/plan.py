@@ -55,6 +55,7 @@ from wdscli.shards.inputs import (
 )
 from wdscli.storage import is_local
 from wdscli.storage.ahead import REQUEST_BYTES
+from wdscli.storage.opening import version_listed
 from wdscli.storage.patterns import NAME
 
 if TYPE_CHECKING:
@@ -243,12 +244,15 @@ class _Planning:
         known = known_samples(self.shards) if request.on_error == "skip" else {}
         room = self._room()
         unindexed = without_index(self.shards) if request.use_index else frozenset[str]()
+        given = None if all(map(is_local, self.shards.addresses)) else self.shards.given
         tasks = []
         for number, (one, of_set) in enumerate(zip(inputs, self.sets, strict=True)):
             template = self.templates[of_set if self.join is not None else 0]
             task = template._replace(input=one, known=known.get(one.address, -1), room=room)
             if one.address in unindexed:
                 task = task._replace(use_index=False)
+            elif given is not None and given.cover(one.address):
+                task = task._replace(listed=version_listed(one.address))
             tasks.append(task if one.copy else survey_task(task, number, tasks_scratch, self.limits))
         self.states = [template.selection.new_state(request.on_error) for template in self.templates]
         self.collected = Collected(

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from wdscli.errors import DataError, OutputError, UsageError, WdsError
+from wdscli.executors import tick_of_task
 from wdscli.plan.inputs import PIECE_BYTES
 from wdscli.plan.values import Packed, RowBlock
 from wdscli.storage import Source, is_local, is_stream, list_folder, local_path, open_sink, remove
@@ -171,6 +172,8 @@ def pieces_to_end(source: Source, cut: Callable[[DataError], None] | None) -> It
     disc: a stream of nothing but zeros raises InputError, one that is no tar DataError (not with ``cut``, which may
     find members behind damage)."""
     offset, blank = 0, True
+    # Of a compressed one the bytes of the file are not those of the tar.
+    tick = tick_of_task() if source.seekable and source.stored is source else None
     while True:
         try:
             data = source.read_some(offset, PIECE_BYTES)
@@ -181,6 +184,8 @@ def pieces_to_end(source: Source, cut: Callable[[DataError], None] | None) -> It
             return
         if not data:
             return
+        if tick is not None:
+            tick(len(data))
         blank = blank and data.count(0) == len(data)
         if blank and offset > MAX_ZEROS_BYTES and source.size is None:
             raise endless(source.name)

@@ -45,7 +45,7 @@ from wdscli.selection.choice import OnError
 from wdscli.selection.named import Sightings
 from wdscli.selection.reading import Payloads, iter_selected
 from wdscli.shards.index import index_address
-from wdscli.shards.reading import index_batches, index_for
+from wdscli.shards.reading import Beside, index_batches, index_for, open_by_index
 from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.addresses import local_path
 from wdscli.storage.opening import size_hint
@@ -96,6 +96,8 @@ class SurveyTask(NamedTuple):
     """How many samples a manifest says that the shard has; -1 when none does, or nobody needs to know."""
     of_set: int = 0
     """The set, from 0, whose part of each joined sample it holds; 0 without a join."""
+    listed: tuple[int, str] | None = None
+    """Size and version, where a listing has told them just now."""
     room: Room = NO_ROOM
     """What copies of inputs that are far away may take of the disc on which ``spool`` lies."""
 
@@ -351,13 +353,15 @@ def _plain_block(task: SurveyTask, index: Index) -> RowBlock | None:
 def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, Index | None]:
     """The task with an input that can be read at any place, the one it has or a copy; this, open; and the index to go
     by. What is far away is copied too where all of it is read now and samples are read again: nothing is read twice."""
-    source = open_source(task.address, whole=True) if task.is_wanted_whole else task.input.open()
+    source, beside = _open_by_index(task)
+    if source is None:
+        source = open_source(task.address, whole=True) if task.is_wanted_whole else task.input.open()
     try:
         found.size_bytes, found.version, found.is_pinned = source.size or 0, source.version, source.is_pinned
         if source.fd is None and task.room.holds(source.size, like_all=True):
             task = task._replace(use_index=False)
         asks_far = source.fd is None and bool(task.payload_fields)
-        index = None if asks_far else _index_for(task, source, found)
+        index = None if asks_far else _index_for(task, source, found, beside)
         if source.seekable and (index is not None or source.fd is not None or not _is_kept(task, source)):
             return task, source, index
     except BaseException:
@@ -375,6 +379,14 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
     return task, source, None
 
 
+def _open_by_index(task: SurveyTask) -> tuple[Source | None, Beside | None]:
+    """A shard that its index tells all of, and the index, where a listing says that it is of that version."""
+    needs_more = task.payload_fields or task.input.copy or task.on_error == "skip" or not task.use_index
+    if task.listed is None or needs_more or task.room.holds(task.listed[0], like_all=True):
+        return None, None
+    return open_by_index(task.address, *task.listed)
+
+
 def _is_kept(task: SurveyTask, source: Source) -> bool:
     """Whether a shard that is far away is copied, because most of it is wanted or lies between its headers."""
     return task.room.holds(source.size) and (task.room.takes_most or is_dense(source))
@@ -384,11 +396,11 @@ def _warner(warnings: list[str]) -> Callable[[DataError], None]:
     return lambda error: warnings.append(str(error))
 
 
-def _index_for(task: SurveyTask, source: Source, found: Survey) -> Index | None:
+def _index_for(task: SurveyTask, source: Source, found: Survey, beside: Beside | None = None) -> Index | None:
     """The index to go by, if there is one and it says enough."""
     if task.on_error == "skip" or not task.use_index or task.input.copy:
         return None
-    return index_for(task.address, source, task.form, found.warnings.append)
+    return index_for(task.address, source, task.form, found.warnings.append, beside)
 
 
 def _batches(

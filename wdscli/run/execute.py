@@ -32,7 +32,7 @@ from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.strategy import check_scratch, limits_for
 from wdscli.progress import QUIET, Progress
-from wdscli.run.kept_plan import bring, finished_set, keep_plan, plan_of_run
+from wdscli.run.kept_plan import bring, finished_set, keep_plan, note_of_inputs, plan_of_run
 from wdscli.run.post_hook import run_post
 from wdscli.run.receipts import Witness, check_shard, read_receipt
 from wdscli.run.resume import Kept, begin, tidy
@@ -145,19 +145,19 @@ def unchanged_report(operation: str, standing: Mapping[str, Manifest]) -> Reorde
 
 def finished_before(request: Request, order: Order) -> ReorderReport | None:
     """What ``--resume`` finds of a set that is complete, by manifests and sizes alone: the one that was written tells
-    of these options and of all samples of the set that the inputs' manifest describes. None where that cannot be told
-    so, and where all files are of this machine."""
+    of these options and of all samples of the inputs. None where that cannot be told so, and where all files are of
+    this machine."""
     found = finished_set(request, order)
     if found is None:
         return None
-    manifest, source = found
+    manifest = found.manifest
     payload_bytes = sum(map(payload_bytes_of, manifest.shards))
     return ReorderReport(
         operation=order.operation,
-        samples_in=source.samples,
+        samples_in=manifest.samples,
         samples=manifest.samples,
         members=manifest.members,
-        bytes_in=source.size_bytes,
+        bytes_in=found.bytes_in,
         bytes_out=manifest.size_bytes,
         dropped={},
         ignored={},
@@ -165,7 +165,7 @@ def finished_before(request: Request, order: Order) -> ReorderReport | None:
         parts=("",),
         manifests=(manifest,),
         kept=len(manifest.shards),
-        members_in=source.members,
+        members_in=manifest.members,
         payload_bytes_in=payload_bytes,
         payload_bytes=payload_bytes,
     )
@@ -241,7 +241,8 @@ def run_some(
             written.append(info)
             if spilled is not None:
                 spilled.release(shard)
-            progress.note(f"{shard.address}: {info.samples} samples, {info.size_bytes} bytes")
+            how = ", copied by the store" if info.is_copy else ""
+            progress.note(f"{shard.address}: {info.samples} samples, {info.size_bytes} bytes{how}")
         progress.finish()
         if spilled is not None:
             for one in plan.inputs:
@@ -393,6 +394,8 @@ def finish_plan(
     of_parts: list[list[ShardInfo]] = [[] for _ in plan.parts]
     for info, shard in zip(written, plan.planned, strict=True):
         of_parts[shard.part].append(info)
+    for part in plan.parts:
+        part.output.note = note_of_inputs(plan)
     manifests = [
         kept.manifests[number] if number in kept.manifests else part.output.finish(infos, **plan.made)
         for number, (part, infos) in enumerate(zip(plan.parts, of_parts, strict=True))

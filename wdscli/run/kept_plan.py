@@ -1,10 +1,11 @@
 """The plan of a run over far-away inputs, kept until its manifest is there, so that ``--resume`` surveys nothing again.
 
 What it is: :func:`keep_plan`, which stores it as a plan file in ``.wds/`` beside the receipts; :func:`plan_of_run`,
-which goes on with it or makes a new one; and :func:`bring`, which copies the inputs of a kept plan to scratch space
-where its order would read them in small pieces. How: a kept plan is used when its options are those of this run and
-every input has the size and version that it had; else the inputs are surveyed again. It goes with the receipts. It must
-not know how shards are made.
+which goes on with it or makes a new one; :func:`bring`, which copies the inputs of a kept plan to scratch space where
+its order would read them in small pieces; and :func:`finished_set`, which knows a complete set by its manifest and by
+what was noted of its inputs. How: a kept plan is used when its options are those of this run and every input has the
+size and version that it had; else the inputs are surveyed again. It goes with the receipts. It must not know how shards
+are made.
 """
 
 from __future__ import annotations
@@ -21,17 +22,26 @@ from wdscli.plan.cut import Outputs, PlannedPart
 from wdscli.plan.inputs import Input, Stamp
 from wdscli.plan.orders import InputOrder, Order
 from wdscli.plan.plan import ReorderPlan, make_plan, open_sets, shaping_options
-from wdscli.plan.planfile import ROW_BYTES, absolute, absolute_output, load_plan, shaping_mark, write_plan
+from wdscli.plan.planfile import (
+    ROW_BYTES,
+    absolute,
+    absolute_output,
+    digest_of,
+    load_plan,
+    shaping_mark,
+    write_plan,
+)
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import Progress
 from wdscli.run.receipts import CheckTask, check_shard
 from wdscli.run.resume import list_folders, says_the_same
 from wdscli.shards.claims import receipt_address
-from wdscli.shards.inputs import fingerprint_of, manifest_beside, read_manifest
-from wdscli.shards.manifest import Manifest
-from wdscli.storage import is_local, open_sink, open_source, read_all
-from wdscli.storage.opening import at_once
+from wdscli.shards.inputs import fingerprint_of, manifest_beside
+from wdscli.shards.manifest import Manifest, parse_manifest
+from wdscli.shards.reading import tells_bytes, versioned
+from wdscli.storage import base_name, is_local, open_sink, open_source, read_all
+from wdscli.storage.opening import at_once, read_noted
 from wdscli.tar import Form
 
 if TYPE_CHECKING:
@@ -101,9 +111,17 @@ def _kept_plan(request: Request, order: Order, scratch: Scratch) -> ReorderPlan 
     return plan if kept.mark is not None and shaping_mark(plan) == kept.mark.options else None
 
 
-def finished_set(request: Request, order: Order) -> tuple[Manifest, Manifest] | None:
-    """The manifest of a complete set that this run would write, and that of its inputs, where ``--resume`` was given
-    and both sets are there as these say, by the sizes of their shards. None where more than a look is needed."""
+class Finished(NamedTuple):
+    """A complete set, and the bytes of what it was made of, of which all samples are in it."""
+
+    manifest: Manifest
+    bytes_in: int
+
+
+def finished_set(request: Request, order: Order) -> Finished | None:
+    """The complete set that this run would write, where ``--resume`` was given and a look shows that it and its inputs
+    are there: by manifests and the sizes of shards, or for inputs without a manifest by the versions that were noted
+    (:func:`note_of_inputs`). None where more than a look is needed."""
     is_plain = request.is_repeatable and request.selection.is_trivial and request.rekey is None
     outputs = Outputs(request.output, request.settings, may_exist=True)
     if not (request.resume and order.is_repeatable and is_plain) or outputs.is_stream or outputs.has_parts:
@@ -115,11 +133,14 @@ def finished_set(request: Request, order: Order) -> tuple[Manifest, Manifest] | 
         if source is None and (beside := manifest_beside(shards.addresses, shards.given)) is not None:
             source = beside[1]
         places = [*shards.addresses, output.address(0)]
-        if source is None or output.manifest_address is None or all(map(is_local, places)):
+        if output.manifest_address is None or all(map(is_local, places)):
             return None
         # What a listing does not have costs one request, what is looked for by its name three.
         list_folders([output.manifest_address])
-        manifest = read_manifest(output.manifest_address)
+        data, note = read_noted(output.manifest_address)
+        if source is None and not note:
+            return None
+        manifest = parse_manifest(data, output.manifest_address)
         options = {**order.options(), **shaping_options(request)}
         made = output.manifest_of(
             manifest.shards,
@@ -128,13 +149,46 @@ def finished_set(request: Request, order: Order) -> tuple[Manifest, Manifest] | 
             seed=order.seed,
             inputs=[fingerprint_of(shards)],
         )
-        same = (manifest.samples, manifest.members) == (source.samples, source.members)
-        if same and None not in made.made["inputs"] and says_the_same(manifest, made):
-            mine = [output.address(number) for number in range(len(manifest.shards))]
-            form = request.settings.form
-            if _are_there(shards.addresses, source, form) and _are_there(mine, manifest, form):
-                return manifest, source
+        if not says_the_same(manifest, made):
+            return None
+        mine = [output.address(number) for number in range(len(manifest.shards))]
+        form = request.settings.form
+        if source is None:
+            is_same, bytes_in = _are_noted(shards.addresses, note), int(note.partition(" ")[2] or 0)
+        else:
+            is_same = (manifest.samples, manifest.members) == (source.samples, source.members)
+            is_same = is_same and None not in made.made["inputs"]
+            is_same, bytes_in = is_same and _are_there(shards.addresses, source, form), source.size_bytes
+        if is_same and _are_there(mine, manifest, form):
+            return Finished(manifest, bytes_in)
     return None
+
+
+def note_of_inputs(plan: ReorderPlan) -> str:
+    """What is kept beside the manifest of a set all of whose inputs are in it and have no manifest: by which versions
+    of them ``--resume`` knows that the set is made, and how many bytes they have. Empty where that cannot be told."""
+    is_plain = plan.is_repeatable and plan.request.selection.is_trivial and plan.joined is None
+    if not is_plain or plan.fingerprint_in is not None or plan.dropped or plan.ignored:
+        return ""
+    stamps = [one.stamp or Stamp(0, "") for one in plan.inputs]
+    digest = _digest_of_versions([one.address for one in plan.inputs], stamps)
+    return digest and f"{digest} {plan.bytes_in}"
+
+
+def _are_noted(addresses: Sequence[str], note: str) -> bool:
+    """Whether these are the inputs that a note speaks of."""
+    list_folders(addresses)
+    digest = _digest_of_versions(addresses, list(at_once(_stamp_of, addresses)))
+    return digest != "" and digest == note.partition(" ")[0]
+
+
+def _digest_of_versions(addresses: Sequence[str], stamps: Sequence[Stamp]) -> str:
+    """The digest of inputs by their names and versions; empty where a version may be that of any bytes."""
+    versions = [
+        versioned(address, stamp.version.removeprefix("etag:")) for address, stamp in zip(addresses, stamps)
+    ]
+    is_known = all(map(tells_bytes, versions))
+    return digest_of([base_name(address) for address in addresses] + versions) if is_known else ""
 
 
 def _are_there(addresses: Sequence[str], manifest: Manifest, form: Form) -> bool:

@@ -112,11 +112,16 @@ class Dali(Dialect):
                 shard=shard.address,
                 hint="DALI stops at an empty shard: leave it out of the set",
             )
-        name = base_name(shard.address)
+        return [SideFile(self.file_of(shard.address), self._lines(shard, index))]
+
+    @staticmethod
+    def file_of(address: str) -> str:
+        """Where the index of a shard lies."""
+        name = base_name(address)
         # A dot that begins the name is part of it, as in wds2idx.
         dot = name.find(".", 1)
         stem = name if dot < 0 else name[:dot]
-        return [SideFile(sibling(shard.address, stem + ".idx"), self._lines(shard, index))]
+        return sibling(address, stem + ".idx")
 
     def _lines(self, shard: ShardPlace, index: Index) -> Iterator[bytes]:
         yield b"v1.2 %d\n" % index.samples
@@ -176,7 +181,12 @@ class Energon(Dialect):
         self._digests.append(index.digest)
         offsets = [*index.starts.tolist(), int(index.starts[-1] + index.lengths[-1])]
         data = b"".join([offset.to_bytes(8, "little") for offset in offsets])
-        return [SideFile(sibling(shard.address, base_name(shard.address) + ".idx"), [data])]
+        return [SideFile(self.file_of(shard.address), [data])]
+
+    @staticmethod
+    def file_of(address: str) -> str:
+        """Where the places of a shard's samples lie."""
+        return sibling(address, base_name(address) + ".idx")
 
     def finish(self) -> Iterator[SideFile]:
         import json
@@ -283,8 +293,12 @@ class Webshart(Dialect):
     _NOT_UTF8 = "a name that is not UTF-8 has no place in JSON"
 
     def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
-        stem = base_name(shard.address).removesuffix(".tar")
-        return [SideFile(sibling(shard.address, stem + ".json"), self._document(shard, index))]
+        return [SideFile(self.file_of(shard.address), self._document(shard, index))]
+
+    @staticmethod
+    def file_of(address: str) -> str:
+        """Where the metadata of a shard lie."""
+        return sibling(address, base_name(address).removesuffix(".tar") + ".json")
 
     def _document(self, shard: ShardPlace, index: Index) -> Iterator[bytes]:
         import json

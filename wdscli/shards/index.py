@@ -58,6 +58,10 @@ class Index:
         self.digest: str = raw["digest"]
         self.etag = _text(raw.get("etag", ""))
         """The version of the shard that it was made from, where a store told it."""
+        self.noted = ""
+        """The version that the shard was given when both were written, where the store keeps that beside the index."""
+        self.checksum = ""
+        """The checksum of that version, as manifests write it, where that is kept too."""
         self.seen = ""
         """The version that the shard had when the index was found."""
         self.fields: list[bytes] = raw["fields"].split(b"\0") if self.members else []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, InputNotFoundError, WdsError
+from wdscli.progress import FEW_SHARDS
 from wdscli.storage import (
     Words,
     base_name,
@@ -66,27 +67,31 @@ class ShardSet(NamedTuple):
 
 class ShardStage:
     """A stage of a progress in which this process reads shards one after the other: in bytes where their sizes are
-    known without a request, else in shards."""
+    known without a request, or the shards few, else in shards."""
 
     def __init__(self, progress: Progress, what: str, addresses: Sequence[str]) -> None:
         self._progress, self._sizes = progress, sizes_here(addresses)
         self._number = self._position = 0
-        if self._sizes is None:
-            progress.start(what, len(addresses), "shards")
+        self._counts_bytes = self._sizes is not None or len(addresses) <= FEW_SHARDS
+        if self._counts_bytes:
+            progress.start(what, sum(self._sizes) if self._sizes is not None else None, "bytes")
         else:
-            progress.start(what, sum(self._sizes), "bytes")
+            progress.start(what, len(addresses), "shards")
 
     def at(self, position: int) -> None:
         """The shard that is read has been read up to a byte, of what is in it if it is compressed."""
-        if self._sizes is not None:
-            position = min(position, self._sizes[self._number])
+        if self._counts_bytes:
+            if self._sizes is not None:
+                position = min(position, self._sizes[self._number])
             self._progress.advance(max(0, position - self._position))
             self._position = max(position, self._position)
 
     def next(self) -> None:
         """The shard has been read."""
-        size = 1 if self._sizes is None else max(0, self._sizes[self._number] - self._position)
-        self._progress.advance(size)
+        if self._sizes is not None:
+            self._progress.advance(max(0, self._sizes[self._number] - self._position))
+        elif not self._counts_bytes:
+            self._progress.advance(1)
         self._number, self._position = self._number + 1, 0
 
 

@@ -3,25 +3,28 @@
 What it is: :class:`ShardReader`, the library's face, which gives samples, keys or members as records; and the only way
 to an index for those who use one (:func:`find_index`, :func:`index_batches`). How: an index is believed when the shard
 has the size it names, and, where the store tells versions, the version; when the headers of its first, middle and last
-sample say what it says; and when what lies between its samples belongs to none. An index older than its local shard is
-compared with a scan. One that fails is never used; the caller hears why. What else has changed is noticed where a
-payload is read: the header in front of it is compared (:mod:`wdscli.samples.expected`). It must not know of sets or
-commands, nor what the index is wanted for.
+sample say what it says; and when what lies between its samples belongs to none. A version that tells the bytes
+(:func:`tells_bytes`) is enough, and where a listing has told it the shard is not even opened (:func:`open_by_index`).
+An index older than its local shard is compared with a scan. One that fails is never used; the caller hears why. What
+else has changed is noticed where a payload is read: the header in front of it is compared
+(:mod:`wdscli.samples.expected`). It must not know of sets or commands, nor what the index is wanted for.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.model import Member, Sample, ShardInfo, to_text
 from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.expected import holds_no_sample, is_there
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
-from wdscli.storage import Source, is_local, is_stream, open_source, read_all, scheme
+from wdscli.storage import Source, is_local, is_stream, open_source, scheme
 from wdscli.storage.addresses import local_path
+from wdscli.storage.opening import open_again, read_noted
 from wdscli.tar import CANONICAL, ByteSource, Form, members
 
 ALGORITHMS = ("xxh3_128", "sha256", "none")
@@ -118,35 +121,70 @@ REMOTE_GAPS = 4
 
 
 def find_index(
-    address: str, source: Source, warn: Callable[[str], None] | None = None, *, whole: bool = False
+    address: str,
+    source: Source,
+    warn: Callable[[str], None] | None = None,
+    *,
+    whole: bool = False,
+    beside: Beside | None = None,
 ) -> Index | None:
     """The index of the shard at ``address``, open as ``source``; None when there is none that can be believed.
 
     ``warn`` is told of an index that is there but stale. With ``whole`` it is compared with all headers of the shard;
     DataError then for one that is damaged. Nothing is asked of the storage for streams, nor for compressed shards
-    without a table of their blocks, whose bytes an index cannot reach.
+    without a table of their blocks, whose bytes an index cannot reach. ``beside`` is what was read already.
     """
     if is_stream(address) or not source.seekable:
         return None
     place = index_address(address)
-    if is_local(place) and not os.path.exists(local_path(place)):
-        return None
-    try:
-        index = parse_index(read_all(place), place)
-    except InputError:
-        return None
-    except DataError as error:
-        reason: str | None = error.message
-    else:
+    index, reason = read_index(address) if beside is None else beside
+    if index is not None:
         reason = why_stale(index, address, place, source)
         if reason is None and whole:
             reason = _why_untrue(index, source)
-    if reason is None:
-        index.seen = source.version
-        return index
-    if warn is not None:
+        if reason is None:
+            index.seen = source.version
+            return index
+    if warn is not None and reason is not None:
         warn(f"{place} is not used: {reason} (make it again with `wds index`)")
     return None
+
+
+class Beside(NamedTuple):
+    """What lies in the place of a shard's index: one, or why what is there is none."""
+
+    found: Index | None
+    reason: str | None = None
+
+
+def read_index(address: str) -> Beside:
+    """The index of the shard at an address, which nobody has compared with the shard yet."""
+    place = index_address(address)
+    if is_local(place) and not os.path.exists(local_path(place)):
+        return Beside(None)
+    try:
+        data, note = read_noted(place)
+        index = parse_index(data, place)
+    except InputError:
+        return Beside(None)
+    except DataError as error:
+        return Beside(None, error.message)
+    etag, _, index.checksum = note.partition(" ")
+    index.noted = versioned(address, etag and f'"{etag}"')
+    return Beside(index)
+
+
+def open_by_index(address: str, size: int, version: str) -> tuple[Source | None, Beside]:
+    """The shard at an address by its index, with no request for it: where it is the version that the index is of, as
+    a listing has told size and version. None where more must be known. The caller closes it, and calls
+    :func:`find_index` with what was found beside it."""
+    beside = read_index(address)
+    if beside.found is not None and beside.found.size == size:
+        source = open_again(address, size, version)
+        if _is_of_version(beside.found, etag_of(address, source)):
+            return source, beside
+        source.close()
+    return None, beside
 
 
 def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
@@ -171,7 +209,7 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
     etag = etag_of(address, source)
     if is_other_version(index.etag, etag):
         return "the store has another version of the shard than the index was made for"
-    if etag and etag == index.etag:
+    if _is_of_version(index, etag):
         return None
     for row in {0, index.samples // 2, index.samples - 1} if index.samples else ():
         if not _says_the_same(index, row, source):
@@ -183,13 +221,41 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
     return None
 
 
+def _is_of_version(index: Index, etag: str) -> bool:
+    """Whether a shard that has this ETag has the bytes that the index was made from."""
+    return etag in (index.etag, index.noted) and tells_bytes(etag)
+
+
 def etag_of(address: str, source: Source) -> str:
     """What an index keeps of a shard's version: the kind of store and its ETag. Empty where there is none, and for a
     time of change, which says more of a copy than of its bytes."""
     version = source.version
     if is_local(address) or not version.startswith(("etag:", '"')):
         return ""
-    return f"{scheme(address)} {version.removeprefix('etag:')}"
+    return versioned(address, version.removeprefix("etag:"))
+
+
+def versioned(address: str, etag: str) -> str:
+    """An ETag, with the kind of its store; empty for none."""
+    return f"{scheme(address)} {etag}" if etag else ""
+
+
+def tells_bytes(known: str) -> bool:
+    """Whether an object that has one of these still has the bytes that it had with it: where a store makes an ETag of
+    the bytes, or a new one for each version. Web servers make them of times of change, and some that speak S3 have one
+    for all objects.
+
+    >>> [tells_bytes(f's3 "{one}"') for one in ("900150983cd24fb0d6963f7d28e17f72-2", "5f3e1a2b-1c00", "0" * 32 + "-1")]
+    [True, False, False]
+    """
+    kind, _, etag = known.partition(" ")
+    return kind in _OF_VERSIONS or (kind in _OF_BYTES and _MD5.fullmatch(etag) is not None)
+
+
+_OF_VERSIONS = ("gs", "gcs", "az", "abfs", "abfss")
+_OF_BYTES = ("s3", "s3a", "ais", "oss")
+# Some say of everything that it is empty, or that its digest is zero.
+_MD5 = re.compile(r'"(?!(.)\1{31}|d41d8cd98f00b204e9800998ecf8427e)[0-9a-f]{32}(-[0-9]+)?"')
 
 
 def is_other_version(known: str, found: str) -> bool:
@@ -249,10 +315,14 @@ def scan_index(source: ByteSource, form: Form = CANONICAL) -> tuple[IndexBuilder
 
 
 def index_for(
-    address: str, source: Source, form: Form, warn: Callable[[str], None] | None = None
+    address: str,
+    source: Source,
+    form: Form,
+    warn: Callable[[str], None] | None = None,
+    beside: Beside | None = None,
 ) -> Index | None:
     """:func:`find_index`, but None for an index that was made for another ``form``, because its marks speak of that."""
-    index = find_index(address, source, warn)
+    index = find_index(address, source, warn, beside=beside)
     return index if index is not None and index.form == form else None
 
 

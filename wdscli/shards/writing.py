@@ -20,16 +20,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.model import ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.shards.claims import Claim, Ticket, claim_address, receipt_address, remove_abandoned
-from wdscli.shards.index import FOLDER, SUFFIX, IndexBuilder, SampleArrays, index_address
+from wdscli.shards.index import FOLDER, SUFFIX, Index, IndexBuilder, SampleArrays, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.reading import Digest, is_shard, new_digest, written
+from wdscli.shards.reading import Digest, index_batches, is_shard, new_digest, written
 from wdscli.shown import shown_in
 from wdscli.storage import (
     OutputPattern,
@@ -45,7 +46,7 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import local_path
 from wdscli.storage.blocks import WITH_BLOCKS, kind_of_name, packer_for
-from wdscli.storage.opening import GONE, abort_uploads, is_device, versions_at
+from wdscli.storage.opening import GONE, abort_uploads, do_at_once, is_device, versions_at
 from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
 
 _END_SECONDS = 1 << 33
@@ -236,27 +237,54 @@ class ShardFile:
         if self._packer is not None:
             self._packer.finish()
         self._settings.check_folder(self.address)
-        size = self._tar.position
-        info = self._info(size)
+        return self._place(self._info(self._tar.position))
+
+    def commit_copy(self, address: str, index: Index, checksum: str | None) -> ShardInfo:
+        """In the place of samples and :meth:`commit`: the shard at an address, which its index knows whole, copied by
+        the store. Raises NotCopied; then nothing stands here, and this shard is of no more use."""
+        self._sink.copy_of(address, index.noted.partition(" ")[2].strip('"'), index.size)
+        for batch in index_batches(index):
+            self.index.add_batch(batch)
+        self._settings.check_folder(self.address)
+        return self._place(replace(self._info(index.size), checksum=checksum, is_copy=True))
+
+    def _place(self, info: ShardInfo) -> ShardInfo:
+        """Give the shard its name, then the index its own."""
+        size = info.tar_bytes
         if not self._with_index:
             self._take_name(info, "")
             return replace(info, version=self._sink.version)
         # The index of a shard that was deleted by hand may be there; the shard itself is checked.
-        with open_sink(index_address(self.address), force=True, fsync=self._settings.fsync) as sink:
-            self._take_name(info, self._write_index(sink, size))
+        sink = open_sink(index_address(self.address), force=True, fsync=self._settings.fsync)
+        try:
+            self._take_name(info, self._write_index(sink, size), sink)
+        except BaseException:
+            sink.discard()
+            raise
         return replace(info, version=self._sink.version)
 
-    def _take_name(self, info: ShardInfo, index_seal: str) -> None:
-        """Give the shard its name, once the witness knows of it."""
-        if self._settings.witness is not None and self._has_place:
-            self._settings.witness(self.address, info, index_seal)
+    def _take_name(self, info: ShardInfo, index_seal: str, index: Sink | None = None) -> None:
+        """Give the shard its name, once the witness knows of it, then the index its own. What need not wait for each
+        other goes to a store at the same time."""
+        witness = self._settings.witness if self._has_place else None
+        before: list[Callable[[], None]] = []
+        if witness is not None:
+            before.append(partial(witness, self.address, info, index_seal))
         if self._settings.force and self._has_place:
             # The index of the shard that is replaced: it would be noticed as stale, but nobody should have to.
-            remove(index_address(self.address))
+            before.append(partial(remove, index_address(self.address)))
+        do_at_once(self.address, before)
         self._sink.commit()
-        if self._settings.witness is not None and self._sink.version and not is_local(self.address):
+        after: list[Callable[[], None]] = []
+        if witness is not None and self._sink.version and not is_local(self.address):
             # By its version it is known again without being read.
-            self._settings.witness(self.address, replace(info, version=self._sink.version), index_seal)
+            known = replace(info, version=self._sink.version)
+            after.append(partial(witness, self.address, known, index_seal))
+        if index is not None:
+            if self._sink.etag:
+                index.note = " ".join(filter(None, [self._sink.etag, info.checksum]))
+            after.append(index.commit)
+        do_at_once(self.address, after)
 
     def _write_index(self, sink: Sink, size: int) -> str:
         """Write the index piece by piece, which is large where samples are small; returns the XXH3-64 of its bytes."""
@@ -360,6 +388,8 @@ class OutputSet:
         """What :meth:`check` has found; None before it."""
         self.has_manifest: bool | None = None
         """Whether a manifest was there when :meth:`check` looked; None before that."""
+        self.note = ""
+        """What S3 keeps beside the manifest (:class:`~wdscli.storage.ends.Sink`)."""
         self._claim = Claim()
 
     @contextmanager
@@ -472,6 +502,7 @@ class OutputSet:
             force = self.settings.force or self.standing is not None
             with open_sink(self._manifest(), force=force, fsync=self.settings.fsync) as sink:
                 sink.write(manifest.to_json().encode("ascii"))
+                sink.note = self.note
             self._remove_leftovers(len(shards))
             abort_uploads(folder_of(self._manifest()), self._is_own)
         return manifest

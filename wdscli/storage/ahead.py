@@ -19,6 +19,8 @@ from concurrent.futures import Future
 from itertools import accumulate, pairwise
 from weakref import WeakSet
 
+from wdscli.storage.retry import Landed
+
 REQUEST_BYTES = 8 << 20
 """The most that one request asks for."""
 READ_AHEAD_BYTES = 64 << 20
@@ -37,8 +39,21 @@ _LATENCY_BYTES = 1 << 17
 _BUSY: WeakSet[Ahead] = WeakSet()
 """Those that expect something: they share what may be on its way or held."""
 
+END = 1 << 62
+"""More bytes than there are."""
+
 Range = tuple[int, int]
 """First byte, and the byte behind the last."""
+Block = bytes | Landed
+"""The bytes of a range, as they came."""
+
+
+def copy(data: Block, begin: int, view: memoryview) -> None:
+    """Fill ``view`` from byte ``begin`` of ``data`` on."""
+    if isinstance(data, Landed):
+        data.copy(begin, view)
+    else:
+        view[:] = memoryview(data)[begin : begin + len(view)]
 
 
 class Line:
@@ -135,8 +150,8 @@ class Ahead:
 
     def __init__(
         self,
-        fetch: Callable[[int, int], Future[bytes]],
-        result: Callable[[Future[bytes], int, int], bytes],
+        fetch: Callable[[int, int], Future[Block]],
+        result: Callable[[Future[Block], int, int], Block],
         line: Line,
         read_ahead_bytes: int | None = None,
     ) -> None:
@@ -147,9 +162,11 @@ class Ahead:
         self._begins: list[int] = []
         self._kept: set[int] = set()
         """The numbers of blocks that are held without being expected."""
-        self._held: OrderedDict[int, Future[bytes]] = OrderedDict()
+        self._held: OrderedDict[int, Future[Block]] = OrderedDict()
         """By the number of the block, that which was used longest ago first."""
         self._held_bytes = self._used_bytes = 0
+        self._step = REQUEST_BYTES
+        self._goes_back = True
 
     def _share(self) -> int:
         """The bytes that may be on their way or held here."""
@@ -157,21 +174,26 @@ class Ahead:
         return max(most // max(len(_BUSY), 1), min(LEAST_SHARE_BYTES, most))
 
     def will_be_used(self, size_bytes: int) -> None:
-        """Go as far ahead at once as if so much had been used: the reader is known to read on."""
+        """Go as far ahead at once as if so much had been used: the reader is known to read on, and not to go back."""
         self._used_bytes = max(self._used_bytes, size_bytes)
+        self._goes_back = False
 
     def expect(self, ranges: Iterable[Range], gap_bytes: int | None = None, *, keep: bool = False) -> None:
         """What will be wanted next, in any order; forgets what was expected before, with ``keep`` once others need the
-        room. A gap of ``gap_bytes`` (None: what the line tells) and more is not read."""
-        gap_bytes = self._line.gap_bytes if gap_bytes is None else gap_bytes
+        room: who keeps is known to read all of it. A gap of ``gap_bytes`` and more is not read; None stands for what
+        the line tells, as far as there is room for it."""
+        most = END
         known = {self._blocks[number]: future for number, future in self._held.items()}
         _BUSY.add(self)
         share = self._share()
+        if gap_bytes is None:
+            gap_bytes, most = self._line.gap_bytes, share
         # Of a small share several requests are on their way too.
-        step = min(REQUEST_BYTES, max(share // 4, min(LEAST_GAP_BYTES, share)))
-        self._blocks = list(_requests(joined(ranges, gap_bytes, share), step, sorted(known)))
+        self._step = min(REQUEST_BYTES, max(share // 4, min(LEAST_GAP_BYTES, share)))
+        self._blocks = list(_requests(joined(ranges, gap_bytes, most), self._step, sorted(known)))
         wanted = set(self._blocks)
         if keep:
+            self.will_be_used(END)
             self._blocks = sorted(wanted.union(known))
         self._kept = {number for number, block in enumerate(self._blocks) if block not in wanted}
         if not self._blocks:
@@ -188,30 +210,48 @@ class Ahead:
 
     def read(self, begin: int, end: int) -> bytes | None:
         """Some bytes; None when not all of them were expected. Raises what ``result`` raises."""
+        parts: list[bytes] = []
+        if not self._each(begin, end, lambda data, first, stop: parts.append(data[first:stop])):
+            return None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, begin: int, view: memoryview) -> bool:
+        """:meth:`read` to where the bytes are wanted; False when not all of them were expected."""
+        at = 0
+
+        def take(data: Block, first: int, stop: int) -> None:
+            nonlocal at
+            copy(data, first, view[at : at + stop - first])
+            at += stop - first
+
+        return self._each(begin, begin + len(view), take)
+
+    def _each(self, begin: int, end: int, take: Callable[[Block, int, int], None]) -> bool:
+        """Give out some bytes as parts of blocks, as far as they were expected; whether all of them were."""
         number = bisect_right(self._begins, begin) - 1
         if number < 0 or begin >= self._blocks[number][1]:
-            return None
-        parts = []
+            return False
         at = begin
         while at < end:
             if number == len(self._blocks) or not self._blocks[number][0] <= at < self._blocks[number][1]:
-                return None
+                return False
             if number in self._kept and number not in self._held:
-                return None
+                return False
             start, stop = self._blocks[number]
             self._go_on(number)
             data = self._result(self._held[number], start, stop)
             self._held.move_to_end(number)
-            parts.append(data[at - start : min(end, stop) - start])
-            self._used_bytes += len(parts[-1])
+            take(data, at - start, min(end, stop) - start)
+            self._used_bytes += min(end, stop) - at
             at, number = stop, number + 1
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return True
 
     def _go_on(self, number: int) -> None:
         """Start what fits of the blocks from ``number`` on, that one in any case: the more, the more was used, because
         who expects a whole object may look at its beginning alone."""
         at, ahead = number, 0
-        most = min(max(REQUEST_BYTES, 2 * self._used_bytes), self._share() // 2)
+        room = self._share() // 2 if self._goes_back else self._share() - self._step
+        most = min(max(REQUEST_BYTES, 2 * self._used_bytes), room)
         while at < len(self._blocks):
             if at in self._kept:
                 at += 1
@@ -236,15 +276,15 @@ class Ahead:
                 self._held_bytes -= stop - begin
                 self._held.pop(number).cancel()
 
-    def _keep(self, number: int, future: Future[bytes]) -> None:
+    def _keep(self, number: int, future: Future[Block]) -> None:
         begin, end = self._blocks[number]
         self._held[number] = future
         self._held_bytes += end - begin
 
-    def _timed(self, begin: int, end: int) -> Future[bytes]:
+    def _timed(self, begin: int, end: int) -> Future[Block]:
         started = time.monotonic()
 
-        def note(future: Future[bytes]) -> None:
+        def note(future: Future[Block]) -> None:
             if not future.cancelled() and future.exception() is None:
                 self._line.note(end - begin, time.monotonic() - started)
 

@@ -46,10 +46,11 @@ class Source:
     what lies between is passed over. ``fd`` is a plain local file's descriptor, for ``os.preadv`` and
     ``os.copy_file_range``, else None. ``version`` is a text that changes when other bytes come under the same address
     (a time of change, an ETag), empty where nobody knows. All bytes that one source gives are of one version: where
-    the store can be held to it with each read it is (``is_pinned``), else :meth:`confirm` tells.
+    the store can be held to it with each read it is (``is_pinned``), else :meth:`confirm` tells. ``note`` is what was
+    noted of it when it was written (:class:`Sink`), known once something was read.
     """
 
-    __slots__ = ("fd", "is_pinned", "name", "seekable", "size", "version")
+    __slots__ = ("fd", "is_pinned", "name", "note", "seekable", "size", "version")
 
     def __init__(self, name: str, *, size: int | None, seekable: bool, fd: int | None = None) -> None:
         self.name = name
@@ -57,6 +58,7 @@ class Source:
         self.seekable = seekable
         self.fd = fd
         self.version = ""
+        self.note = ""
         self.is_pinned = False
 
     def read_at(self, offset: int, length: int) -> bytes:
@@ -75,6 +77,12 @@ class Source:
             parts.append(data)
             have += len(data)
         return b"".join(parts)
+
+    def read_into(self, offset: int, view: memoryview) -> int:
+        """:meth:`read_at` to where the bytes are wanted; returns how many came, none only at the end."""
+        data = self.read_at(offset, len(view))
+        view[: len(data)] = data
+        return len(data)
 
     def read_some(self, offset: int, length: int) -> bytes:
         """At most ``length`` bytes from ``offset``, what is there soon; none only at the end."""
@@ -161,6 +169,10 @@ class DigestedSource(Source):
         self._source.close()
 
 
+class NotCopied(Exception):
+    """What the store was to copy has to be read and written: nothing new stands under the name."""
+
+
 class Sink:
     """Where bytes go, in order. But for streams, nothing stands under ``name`` before :meth:`commit`.
 
@@ -169,7 +181,9 @@ class Sink:
     second time. ``written`` counts the bytes taken so far. ``fd`` is a plain local file's descriptor for
     ``os.copy_file_range``, else None; whoever writes to it calls :meth:`flush` first and :meth:`wrote` after.
     ``version`` tells, once committed, these bytes from others under the same name
-    (:func:`~wdscli.storage.opening.versions_at`).
+    (:func:`~wdscli.storage.opening.versions_at`); ``etag`` is the ETag that a store has given them, if it is seen to be
+    one that it makes of the bytes, else empty. Until then ``note`` may be set to a short text in ASCII, which S3 keeps
+    beside a small object; others forget it.
     """
 
     fd: int | None = None
@@ -177,7 +191,7 @@ class Sink:
     def __init__(self, name: str) -> None:
         self.name = name
         self.written = 0
-        self.version = ""
+        self.version = self.etag = self.note = ""
         self._small: list[bytes] = []
         self._gathered = 0
         self._open = True
@@ -210,6 +224,11 @@ class Sink:
         except BaseException:
             self.discard()
             raise
+
+    def copy_of(self, address: str, etag: str, size: int) -> None:
+        """In the place of bytes: what lies at another address, with this ETag, is copied by the store at
+        :meth:`commit`. Both raise NotCopied where that cannot be; then this sink is of no more use."""
+        raise NotCopied
 
     def wrote(self, size: int) -> None:
         """``size`` bytes went straight to ``fd``."""

@@ -1,4 +1,4 @@
-"""S3 by obstore, where it is installed: listings, looks and ranges without s3fs, whose start takes half a second.
+"""S3 by obstore, where it can be loaded: listings, looks and ranges without s3fs, whose start takes half a second.
 
 What it is: :class:`FastS3`, which has as much of the face of s3fs's file system as reading needs, and
 :class:`FastReader`, who reads ranges of one bucket. How: both are for the usual case alone, and make no retries of
@@ -7,16 +7,28 @@ their own. Where the environment and the files of AWS say plainly which key, reg
 a machine), s3fs is made as before, and obstore is given what it found. Whatever obstore cannot do, or fails at before
 the first byte, is left to s3fs, which does it or says what is wrong; so results and errors are the same with it and
 without. Writing is left to s3fs: obstore tells neither parts nor conditions of an upload. ``WDSCLI_STORE`` chooses:
-``fsspec`` or ``obstore``. It must not know versions of objects, nor when a request is made again.
+``fsspec`` or ``obstore``.
+
+obstore's threads belong to a runtime that is made once for a loaded library, and a fork, such as a worker of torch's
+DataLoader, has the runtime without the threads: whatever waits for it waits for ever. So a fork loads the library once
+more, from a copy in memory, because the system does not load the same file twice: 15 MB and 20 ms a process, after
+which a request takes half the processor time that s3fs takes. Where no library can be loaded from there, s3fs reads.
+
+It must not know versions of objects, nor when a request is made again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import math
 import os
 import re
+import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from typing import Any, NamedTuple
@@ -30,6 +42,8 @@ _NO_LIMIT = f"{7 * 86_400}s"
 """For a whole answer; silence is what is limited."""
 _CREDENTIALS_SECONDS = 300
 _FAILURES_IN_A_ROW = 3
+_HEARD_SECONDS = 0.05
+"""After which obstore's threads have noticed that nobody waits for an answer any more."""
 # Of other names it is not certain that two libraries write them alike in a URL.
 _PLAIN_KEY = re.compile(r"(?!\.{1,2}(?:/|$))[A-Za-z0-9_\-.=]+(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_\-.=]+)*")
 _USUAL_CERTIFICATES = (
@@ -41,22 +55,42 @@ _USUAL_CERTIFICATES = (
 _READERS: dict[tuple[Any, ...], FastReader] = {}
 _process = 0
 """The one whose obstore has threads; a fork of it has none."""
+_is_able_here = True
+_beginning = threading.Lock()
+_LIBRARY = "obstore._obstore"
+_under_way: set[asyncio.Task[Any]] = set()
+"""Those that read a range."""
+_cancelled_at = -math.inf
+"""When the last of them was given up."""
 
 
 def store_name() -> str:
     """Which library reads ranges from S3: ``obstore`` or ``s3fs``. Raises UsageError for a choice that is not there."""
-    from importlib.util import find_spec
-
     said = os.environ.get(STORE, "").strip().lower()
     if said not in ("", "fsspec", "obstore"):
         raise UsageError(f"{STORE} is fsspec or obstore, not {said}")
     if said == "fsspec":
         return "s3fs"
-    if find_spec("obstore") is not None:
+    missing = _why_missing()
+    if not missing:
         return "obstore"
     if said:
-        raise UsageError(f"{STORE}=obstore: it is not installed", hint="pip install 'wdscli[fast]'")
+        raise UsageError(f"{STORE}=obstore: {missing}", hint="pip install obstore")
     return "s3fs"
+
+
+def _why_missing() -> str:
+    """Why obstore cannot be used; empty where it can."""
+    from importlib.util import find_spec
+
+    if find_spec("obstore") is None:
+        return "it is not installed"
+    try:
+        import obstore.store  # noqa: F401
+    except Exception as error:  # of another machine's build, or of another Python's
+        reason = str(error).partition("\n")[0]
+        return f"it cannot be loaded ({reason})"
+    return ""
 
 
 def fast_reader(fs: Any, bucket: str, key: str, patience: Network) -> FastReader | None:
@@ -81,12 +115,87 @@ def fast_reader(fs: Any, bucket: str, key: str, patience: Network) -> FastReader
 
 
 def _may_run() -> bool:
-    """Whether obstore has its threads here; it has none in a process that was forked from one that used it."""
-    global _process
-    if _process not in (0, os.getpid()):
-        return False
+    """Whether obstore has its threads here; in a process that was forked from one that used it, once it was loaded
+    anew."""
+    if _process == os.getpid():
+        return _is_able_here
+    with _beginning:
+        if _process != os.getpid():
+            _begin()
+    return _is_able_here
+
+
+def _unlock() -> None:
+    """A fork may have been made while another thread held this."""
+    global _beginning
+    _beginning = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)
+
+
+def _begin() -> None:
+    """Once a process: nothing of what a parent had is of use."""
+    global _process, _is_able_here
+    if _process:
+        _READERS.clear()
+        _made.clear()
+        _under_way.clear()
+        _loop.cache_clear()
+        _is_able_here = _load_anew()
+    else:
+        atexit.register(_give_up)
     _process = os.getpid()
+
+
+def _load_anew() -> bool:
+    """Have ``import obstore`` give a library of this process's own, of which nothing was used yet; False where that
+    cannot be, and nothing was changed."""
+    before = {name: module for name, module in sys.modules.items() if f"{name}.".startswith("obstore.")}
+    try:
+        copied = _copied(str(before[_LIBRARY].__file__))
+        for name in before:
+            del sys.modules[name]
+        _load(copied)
+        import obstore.store  # noqa: F401
+    except Exception:  # without it all is as it was
+        sys.modules.update(before)
+        return False
     return True
+
+
+def _copied(path: str) -> str:
+    """The path of a copy in memory. Its descriptor stays open: a library is known by it. Raises OSError and
+    AttributeError where there is no such thing."""
+    descriptor = os.memfd_create("obstore")
+    with open(path, "rb") as file:
+        at, size = 0, os.fstat(file.fileno()).st_size
+        while at < size:
+            at += os.sendfile(descriptor, file.fileno(), at, size - at)
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _load(path: str) -> None:
+    from importlib.machinery import ExtensionFileLoader
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    loader = ExtensionFileLoader(_LIBRARY, path)
+    spec = spec_from_file_location(_LIBRARY, path, loader=loader)
+    assert spec is not None
+    module = sys.modules[_LIBRARY] = module_from_spec(spec)
+    loader.exec_module(module)
+
+
+def _give_up() -> None:
+    """Give up what is under way, before Python is taken apart: a thread of obstore that brings an answer then aborts
+    the process."""
+    if _process != os.getpid():
+        return
+    for task in list(_under_way):
+        with suppress(RuntimeError):  # a loop that is closed has nothing under way
+            task.get_loop().call_soon_threadsafe(task.cancel)
+    since = 0.0 if _under_way else time.monotonic() - _cancelled_at
+    time.sleep(max(_HEARD_SECONDS - since, 0))
 
 
 def _is_usual(fs: Any) -> bool:
@@ -163,26 +272,34 @@ class FastReader:
         end: int,
         options: dict[str, Any],
         check: Callable[[Mapping[str, Any]], None],
-        keep: Callable[[bytes], object],
+        keep: Callable[[memoryview], object],
     ) -> bool:
         """One range, as :mod:`wdscli.storage.retry` asks for it; False when nothing came and s3fs should be asked.
         ``check`` hears of the answer's headers, before ``keep`` gets its bytes, and may raise Replaced."""
         import obstore
 
+        global _cancelled_at
         kept = False
+        task = asyncio.current_task()
+        assert task is not None
+        _under_way.add(task)
         try:
             answer = await obstore.get_async(self.store, key, options={"range": (begin, end), **options})
             first, last = answer.range
             size = answer.meta["size"]
-            check({"ETag": answer.meta["e_tag"], "ContentRange": f"bytes {first}-{last - 1}/{size}"})
+            about = {"ETag": answer.meta["e_tag"], "ContentRange": f"bytes {first}-{last - 1}/{size}"}
+            check({**about, "Metadata": getattr(answer, "attributes", {})})
             if end - begin <= _PIECE_BYTES:
-                data = bytes(await answer.bytes_async())
+                data = await answer.bytes_async()
                 kept = True
-                keep(data)
+                keep(memoryview(data))
             else:
                 async for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
                     kept = True
-                    keep(bytes(piece))
+                    keep(memoryview(piece))
+        except asyncio.CancelledError:
+            _cancelled_at = time.monotonic()
+            raise
         except (Replaced, Transient):
             raise
         except Exception as error:
@@ -194,6 +311,8 @@ class FastReader:
                 raise Replaced from None
             self.note(failed=True)
             return False
+        finally:
+            _under_way.discard(task)
         self.note(failed=False)
         return True
 
@@ -370,8 +489,6 @@ class FastS3:
             threading.Thread(target=self._prepare, name="wdscli-s3fs", daemon=True).start()
 
     def _prepare(self) -> None:
-        from contextlib import suppress
-
         with suppress(Exception):  # who needs it hears of it
             self.full()
 

@@ -100,6 +100,19 @@ def _near(path: str) -> str | None:
     return f"did you mean {' or '.join(near)}?" if near else None
 
 
+def _make_folder(name: str, folder: str) -> None:
+    """The folder of an output. Raises OutputError where something else, a file or a link to nothing, has its name."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        while folder and not os.path.lexists(folder):
+            folder = os.path.dirname(folder)
+        what = "a link that leads nowhere" if os.path.islink(folder) else "not a directory"
+        raise OutputError(f"cannot write {name}: {folder} is {what}") from None
+    except (OSError, ValueError) as error:
+        raise _failed(name, error) from error
+
+
 class LocalSink(Sink):
     """A plain file that appears when it is whole. Parent folders are made; the mode follows the umask."""
 
@@ -113,9 +126,9 @@ class LocalSink(Sink):
         if os.path.isdir(self._path):
             raise OutputIsFolderError(f"cannot write {name}: it is a folder")
         self._folder, base = os.path.split(self._path)
+        if self._folder:
+            _make_folder(name, self._folder)
         try:
-            if self._folder:
-                os.makedirs(self._folder, exist_ok=True)
             # The name first: an interrupt may come before the descriptor is ours, and the file must go then too.
             self._temporary = _temporary_path(self._folder, base)
             self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

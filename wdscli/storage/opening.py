@@ -315,16 +315,21 @@ def exists(address: str) -> bool:
 
 
 def sizes_here(addresses: Sequence[str]) -> list[int] | None:
-    """The bytes of each file, where all are plain files of this machine; None where this would take requests."""
+    """The bytes of each file, where all are plain files of this machine or in folders that were listed; None where this
+    would take requests."""
     sizes = []
     for address in addresses:
-        if not is_local(address) or is_stream(address):
-            return None
+        if not is_local(address):
+            size = size_hint(address)
+            if size is None:
+                return None
+            sizes.append(size)
+            continue
         try:
             status = os.stat(local_path(address))
         except (OSError, ValueError):
             return None
-        if not stat.S_ISREG(status.st_mode):
+        if is_stream(address) or not stat.S_ISREG(status.st_mode):
             return None
         sizes.append(status.st_size)
     return sizes
@@ -339,9 +344,22 @@ def size_hint(address: str) -> int | None:
             return os.stat(local_path(address)).st_size
         except OSError:
             return None
-    from wdscli.storage.remote import size_listed
+    from wdscli.storage.remote import found_listed
 
-    return size_listed(address)
+    found = found_listed(address)
+    return None if found is None else found.size
+
+
+def version_listed(address: str) -> tuple[int, str] | None:
+    """Size and version of an object of S3, as the last listing of its folder told them; None where none did, and where
+    copies are kept, which are looked for by other means. For :func:`open_again`."""
+    from wdscli.storage.remote import S3_KINDS, found_listed
+    from wdscli.storage.retry import network
+
+    if scheme(address) not in S3_KINDS or network().cache_dir:
+        return None
+    found = found_listed(address)
+    return None if found is None or not (found.size and found.etag) else (found.size, f"etag:{found.etag}")
 
 
 def versions_at(addresses: Sequence[str]) -> Iterator[str]:
@@ -364,6 +382,22 @@ def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iter
     around = [copy_context() for _ in addresses]
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
         yield from threads.map(lambda context, address: context.run(function, address), around, addresses)
+
+
+def do_at_once(address: str, works: Sequence[Callable[[], None]]) -> None:
+    """Do what concerns one address: for one of another machine at the same time. Raises the error of the first that has
+    one, when all have ended."""
+    if is_local(address) or len(works) < 2:
+        for work in works:
+            work()
+        return
+    from concurrent.futures import ThreadPoolExecutor
+    from contextvars import copy_context
+
+    with ThreadPoolExecutor(len(works)) as threads:
+        answers = [threads.submit(copy_context().run, work) for work in works]
+    for answer in answers:
+        answer.result()
 
 
 def _version_at(address: str) -> str:
@@ -398,9 +432,14 @@ def remove(address: str) -> None:
 
 def read_all(address: str) -> bytes:
     """All bytes at ``address`` as they are, compressed or not; for small files. Raises InputError."""
+    return read_noted(address)[0]
+
+
+def read_noted(address: str) -> tuple[bytes, str]:
+    """:func:`read_all`, and what was noted beside the bytes when they were written."""
     with open_source(address, decompress=False, whole=True) as source:
         if source.size is not None:
-            return source.read_at(0, source.size)
+            return source.read_at(0, source.size), source.note
         parts, have = [], 0
         for data in source.pieces():
             parts.append(data)
@@ -410,7 +449,7 @@ def read_all(address: str) -> bytes:
                     f"cannot read {address} whole: it has more than {MAX_READ_WHOLE_BYTES >> 20} MiB",
                     hint="a list, a manifest or a table of that size is read from a file",
                 )
-        return b"".join(parts)
+        return b"".join(parts), ""
 
 
 def list_folder(address: str, keep: Callable[[str], bool] = bool) -> list[str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache, partial
@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, InputIsFolderError
 from wdscli.storage.addresses import is_web, scheme
-from wdscli.storage.ahead import Ahead, Range, line_to
+from wdscli.storage.ahead import Ahead, Block, Range, copy, line_to
 from wdscli.storage.ends import Source, replaced
 from wdscli.storage.fast import FastS3, fast_reader
 from wdscli.storage.remote import (
+    NOTE,
     S3_KINDS,
     explained,
     filesystem,
@@ -38,6 +39,7 @@ from wdscli.storage.remote import (
     look_at,
 )
 from wdscli.storage.retry import (
+    Buffer,
     Fetch,
     Network,
     Replaced,
@@ -56,9 +58,9 @@ HEAD_BYTES = 1 << 16
 THREADS = 16
 """Reads at a time from stores whose client knows no others than such as wait."""
 _PIECE_BYTES = 1 << 20
-_VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
+_VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "last_modified", "mtime", "created")
 
-Start = Callable[[int, int], "Future[bytes]"]
+Start = Callable[[int, int], "Future[Block]"]
 """Begins one request, by its first byte and the byte behind its last."""
 
 
@@ -81,7 +83,7 @@ class RemoteSource(Source):
         name: str,
         size: int,
         start: Start,
-        head: bytes = b"",
+        head: Block = b"",
         version_now: Callable[[], str] | None = None,
         first: int = HEAD_BYTES,
     ) -> None:
@@ -114,13 +116,22 @@ class RemoteSource(Source):
         if offset == 0 and end <= self._first:
             self._head = self._direct(0, min(self._first, self._length))
             return self._head[:end]
-        return self._direct(offset, end)
+        return self._direct(offset, end)[:]
+
+    def read_into(self, offset: int, view: memoryview) -> int:
+        near = len(self._head)
+        size = min(len(view), (near if offset < near else self._length) - offset)
+        if size > 0 and offset < near:
+            copy(self._head, offset, view[:size])
+        elif size <= 0 or not self._ahead.read_into(offset, view[:size]):
+            return super().read_into(offset, view)
+        return size
 
     def expect_all(self) -> None:
         """Begin to read an object of known size of which all will be wanted."""
         self.expect([(0, self._length)])
 
-    def begin(self, size: Callable[[], int], answer: Future[bytes] | None = None) -> None:
+    def begin(self, size: Callable[[], int], answer: Future[Block] | None = None) -> None:
         """Read the first bytes of an object whose ``size`` is known after that; their ``answer`` may be on its way.
         Raises what the request raises."""
         if (known := size()) > self._first > HEAD_BYTES:
@@ -132,15 +143,15 @@ class RemoteSource(Source):
             raise replaced(self.name, 0) from None
         self.size = self._length = size()
 
-    def _direct(self, begin: int, end: int) -> bytes:
+    def _direct(self, begin: int, end: int) -> Block:
         return self._came(self._fetch(begin, end), begin, end)
 
-    def _fetch(self, begin: int, end: int) -> Future[bytes]:
+    def _fetch(self, begin: int, end: int) -> Future[Block]:
         """Every range request of every remote address begins here."""
         with explained(self.name):
             return self._start(begin, end)
 
-    def _came(self, answer: Future[bytes], begin: int, end: int) -> bytes:
+    def _came(self, answer: Future[Block], begin: int, end: int) -> Block:
         """All of a range, or InputError."""
         with explained(self.name):
             try:
@@ -202,7 +213,7 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: Known | None = Non
         source = RemoteSource(
             address,
             size,
-            _range_starter(fs, path, patience),
+            _range_starter(fs, path, patience, about),
             version_now=lambda: _version(retried(lambda: filesystem(address)[0].info(path))),
             first=first,
         )
@@ -289,13 +300,14 @@ def _version(about: dict[str, Any]) -> str:
     return "" if found is None else f"{found.lower()}:{about[found]}"
 
 
-def _range_starter(fs: Any, path: str, patience: Network) -> Start:
+def _range_starter(fs: Any, path: str, patience: Network, about: dict[str, Any]) -> Start:
     from fsspec.spec import AbstractFileSystem
 
     if fs.async_impl:
+        read_version = _of_version(fs, path, about)
 
-        async def fetch(begin: int, end: int, keep: Callable[[bytes], object]) -> None:
-            keep(await fs._cat_file(path, begin, end))
+        async def fetch(begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
+            keep(await read_version(begin, end))
 
         return starter(fs.loop, fetch, patience)
     # The generic cat_file opens a file object; without a cache it fetches the range and no block around it.
@@ -315,8 +327,41 @@ def _range_starter(fs: Any, path: str, patience: Network) -> Start:
     return lambda begin, end: threads.submit(copy_context().run, retried, lambda: read(begin, end))
 
 
-def _done(read: Callable[[], bytes]) -> Future[bytes]:
-    answer: Future[bytes] = Future()
+def _of_version(fs: Any, path: str, about: dict[str, Any]) -> Callable[[int, int], Awaitable[bytes]]:
+    """What reads a range of the version that was found, where a store can be held to it: Google's by its generation,
+    Azure's by its ETag. It raises Replaced."""
+    schemes = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+
+    async def of_google(begin: int, end: int) -> bytes:
+        try:
+            data: bytes = await fs._cat_file(path, begin, end, generation=about["generation"])
+        except FileNotFoundError:
+            raise Replaced from None
+        return data
+
+    async def of_azure(begin: int, end: int) -> bytes:
+        from azure.core import MatchConditions
+        from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
+
+        container, blob, _ = fs.split_path(path)
+        pinned = {"etag": about["etag"], "match_condition": MatchConditions.IfNotModified}
+        try:
+            async with fs.service_client.get_blob_client(container=container, blob=blob) as client:
+                answer = await client.download_blob(offset=begin, length=end - begin, **pinned)
+                data: bytes = await answer.readall()
+        except (ResourceModifiedError, ResourceNotFoundError):
+            raise Replaced from None
+        return data
+
+    if "gs" in schemes and about.get("generation"):
+        return of_google
+    if "az" in schemes and about.get("etag"):
+        return of_azure
+    return partial(fs._cat_file, path)
+
+
+def _done(read: Callable[[], bytes]) -> Future[Block]:
+    answer: Future[Block] = Future()
     try:
         answer.set_result(read())
     except Exception as error:
@@ -359,7 +404,7 @@ class _S3Object:
         self._of = {"Bucket": bucket, "Key": key, **({"VersionId": version_id} if version_id else {})}
         self._fast = None if version_id else fast_reader(fs, bucket, key, network())
 
-    async def fetch(self, begin: int, end: int, keep: Callable[[bytes], object]) -> None:
+    async def fetch(self, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
         """One range, as :mod:`wdscli.storage.retry` asks for it."""
         if self._fast is not None and self._fast.is_able:
             pinned = {"if_match": self.etag} if self.etag else {}
@@ -371,7 +416,7 @@ class _S3Object:
         else:
             await self._by_s3fs(self._fs, begin, end, keep)
 
-    async def _by_s3fs(self, fs: Any, begin: int, end: int, keep: Callable[[bytes], object]) -> None:
+    async def _by_s3fs(self, fs: Any, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
         condition = {"IfMatch": self.etag} if self.etag else {}
         try:
             answer = await fs._call_s3(
@@ -412,6 +457,7 @@ class _S3Object:
             self.etag = etag
             # What a listing said may be older than the first answer.
             self.source.version, self.source.is_pinned = f"etag:{etag}", True
+            self.source.note = (answer.get("Metadata") or {}).get(NOTE, "")
 
 
 def _size_by(answer: Mapping[str, Any]) -> int:

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, OutputError, UsageError, WdsError
 from wdscli.shown import cause_of
@@ -52,6 +52,24 @@ CONNECTIONS = 32
 CONNECT_SECONDS = 30.0
 S3_KINDS = frozenset(("s3", "s3a", "ais"))
 """Kinds of address that S3's interface serves."""
+_OTHER_BUCKETS = {
+    "gs": "bucket", "gcs": "bucket", "oss": "bucket",
+    "az": "container", "abfs": "container", "abfss": "container", "hf": "repository",
+}  # fmt: skip
+"""What objects lie in elsewhere; that it is missing is not told by the answer for an object."""
+_AZURE_LOGIN = (
+    "AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT_NAME, with a key or login, names the account"
+)
+_GOOGLE_LOGIN = "gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS, names the account"
+_LOGINS = {
+    "gs": _GOOGLE_LOGIN, "gcs": _GOOGLE_LOGIN, "hf": "hf auth login, or HF_TOKEN, names the account",
+    "az": _AZURE_LOGIN, "abfs": _AZURE_LOGIN, "abfss": _AZURE_LOGIN,
+}  # fmt: skip
+"""Where clients of stores take accounts from."""
+_found: set[str] = set()
+"""Buckets that were there when this process asked."""
+NOTE = "wdscli-note"
+"""The name under which S3 keeps a note beside an object, behind ``x-amz-meta-``."""
 TOKEN = "WDSCLI_HTTP_TOKEN"
 AIS = "AIS_ENDPOINT"
 _UNSIGNED = ("AWS_NO_SIGN_REQUEST", "AWS_SKIP_SIGNATURE", "FSSPEC_S3_ANON")
@@ -76,10 +94,30 @@ def client_of(address: str) -> tuple[Any, str]:
     """fsspec's file system for ``address``, and its name there. Raises what fsspec raises, and UsageError."""
     if scheme(address) in S3_KINDS:
         return _s3(address)
+    if scheme(address) in ("gs", "gcs"):
+        return _google(address)
     from fsspec.core import url_to_fs
 
     options = web_options(address) if is_web(address) else {}
     fs, path = url_to_fs(address, **options)
+    return fs, path
+
+
+def _google(address: str) -> tuple[Any, str]:
+    from functools import partial
+    from logging import NullHandler, getLogger
+
+    from fsspec.core import url_to_fs
+
+    # Without any handler Python would print what gcsfs notes, tracebacks of what we explain among it.
+    if not getLogger("gcsfs").handlers:
+        getLogger("gcsfs").addHandler(NullHandler())
+    # With an option, if only an empty one, it is one of our own; others in this process keep theirs.
+    fs, path = url_to_fs(address, session_kwargs={})
+    # Behind its own six attempts, each of ours would take half a minute.
+    once = getattr(type(fs)._request, "__wrapped__", None)
+    if once is not None:
+        fs._request = partial(once, fs)
     return fs, path
 
 
@@ -122,15 +160,19 @@ def _by_s3fs(address: str) -> tuple[Any, str]:
 def _s3_config() -> dict[str, Any]:
     """What makes a client leave retries to us, and wait as long as we do; a file system made with it is one of our own,
     so that others in this process keep theirs."""
+    from botocore.config import Config
     from fsspec.config import conf
 
     silence = network().timeout_seconds
-    own = {
+    own: dict[str, Any] = {
         "retries": {"total_max_attempts": 1, "mode": "standard"},  # the first is counted
         "max_pool_connections": CONNECTIONS,
         "connect_timeout": min(silence, CONNECT_SECONDS),
         "read_timeout": silence,
     }
+    if "response_checksum_validation" in Config.OPTION_DEFAULTS:
+        # Some stores send the checksum of a whole object with a part of it, which the client would compare.
+        own["response_checksum_validation"] = "when_required"
     return {**own, **conf.get("s3", {}).get("config_kwargs", {})}
 
 
@@ -288,30 +330,49 @@ def is_remote_folder(address: str) -> bool:
 
 def list_remote(address: str) -> list[str]:
     """The names in a remote folder, in bytewise order. Raises InputError."""
+    return sorted(entries_in(address))
+
+
+def entries_in(address: str) -> dict[str, bool]:
+    """The names in a remote folder, and whether each is a folder itself. Raises InputError."""
     with explained(address, verb="list"):
         fs, path = filesystem(address)
         listed = retried(lambda: fs.ls(path, detail=True))
-    found = [one["name"] for one in listed]
-    _sizes[address.rstrip("/")] = {name: one.get("size") for name, one in zip(found, listed)}
-    while len(_sizes) > _FOLDERS:
-        del _sizes[next(iter(_sizes))]
+    _remember(address.rstrip("/"), listed)
     # A folder's own marker (an empty object whose name ends with a slash) is listed with what it holds.
     own = path.rstrip("/")
-    names = {name.rstrip("/").rpartition("/")[2] for name in found if name.rstrip("/") != own}
-    return sorted(names - {""})
+    found = ((one["name"].rstrip("/"), one.get("type") == "directory") for one in listed)
+    return {name.rpartition("/")[2]: is_folder for name, is_folder in found if name not in (own, "")}
 
 
 _FILES = (".json", ".done", ".wdx")
+
+
+class Listed(NamedTuple):
+    """What a listing tells of an object; its ETag as the store writes it, empty where it tells none."""
+
+    size: int | None
+    etag: str
+
+
 _FOLDERS = 16
-_sizes: dict[str, dict[str, int | None]] = {}
-"""What the last listings told of sizes, by the folder's address and the file's name in its store."""
+_listed: dict[str, dict[str, Listed]] = {}
+"""What the last listings told, by the folder's address and the file's name in its store."""
 
 
-def size_listed(address: str) -> int | None:
-    """The size that an object had when its folder was listed, as a hint; None where it was not."""
+def _remember(folder: str, listed: Iterable[dict[str, Any]]) -> None:
+    _listed.pop(folder, None)
+    _listed[folder] = {
+        one["name"].lstrip("/"): Listed(one.get("size"), str(one.get("ETag") or "")) for one in listed
+    }
+    while len(_listed) > _FOLDERS:
+        del _listed[next(iter(_listed))]
+
+
+def found_listed(address: str) -> Listed | None:
+    """What was told of an object when its folder was listed the last time; None where it was not."""
     folder, _, name = address.rpartition("/")
-    listed = _sizes.get(folder, {})
-    return listed.get(f"{folder.partition('://')[2]}/{name}")
+    return _listed.get(folder, {}).get(f"{folder.partition('://')[2]}/{name}")
 
 
 def glob_remote(address: str) -> list[str]:
@@ -324,6 +385,9 @@ def glob_remote(address: str) -> list[str]:
             return []
     # What fsspec took off the address to get its own name for it is put back.
     prefix = address[: -len(path)] if address.endswith(path) else f"{scheme(address)}://"
+    folder = address.rpartition("/")[0]
+    if not set("*?[") & set(folder):
+        _remember(folder, found.values())
     return [prefix + name for name, one in found.items() if one.get("type") != "directory"]
 
 
@@ -334,7 +398,9 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
         often = f" ({error.attempts} attempts)" if error.attempts > 1 else ""
         return reason + often, hint or "try again later, or be more patient: --retries 20 --timeout 300"
     kind = type(error).__name__
-    if is_bucket_missing(error):
+    if is_bucket_missing(error) or (
+        isinstance(error, FileNotFoundError) and scheme(address) in _OTHER_BUCKETS and is_bucket_gone(address)
+    ):
         return no_bucket(address), NO_BUCKET_HINT
     if isinstance(error, FileNotFoundError):
         return "no such object", range_hint(address)
@@ -353,6 +419,8 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
         return _line(error), "AWS_PROFILE names a profile of ~/.aws/config or ~/.aws/credentials"
     if isinstance(error, PermissionError):
         return f"access denied ({_line(error)})", _denied_hint(address)
+    if isinstance(error, ValueError) and _OTHER_BUCKETS.get(scheme(address)) == "container":
+        return _line(error), _LOGINS["az"]  # adlfs found no account, or none that makes sense
     if isinstance(error, NotImplementedError):
         return f"{scheme(address)}:// does not support this", None
     return _explain_answer(address, error) or _explain_connection(error) or (_line(error), None)
@@ -363,10 +431,12 @@ def _explain_answer(address: str, error: Exception) -> tuple[str, str | None] | 
     status = status_of(error)
     if status is None:
         return None
-    said = getattr(error, "message", None) or _line(error)
+    said = " ".join(str(getattr(error, "message", None) or _line(error)).split())
     reason = f"the server answered {status}" + ("" if said == str(status) else f" ({said})")
     if status in (401, 403) and is_web(address):
         return reason, f"logins are taken from ~/.netrc, tokens from {TOKEN}=HOST=TOKEN"
+    if status in (401, 403):
+        return reason, _LOGINS.get(scheme(address), "check the credentials")
     if status in (429, 503):
         return reason, "it wants fewer requests: try later, with fewer jobs (-j), or with more --retries"
     return reason, None
@@ -402,12 +472,50 @@ def _denied_hint(address: str) -> str:
 
 def no_bucket(address: str) -> str:
     """Why there is nothing at an address, and can be nothing."""
-    return f'there is no bucket "{bucket_of(address)}"'
+    return f'there is no {_OTHER_BUCKETS.get(scheme(address), "bucket")} "{bucket_of(address)}"'
 
 
 def bucket_of(address: str) -> str:
-    """What stands behind the scheme: ``s3://bucket/a.tar``."""
-    return address.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    """What objects of an address lie in.
+
+    >>> bucket_of("s3://bucket/a.tar"), bucket_of("abfs://container@account.dfs.core.windows.net/a.tar")
+    ('bucket', 'container')
+    >>> bucket_of("hf://datasets/owner/name@main/a.tar")
+    'owner/name'
+    """
+    place = _root_of(address).partition("://")[2]
+    if _OTHER_BUCKETS.get(scheme(address)) == "repository":
+        return "/".join(place.partition("@")[0].split("/")[-2:])
+    before, _, behind = place.rpartition("@")
+    return before if before and _OTHER_BUCKETS.get(scheme(address)) == "container" else behind
+
+
+def _root_of(address: str) -> str:
+    """The address of the bucket."""
+    kind, _, path = address.partition("://")
+    parts = path.split("/")
+    # hf://datasets/owner/name, or hf://owner/name for a model.
+    depth = 1 if kind != "hf" else 3 if parts[0] in ("datasets", "spaces", "buckets") else 2
+    return f"{kind}://{'/'.join(parts[:depth])}"
+
+
+def is_bucket_gone(address: str) -> bool:
+    """Whether the store says that the bucket that an object would lie in is not there: one small request, once a
+    process and bucket. False where it does not tell."""
+    bucket = _root_of(address)
+    if scheme(address) not in _OTHER_BUCKETS.keys() | S3_KINDS or bucket in _found:
+        return False
+    try:
+        fs, path = filesystem(bucket)
+        if isinstance(fs, FastS3):
+            fs.prepare()
+        fs.info(path)
+    except FileNotFoundError:
+        return True
+    except Exception:
+        return False
+    _found.add(bucket)
+    return False
 
 
 def is_bucket_missing(error: BaseException) -> bool:

@@ -23,9 +23,11 @@ from __future__ import annotations
 import math
 import os
 import time
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import accumulate
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
@@ -58,7 +60,8 @@ EAI_AGAIN = -3
 """The resolver itself had trouble; its other errors say that there is no such name."""
 
 CACHE = "WDSCLI_CACHE"
-Fetch = Callable[[int, int, Callable[[bytes], object]], Awaitable[None]]
+Buffer = bytes | memoryview
+Fetch = Callable[[int, int, Callable[[Buffer], object]], Awaitable[None]]
 Answer = TypeVar("Answer")
 
 
@@ -228,9 +231,55 @@ def retried(call: Callable[[], Answer]) -> Answer:
             time.sleep(attempts.pause_after(error))
 
 
+class Landed:
+    """Bytes in the pieces in which they came, none of which was copied: a slice is bytes, :meth:`copy` copies to where
+    they are wanted.
+
+    >>> came = Landed([memoryview(b"abc"), memoryview(b"defg")])
+    >>> len(came), came[1:5], came[:2], bytes(came)
+    (7, b'bcde', b'ab', b'abcdefg')
+    """
+
+    __slots__ = ("_ends", "_pieces")
+
+    def __init__(self, pieces: list[memoryview]) -> None:
+        self._pieces = pieces
+        self._ends = list(accumulate(map(len, pieces)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def __eq__(self, other: object) -> bool:
+        return bytes(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, part: slice) -> bytes:
+        begin, end, _ = part.indices(len(self))
+        return b"".join(self._between(begin, end))
+
+    def copy(self, begin: int, view: memoryview) -> None:
+        """Fill ``view`` from byte ``begin`` on."""
+        at = 0
+        for piece in self._between(begin, begin + len(view)):
+            view[at : at + len(piece)] = piece
+            at += len(piece)
+
+    def _between(self, begin: int, end: int) -> Iterator[memoryview]:
+        number = bisect_right(self._ends, begin)
+        while begin < end:
+            piece, stop = self._pieces[number], self._ends[number]
+            start = stop - len(piece)
+            yield piece[begin - start : end - start]
+            begin, number = stop, number + 1
+
+
 async def fetched(
     fetch: Fetch, begin: int, end: int, patience: Network, size: Callable[[], int | None] = lambda: None
-) -> bytes:
+) -> Landed:
     """The bytes from ``begin`` up to ``end``, or up to the ``size`` that an answer has told, by as many requests as it
     takes: each goes on where the last one ended. Raises Replaced, GaveUp, and what ``fetch`` raises."""
     import asyncio
@@ -258,17 +307,17 @@ class _Landing:
     def __init__(self, begin: int, end: int) -> None:
         self.at, self._end = begin, end
         self.heard = time.monotonic()
-        self._pieces: list[bytes] = []
+        self._pieces: list[memoryview] = []
 
-    def keep(self, data: bytes) -> None:
+    def keep(self, data: Buffer) -> None:
         self.at += len(data)
         self.heard = time.monotonic()
-        self._pieces.append(data)
+        self._pieces.append(memoryview(data))
         if self.at > self._end:
             raise OSError(f"the server sent {self.at - self._end} bytes more than were requested")
 
-    def data(self) -> bytes:
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+    def data(self) -> Landed:
+        return Landed(self._pieces)
 
 
 async def _unless_silent(work: Awaitable[None], landing: _Landing, timeout_seconds: float) -> None:

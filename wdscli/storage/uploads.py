@@ -2,10 +2,11 @@
 
 What it is: three sinks. :class:`S3Sink` is for S3 and its kin, where an object appears only when its upload is
 completed: parts go out as they fill, several at a time, each with a checksum, and a failure aborts the upload, so that
-nothing stays behind. :class:`UploadSink` is the same by fsspec's own file, for other stores of that kind.
-:class:`RenameSink` is for the rest of what fsspec knows: bytes go under a temporary name in the same folder, which is
-moved at the end. How: never by ``with fsspec.open(...)``, which commits what was written when an exception passes
-through it. What a killed process has left of uploads to S3 is found by :func:`abort_uploads`. It must not know shards.
+nothing stays behind; or the store copies the whole of another object. :class:`UploadSink` is the same by fsspec's own
+file, for other stores of that kind. :class:`RenameSink` is for the rest of what fsspec knows: bytes go under a
+temporary name in the same folder, which is moved at the end. How: never by ``with fsspec.open(...)``, which commits
+what was written when an exception passes through it. What a killed process has left of uploads to S3 is found by
+:func:`abort_uploads`. It must not know shards.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from typing import Any
 from wdscli.errors import OutputError, OutputIsFolderError
 from wdscli.shown import cause_of
 from wdscli.storage.addresses import is_web, scheme
-from wdscli.storage.ends import Data, Sink, taken
-from wdscli.storage.fast import FastS3, s3fs_of
+from wdscli.storage.ends import Data, NotCopied, Sink, taken
+from wdscli.storage.fast import s3fs_of
 from wdscli.storage.remote import (
     NO_BUCKET_HINT,
+    NOTE,
     S3_KINDS,
     bucket_of,
     etag_version,
     explained,
     filesystem,
+    is_bucket_gone,
     is_bucket_missing,
     look_at,
     no_bucket,
@@ -43,11 +46,13 @@ UNDER_WAY_BYTES = 64 << 20
 # S3 takes 10,000 parts: an object may have 40 GB of small ones, and 400 GB in all.
 _SMALL_PARTS = 5_000
 _LARGE_PART_BYTES = 72 << 20
+COPY_BYTES = 256 << 20
+"""Of an object that the store copies, by one request."""
+COPIES_AT_ONCE = 8
 _SLOWEST_BYTES_PER_SECOND = 1 << 16
 """A line on which a body may take its time, before an attempt is given up."""
 _ABORT_SECONDS = 10.0
 _UPLOADING = frozenset(("gs", "gcs", "az", "abfs", "abfss", "hf", "oss"))
-_BUCKETS = S3_KINDS | frozenset(("gs", "gcs", "oss"))
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412")
 _NOT_WHAT_WAS_SENT = (
     "BadDigest",
@@ -56,8 +61,6 @@ _NOT_WHAT_WAS_SENT = (
     "XAmzContentChecksumMismatch",
 )
 _CORRUPTED = "the bytes that arrived are not those that were sent"
-_found: set[str] = set()
-"""Buckets that were there when this process asked."""
 
 
 def open_remote_sink(address: str, *, force: bool) -> Sink:
@@ -98,24 +101,10 @@ def _check(fs: Any, path: str, address: str, force: bool) -> None:
 
 
 def check_bucket(address: str) -> None:
-    """Raise OutputError when the bucket that an object would lie in is not there: one small request, once a process and
-    bucket. What cannot be told so is left to the first write."""
-    if scheme(address) not in _BUCKETS:
-        return
-    bucket = f"{scheme(address)}://{bucket_of(address)}"
-    if bucket in _found:
-        return
-    try:
-        fs, path = filesystem(bucket)
-        if isinstance(fs, FastS3):
-            fs.prepare()
-        fs.info(path)
-    except FileNotFoundError as error:
-        why = no_bucket(address)
-        raise OutputError(f"cannot write {address}: {why}", hint=NO_BUCKET_HINT) from cause_of(error)
-    except Exception:
-        return
-    _found.add(bucket)
+    """Raise OutputError when the bucket that an object would lie in is not there. What cannot be told so is left to the
+    first write."""
+    if is_bucket_gone(address):
+        raise OutputError(f"cannot write {address}: {no_bucket(address)}", hint=NO_BUCKET_HINT)
 
 
 class S3Sink(Sink):
@@ -134,6 +123,23 @@ class S3Sink(Sink):
         self._upload: Future[Any] | None = None
         self._parts: list[Future[Any]] = []
         self._under_way: list[Future[Any]] = []
+        self._first_md5 = ""
+        self._original: dict[str, Any] = {}
+
+    def copy_of(self, address: str, etag: str, size: int) -> None:
+        # Not all that speak S3 know the condition of a copy, so that it is compared here too.
+        try:
+            fs, path = filesystem(address, fresh=False)
+            original = _S3Object(fs, path, network())
+            is_there = (
+                scheme(address) in S3_KINDS and original.is_of(self._object) and original.etag() == etag
+            )
+        except Exception as error:
+            raise NotCopied from error
+        if not is_there:
+            raise NotCopied
+        self._original = {"CopySource": original.place, "CopySourceIfMatch": f'"{etag}"'}
+        self.written = size
 
     def _put(self, data: Data) -> None:
         view = memoryview(data)
@@ -157,6 +163,7 @@ class S3Sink(Sink):
         upload = self._upload.result()["UploadId"]
         self._make_room()
         body, self._pieces, self._held = b"".join(self._pieces), [], 0
+        self._first_md5 = self._first_md5 or _md5_of(body)
         part = self._object.send("upload_part", body, UploadId=upload, PartNumber=len(self._parts) + 1)
         self._parts.append(part)
         self._under_way.append(part)
@@ -172,18 +179,54 @@ class S3Sink(Sink):
         self._under_way = [part for part in self._under_way if not part.done()]
 
     def _commit(self) -> None:
+        if self._original:
+            try:
+                self.etag = self._copy().strip('"')
+            except Exception as error:  # who reads and writes it instead hears what is wrong
+                raise NotCopied from error
+            self.version = etag_version(self.etag)
+            return
         with explained(self.name, OutputError, "write"):
-            etag = self._put_all() if self._upload is None else self._complete(self._upload)
+            if self._upload is None:
+                body = b"".join(self._pieces)
+                made = _md5_of(body)
+                noted = {"Metadata": {NOTE: self.note}} if self.note else {}
+                etag = self._finished(partial(self._object.send, "put_object", body, **noted), made)
+            else:
+                etag, made = self._complete(self._upload)
         self.version = etag_version(etag)
+        self.etag = made if etag.strip('"') == made else ""
 
-    def _put_all(self) -> str:
-        from hashlib import md5
+    def _copy(self) -> str:
+        """The ETag of the object, once the store has copied it: a small one by one request, others by parts, which take
+        less time. Raises what a request raises."""
+        begin, original = self._object.begin, self._original
+        if self.written <= COPY_BYTES:
+            # As one that is written: without metadata and tags, which not everybody may read.
+            how = {"MetadataDirective": "REPLACE", "TaggingDirective": "REPLACE", **self._object.algorithm}
+            whole = partial(begin, "copy_object", **original, **how)
+            return self._finished(whole, original["CopySourceIfMatch"].strip('"'))
+        self._upload = begin("create_multipart_upload")
+        upload = self._upload.result()["UploadId"]
+        for first in range(0, self.written, COPY_BYTES):
+            if len(self._under_way) >= COPIES_AT_ONCE:
+                self._under_way.pop(0).result()
+            some = f"bytes={first}-{min(first + COPY_BYTES, self.written) - 1}"
+            number = len(self._parts) + 1
+            part = begin(
+                "upload_part_copy", **original, CopySourceRange=some, UploadId=upload, PartNumber=number
+            )
+            self._parts.append(part)
+            self._under_way.append(part)
+        etags = [part.result()["CopyPartResult"]["ETag"] for part in self._parts]
+        parts = [{"PartNumber": at + 1, "ETag": etag} for at, etag in enumerate(etags)]
+        finish = partial(
+            begin, "complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": parts}
+        )
+        return self._finished(finish, _etag_of(etags))
 
-        body = b"".join(self._pieces)
-        etag = md5(body, usedforsecurity=False).hexdigest()
-        return self._finished(partial(self._object.send, "put_object", body), etag)
-
-    def _complete(self, upload: Future[Any]) -> str:
+    def _complete(self, upload: Future[Any]) -> tuple[str, str]:
+        """The ETag of the object, once it stands, and the one that is made of its bytes, as far as that is seen."""
         if self._pieces:
             self._send()
         answers = [part.result() for part in self._parts]
@@ -198,7 +241,9 @@ class S3Sink(Sink):
             UploadId=upload.result()["UploadId"],
             MultipartUpload={"Parts": parts},
         )
-        return self._finished(finish, _etag_of([part["ETag"] for part in parts]))
+        made = _etag_of([part["ETag"] for part in parts])
+        etag = self._finished(finish, made)
+        return etag, made if parts[0]["ETag"].strip('"') == self._first_md5 else ""
 
     def _finished(self, finish: Callable[..., Future[Any]], etag: str) -> str:
         """The ETag of the object, once it stands; ``etag`` is what it will be where the store makes them of MD5."""
@@ -217,7 +262,7 @@ class S3Sink(Sink):
             if isinstance(error, FileExistsError) or code in _TAKEN:
                 raise taken(self.name) from cause_of(error)
             raise
-        return str(answer.get("ETag") or "")
+        return str(answer.get("ETag") or answer.get("CopyObjectResult", {}).get("ETag") or "")
 
     def _discard(self) -> None:
         self._pieces = []
@@ -234,12 +279,16 @@ class _S3Object:
     def __init__(self, fs: Any, path: str, patience: Network) -> None:
         self._given, self._patience = fs, patience
         bucket, key, _ = fs.split_path(path)
-        self._of = {"Bucket": bucket, "Key": key}
+        self.place = self._of = {"Bucket": bucket, "Key": key}
         self._again: list[str] = []
 
     @cached_property
     def _fs(self) -> Any:
         return s3fs_of(self._given)
+
+    def is_of(self, other: _S3Object) -> bool:
+        """Whether both are of one store and account."""
+        return self._fs is other._fs
 
     @cached_property
     def algorithm(self) -> dict[str, str]:
@@ -345,6 +394,12 @@ async def _aborted(fs: Any, patience: Network, of: dict[str, str], upload: Futur
 
     answer = await asyncio.wait_for(asyncio.wrap_future(upload), patience.timeout_seconds)
     await _answered(fs, patience, [], "abort_multipart_upload", {**of, "UploadId": answer["UploadId"]})
+
+
+def _md5_of(body: bytes) -> str:
+    from hashlib import md5
+
+    return md5(body, usedforsecurity=False).hexdigest()
 
 
 def _etag_of(parts: list[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from wdscli.storage.ends import replaced
 from wdscli.storage.remote import CONNECT_SECONDS, explained
-from wdscli.storage.retry import Attempts, Network, Replaced
+from wdscli.storage.retry import Attempts, Buffer, Network, Replaced
 
 
 class WebFile:
@@ -70,7 +70,7 @@ class WebFile:
             self.close(answer)
         return None
 
-    async def fetch(self, begin: int, end: int, keep: Callable[[bytes], object]) -> None:
+    async def fetch(self, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
         """One range, as :mod:`wdscli.storage.retry` asks for it."""
         answer, self._opened = self._opened or await self.get((begin, end), self._version.condition), None
         try:

@@ -122,7 +122,7 @@ _OF_MEMBERS = _table("""
     damaged: a sample next to lost bytes is not saved by --repair, because it lacks fields
     """)
 _OF_SIDE_FILES = _table("""
-    stale-index: the index beside a shard is damaged or of another version of it
+    stale-index: an index beside a shard or a set, ours or another program's, is damaged or does not fit any more
         -> make it again with `wds index`
     manifest-mismatch: the manifest and the shards disagree
         -> copy the set again, or write a new manifest with `wds index`

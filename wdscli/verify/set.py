@@ -26,6 +26,7 @@ from wdscli.storage import is_local
 from wdscli.storage.addresses import local_path
 from wdscli.verify.beside import find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
+from wdscli.verify.foreign import Foreign, find_foreign
 from wdscli.verify.keys import repeats_across
 from wdscli.verify.profiles import parse_profiles
 from wdscli.verify.shard import LocateTask, ShardResult, ShardTask, check_shard, locate
@@ -100,6 +101,7 @@ def verify(
             "--checksums has nothing to compare with: there is no manifest with checksums",
             hint="`wds index SHARDS` writes one for shards that you trust",
         )
+    foreign, about_set = find_foreign(shards, max_findings)
     readers, decoded = parse_profiles(profiles), max_decoded if decode else None
     # What lies beside them has been read by now.
     unindexed = without_index(shards)
@@ -118,10 +120,11 @@ def verify(
                 not number,
                 max_findings,
                 address not in unindexed,
+                foreign.get(address, Foreign()),
             )
         )
     gathered = _Gathered(shards.addresses, Ledger(limit=max_findings))
-    for ledger in listings.ledgers:
+    for ledger in (*listings.ledgers, *about_set):
         gathered.ledger.add_all(ledger)
     jobs = choose_jobs(jobs, shards.addresses, payloads=decode or checksums)
     with make_executor(jobs) as executor:

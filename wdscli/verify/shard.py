@@ -17,8 +17,8 @@ from typing import NamedTuple
 from wdscli.errors import DataError, StorageError
 from wdscli.executors import tick_of_task
 from wdscli.samples import Grouper, SampleBatch, split_name
-from wdscli.shards.index import IndexBuilder
-from wdscli.storage import Source, exists, is_local, is_stream, open_source
+from wdscli.shards.index import IndexBuilder, parse_index
+from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_source
 from wdscli.storage.blocks import BlockSource
 from wdscli.storage.compressed import identify
 from wdscli.storage.ends import DigestedSource
@@ -36,6 +36,7 @@ from wdscli.verify.beside import (
     load_index,
 )
 from wdscli.verify.findings import STRUCTURAL, Ledger
+from wdscli.verify.foreign import Foreign, check_foreign
 from wdscli.verify.headers import HeaderPass, Shape
 from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, KeyColumns, Repeats, digest
 from wdscli.verify.profiles import Fields, Judge
@@ -62,6 +63,8 @@ class ShardTask(NamedTuple):
     limit: int
     has_index: bool = True
     """False where it is known that no index lies beside it."""
+    foreign: Foreign = Foreign()
+    """What other programs keep of it."""
 
 
 @dataclass(slots=True)
@@ -120,7 +123,9 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     """Read the shard; findings are in the result even when this raises."""
     ledger, listing = result.ledger, task.listing
     index = load_index(task.address, source, ledger) if task.has_index else None
-    builder = IndexBuilder() if index is not None or (listing and listing.shard.headers) else None
+    foreign = task.foreign if source.seekable and any(task.foreign) else None
+    is_compared = index is not None or foreign is not None or (listing and listing.shard.headers)
+    builder = IndexBuilder() if is_compared else None
     judge = Judge(ledger, task.profiles, source, first_shard=task.first_shard) if task.profiles else None
     headers = HeaderPass(
         ledger, required=task.required, judge=judge, builder=builder, keep_names=not source.seekable
@@ -140,8 +145,9 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
 
     try:
         tick, position = tick_of_task(), 0
-        # Its checksum is made in a second pass, which reads all of it.
-        counts = is_local(task.address) and not task.checksums and source.stored is source
+        # On this machine its checksum is made in a second pass, which reads all of it.
+        is_plain = source.stored is source
+        counts = is_plain and not (is_local(task.address) and task.checksums)
         for window in scan_salvaging(source, add_error, form=form, payloads=payloads):
             headers.add(window)
             if counts and window.columns.starts:
@@ -172,6 +178,10 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         check_size(task.address, listing, result.size_bytes, ledger)
         if is_whole:
             check_listed(listing, headers.samples, builder, ledger)
+    if foreign is not None and builder is not None and is_whole:
+        size = source.size or 0
+        data = builder.to_bytes(shard=base_name(task.address), size=size, ignored=headers.ignored)
+        check_foreign(foreign, parse_index(data, task.address), source.stored.size or size, ledger)
 
 
 def _report_repeats(repeats: Repeats, keys: KeyColumns, source: ByteSource, ledger: Ledger) -> None:

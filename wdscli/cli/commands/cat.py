@@ -204,13 +204,12 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
 def _table(
     request: "Request", picker: "Picker", kind: str, base64: bool, max_decoded: int, progress: Progress
 ) -> Iterator[bytes]:
-    """Payloads as a table. Its columns come from the headers of all shards, where these can be read twice."""
+    """Payloads as a table. Its columns come from the headers of all shards, unless these are read only once."""
     from wdscli.look.listing import ls
-    from wdscli.look.table import Payloads, payload_schema, payload_table
-    from wdscli.plan.inputs import is_read_once
+    from wdscli.look.table import Payloads, are_read_once, payload_schema, payload_table
 
     how, schema = Payloads(kind, base64, max_decoded), None
-    if not any(map(is_read_once, picker.set.addresses)):
+    if not are_read_once(picker.set):
         found = ls(
             request.inputs,
             selection=request.selection,

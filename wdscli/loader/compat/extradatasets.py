@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.place.ranks import in_worker
+from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import OverAll, Pipeline
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import epochs_over
@@ -25,7 +26,7 @@ __all__ = ["FluidWrapper", "MockDataset", "repeatedly", "with_epoch", "with_leng
 Self = TypeVar("Self", bound="FluidWrapper")
 
 
-class FluidWrapper(Fluent[Any]):
+class FluidWrapper(Fluent[Item]):
     """The stage methods over anything that can be iterated, or a function that gives an iterator: as generators, one
     after the other. Nothing is shared among ranks and workers unless a stage does it, and there is no state."""
 
@@ -39,7 +40,7 @@ class FluidWrapper(Fluent[Any]):
         self.stages: tuple[Any, ...] = (initial,)
         self._counts = Counts()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         self._turn += 1
         items = epochs_over(_Begun(self.initial), self.pipeline.generators, self._span, self._turn)
         return warning_of_losses(items, 0, lambda: self._counts) if in_worker() else items

@@ -5,10 +5,14 @@ What it is: :class:`DataPipeline`. How: what the exact engine understands become
 is written, as plain generators. It must not know what stages do.
 """
 
+# Stages that change what is given say so here, which those of the base classes cannot.
+# mypy: disable-error-code="assignment, override"
+
 from __future__ import annotations
 
 from abc import ABC
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wdscli.loader.compat.extradatasets import FluidWrapper
 from wdscli.loader.compat.filters import detshuffle
@@ -16,13 +20,22 @@ from wdscli.loader.compat.shardlists import ResampledShards, SimpleShardList
 from wdscli.loader.compat.tariterators import OPENS, tarfile_samples
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.place.splitters import Splitter
+from wdscli.loader.sample_types import Item
+from wdscli.loader.stages.fluent import Function
+from wdscli.loader.stages.handlers import Handler, reraise_exception
 from wdscli.loader.torch_loader import WebLoader
 from wdscli.loader.webdataset import WebDataset
+
+if TYPE_CHECKING:
+    from wdscli.loader.sample_types import giving
+
+    New = TypeVar("New")
+    _ANYTHING = cast("DataPipeline[Any]", None)
 
 __all__ = ["DataPipeline"]
 
 
-class DataPipeline(FluidWrapper, ABC):
+class DataPipeline(FluidWrapper[Item], ABC):
     """Stages one after the other. The first begins: a list of shards, a dataset, anything else that can be iterated, or
     a function without arguments that gives an iterator. Each of the others takes an iterator and gives one: stages such
     as ``wds.decode("pil")``, generator functions, objects with ``run``. Lists of stages are taken one by one, None is
@@ -33,7 +46,38 @@ class DataPipeline(FluidWrapper, ABC):
     exact.
     Any other pipeline runs as plain generators in each worker, with webdataset's meaning: who splits nothing reads all
     of it in every worker and rank, and ``state_dict()`` is refused. Printing it says which of the two it is.
+
+    What the stages together give, a type checker is told: ``data: DataPipeline[tuple[Tensor, int]] = ...``.
     """
+
+    if TYPE_CHECKING:
+        map_tuple = giving(FluidWrapper.map_tuple, _ANYTHING)
+        to_tuple = giving(FluidWrapper.to_tuple, _ANYTHING)
+        extract_keys = giving(FluidWrapper.extract_keys, _ANYTHING)
+        decode = giving(FluidWrapper.decode, _ANYTHING)
+        associate = giving(FluidWrapper.associate, _ANYTHING)
+        batched = giving(FluidWrapper.batched, _ANYTHING)
+        unbatched = giving(FluidWrapper.unbatched, _ANYTHING)
+
+        def map_dict(
+            self, handler: Handler = reraise_exception, **functions: Function
+        ) -> DataPipeline[Any]: ...
+
+        def xdecode(
+            self,
+            *decoders: tuple[str, Function],
+            must_decode: bool = True,
+            defaults: Iterable[tuple[str, Function]] = (),
+            **more: Function,
+        ) -> DataPipeline[Any]: ...
+
+        def map(
+            self, f: Callable[[Item], New | None], handler: Handler = reraise_exception
+        ) -> DataPipeline[New]: ...
+
+        def listed(self, batchsize: int, partial: bool = True) -> DataPipeline[list[Item]]: ...
+
+        def unlisted(self: DataPipeline[list[New]]) -> DataPipeline[New]: ...
 
     def __new__(cls, *args: Any, **kw: Any) -> Any:
         stages = _stages(args)

@@ -4,11 +4,14 @@ What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixing.sou
 the number of their set to the stages, where those of the set itself come first; what is called on the mix comes behind
 them. It must not know which sample comes when."""
 
+# Stages that change what is given say so here, which those of the base classes cannot.
+# mypy: disable-error-code="assignment, overload-overlap, override"
+
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
@@ -18,10 +21,20 @@ from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Tail
 from wdscli.loader.place.splitters import Split
 from wdscli.loader.read.source import PositionSource
+from wdscli.loader.sample_types import Item, RawSample, Sample
 from wdscli.loader.stages.flow import DROPPED, BatchStage, Pipeline, Spread
-from wdscli.loader.stages.fluent import Fluent, PerSample
+from wdscli.loader.stages.fluent import Fluent, Function, PerSample
+from wdscli.loader.stages.handlers import Handler, reraise_exception
 from wdscli.loader.stats import Counts
 
+if TYPE_CHECKING:
+    from wdscli.loader.sample_types import Unknown, giving
+
+    _SAMPLES = cast("Mixed[Sample]", None)
+    _TUPLES = cast("Mixed[tuple[Any, ...]]", None)
+    _ANYTHING = cast("Mixed[Any]", None)
+
+New = TypeVar("New")
 USAGE = "mix({address: weight, ...}) or mix({name: (dataset, weight), ...})"
 
 Part: TypeAlias = "PositionDataset | str | list[str]"
@@ -68,8 +81,55 @@ class _OfBatch:
         return found if not self.one else found[0] if found else DROPPED
 
 
-class Mixed(PositionDataset[Any]):
+class Mixed(PositionDataset[Item]):
     """The dataset that :func:`mix` makes: samples of several datasets, each with its own stages done."""
+
+    if TYPE_CHECKING:
+        decode = giving(PositionDataset.decode, _SAMPLES)
+        associate = giving(PositionDataset.associate, _SAMPLES)
+        map_tuple = giving(PositionDataset.map_tuple, _TUPLES)
+        to_tuple = giving(PositionDataset.to_tuple, _TUPLES)
+        extract_keys = giving(PositionDataset.extract_keys, _TUPLES)
+        unbatched = giving(PositionDataset.unbatched, _ANYTHING)
+        compose = giving(PositionDataset.compose, _ANYTHING)
+
+        def map_dict(self, handler: Handler = reraise_exception, **functions: Function) -> Mixed[Sample]: ...
+
+        def xdecode(
+            self,
+            *decoders: tuple[str, Function],
+            must_decode: bool = True,
+            defaults: Iterable[tuple[str, Function]] = (),
+            **more: Function,
+        ) -> Mixed[Sample]: ...
+
+        def map(
+            self, f: Callable[[Item], New | None], handler: Handler = reraise_exception
+        ) -> Mixed[New]: ...
+
+        def listed(self, batchsize: int, partial: bool = True) -> Mixed[list[Item]]: ...
+
+        def unlisted(self: Mixed[list[New]]) -> Mixed[New]: ...
+
+        @overload
+        def batched(self: Mixed[Unknown], batchsize: int = 20, *, partial: bool = True) -> Mixed[Any]: ...
+        @overload
+        def batched(
+            self: Mixed[dict[str, Any]], batchsize: int = 20, *, partial: bool = True
+        ) -> Mixed[Sample]: ...
+        @overload
+        def batched(
+            self: Mixed[tuple[Any, ...]], batchsize: int = 20, *, partial: bool = True
+        ) -> Mixed[tuple[Any, ...]]: ...
+        @overload
+        def batched(
+            self, batchsize: int = 20, collation_fn: None = ..., partial: bool = True
+        ) -> Mixed[list[Item]]: ...
+        @overload
+        def batched(
+            self, batchsize: int = 20, collation_fn: Callable[[list[Item]], New] = ..., partial: bool = True
+        ) -> Mixed[New]: ...
+        def batched(self, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,
@@ -215,6 +275,20 @@ def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     )
 
 
+@overload
+def mix(
+    datasets: Mapping[str, Weight] | Mapping[str, tuple[str, Weight]] | Sequence[str], **how: Any
+) -> Mixed[RawSample | Any]: ...
+@overload
+def mix(
+    datasets: Mapping[str, tuple[Iterable[New], Weight]] | Sequence[tuple[Iterable[New], Weight]], **how: Any
+) -> Mixed[New]: ...
+@overload
+def mix(datasets: Mapping[PositionDataset[New], Weight], **how: Any) -> Mixed[New]: ...
+@overload
+def mix(datasets: Sequence[Iterable[New]], **how: Any) -> Mixed[New]: ...
+@overload
+def mix(datasets: Mapping[Any, Any] | Sequence[Any], **how: Any) -> Mixed[Any]: ...
 def mix(
     datasets: Mapping[Any, Any] | Sequence[Any],
     *,
@@ -226,7 +300,7 @@ def mix(
     world_size: int | None = None,
     tail: Tail | None = None,
     **how: Any,
-) -> Mixed:
+) -> Mixed[Any]:
     """Samples of several sets by weight, in the same order for any ranks and workers, resumed like a single set.
 
     ``datasets`` is ``{address: weight}``, ``{dataset: weight}``, ``{name: (address or dataset, weight)}``, or a list of
@@ -269,8 +343,12 @@ def mix(
 
 
 def RandomMix(
-    datasets: Sequence[Any], probs: Sequence[Weight] | None = None, longest: bool = False, *, seed: int = 0
-) -> Mixed:
+    datasets: Sequence[Iterable[New]],
+    probs: Sequence[Weight] | None = None,
+    longest: bool = False,
+    *,
+    seed: int = 0,
+) -> Mixed[New]:
     """webdataset's name: samples of datasets by probability, until one is used up, or with ``longest`` until all are.
     As :func:`mix`: the shares are exact, not drawn."""
     weights = [1] * len(datasets) if probs is None else list(probs)

@@ -22,10 +22,12 @@ from wdscli.errors import WdsError
 from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog
+from wdscli.loader.read.errands import Errands, by_shard, errands_for, tell_if_dear
 from wdscli.loader.read.rows import Raw as Raw
 from wdscli.loader.read.rows import changed, expect_samples, read_samples
 from wdscli.samples.memory import keep_heap
 from wdscli.storage import Source, is_local
+from wdscli.storage.retry import network
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -354,6 +356,7 @@ class Shared:
         self._idle: OrderedDict[int, list[Source]] = OrderedDict()
         """By shard, those that nobody reads from."""
         self._opening: dict[int, Future[Source]] = {}
+        self._dear_samples = 0
         self._recent: set[int] = set()
         """Shards that the last call wanted, or the one after it will."""
         self.soon: dict[int, list[int]] = {}
@@ -381,20 +384,30 @@ class Shared:
         used: set[int] = set()
         try:
             self._take(list(wanted), sources)
-            for shard, source in sources.items():
-                places = sorted({*wanted[shard], *soon.get(shard, ())})
-                expect_samples(self._catalog.table(shard), source, self._fields, places)
-            for shard in soon.keys() - wanted.keys():
-                self._open_soon(shard, soon[shard])
+            errands = errands_for(self._catalog, wanted, soon, network().read_ahead_bytes)
             found: list[Raw] = []
             for shard, places in wanted.items():
+                self._begin(errands, sources)
                 some = read_samples(self._catalog.table(shard), sources[shard], self._fields, places)
                 METER.add(some.size_bytes)
                 found += some.samples
+                errands.done(shard, sources[shard])
             used = wanted.keys() | soon.keys()
+            self._dear_samples += errands.dear_samples
+            if far := next((source.name for source in sources.values() if source.fd is None), None):
+                tell_if_dear(self._dear_samples, far)
         finally:
             self._give_back(sources, used)
         return found
+
+    def _begin(self, errands: Errands, sources: dict[int, Source]) -> None:
+        """Have fetched what there is room for."""
+        for shard, places, _ in errands.fitting():
+            if shard in sources:
+                table = self._catalog.table(shard)
+                expect_samples(table, sources[shard], self._fields, places, errands.gap_bytes)
+            else:
+                self._open_soon(shard, places, errands.gap_bytes)
 
     def _take(self, shards: list[int], sources: dict[int, Source]) -> None:
         """A source for each shard, which no other thread has until :meth:`_give_back`. Raises InputError, DataError."""
@@ -423,12 +436,12 @@ class Shared:
         self._catalog.table(shard)
         return _opened(self._catalog, shard)
 
-    def _open_soon(self, shard: int, places: list[int]) -> None:
+    def _open_soon(self, shard: int, places: list[int], gap_bytes: int | None) -> None:
         """Have a shard opened, and what is wanted of it fetched, while others are read."""
 
         def begin(source: Source | None) -> Source:
             source = source or self._open(shard)
-            expect_samples(self._catalog.table(shard), source, self._fields, places)
+            expect_samples(self._catalog.table(shard), source, self._fields, places, gap_bytes)
             return source
 
         with self._lock:
@@ -457,17 +470,6 @@ class Shared:
                 future.result().close()
         for source in chain.from_iterable(self._idle.values()):
             source.close()
-
-
-def by_shard(shards: I64, places: I64) -> dict[int, list[int]]:
-    """Places by their shards, both rising."""
-    import numpy
-
-    order = numpy.lexsort((places, shards))
-    found: dict[int, list[int]] = {}
-    for shard, place in zip(shards[order].tolist(), places[order].tolist()):
-        found.setdefault(shard, []).append(place)
-    return found
 
 
 _parents: list[Any] = []

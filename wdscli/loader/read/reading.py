@@ -31,6 +31,9 @@ BLOCK_BYTES = 16 << 20
 """Payloads that are read at once, at least a batch."""
 BLOCK_SAMPLES = 1024
 """The most samples that are read at once, at least a batch."""
+FAR_SAMPLES = 1 << 16
+"""The same on other machines, where a request costs more than a small sample: the more are read at once, the more of
+them are neighbours."""
 FIRST_SAMPLES = 64
 """Of the first block, whose size is not known."""
 SLOW_SECONDS = 0.001
@@ -39,8 +42,10 @@ SLOW_BLOCKS = 2
 """In a row, after which a thread reads ahead."""
 PREFETCH = "256MB"
 """Payloads that a process may hold ahead of what was taken, unless told."""
-BLOCKS_AHEAD = 4
+BLOCKS_AHEAD = 8
 """That a full budget has."""
+SHUFFLED_BLOCKS_AHEAD = 2
+"""The same on other machines in an order that jumps from shard to shard."""
 
 
 class Read(NamedTuple):
@@ -150,13 +155,16 @@ class Agenda:
         self._at += together
         return Block(numbers, *self._batches.several(numbers))
 
-    def learn(self, samples: int, size_bytes: int, block_bytes: int = BLOCK_BYTES) -> None:
-        """So many samples had so many bytes: the next block has about ``block_bytes``."""
+    def learn(
+        self, samples: int, size_bytes: int, block_bytes: int = BLOCK_BYTES, most: int = BLOCK_SAMPLES
+    ) -> None:
+        """So many samples had so many bytes: the next block has about ``block_bytes``, and no more than ``most``
+        samples."""
         self._read += samples
         self._bytes += size_bytes
         wanted = block_bytes * self._read // max(1, self._bytes)
         # Not at once: the first samples need not be like the others.
-        self.samples = max(1, min(BLOCK_SAMPLES, wanted, 4 * self.samples))
+        self.samples = max(1, min(most, wanted, 4 * self.samples))
 
 
 def read_blocks(
@@ -237,6 +245,9 @@ class Ahead:
 
     def _run(self) -> None:
         expect = getattr(self._reader, "expect", None)
+        most = FAR_SAMPLES if getattr(self._reader, "waits", False) else BLOCK_SAMPLES
+        jumps = getattr(self._reader, "jumps", False)
+        block_bytes = max(1, self._budget // (SHUFFLED_BLOCKS_AHEAD if jumps else BLOCKS_AHEAD))
         block = self._agenda.next()
         while self._has_room():
             if block is None:
@@ -251,7 +262,7 @@ class Ahead:
                 self._put(block, error)
                 return
             size_bytes = METER.bytes - before
-            self._agenda.learn(len(found), size_bytes, max(1, self._budget // BLOCKS_AHEAD))
+            self._agenda.learn(len(found), size_bytes, block_bytes, most)
             self._put(block, found, size_bytes)
             block = following
 

@@ -11,6 +11,7 @@ samples are asked for, nor when.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError
@@ -27,8 +28,10 @@ READ_BYTES = 4 << 20
 GAP_BYTES = 1 << 14
 """Between two ranges, what is read for nothing rather than by another call."""
 
-FIELDS_GAP_BYTES = 1 << 16
-"""From other machines, between fields of which others are left out, often because they are large."""
+SPARSE_GAP_BYTES = 1 << 16
+"""From other machines, between fields of which others are left out, often because they are large, and between samples
+of shards that cannot all be held: what lies there comes for nothing. A request among many costs as much processor time
+as some 60 KB."""
 
 
 class Found(NamedTuple):
@@ -57,11 +60,39 @@ def read_samples(
 
 
 def expect_samples(
-    table: ShardTable, source: Source, fields: frozenset[str] | None, places: list[int]
+    table: ShardTable,
+    source: Source,
+    fields: frozenset[str] | None,
+    places: list[int],
+    gap_bytes: int | None = None,
 ) -> None:
-    """Tell a source which samples will be read next; what came for others stays as long as there is room."""
-    gap_bytes = None if fields is None else FIELDS_GAP_BYTES
+    """Tell a source which samples will be read next; what came for others stays as long as there is room. A gap of
+    ``gap_bytes`` is not read; None for what the line tells."""
+    if fields is not None:
+        gap_bytes = SPARSE_GAP_BYTES
     source.expect(ranges(table, table.wanted(fields), places), gap_bytes=gap_bytes, keep=True)
+
+
+class Stretches(NamedTuple):
+    """What reading some samples of a shard takes: bytes of their own, bytes that come, and requests."""
+
+    own_bytes: int
+    size_bytes: int
+    requests: int
+
+
+def stretches_of(table: ShardTable, places: list[int]) -> Stretches:
+    """For samples by their rising places, read with gaps that are shorter than ``SPARSE_GAP_BYTES``."""
+    import numpy
+
+    begins = table.starts[places]
+    following = numpy.array(places) + 1
+    is_last = following == table.samples
+    ends = numpy.where(is_last, table.size, table.starts[following - is_last])
+    gaps = begins[1:] - ends[:-1]
+    near = gaps[gaps < SPARSE_GAP_BYTES]
+    own = int((ends - begins).sum())
+    return Stretches(own, own + int(near.sum()), len(places) - len(near))
 
 
 def _completed(
@@ -99,17 +130,31 @@ def _exact(table: ShardTable, source: ByteSource, names: list[str | None], place
 def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> list[tuple[int, int]]:
     """(first byte, byte behind the last) of what to read for some samples, rising, with no more than ``GAP_BYTES`` in
     one that are not wanted."""
-    wanted: list[Expected] = [
-        member for place in places for number, member in table.members(place) if names[number] is not None
-    ]
     found: list[tuple[int, int]] = []
-    for member in sorted(wanted, key=lambda member: member.offset):
-        begin, end = member.first, member.offset + member.size
+    for begin, end in _spans(table, names, places):
         if found and begin - found[-1][1] <= GAP_BYTES and end - found[-1][0] <= READ_BYTES:
             found[-1] = (found[-1][0], max(end, found[-1][1]))
         else:
             found.append((begin, end))
     return found
+
+
+def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> Iterable[tuple[int, int]]:
+    """Of each sample, or, where some fields are left out, of each member; rising."""
+    import numpy
+
+    if None not in names:
+        rows = numpy.array(places)
+        last = table.member_ends[rows] - 1
+        begins, ends = table.starts[rows], table.offsets[last] + table.sizes[last]
+        # An index may say anything; what is odd is looked at one by one.
+        if (begins >= 0).all() and (begins < ends).all() and (ends <= table.size).all():
+            return zip(begins.tolist(), ends.tolist())
+    wanted: list[Expected] = [
+        member for place in places for number, member in table.members(place) if names[number] is not None
+    ]
+    wanted.sort(key=lambda member: member.offset)
+    return [(member.first, member.offset + member.size) for member in wanted]
 
 
 class Held:

@@ -35,7 +35,7 @@ class PositionSource(Protocol):
 
     def reader(self, epoch: int) -> EpochReader:
         """The samples of an epoch; closed by the caller. One whose reads wait for other machines has a true
-        attribute ``waits``."""
+        attribute ``waits``, and ``jumps`` in a shuffled order."""
 
 
 class EpochReader(Protocol):
@@ -101,6 +101,8 @@ class _Reader:
         self._catalog, self._order = source.catalog, source.order(epoch)
         self.waits = not all(map(is_local, self._catalog.addresses))
         """Whether a read waits for other machines, so that it pays to read ahead."""
+        self.jumps = self.waits and source.is_shuffled
+        """Whether neighbours of such a read are far from each other, so that it pays to read many at once."""
         kind: type[Fetcher | Pool] = Pool if self.waits else Fetcher
         self._fetcher = kind(self._catalog, source.fields)
 

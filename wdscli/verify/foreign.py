@@ -1,0 +1,384 @@
+"""What other programs keep beside shards, compared with them: what ``index --dialect`` writes, whoever wrote it.
+
+What it is: :func:`find_foreign`, from shards to what lies beside each and to what files of the whole set say of it, and
+:func:`check_foreign`, which adds to a shard's ledger what does not fit. How: a file beside a shard is read by the
+shard's own task and compared entry by entry; a file of the whole set is read once, before the tasks, and leaves for
+each shard a count of samples and, where it has a row for each of them, a digest of these rows, which the task makes of
+the headers too. What has such a name and other content belongs to somebody else and is left alone.
+
+It must not know how shards are scanned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from itertools import groupby, islice
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+
+from wdscli.errors import DataError, StorageError, WdsError
+from wdscli.model import to_bytes, to_text
+from wdscli.shards.dialects import Dali, Energon, Webshart
+from wdscli.shards.index import Index
+from wdscli.shards.inputs import ShardSet, names_in, read_manifest
+from wdscli.shards.manifest import common_folder, name_from
+from wdscli.shards.reading import index_batches
+from wdscli.storage import base_name, exists, folder_of, is_local, is_stream, open_source, read_all
+from wdscli.storage.addresses import local_path
+from wdscli.storage.streams import stream_of
+from wdscli.verify.findings import Ledger
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+_ROWS_PER_BATCH = 1 << 14
+_AGAIN = "make it again with `wds index --dialect {} --force`, or remove it"
+_INFO, _DATABASE = ".nv-meta/.info.json", ".nv-meta/index.sqlite"
+_OF_EVERY = ("key", "offset", "length")
+
+
+class SetFile(NamedTuple):
+    """What a file of the whole set says of one shard: its samples, its bytes (-1: nothing), and a digest of the rows
+    that it has for it, in these columns (None: all that a table has)."""
+
+    file: str
+    dialect: str
+    samples: int
+    size_bytes: int = -1
+    digest: str = ""
+    columns: tuple[str, ...] | None = None
+
+
+class Run(NamedTuple):
+    """Rows of one shard that follow each other in a table; -1 is a number that is not there."""
+
+    shard: str
+    keys: list[Any]
+    numbers: dict[str, NDArray[numpy.int64]]
+
+
+class Foreign(NamedTuple):
+    """Of one shard: other programs' files beside it, by address, and what files of the set say."""
+
+    beside: tuple[str, ...] = ()
+    of_set: tuple[SetFile, ...] = ()
+
+
+def find_foreign(shards: ShardSet, limit: int) -> tuple[dict[str, Foreign], list[Ledger]]:
+    """By shard, what other programs say of it; and findings about the set."""
+    found: dict[str, Foreign] = {}
+    ledgers: list[Ledger] = []
+    there: dict[str, set[str]] = {}
+    for address in shards.addresses:
+        if is_stream(address):
+            continue
+        folder = folder_of(address)
+        if folder not in there:
+            there[folder] = set(names_in(folder, shards.given))
+        if there[folder]:
+            files = dict.fromkeys(kind.file_of(address) for kind in (Dali, Energon, Webshart))
+            found[address] = Foreign(tuple(one for one in files if base_name(one) in there[folder]))
+    if len(there) > 1:
+        # Shards on two machines have no folder in common.
+        with suppress(WdsError):
+            above = common_folder(list(found))
+            there.setdefault(above, set(names_in(above, shards.given)))
+    for folder, names in there.items():
+        for place in _files_of_set(folder, names):
+            if place == shards.manifest_address:
+                continue
+            ledgers.append(Ledger(place, limit))
+            _add_said(place, folder, names, found, ledgers[-1])
+    return found, ledgers
+
+
+def _files_of_set(folder: str, names: set[str]) -> Iterator[str]:
+    """The files of a folder that may say something of every shard. A manifest has been compared."""
+    for name in sorted(names):
+        if name.endswith(("index.parquet", "wids.json")) or name == "shardindex.json":
+            yield folder + name
+    if any(name.endswith(".tar.idx") for name in names):
+        for name in (_INFO, _DATABASE):
+            if exists(folder + name):
+                yield folder + name
+
+
+def _add_said(place: str, folder: str, names: set[str], found: dict[str, Foreign], ledger: Ledger) -> None:
+    """What a file of the set says, to the shards that it is about."""
+    try:
+        said = _said(place, folder, ledger)
+    except WdsError as error:
+        ledger.add("stale-index", f"it cannot be read: {error.message}")
+        return
+    known = {}
+    for address in found:
+        with suppress(WdsError):
+            known[name_from(folder, address)] = address
+    if said.keys().isdisjoint(known):
+        return
+    hint = _AGAIN.format(next(iter(said.values())).dialect)
+    prefix = base_name(place).partition("index.")[0].partition("wids.")[0]
+    for name, address in known.items():
+        if name in said:
+            one = found[address]
+            found[address] = one._replace(of_set=(*one.of_set, said[name]))
+        elif prefix and base_name(address).startswith(prefix):
+            ledger.add("stale-index", f"it does not list {name}", hint=hint)
+    for name in said:
+        if "/" not in name and name not in names:
+            ledger.add("stale-index", f"it lists {name}, which is not there", hint=hint)
+
+
+def _said(place: str, folder: str, ledger: Ledger) -> dict[str, SetFile]:
+    """What a file of the set says, by the shards' paths from its folder; nothing where it is another program's."""
+    if place.endswith(".parquet"):
+        return _said_by_parquet(place, ledger)
+    if place == folder + _DATABASE:
+        return _said_by_database(place, folder)
+    data = read_all(place)
+    if place == folder + _INFO:
+        return {name: SetFile(place, "energon", count) for name, count in _counts(data).items()}
+    shards = read_manifest(place).shards if b'"shardlist"' in data else ()
+    return {one.name: SetFile(place, "wids", one.samples, one.size_bytes) for one in shards}
+
+
+def _counts(data: bytes) -> dict[str, int]:
+    """Energon's numbers of samples by shard."""
+    try:
+        counts = json.loads(data)["shard_counts"]
+        return {str(name): int(count) for name, count in counts.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"not Energon's counts of samples: {error}", code="stale-index") from None
+
+
+def _said_by_parquet(place: str, ledger: Ledger) -> dict[str, SetFile]:
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        ledger.add(
+            "unchecked", "it was not compared: Parquet needs an extra", hint="pip install 'wdscli[parquet]'"
+        )
+        return {}
+    try:
+        with stream_of(open_source(place, decompress=False)) as stream, ParquetFile(stream) as table:
+            names = table.schema_arrow.names
+            if not {"shard", *_OF_EVERY}.issubset(names):
+                return {}
+            columns = ["shard", *filter(_is_compared, names)]
+            batches = table.iter_batches(batch_size=_ROWS_PER_BATCH, columns=columns)
+            return _digested(place, "parquet", (run for batch in batches for run in _runs(batch)), None)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(str(error), code="stale-index") from None
+
+
+def _is_compared(column: str) -> bool:
+    return column in _OF_EVERY or column.startswith(("size.", "offset."))
+
+
+def _runs(batch: Any) -> Iterator[Run]:
+    """The rows of a batch, one shard after the other."""
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    end = 0
+    for shard, rows in groupby(columns.pop("shard").to_pylist()):
+        first, end = end, end + sum(1 for _ in rows)
+        cells = {name: column.slice(first, end - first) for name, column in columns.items()}
+        keys = cells.pop("key").to_pylist()
+        numbers = {name: column.fill_null(-1).to_numpy(False) for name, column in cells.items()}
+        yield Run(_text(shard), keys, numbers)
+
+
+def _said_by_database(place: str, folder: str) -> dict[str, SetFile]:
+    """Of Energon's database, on this machine: elsewhere the whole of it would have to be fetched."""
+    import sqlite3
+
+    import numpy
+
+    if not is_local(place):
+        return {}
+    shards = list(_said(folder + _INFO, folder, Ledger()))
+
+    def runs() -> Iterator[Run]:
+        for number, rows in groupby(cursor, key=itemgetter(0)):
+            while some := list(islice(rows, _ROWS_PER_BATCH)):
+                starts = numpy.array([row[2] for row in some], dtype="i8")
+                shard = shards[number] if number < len(shards) else ""
+                yield Run(shard, [row[1] for row in some], {"offset": starts})
+
+    try:
+        with closing(sqlite3.connect(f"file:{quote(local_path(place))}?mode=ro", uri=True)) as database:
+            cursor = database.execute(
+                "SELECT tar_file_id, sample_key, byte_offset FROM samples ORDER BY tar_file_id, sample_index"
+            )
+            return _digested(place, "energon", runs(), ("key", "offset"))
+    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+        raise DataError(str(error), code="stale-index") from None
+
+
+def _digested(
+    place: str, dialect: str, runs: Iterable[Run], columns: tuple[str, ...] | None
+) -> dict[str, SetFile]:
+    """What a table with a row a sample says of each shard. Rows of one shard that do not follow each other fit no
+    shard."""
+    said: dict[str, SetFile] = {}
+    for shard, following in groupby(runs, key=attrgetter("shard")):
+        rows = _Rows()
+        for run in following:
+            rows.add_keys(run.keys)
+            for name, numbers in run.numbers.items():
+                rows.add_numbers(name, numbers)
+        samples = rows.count + (said[shard].samples if shard in said else 0)
+        said[shard] = SetFile(place, dialect, samples, digest=rows.digest(), columns=columns)
+    return said
+
+
+class _Rows:
+    """A digest of rows that come in any pieces, column by column; columns without any cell do not count."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._columns: dict[str, Any] = {}
+        self._filled: set[str] = {"key"}
+
+    def _add(self, name: str, data: bytes) -> None:
+        from xxhash import xxh3_64
+
+        self._columns.setdefault(name, xxh3_64()).update(data)
+
+    def add_keys(self, keys: Sequence[Any]) -> None:
+        self.count += len(keys)
+        raws = [key if isinstance(key, bytes) else to_bytes(str(key)) for key in keys]
+        self._add("key", b"".join([len(raw).to_bytes(8, "little") + raw for raw in raws]))
+
+    def add_numbers(self, name: str, numbers: NDArray[numpy.int64]) -> None:
+        """The cells of a column of numbers, -1 for none."""
+        if (numbers >= 0).any():
+            self._filled.add(name)
+        self._add(name, numbers.astype("<i8").tobytes())
+
+    def digest(self) -> str:
+        found = {name: self._columns[name].hexdigest() for name in self._filled & set(self._columns)}
+        return json.dumps(found, sort_keys=True)
+
+
+def _rows_of(index: Index, columns: tuple[str, ...] | None) -> str:
+    """The digest that a table should have of a shard."""
+    import numpy
+
+    rows = _Rows()
+    for batch in index_batches(index):
+        rows.add_keys(batch.keys)
+    rows.add_numbers("offset", index.starts)
+    if columns is None:
+        rows.add_numbers("length", index.lengths)
+        owners: NDArray[numpy.int64] = numpy.repeat(
+            numpy.arange(index.samples), numpy.diff(index.member_ends.astype("i8"), prepend=0)
+        )
+        for number, field in enumerate(index.fields):
+            chosen = index.member_fields == number
+            name = to_text(field).encode("utf-8", "backslashreplace").decode()
+            for what, places in (("size", index.member_sizes), ("offset", index.member_offsets)):
+                cells: NDArray[numpy.int64] = numpy.full(index.samples, -1, dtype="i8")
+                cells[owners[chosen]] = places[chosen]
+                rows.add_numbers(f"{what}.{name}", cells)
+    return rows.digest()
+
+
+def check_foreign(foreign: Foreign, index: Index, stored_bytes: int, ledger: Ledger) -> None:
+    """Compare what other programs say of a shard with ``index``, made of its headers; ``stored_bytes`` are those of the
+    file, compressed or not."""
+    for file in foreign.of_set:
+        hint = _AGAIN.format(file.dialect)
+        if file.samples != index.samples:
+            message = f"{file.file} says {file.samples} samples, the shard has {index.samples}"
+        elif file.size_bytes not in (-1, stored_bytes, index.size):
+            message = f"{file.file} says {file.size_bytes} bytes, the shard has {stored_bytes}"
+        elif file.digest and file.digest != _rows_of(index, file.columns):
+            message = f"{file.file} has other keys, places or sizes than the shard's headers"
+        else:
+            continue
+        ledger.add("stale-index", message, hint=hint)
+    for place in foreign.beside:
+        try:
+            _check_beside(place, read_all(place), index, ledger)
+        except (DataError, StorageError) as error:
+            ledger.add("stale-index", f"{place} cannot be read: {error.message}")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            ledger.add("stale-index", f"{place} is not whole")
+
+
+def _check_beside(place: str, data: bytes, index: Index, ledger: Ledger) -> None:
+    """Compare one file beside a shard."""
+    if data.startswith(b"v1."):
+        dialect, found = "dali", _wrong_in_lines(data, index)
+    elif place.endswith(".tar.idx"):
+        dialect, found = "energon", _wrong_in_places(data, index)
+    elif place.endswith(".json"):
+        dialect, found = "webshart", _wrong_in_document(data, index)
+    else:
+        return
+    if found is not None:
+        ledger.add("stale-index", f"{place} {found}", hint=_AGAIN.format(dialect))
+
+
+def _wrong_in_lines(data: bytes, index: Index) -> str | None:
+    """Of DALI's index, version 1.2 or an earlier one, whose entries have no names."""
+    (version, count), *lines = [line.split() for line in data.splitlines()]
+    if not (int(count) == len(lines) == index.samples):
+        return f"says {int(count)} samples and has {len(lines)}, the shard has {index.samples}"
+    width = 4 if version == b"v1.2" else 3
+    for batch in index_batches(index):
+        for row, key in enumerate(batch.keys):
+            line = lines[batch.index + row]
+            said = {tuple(line[at : at + 3]) for at in range(0, len(line), width)}
+            low, high = batch.firsts[row], batch.firsts[row + 1]
+            members = zip(batch.fields[low:high], batch.offsets[low:high], batch.sizes[low:high])
+            if not said or not said <= {
+                (field, b"%d" % offset, b"%d" % size) for field, offset, size in members
+            }:
+                return f'says of sample {batch.index + row} ("{to_text(key)}") what its headers do not say'
+    return None
+
+
+def _wrong_in_places(data: bytes, index: Index) -> str | None:
+    """Of Energon's places: a number for each sample, and one for the end."""
+    import numpy
+
+    if len(data) != 8 * (index.samples + 1):
+        return f"has the places of {max(0, len(data) // 8 - 1)} samples, the shard has {index.samples}"
+    said = numpy.frombuffer(data, "<u8")
+    right: NDArray[numpy.uint64] = numpy.append(index.starts, index.starts[-1:] + index.lengths[-1:])
+    wrong = numpy.flatnonzero(said[: len(right)] != right)
+    if not len(wrong):
+        return None
+    return f"has byte {said[wrong[0]]} for the start of sample {wrong[0]} (from 0), which is at {right[wrong[0]]}"
+
+
+def _wrong_in_document(data: bytes, index: Index) -> str | None:
+    """Of webshart's metadata; None for a JSON file of somebody else."""
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return None
+    if not (isinstance(document, dict) and isinstance(files := document.get("files"), dict)):
+        return None
+    if not all(isinstance(one, dict) and "offset" in one and "length" in one for one in files.values()):
+        return None
+    if document.get("filesize", index.size) != index.size:
+        return f"says {document['filesize']} bytes, the shard has {index.size}"
+    for batch in index_batches(index):
+        for row, key in enumerate(batch.keys):
+            for at in range(batch.firsts[row], batch.firsts[row + 1]):
+                name = to_text(key + b"." + batch.fields[at])
+                said = files.get(name, {})
+                if (said.get("offset"), said.get("length")) != (batch.offsets[at], batch.sizes[at]):
+                    return f'does not say where "{name}" is in the shard'
+    return None
+
+
+def _text(name: Any) -> str:
+    return to_text(name) if isinstance(name, bytes) else str(name)
