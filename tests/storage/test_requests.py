@@ -287,6 +287,32 @@ def test_a_table_takes_one_pass(
     assert (tmp_path / "again").read_bytes() == (tmp_path / "near").read_bytes()
 
 
+@pytest.mark.parametrize("name", ["plain", "indexed", "manifest", "gz"])
+def test_a_report_takes_one_pass(
+    name: str, store: Store, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is listed, looked into and verified is read once; without the room for that, each time."""
+    for package in ("jinja2", "pygal", "PIL"):
+        pytest.importorskip(package)
+    found = taken(store, name, ["report", "-o", f"{tmp_path}/page.html", "-j1"], run)
+    assert found.ratio <= (1.03 if name != "gz" else 1.2), store.server.seen
+    assert found.gets <= (1 if name in ("plain", "gz") else 3) * SHARDS + 2, store.server.seen
+    assert found.heads == 0
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    again = taken(store, name, ["report", "-o", f"{tmp_path}/again.html", "-j1"], run)
+    assert again.ratio > 2.5
+    assert (tmp_path / "page.html").read_bytes() == (tmp_path / "again.html").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["plain", "indexed", "manifest", "gz"])
+def test_a_diff_takes_one_pass(name: str, store: Store, run: Command) -> None:
+    for words, ratio in (([], 1.02), (["--keys-only"], 1.2 if name == "gz" else 1.02)):
+        found = taken(store, name, ["diff", store.near[0].replace("in-0", "in-{0..3}"), *words, "-j1"], run)
+        assert found.ratio <= ratio, store.server.seen
+        assert found.gets <= (4 if words else 1) * SHARDS + 1
+        assert found.heads == 0
+
+
 class Stop(Exception):
     """What ends a run in the middle."""
 

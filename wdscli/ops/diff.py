@@ -1,7 +1,8 @@
 """``diff``: two sets as data: what one has and the other has not, and what differs in what both have.
 
 What it is: :func:`diff`, which gives every :class:`Difference` to its caller and returns a :class:`DiffReport`. How:
-both sets are surveyed as for a plan, from their indexes where these are true; keys are matched by sorting their hashes.
+both sets are surveyed as for a plan, from their indexes where these are true, and what lies far away is copied where
+its headers cannot be had without most of it; keys are matched by sorting their hashes.
 Samples of one key are then read from both sets as the copier reads them, some hundred at a time, in canonical form, so
 that what another tar writer did to headers is no difference; only where these bytes differ anybody looks why. Memory
 is that of two plans and 32 bytes for each sample of either set. Payloads are compared byte by byte: a checksum that a
@@ -132,6 +133,7 @@ def diff(
                 ),
                 InputOrder("diff"),
                 where,
+                brings=not keys_only,
                 progress=progress,
             )
             for text, where in ((a, scratch), (b, other))
@@ -162,10 +164,12 @@ def diff(
     )
 
 
-def _planned(request: Request, order: InputOrder, scratch: Scratch, *, progress: Progress) -> ReorderPlan:
+def _planned(
+    request: Request, order: InputOrder, scratch: Scratch, *, brings: bool, progress: Progress
+) -> ReorderPlan:
     """The plan of a set, all of whose keys differ."""
     try:
-        return make_plan(request, order, scratch, progress=progress)
+        return make_plan(request, order, scratch, brings=brings, progress=progress)
     except DataError as error:
         if error.code == "duplicate-key":
             error.hint = "samples are matched by key; `wds verify` lists those that repeat one"

@@ -5,7 +5,8 @@ How: one small request (HEAD) tells the length and the version (an ETag; where t
 what is there now; a copy is named by these and by the address, so that a shard that was replaced is another copy. A
 copy is two files, ``NAME.<hash>`` and ``NAME.<hash>.sum`` with its checksum, and has its name when it is whole. It is
 checked once by each process that opens it; one that is not what was written is removed and fetched again. What has no
-version or no length, and what does not fit, is read from afar.
+version or no length, and what does not fit, is read from afar. A command that reads something more than once without
+such a folder holds it in scratch space of its own meanwhile (:func:`hold`), as the version that it read first.
 
 Any number of processes, and of users who trust each other, share a folder. Who fetches a shard holds a lock on the
 file that will be its copy; others wait for it, and take over when it dies. Whoever adds a copy first removes those
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 SUM = ".sum"
 PART = ".part"
 _LOCK = ".lock"
+_VERSION = ".version"
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_LENGTH = 80
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -130,6 +132,47 @@ def _say(text: str) -> None:
     if text not in _said:
         _said.add(text)
         warnings.warn(text, CacheWarning, stacklevel=3)
+
+
+def hold(source: Source, folder: str) -> bool:
+    """Copy what ``source`` has, as it lies under its address, to the scratch folder of one command that reads it more
+    than once: within :func:`~wdscli.storage.retry.held_in` it is then read there. False where it cannot be held. Raises
+    what reading raises."""
+    path = _held_path(source.name, folder)
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+        with open(f"{path}{PART}", "xb", buffering=0) as file:
+            for data in source.pieces():
+                write_all(file.fileno(), data)
+        source.confirm()
+        with open(f"{path}{_VERSION}", "w", encoding="utf-8", errors="surrogateescape") as note:
+            note.write(source.version)
+        os.rename(f"{path}{PART}", path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{path}{PART}")
+        if isinstance(error, OSError):
+            return False
+        raise
+    return True
+
+
+def open_held(address: str, folder: str) -> Source | None:
+    """What a folder holds of an address (:func:`hold`); None where that is nothing."""
+    path = _held_path(address, folder)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with open(f"{path}{_VERSION}", encoding="utf-8", errors="surrogateescape") as note:
+            version = Version(os.fstat(descriptor).st_size, note.read())
+    except OSError:
+        return None
+    return CachedSource(address, descriptor, version)
+
+
+def _held_path(address: str, folder: str) -> str:
+    from xxhash import xxh3_128_hexdigest
+
+    return os.path.join(folder, xxh3_128_hexdigest(address.encode("utf-8", "surrogateescape")))
 
 
 class _Entry(NamedTuple):

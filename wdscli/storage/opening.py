@@ -80,7 +80,7 @@ def open_source(
         from wdscli.storage.ranges import HEAD_BYTES, open_remote
 
         # Who wants the bytes as they are looks at what is there.
-        kept = _cached(address) if decompress else None
+        kept = _held(address) or (_cached(address) if decompress else None)
         source = kept or open_remote(address, REQUEST_BYTES if whole else HEAD_BYTES)
     if digest is not None and source.seekable:
         source = DigestedSource(source, digest)
@@ -149,6 +149,17 @@ def _cached(address: str, version: tuple[int, str] | None = None) -> Source | No
     from wdscli.storage.cache import Version, open_cached
 
     return open_cached(address, chosen, None if version is None else Version(*version))
+
+
+def _held(address: str) -> Source | None:
+    """What a command that reads it more than once holds of it."""
+    from wdscli.storage.retry import network
+
+    if not (folder := network().held_dir):
+        return None
+    from wdscli.storage.cache import open_held
+
+    return open_held(address, folder)
 
 
 def _open_local(address: str) -> Source:

@@ -114,6 +114,8 @@ class Network(NamedTuple):
     """Where whole remote shards are kept (:mod:`wdscli.storage.cache`); empty for nowhere."""
     cache_bytes: int = 0
     """At most so many; 0 for as many as the disc takes."""
+    held_dir: str = ""
+    """Where a command holds what it reads more than once (:func:`wdscli.storage.cache.hold`); empty for nowhere."""
 
 
 _chosen: ContextVar[Network | None] = ContextVar("network", default=None)
@@ -173,6 +175,16 @@ def cached_in(folder: str | None, size_bytes: int = 0) -> Iterator[None]:
         yield
         return
     before = _chosen.set(network()._replace(cache_dir=folder, cache_bytes=size_bytes))
+    try:
+        yield
+    finally:
+        _chosen.reset(before)
+
+
+@contextmanager
+def held_in(folder: str) -> Iterator[None]:
+    """In the block, and in tasks that are started there, what ``folder`` holds is read there, checks included."""
+    before = _chosen.set(network()._replace(held_dir=folder))
     try:
         yield
     finally:
