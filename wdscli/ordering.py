@@ -10,11 +10,7 @@ It must not know what is ordered.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
+from wdscli.arrays import U32, U64, numpy
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -42,23 +38,17 @@ def rank(seed: int, shard: int, sample: int) -> int:
     return mix(mix(mix(seed) ^ shard) ^ sample)
 
 
-def rank_places(
-    seed: int, shards: NDArray[numpy.uint32], places: NDArray[numpy.uint32]
-) -> NDArray[numpy.uint64]:
+def rank_places(seed: int, shards: U32, places: U32) -> U64:
     """:func:`rank` of samples, each by its shard's number and its own."""
-    import numpy
-
-    x: NDArray[numpy.uint64] = shards.astype(numpy.uint64)
+    x: U64 = shards.astype(numpy.uint64)
     x ^= numpy.uint64(mix(seed))
     x = mix_array(x)
     x ^= places
     return mix_array(x)
 
 
-def mix_array(x: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
+def mix_array(x: U64) -> U64:
     """:func:`mix` of each number, in place."""
-    import numpy
-
     x += numpy.uint64(_STEP)
     x ^= x >> numpy.uint64(30)
     x *= numpy.uint64(_FIRST)

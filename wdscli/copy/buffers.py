@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError
 from wdscli.shards.index import SampleArrays
 from wdscli.storage import Source
 from wdscli.storage.local import reason
 from wdscli.tar import Form, core
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64
 
 REMOTE_READ_BYTES = 8 << 20
 _ZEROS = [bytes(size) for size in range(512)]
@@ -91,8 +89,6 @@ def packed(view: memoryview, begins: I64 | None, form: Form) -> Packed | None:
     """The samples that begin at the bytes ``begins`` of ``view``, the first at 0, and fill it; without ``begins`` those
     of its first bytes that are known to be whole. None when they are not the usual ones, or where there is no compiled
     core: then it takes the exact path to know them."""
-    import numpy
-
     found = None
     if core.CORE is not None:
         found = core.CORE.pack(view, begins, form.mtime_field, form.long_names == "gnu")

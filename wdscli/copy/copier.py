@@ -18,8 +18,9 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from wdscli.arrays import I64, U64, numpy
 from wdscli.copy.buffers import clear_padding, packed
 from wdscli.copy.spill_reading import Reading, Spilled
 from wdscli.errors import DataError, InputError
@@ -47,9 +48,6 @@ from wdscli.shards.reading import versioned
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage.ends import Data, Sink
 from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64, U64
 
 COPY_BUFFER_BYTES = 1 << 22
 """Bytes that are read, looked at and written together."""
@@ -91,8 +89,6 @@ def gather(task: GatherTask) -> ShardInfo:
 
 def _by_store(task: GatherTask) -> ShardInfo | None:
     """The shard, where it is a whole shard of a store that copies it."""
-    import numpy
-
     rows, changes = task.samples, task.rekey is not None or task.selection.changes_members
     if changes or task.beside is not None or task.spilled is not None or len(task.inputs) != 1:
         return None
@@ -164,8 +160,6 @@ class Chunk:
     """
 
     def __init__(self, rows: PlanTable, places: tuple[I64, U64], width: int) -> None:
-        import numpy
-
         self.rows = rows
         self.places = places
         self.totals = totals_of(rows)
@@ -233,8 +227,6 @@ class Copier:
 
     def _copy_together(self, samples: range) -> None:
         """Samples that fit in the buffer: read, check and write them."""
-        import numpy
-
         chunk, first, end = self.chunk, samples.start * self.width, samples.stop * self.width
         self.samples = samples
         self.runs: I64 = first + numpy.flatnonzero(chunk.rows.lengths[first:end])
@@ -319,8 +311,6 @@ class Copier:
     def _read_by_inputs(self, first: int) -> None:
         """The same where inputs take turns: each is read in its own order, and runs that adjoin there by one call that
         scatters them. ``first`` is the row with which the buffer begins."""
-        import numpy
-
         chunk, runs = self.chunk, self.runs
         order = numpy.lexsort((chunk.places[1][runs], chunk.places[0][runs]))
         runs = runs[order]
@@ -355,8 +345,6 @@ class Copier:
     def _write_packed(self, view: memoryview) -> bool:
         """Usual samples that need no more than canonical headers, at once; False when one is not what it should be, as
         far as a quick look tells."""
-        import numpy
-
         chunk, width = self.chunk, self.width
         rows = slice(self.samples.start * width, self.samples.stop * width, width)
         found = packed(view, chunk.totals[rows] - chunk.totals[rows.start], self.task.settings.form)
@@ -380,8 +368,6 @@ class Copier:
     def _counts(self, starts: I64) -> I64 | None:
         """How many members each run has, of those that begin at the bytes ``starts`` of the buffer; None when a run
         does not begin with a member."""
-        import numpy
-
         begins = self.chunk.totals[self.runs] - self.chunk.totals[self.runs[0]]
         firsts = starts.searchsorted(begins)
         if firsts[-1] == len(starts) or (starts[firsts] != begins).any():
@@ -402,8 +388,6 @@ class Copier:
 
     def _checked(self, view: memoryview, base: int) -> tuple[SampleBatch, I64]:
         """The samples in the buffer, proven to be those of the plan, and how many members each run has."""
-        import numpy
-
         chunk, scanner = self.chunk, self.scanner
         scanner.position = base
         try:

@@ -19,31 +19,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from wdscli.arrays import I64, U64, Mask, numpy
 from wdscli.copy.buffers import fill
 from wdscli.copy.spill_reading import ELSEWHERE, LARGE_SAMPLE_BYTES, PART_BITS, Spilled
 from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task
+from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input, Inputs, edges_of, pieces_of
 from wdscli.plan.join.joined import NOBODY, in_turn
+from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import HINT, Scattered, Scratch
 from wdscli.plan.strategy import Limits
-from wdscli.plan.table import PlanTable
+from wdscli.plan.table import Ordered, PlanTable
+from wdscli.progress import Progress
 from wdscli.storage import Source, open_sink, remove
 from wdscli.storage.local import reason, write_all
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from wdscli.plan.cut import PlannedShard
-    from wdscli.plan.plan import ReorderPlan
-    from wdscli.plan.table import I64, U64, Mask, Ordered, PlanTable
-    from wdscli.progress import Progress
 
 ROWS_PER_CHUNK = 1 << 17
 """At most so many samples in a chunk: their rows travel with its task."""
@@ -149,8 +146,6 @@ class SpillLayout:
         sizes: SpillSizes,
         width: int = 1,
     ) -> None:
-        import numpy
-
         self._ordered = ordered
         self._space = space
         self._sizes = sizes
@@ -169,8 +164,6 @@ class SpillLayout:
 
     def _bucket_bounds(self) -> Iterator[int]:
         """Where buckets begin in the output order. A sample belongs to the bucket in which its first byte lies."""
-        import numpy
-
         for first in range(0, self._ordered.total, ROWS_PER_BUCKET):
             end = min(first + ROWS_PER_BUCKET, self._ordered.total)
             lengths = self._ordered.column("length", first, end)
@@ -180,8 +173,6 @@ class SpillLayout:
 
     def tasks(self, plan: ReorderPlan) -> Iterator[ScatterTask]:
         """The tasks of the first pass; when all have been taken, all places are known."""
-        import numpy
-
         for number, (positions, samples) in enumerate(self._chunks()):
             buckets = numpy.searchsorted(self._bounds, positions, side="right") - 1
             order = numpy.argsort(buckets, kind="stable")
@@ -199,8 +190,6 @@ class SpillLayout:
 
     def _added_to(self, buckets: I64, ends: U64) -> list[Stretch]:
         """What a chunk, whose samples are in the order of their buckets, adds to the files of these."""
-        import numpy
-
         bounds = [0, *(numpy.flatnonzero(numpy.diff(buckets)) + 1).tolist(), len(buckets)]
         stretches, before = [], 0
         for first, end in pairwise(bounds):
@@ -213,8 +202,6 @@ class SpillLayout:
 
     def _chunks(self) -> Iterator[tuple[I64, PlanTable]]:
         """Samples that are spilled together, in input order: their places in the output order, and they themselves."""
-        import numpy
-
         for block, samples in self._in_input_order():
             wanted = self._is_wanted[block] & (samples.marks & GLOBAL == 0)
             wanted &= samples.shards != numpy.uint32(NOBODY)
@@ -231,8 +218,6 @@ class SpillLayout:
 
     def _in_input_order(self) -> Iterator[tuple[I64, PlanTable]]:
         """All samples in the order in which the inputs hold them, each with its place in the output order."""
-        import numpy
-
         ordered = self._ordered
         rows = None if ordered.order is None else numpy.argsort(ordered.order, kind="stable")
         for first in range(0, ordered.total, self._sizes.chunk_rows):
@@ -384,8 +369,6 @@ class _Chunk:
 
     def _load(self) -> tuple[I64, U64, memoryview]:
         """Where each sample is now: its input or :data:`LOADED`, and the byte there; and the bytes that were loaded."""
-        import numpy
-
         samples = self._task.samples
         files = samples.shards.astype(numpy.int64)
         starts = samples.starts.copy()
@@ -435,8 +418,6 @@ class _Chunk:
 def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tuple[int, int, int, int]], int]:
     """Where each sample lies when ranges are read one after the other; the ranges, as (input, first byte, first and
     last place in memory); and the size of it all."""
-    import numpy
-
     ends = starts + lengths
     gaps: U64 = numpy.zeros(len(starts), dtype=numpy.uint64)
     near = (files[1:] == files[:-1]) & (starts[1:] >= ends[:-1])
@@ -459,8 +440,6 @@ def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tupl
 
 def _runs(files: I64, starts: U64, lengths: U64) -> Iterator[tuple[int, int, int]]:
     """(file, start, length) of the samples in their order, those that adjoin made one."""
-    import numpy
-
     for first in range(0, len(files), ROWS_AT_ONCE):
         part = slice(first, first + ROWS_AT_ONCE)
         firsts = numpy.array([0, *edges_of(files[part], starts[part], lengths[part])]) + first

@@ -16,13 +16,12 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from wdscli.arrays import I64, U64, numpy
 from wdscli.plan.scratch import Scattered
+from wdscli.plan.table import Ordered, PlanTable
 from wdscli.storage import Source, open_source, remove
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64, U64, Ordered, PlanTable
 
 SPILLED = 1 << 32
 """From this number on a task has the spilled bytes among its inputs; no shard has such a number."""
@@ -79,8 +78,6 @@ class Reading:
 
     def places(self, rows: PlanTable, first: int) -> tuple[I64, U64]:
         """The input of some rows, of which the first is number ``first``, and the byte at which each begins there."""
-        import numpy
-
         shards: I64 = rows.shards.astype(numpy.int64)
         if self._spilled is None:
             return shards, rows.starts
@@ -116,8 +113,6 @@ class Reading:
 
     def _loaded(self, spilled: Spilled, places: U64, lengths: U64) -> memoryview | None:
         """The bucket, all of it, if it is small enough."""
-        import numpy
-
         there = places != numpy.uint64(ELSEWHERE)
         places, lengths = places[there], lengths[there]
         begin, end = (int(places.min()), int((places + lengths).max())) if len(places) else (0, 0)
@@ -138,8 +133,6 @@ class Reading:
 
 def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
     """The stretches in which samples lie, without the large ones, neighbours joined."""
-    import numpy
-
     small = (places != numpy.uint64(ELSEWHERE)) & (lengths <= LARGE_SAMPLE_BYTES)
     places, lengths = places[small], lengths[small]
     if not len(places):

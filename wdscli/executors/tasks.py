@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wdscli.errors import EngineError, WdsError
 from wdscli.executors.local import SLOTS, default_jobs, run_counted
 from wdscli.executors.ticks import Tick, run_reporting
-from wdscli.progress import FEW_SHARDS
+from wdscli.progress import FEW_SHARDS, Progress
 from wdscli.shown import cause_of
 from wdscli.storage import is_stream, sizes_here
 from wdscli.storage.blocks import kind_of_name
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
-
-    from wdscli.progress import Progress
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

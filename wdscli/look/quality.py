@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from wdscli.plan.table import I64
+    from wdscli.arrays import I64
 
     Numbers: TypeAlias = NDArray[numpy.integer[Any]]
 

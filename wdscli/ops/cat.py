@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from wdscli.arrays import numpy
 from wdscli.copy.buffers import clear_padding, fill, packed
 from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.errors import DataError, UsageError, WdsError
@@ -479,8 +480,6 @@ class _Copier:
     def _copy_packed(self, page: Page, first: int, end: int) -> bool:
         """Some samples through the buffer, made canonical there; False when they do not fit in it, or when a quick look
         does not tell that they are what was found."""
-        import numpy
-
         batch, begin = page.batch, page.batch.start(first)
         length = batch.end(end - 1) - begin
         if self._preserve or length > len(self._buffer):

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from wdscli.arrays import I64, numpy
 from wdscli.copy.copier import GatherTask, gathered_bytes, payloads_of, samples_of
 from wdscli.errors import DataError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
@@ -31,9 +32,6 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
 from wdscli.shards.writing import ShardSettings
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64
 
 SLICE_SAMPLES = 512
 SLICE_BYTES = 1 << 23
@@ -178,8 +176,6 @@ def _planned(
 
 def _match(a: ReorderPlan, b: ReorderPlan) -> _Match:
     """By hash: a set has no key twice, and what is compared then shows names that share a hash."""
-    import numpy
-
     keys_a, keys_b = (plan.ordered.column("key", 0, plan.samples) for plan in (a, b))
     _, rows_a, rows_b = numpy.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
     order = numpy.argsort(rows_a, kind="stable")
@@ -275,8 +271,6 @@ def _compared(data: Sequence[memoryview], batches: Sequence[SampleBatch], row: i
 
 def _order(plans: Sequence[ReorderPlan], match: _Match) -> str:
     """How the order of the samples of both sets differs."""
-    import numpy
-
     falls = numpy.flatnonzero(match.rows_b[1:] < match.rows_b[:-1])
     if not len(falls):
         return ""

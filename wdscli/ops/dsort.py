@@ -13,34 +13,33 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
+from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.ops.dsort_job import Algorithm, Job, refuse
 from wdscli.ops.sort import sort_order
 from wdscli.plan.cut import FIELD, Cuts
 from wdscli.plan.orders import VALUED_BYTES, Arranged, InputOrder, Order, ShuffledOrder, Surveyed, shuffled
+from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
 from wdscli.plan.sort import SortKey, md5_code
 from wdscli.plan.split import KeyMap, PartsOrder, SplitOptions, arranged, named_parts, numbered, pairs_of_json
 from wdscli.plan.survey import packed_keys
+from wdscli.plan.table import PlanTable
 from wdscli.plan.values import Extract, GrowingValues, Packed, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 from wdscli.samples import split_name
 from wdscli.selection.expressions import Expression
 from wdscli.selection.sample import SampleAt
+from wdscli.shards.index import Index
 from wdscli.storage import base_name, exists, is_local, read_all
 from wdscli.storage.opening import at_once
 from wdscli.storage.patterns import expand
-
-if TYPE_CHECKING:
-    from wdscli.plan.plan import ReorderPlan
-    from wdscli.plan.table import I64, PlanTable
-    from wdscli.shards.index import Index
 
 _BRACES = re.compile(r"\{([0-9]+)\.\.([0-9]+)(?:\.\.([0-9]+))?\}")
 _AT = re.compile(r"@([0-9]+)")
@@ -261,8 +260,6 @@ class ExternalMapOrder(PartsOrder):
 
     def _base(self, samples: PlanTable, keys: Values) -> I64:
         """All rows as the algorithm orders them."""
-        import numpy
-
         kind = self.algorithm.kind
         if kind == "shuffle":
             return shuffled(samples, self.algorithm.seed)

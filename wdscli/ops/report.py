@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks
@@ -30,6 +30,7 @@ from wdscli.report.looking import Looked, LookTask, look_into, new_looked
 from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, ShardStage, manifest_beside, whole_set
+from wdscli.shards.manifest import Manifest
 from wdscli.shown import shown
 from wdscli.storage import base_name, folder_of, is_local, is_stream, open_sink, open_source
 from wdscli.storage.addresses import local_path, natural
@@ -40,9 +41,6 @@ from wdscli.storage.retry import held_in
 from wdscli.tar.header import BLOCK
 from wdscli.tar.reader import is_dense
 from wdscli.verify.set import VerifyReport, choose_jobs, verify
-
-if TYPE_CHECKING:
-    from wdscli.shards.manifest import Manifest
 
 CARDS = 48
 LOOKED_SAMPLES = 100_000

@@ -10,24 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
+from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.sort import KEY, TO_SORT_BY, How, Missing, SortKey, SortValues, lack_hint, sort_key
 from wdscli.plan.split import Keys
+from wdscli.plan.values import Values
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 from wdscli.selection.keyfiles import key_lines
 from wdscli.selection.named import listed
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64
-    from wdscli.plan.values import Values
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,6 @@ class ListedOrder(Order):
         return by if self.missing == "error" else {**by, "missing": self.missing}
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
-        import numpy
-
         assert surveyed.values is not None
         places = self.listed.places
         nowhere = -1 if self.missing == "first" else len(places)
@@ -109,8 +105,6 @@ class ListedOrder(Order):
 
     def _check(self, keys: Values, found: I64) -> None:
         """Raise DataError for samples that are not in the list, where these have no place."""
-        import numpy
-
         unlisted = numpy.flatnonzero(found == len(self.listed.places))
         if self.missing == "error" and len(unlisted):
             first = keys.part(int(unlisted[0]), int(unlisted[0]) + 1)[0]

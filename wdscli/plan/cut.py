@@ -14,17 +14,15 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from wdscli.arrays import I64, U32, numpy
 from wdscli.errors import UsageError
 from wdscli.plan.table import ROWS_PER_BLOCK, Ordered
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import base_name
 from wdscli.storage.patterns import MAX_NAMES, plain_name
 from wdscli.tar import END_OF_ARCHIVE
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64, U32
 
 DEFAULT_MAX_SIZE_BYTES = 1_000_000_000
 END_BYTES = len(END_OF_ARCHIVE)
@@ -219,8 +217,6 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, ordered: Ordered) -> Sizes:
         """Those of all samples."""
-        import numpy
-
         total = ordered.total
         found = cls(numpy.zeros(total + 1, dtype=numpy.int64), numpy.empty(total, dtype=numpy.uint32))
         for first, lengths in ordered.blocks_of("out"):
@@ -315,8 +311,6 @@ def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
 
 def _fits(totals: I64, ends: Sequence[int], limits: Cuts) -> bool:
     """Whether no shard is above its limits; a sample may be, in a shard of its own."""
-    import numpy
-
     bounds = numpy.array([0, *ends], dtype=numpy.int64)
     counts, sizes = numpy.diff(bounds), numpy.diff(totals[bounds]) + END_BYTES
     is_over = (sizes > (limits.max_size or 1 << 62)) & (counts > 1)

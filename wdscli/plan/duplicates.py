@@ -15,10 +15,11 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from xxhash import xxh3_128, xxh3_128_digest
 
+from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import PIECE_BYTES, Input, Inputs, cut_short
@@ -30,9 +31,6 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named
 from wdscli.selection.reading import Payloads
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64, Mask
 
 SAMPLES_AT_ONCE = 1 << 14
 """So many samples are read again, and their names held, together."""
@@ -138,8 +136,6 @@ class Comparison:
     def pairs(self, groups: Groups, *, first_only: bool = False, progress: Progress = QUIET) -> Pairs:
         """The repeats in all groups. With ``first_only`` the search ends soon after the first.
         Raises InputError, DataError."""
-        import numpy
-
         rows, firsts = array("q"), array("q")
         with Inputs(dict(enumerate(self.reader.inputs))) as inputs:
             for some in _by_count(groups.lists()):
@@ -223,8 +219,6 @@ class Groups(NamedTuple):
     def of(cls, rows: I64, same: Mask) -> Groups:
         """``rows`` are in the order of their hashes, those of one hash rising; ``same`` says which has the hash of the
         one before."""
-        import numpy
-
         begins: I64 = numpy.flatnonzero(~same)
         ends: I64 = numpy.append(begins[1:], len(rows))[: len(begins)]
         several = ends - begins > 1
@@ -248,8 +242,6 @@ def repeated_keys(
 ) -> tuple[Pairs, Comparison]:
     """The samples that repeat a key, by ``key_of``, None for the key that is written; and the comparison that found
     them."""
-    import numpy
-
     rows, hashes = table.repeated()
     groups = Groups.of(rows, numpy.append(False, hashes[1:] == hashes[:-1])[: len(rows)])
     comparison = Comparison(table, reader, key_of or reader.written_key)
@@ -338,8 +330,6 @@ class Duplicates(NamedTuple):
 
     def _keys(self, samples: PlanTable) -> list[str]:
         """The keys of some samples, as the inputs have them."""
-        import numpy
-
         where = samples.shards.astype(numpy.uint64) << numpy.uint64(32) | samples.places
         # A sample may be repeated more than once: it is read once.
         _, rows, which = numpy.unique(where, return_index=True, return_inverse=True)
@@ -411,8 +401,6 @@ class Dedup(NamedTuple):
 
 def _groups_of_digests(values: Values) -> Groups:
     """The rows whose values are the same and not empty."""
-    import numpy
-
     rows: I64 = numpy.flatnonzero(values.lengths)
     halves = values.fixed(DIGEST_BYTES).view("<u8")
     order = numpy.lexsort((halves[:, 1], halves[:, 0]))

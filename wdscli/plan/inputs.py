@@ -14,8 +14,9 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.plan.table import PlanTable
 from wdscli.samples import SampleBatch, group_columns
@@ -24,9 +25,6 @@ from wdscli.storage.opening import is_device, open_again
 from wdscli.tar import FOREIGN, Columns, Scanner, padded, scan
 from wdscli.tar.columns import new_columns
 from wdscli.tar.header import BLOCK
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64, U64
 
 PIECE_BYTES = 1 << 20
 """Of a payload so much is read at a time."""
@@ -154,8 +152,6 @@ class Inputs:
 
     def expect(self, files: I64, begins: I64 | U64, lengths: I64 | U64) -> None:
         """Tell the inputs that are far away what will be read of them next, one number a range in each column."""
-        import numpy
-
         far = [number for number, one in self._inputs.items() if not one.is_near]
         for number in numpy.intersect1d(files, far).tolist() if far else ():
             source = self[number]
@@ -205,8 +201,6 @@ def is_cold(descriptor: int, offset: int) -> bool:
 
 def totals_of(samples: PlanTable) -> I64:
     """How many bytes lie before each sample and behind the last, when they lie side by side."""
-    import numpy
-
     totals: I64 = numpy.zeros(samples.total + 1, dtype=numpy.int64)
     numpy.cumsum(samples.lengths, out=totals[1:], dtype=numpy.int64)
     return totals
@@ -214,8 +208,6 @@ def totals_of(samples: PlanTable) -> I64:
 
 def edges_of(files: I64, begins: U64, lengths: U64) -> list[int]:
     """The rows, from 1 on, that do not begin where the one before ends."""
-    import numpy
-
     apart = (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1])
     found: list[int] = (numpy.flatnonzero(apart) + 1).tolist()
     return found

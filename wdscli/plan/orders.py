@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, islice, pairwise
 from math import ceil, floor, gcd, lcm
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import UsageError
 from wdscli.ordering import rank_places
 from wdscli.plan.cut import Part
 from wdscli.plan.duplicates import Dedup, Rereader
+from wdscli.plan.join.joined import Joined
 from wdscli.plan.request import Request
 from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable, order_of_hashes
 from wdscli.plan.values import Extract, Values
@@ -36,10 +38,6 @@ from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
 from wdscli.selection.named import Named
 from wdscli.selection.reading import Payloads
-
-if TYPE_CHECKING:
-    from wdscli.plan.join.joined import Joined
-    from wdscli.plan.table import I64, U64
 
 PLAIN_BYTES = 32
 """Bytes of memory for a sample whose order needs a number or two: a shuffle, a split, a merge."""
@@ -71,8 +69,6 @@ class Surveyed(NamedTuple):
 
     def counts_of_sets(self) -> list[int]:
         """How many samples each input has."""
-        import numpy
-
         of_shard: I64 = numpy.zeros(len(self.sets) + 1, dtype=numpy.int64)
         for first in range(0, self.samples.total, ROWS_PER_BLOCK):
             # The row that stands for nobody is of no shard.
@@ -186,8 +182,6 @@ class MappedOrder(InputOrder):
         return dict(self.shaping)
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
-        import numpy
-
         if not self.keeps_shards:
             return Arranged()
         shards: I64 = numpy.arange(len(surveyed.sets), dtype=numpy.int64)
@@ -240,8 +234,6 @@ def first_to_arrange(order: Order, surveyed: Surveyed, limit: int | None) -> Sur
 
 def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arranged:
     """The first samples of an order over so many; the others, with a join all their parts, count as left out."""
-    import numpy
-
     total = samples if arranged.order is None else len(arranged.order)
     if limit is None or arranged.parts is not None or limit >= total:
         return arranged
@@ -308,8 +300,6 @@ def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> In
     ``first`` stops where a set should give a sample and has none left; ``all`` goes on with the others until all are
     used up.
     """
-    import numpy
-
     taken = _taken(counts, shares, stop)
     order = _by_time(taken, shares)
     if taken != list(counts):
@@ -347,8 +337,6 @@ def _before(end: Fraction, inclusive: bool) -> int:
 def _by_time(taken: Sequence[int], shares: Shares) -> I64:
     """The places of the first samples of each set, so many of them, set after set, by rising time; sets that are equal
     in time stay in their order."""
-    import numpy
-
     ends = [0, *accumulate(taken)]
     scale = lcm(*shares.numbers)
     steps = [scale // share for share in shares.numbers]
@@ -367,8 +355,6 @@ def _by_time(taken: Sequence[int], shares: Shares) -> I64:
 
 def _odd(first: int, end: int) -> U64:
     """2j + 1 for each j from ``first`` to ``end``."""
-    import numpy
-
     return numpy.arange(2 * first + 1, 2 * end, 2, dtype=numpy.uint64)
 
 
@@ -378,8 +364,6 @@ def times_of(first: int, end: int, share: int) -> tuple[U64, U64]:
     Shares are at most 2^31, so two times that differ do so by at least 2^-62: cutting the rest off neither makes
     different times equal nor exchanges them.
     """
-    import numpy
-
     divisor, shift = numpy.uint64(share), numpy.uint64(32)
     whole, rest = numpy.divmod(_odd(first, end), divisor)
     upper, rest = numpy.divmod(rest << shift, divisor)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedPart, PlannedShard, Sizes, names_of, planned_shards
 from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
@@ -57,9 +58,6 @@ from wdscli.storage import is_local
 from wdscli.storage.ahead import REQUEST_BYTES
 from wdscli.storage.opening import version_listed
 from wdscli.storage.patterns import NAME
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64
 
 DUPLICATE_KEY = "duplicate-key"
 """Why samples that repeat a key are left out."""
@@ -392,8 +390,6 @@ class _Planning:
 
     def draw(self) -> None:
         """Leave out the samples that are not drawn, where their number is given: only now all of them are known."""
-        import numpy
-
         draw, surveyed = self.request.selection.draw, self.surveyed
         if draw is None or not draw.is_open:
             return

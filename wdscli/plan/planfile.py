@@ -12,11 +12,12 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
 from wdscli import __version__
+from wdscli.arrays import U64, numpy
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.cut import Outputs, PlannedPart, PlannedShard, names_of
@@ -31,14 +32,10 @@ from wdscli.selection.choice import FieldRule, Rename
 from wdscli.shards.inputs import ShardSet
 from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown, shown_command, shown_in
-from wdscli.storage import Source, base_name, is_local, is_stream, local_path, open_sink, open_source
+from wdscli.storage import Sink, Source, base_name, is_local, is_stream, local_path, open_sink, open_source
 from wdscli.storage.addresses import listed_address
 from wdscli.storage.patterns import NAME
 from wdscli.tar import Form
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import U64
-    from wdscli.storage import Sink
 
 MAGIC = b"WDSPLAN\x01"
 VERSION = 2
@@ -366,8 +363,6 @@ class PlanRows(Ordered):
     __slots__ = ("_by_range", "_file", "_number", "_total")
 
     def __init__(self, file: PlanFile, number: int, total: int) -> None:
-        import numpy
-
         super().__init__(PlanTable(numpy.empty(0, dtype=row_type())))
         self._file = file
         self._number = number
@@ -379,8 +374,6 @@ class PlanRows(Ordered):
         return self._total
 
     def part(self, first: int, end: int) -> PlanTable:
-        import numpy
-
         data = self._file.rows(self._number, first, end)
         shard = self._by_range.get((first, end))
         if shard is not None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
 
+from wdscli.arrays import numpy
 from wdscli.errors import DataError, OutputError, UsageError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.plan.inputs import PIECE_BYTES
@@ -215,8 +216,6 @@ class StoredRows:
 
     def append(self, block: RowBlock) -> None:
         """Write a block. Raises OutputError."""
-        import numpy
-
         try:
             with suppress(FileExistsError):
                 os.mkdir(os.path.dirname(self.path), 0o700)
@@ -229,8 +228,6 @@ class StoredRows:
 
     def taken(self) -> Iterator[RowBlock]:
         """All blocks. Removes the file at the end. Raises OutputError."""
-        import numpy
-
         try:
             with open(self.path, "rb") as file:
                 for _ in range(self.blocks):

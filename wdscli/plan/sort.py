@@ -21,6 +21,7 @@ from functools import cache
 from hashlib import md5
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from wdscli.arrays import numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.survey import blocks_of_keys, packed_keys
@@ -29,12 +30,10 @@ from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named, Path
 from wdscli.selection.reading import Payloads
 from wdscli.selection.sample import SampleAt
+from wdscli.shards.index import Index
 
 if TYPE_CHECKING:
     from json import JSONDecoder
-
-    from wdscli.shards.index import Index
-
 
 How = Literal["plain", "natural", "numeric"]
 Missing = Literal["first", "last", "error"]
@@ -293,8 +292,6 @@ def _packed_md5s(index: Index) -> Packed:
 
 
 def _packed_sizes(index: Index) -> Packed:
-    import numpy
-
     ends: Any = index.member_ends.astype(numpy.int64)
     totals: Any = numpy.append(0, numpy.cumsum(index.member_sizes, dtype=numpy.uint64))
     sizes = (totals[ends] - totals[numpy.append(0, ends)[:-1]]).astype(">u8")

@@ -19,26 +19,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
+from wdscli.arrays import I64, U32, U64, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.ordering import mix, mix_array
 from wdscli.plan.cut import Part, checked_part
 from wdscli.plan.orders import Arranged, Order, Surveyed
 from wdscli.plan.survey import packed_keys
-from wdscli.plan.table import ROWS_PER_BLOCK
+from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable
 from wdscli.plan.values import Extract, Packed, Value, Values, WholeKey
 from wdscli.selection.named import Named
 from wdscli.selection.sample import SampleAt
+from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name, read_all
 from wdscli.storage.addresses import natural
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64, U32, U64, PlanTable
-    from wdscli.shards.index import Index
 
 MOST_PARTS = 10_000
 MISSING = b""
@@ -215,8 +213,6 @@ class RatioOrder(PartsOrder):
 
     def _numbers_of_keys(self, samples: PlanTable) -> U32:
         """Some at a time, because all hashes together are a fifth of a plan."""
-        import numpy
-
         found: U32 = numpy.empty(samples.total, dtype=numpy.uint32)
         for first in range(0, samples.total, ROWS_PER_BLOCK):
             part = slice(first, first + ROWS_PER_BLOCK)
@@ -225,8 +221,6 @@ class RatioOrder(PartsOrder):
 
     def _numbers_of_values(self, values: Values) -> U32:
         """By the digests in values, or with ``stratify`` by quotas for each class."""
-        import numpy
-
         left_out = {value: len(self.shares) + place for place, value in enumerate(_LEFT_OUT)}
         stays = len(self.shares) + len(left_out)
         numbers = numbered(values, lambda value: left_out.get(value, stays))
@@ -342,8 +336,6 @@ def ratio_text(shares: Sequence[Share]) -> str:
 
 def numbered(values: Values, number_of: Callable[[bytes], int]) -> U32:
     """The number of each value."""
-    import numpy
-
     found: U32 = numpy.empty(values.total, dtype=numpy.uint32)
     at = 0
     for some in values.blocks():
@@ -356,8 +348,6 @@ def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) ->
     """All samples by the number of their part, in each in input order. After the last part come the numbers of samples
     that are left out (:data:`_LEFT_OUT`, in that order); parts without samples are made only with ``keeps_empty``. A
     counting sort, which needs no memory but for the order."""
-    import numpy
-
     total = len(names) + len(_LEFT_OUT)
     blocks = [numbers[first : first + ROWS_PER_BLOCK] for first in range(0, len(numbers), ROWS_PER_BLOCK)]
     tallies = (numpy.bincount(some, minlength=total) for some in blocks)
@@ -424,15 +414,11 @@ def bounds(shares: Sequence[Share]) -> list[int]:
 
 def ranks_of(seed: int, digests: U64) -> U64:
     """The ranks of groups of these XXH3-64: ``mix(mix(seed) ^ digest)``, pinned as the order of a shuffle is."""
-    import numpy
-
     return mix_array(digests ^ numpy.uint64(mix(seed)))
 
 
 def parts_of_ranks(ranks: U64, shares: Sequence[Share]) -> I64:
     """The number of the part of each rank, from 0."""
-    import numpy
-
     # A part so small that no rank is in it begins where there is no rank any more.
     begins = numpy.array([min(bound, (1 << 64) - 1) for bound in bounds(shares)], dtype=numpy.uint64)
     return numpy.searchsorted(begins, ranks, side="right").astype(numpy.int64, copy=False)
@@ -445,8 +431,6 @@ def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[Sha
     (of equally many, to the one with the lower number). In each class the groups, in the order of their ranks, fill the
     class's quota of the first part, then that of the second, and so on: a group goes where its middle falls.
     """
-    import numpy
-
     if not len(digests):
         return numpy.empty(0, dtype=numpy.int64)
     groups, group_of, sizes = numpy.unique(digests, return_inverse=True, return_counts=True)
@@ -469,8 +453,6 @@ def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[Sha
 
 def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
     """The class of most samples of each group, the lowest of several."""
-    import numpy
-
     width = int(classes.max()) + 1
     pairs, counts = numpy.unique(group_of * width + classes, return_counts=True)
     # From the rarest to the most frequent, and from the highest class to the lowest: the last one written stays.

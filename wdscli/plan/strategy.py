@@ -23,6 +23,7 @@ from contextlib import suppress
 from math import ceil
 from typing import NamedTuple
 
+from wdscli.arrays import numpy
 from wdscli.errors import EngineError, UsageError
 from wdscli.executors import default_jobs
 from wdscli.plan.inputs import Input, is_of_this_process, is_read_once
@@ -119,8 +120,6 @@ class Cost(NamedTuple):
 def cost_of_gathering(lists: Sequence[Ordered], gap_bytes: int) -> Cost:
     """What it takes to read rows in output order, some MiB of them together, where gaps of less than ``gap_bytes`` are
     read too. Looks at some thousands of samples all over."""
-    import numpy
-
     requests = size = 0.0
     for ordered in lists:
         step = max(1, ordered.total // _LOOKS, _ROWS_PER_LOOK)
@@ -159,8 +158,6 @@ def _copies(inputs: Sequence[Input]) -> str:
 def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
     """Bytes that adjoin in the inputs as in the output, but for short gaps, on average; and all bytes to be read,
     about. Looks at some thousands of samples all over."""
-    import numpy
-
     total = sum(ordered.total for ordered in lists)
     if not total:
         return 0, 0

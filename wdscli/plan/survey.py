@@ -14,13 +14,15 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
+from wdscli.arrays import I64, U32, Rows, numpy
 from wdscli.errors import DataError
 from wdscli.executors import WORTH_BYTES, make_executor, run_shard_tasks, tick_of_task, useful_jobs
 from wdscli.plan.inputs import Input, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
@@ -44,7 +46,7 @@ from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Sightings
 from wdscli.selection.reading import Payloads, iter_selected
-from wdscli.shards.index import index_address
+from wdscli.shards.index import Index, index_address
 from wdscli.shards.reading import Beside, index_batches, index_for, open_by_index
 from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.addresses import local_path
@@ -52,12 +54,6 @@ from wdscli.storage.opening import size_hint
 from wdscli.tar import FOREIGN, Form, build_header, padded
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 from wdscli.tar.reader import is_dense
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from wdscli.plan.table import I64, U32, Rows
-    from wdscli.shards.index import Index
 
 RENAMED = 0b1000000
 """Mark of a sample that gets a new key."""
@@ -468,8 +464,6 @@ class _Rows:
 
     def taken(self, task: SurveyTask) -> Rows:
         """All of them; here there are none any more."""
-        import numpy
-
         self._settle(task)
         made, self._made, self.total = self._made, [no_rows()], 0
         return numpy.concatenate(made)
@@ -477,8 +471,6 @@ class _Rows:
 
 def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
     """The rows of some samples of some batches, one behind the other."""
-    import numpy
-
     fields: list[bytes] = []
     starts, offsets, sizes, counts, marks, keys, places, chosen = (list[Any]() for _ in range(8))
     for batch, some in batches:
@@ -548,8 +540,6 @@ def _look_closer(task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], ro
 def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
     """The rows of an index whose samples are all wanted as they stand; None when a selection, a new key, a mark or a
     name asks for a closer look at one."""
-    import numpy
-
     special = task.selection.changes_members or task.rekey is not None
     if special or not task.selection.is_trivial or index.marks.any() or _may_be_unsafe(index):
         return None
@@ -573,8 +563,6 @@ def blocks_of_keys(index: Index) -> Iterator[tuple[int, list[bytes]]]:
 
 def _keys_of(index: Index, first: int, end: int) -> list[bytes]:
     """Some keys of an index."""
-    import numpy
-
     begin = int(index.key_ends[first - 1]) if first else 0
     ends = index.key_ends[first:end]
     width = int(ends[0]) - begin
@@ -588,16 +576,12 @@ def _keys_of(index: Index, first: int, end: int) -> list[bytes]:
 
 def packed_keys(index: Index) -> Packed:
     """The keys of all samples of an index, as an extract would give them."""
-    import numpy
-
     lengths: U32 = numpy.diff(index.key_ends, prepend=numpy.uint64(0)).astype(numpy.uint32)
     return Packed(lengths, numpy.frombuffer(index.keys, numpy.uint8))
 
 
 def _may_be_unsafe(index: Index) -> bool:
     """Whether a name may be an unsafe one, by a quick look at all keys together and at all fields."""
-    import numpy
-
     keys = index.keys
     ends: I64 = index.key_ends.astype(numpy.int64)
     begins: I64 = numpy.append(0, ends)[:-1]

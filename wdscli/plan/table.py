@@ -14,23 +14,13 @@ import mmap
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, numpy
 from wdscli.errors import OutputError
 from wdscli.samples import SampleBatch
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    U8: TypeAlias = NDArray[numpy.uint8]
-    U32: TypeAlias = NDArray[numpy.uint32]
-    U64: TypeAlias = NDArray[numpy.uint64]
-    I64: TypeAlias = NDArray[numpy.int64]
-    Mask: TypeAlias = NDArray[numpy.bool_]
-    Rows: TypeAlias = NDArray[numpy.void]
 
 ROWS_PER_BLOCK = 1 << 18
 """Rows that are looked at together where all are gone through."""
@@ -50,8 +40,6 @@ def row_type() -> numpy.dtype[numpy.void]:
     stands (0: nothing). ``headers`` is what :func:`headers_of` says of it as it lies in its input,
     0 where nobody knows.
     """
-    import numpy
-
     return numpy.dtype(  # type: ignore[return-value,unused-ignore]
         [
             ("key", "<u8"),
@@ -69,8 +57,6 @@ def row_type() -> numpy.dtype[numpy.void]:
 
 def no_rows() -> Rows:
     """None of them."""
-    import numpy
-
     return numpy.empty(0, dtype=row_type())
 
 
@@ -130,8 +116,6 @@ class GrowingTable:
 
     def table(self) -> PlanTable:
         """All of them; none is appended any more."""
-        import numpy
-
         data, file = self._rows.shared()
         return PlanTable(numpy.frombuffer(data, dtype=row_type()), None if file is None else Origin(file, 0))
 
@@ -211,8 +195,6 @@ class PlanTable:
 
     def repeated(self) -> tuple[I64, U64]:
         """The rows whose hashes others have too, in the order of these, equal ones in their own; and the hashes."""
-        import numpy
-
         # Usually no hash comes twice, and one sorted copy is all that it takes to know.
         ordered = numpy.sort(self.keys)
         again = numpy.unique(ordered[1:][ordered[1:] == ordered[:-1]])
@@ -268,8 +250,6 @@ class Ordered:
 
     def blocks_of(self, name: str) -> Iterator[tuple[int, U64]]:
         """One column of all samples, some at a time, each block with its place."""
-        import numpy
-
         # Rows that lie all over the table are found sooner in a column that lies side by side.
         rows = self.samples.rows[name]
         column: U64 = rows if self.order is None else numpy.ascontiguousarray(rows)
@@ -290,8 +270,6 @@ class Ordered:
 
     def shard_numbers(self) -> list[int]:
         """The input shards that they come from, in rising order."""
-        import numpy
-
         found: set[int] = set()
         for first in range(0, self.total, ROWS_PER_BLOCK):
             found.update(numpy.unique(self.column("shard", first, first + ROWS_PER_BLOCK)).tolist())
@@ -300,8 +278,6 @@ class Ordered:
 
 def _opened(path: str, first: int, total: int) -> PlanTable:
     """The rows of a table of another process."""
-    import numpy
-
     size = row_type().itemsize
     with open(path, "rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -311,8 +287,6 @@ def _opened(path: str, first: int, total: int) -> PlanTable:
 def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:
     """An array without the places ``gone``, which rise: what stays moves up in the array's own space, a block at a
     time, and the view of it is returned."""
-    import numpy
-
     without: I64 = numpy.asarray(gone, dtype=numpy.int64)
     if not len(without):
         return column
@@ -334,8 +308,6 @@ def order_of_hashes(total: int, hashes: Callable[[Any], U64]) -> I64:
     fast as rows by numbers, and in half the memory. The few rows that the upper bits do not tell apart are looked at
     again.
     """
-    import numpy
-
     mask = numpy.uint64((1 << max(1, total - 1).bit_length()) - 1)
     packed: U64 = numpy.arange(total, dtype=numpy.uint64)
     for first in range(0, total, ROWS_PER_BLOCK):
@@ -370,8 +342,6 @@ def headers_of(names: U64, sizes: U64, counts: I64) -> U32:
     All modulo 2^64: member j (from 0) of a sample gives x = (name ^ size * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9,
     then (x ^ x >> 32) * (2 * j + 1); the upper half of their sum is taken, but 1 for 0.
     """
-    import numpy
-
     if not len(counts):
         return numpy.empty(0, dtype=numpy.uint32)
     firsts = numpy.cumsum(counts) - counts
@@ -401,15 +371,11 @@ _FIELD_HASHES = _FieldHashes()
 
 def hashes_of(fields: Sequence[bytes]) -> U64:
     """The XXH3-64 of fields."""
-    import numpy
-
     return numpy.frombuffer(array("Q", map(_FIELD_HASHES.__getitem__, fields)), dtype=numpy.uint64)
 
 
 def headers_of_batch(batch: SampleBatch) -> U32:
     """:func:`headers_of` of the samples of a batch."""
-    import numpy
-
     members = slice(batch.firsts[0], batch.firsts[-1])
     sizes: U64 = numpy.array(batch.sizes[members], dtype=numpy.uint64)
     return headers_of(hashes_of(batch.fields[members]), sizes, numpy.diff(batch.firsts))

@@ -18,8 +18,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, numpy
 from wdscli.errors import UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.table import ROWS_PER_BLOCK, Growing, moved_up
@@ -28,13 +29,7 @@ from wdscli.selection.expressions import Expression
 from wdscli.selection.named import Named, Path
 from wdscli.selection.reading import Payloads
 from wdscli.selection.sample import SampleAt
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    from wdscli.plan.table import I64, U8, U32, U64, Mask, Rows
-    from wdscli.shards.index import Index
+from wdscli.shards.index import Index
 
 WORD_BYTES = 8
 VALUES_PER_BLOCK = 1 << 14
@@ -86,8 +81,6 @@ class Packed(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[bytes]) -> Packed:
         """Values as they were found."""
-        import numpy
-
         lengths: U32 = numpy.fromiter(map(len, values), numpy.uint32, len(values))
         return cls(lengths, numpy.frombuffer(b"".join(values), numpy.uint8))
 
@@ -110,8 +103,6 @@ class GrowingValues:
 
     def append(self, packed: Packed) -> None:
         """Add values. Raises OutputError."""
-        import numpy
-
         ends = numpy.cumsum(packed.lengths, dtype=numpy.int64) + self._size
         self._lengths.append(packed.lengths)
         self._starts.append(ends - packed.lengths)
@@ -120,8 +111,6 @@ class GrowingValues:
 
     def values(self) -> Values:
         """All of them; none is appended any more."""
-        import numpy
-
         # So that the last value too is followed by a whole number.
         self._data.append(bytes(WORD_BYTES))
         return Values(
@@ -167,8 +156,6 @@ class Values:
 
     def words(self, rows: Any, place: int) -> U32:
         """The number of 32 bits at a place of the values of some rows, where all values are such numbers."""
-        import numpy
-
         words = numpy.frombuffer(self._data, dtype=numpy.uint32, count=len(self._data) // 4)
         found: U32 = words[(self.starts[rows] >> 2) + place]
         return found
@@ -189,12 +176,10 @@ class Values:
         """All values but those of the rows ``gone``, which rise; these values are of no use any more."""
         return Values(moved_up(self.starts, gone), moved_up(self.lengths, gone), self._data)
 
-    def fixed(self, width: int) -> NDArray[numpy.uint8]:
+    def fixed(self, width: int) -> U8:
         """The bytes of all values as rows of ``width`` bytes, which is the length of each that is not empty; a copy."""
-        import numpy
-
         there: Any = numpy.flatnonzero(self.lengths)
-        found: NDArray[numpy.uint8] = numpy.empty((len(there), width), dtype=numpy.uint8)
+        found: U8 = numpy.empty((len(there), width), dtype=numpy.uint8)
         words = numpy.ndarray(
             (max(0, len(self._data) - width + 1),), dtype=f"V{width}", buffer=self._data, strides=(1,)
         )
@@ -212,8 +197,6 @@ class _Ordering:
     """One call of :meth:`Values.order`."""
 
     def __init__(self, starts: I64, lengths: U32, data: memoryview) -> None:
-        import numpy
-
         self.starts = starts
         self.lengths = lengths
         # A number begins at every byte.
@@ -224,8 +207,6 @@ class _Ordering:
         self._masks: U64 = numpy.array(masks, dtype=numpy.uint64)
 
     def order(self) -> I64:
-        import numpy
-
         total = len(self.starts)
         depth = self._common()
         words: U64 = numpy.empty(total, dtype=numpy.uint64)
@@ -248,8 +229,6 @@ class _Ordering:
 
     def _common(self) -> int:
         """How many bytes all values have in common at their beginnings, in whole words."""
-        import numpy
-
         depth = 0
         shortest = int(self.lengths.min()) if len(self.lengths) else 0
         while depth + WORD_BYTES <= shortest:
@@ -263,8 +242,6 @@ class _Ordering:
 
     def _words_at(self, rows: Any, depth: int) -> U64:
         """The eight bytes at ``depth`` of the values of some rows, zeros where they have ended."""
-        import numpy
-
         left = self.lengths[rows].astype(numpy.int64) - depth
         # Who has ended reads anywhere.
         places = numpy.where(left > 0, self.starts[rows] + depth, 0)
@@ -280,8 +257,6 @@ class _Ordering:
 
     def _settle(self, order: I64, tied: Mask, depth: int) -> None:
         """Order the runs of ties by length where strings end within the word at ``depth``, which settles them."""
-        import numpy
-
         for first, end in _runs_of_ties(tied):
             left = self.lengths[order[first:end]].astype(numpy.int64) - depth
             ends = numpy.clip(left, 0, WORD_BYTES + 1).astype(numpy.uint8)
@@ -292,8 +267,6 @@ class _Ordering:
 def _sort_run(order: I64, tied: Mask, first: int, end: int, by: Any) -> Any:
     """Order the rows at places ``first`` to ``end`` by a number of each, within each run of ties; returns the numbers
     in this order."""
-    import numpy
-
     own = tied[first + 1 : end]
     # Often they are in order as they are, or all the same.
     if not ((by[1:] >= by[:-1]) | ~own).all():

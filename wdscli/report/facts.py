@@ -25,7 +25,7 @@ from wdscli.verify.findings import Finding, kind_of
 from wdscli.verify.set import VerifyReport
 
 if TYPE_CHECKING:
-    from wdscli.plan.table import I64
+    from wdscli.arrays import I64
     from wdscli.shards.manifest import Manifest
 
 MAX_CLASSES = 600

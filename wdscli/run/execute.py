@@ -10,12 +10,13 @@ only then the manifests are written. It must not know why samples are reordered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
@@ -47,9 +48,6 @@ from wdscli.storage.blocks import kind_of_name
 from wdscli.transform.shards import check_transformed, transform_folder, write_slices
 from wdscli.transform.slices import KEPT, SliceResult, Slices, SliceTask, Totals, transform_slice
 from wdscli.transform.transform import Transform
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 
 @dataclass(frozen=True, slots=True)

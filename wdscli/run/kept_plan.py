@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wdscli.errors import WdsError
 from wdscli.executors import run_tasks
@@ -43,9 +44,6 @@ from wdscli.shards.reading import tells_bytes, versioned
 from wdscli.storage import base_name, is_local, open_sink, open_source, read_all
 from wdscli.storage.opening import at_once, read_noted
 from wdscli.tar import Form
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 WORTH_SHARE = 20
 """A plan is kept when it is at most one part in so many of what the inputs have."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wdscli.errors import DataError, InputNotFoundError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
+from wdscli.plan.cut import PlannedShard
+from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import PlanMark
 from wdscli.progress import Progress
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
@@ -25,10 +27,6 @@ from wdscli.shards.manifest import INDEX_FOLDER, Manifest
 from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once, versions_at
-
-if TYPE_CHECKING:
-    from wdscli.plan.cut import PlannedShard
-    from wdscli.plan.plan import ReorderPlan
 
 
 class Kept(NamedTuple):

@@ -14,18 +14,15 @@ import re
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from heapq import heappush, heapreplace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import UsageError
 from wdscli.ordering import mix, mix_array
 from wdscli.storage import is_local, is_stream, local_path
 from wdscli.storage.opening import is_device
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
 
 SALT = 0x73616D706C65
 RANKS = 1 << 64
@@ -89,16 +86,12 @@ class Draw(NamedTuple):
         """The rank of a key."""
         return mix(self.start ^ xxh3_64_intdigest(key))
 
-    def ranks(self, hashes: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
+    def ranks(self, hashes: U64) -> U64:
         """The ranks of keys of these XXH3-64."""
-        import numpy
-
         return mix_array(hashes ^ numpy.uint64(self.start))
 
-    def left_out(self, hashes: NDArray[numpy.uint64]) -> NDArray[numpy.int64]:
+    def left_out(self, hashes: U64) -> I64:
         """The rows that are not drawn, rising, of all there are: each has the XXH3-64 of its key."""
-        import numpy
-
         assert self.number is not None
         if self.number >= len(hashes):
             return numpy.empty(0, dtype=numpy.int64)

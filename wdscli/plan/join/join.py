@@ -20,8 +20,9 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from wdscli.arrays import I64, U32, U64, Mask, Rows, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.duplicates import repeated_error, repeated_keys
@@ -51,13 +52,10 @@ from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
 from wdscli.selection.reading import Payloads
 from wdscli.selection.sample import SampleAt
+from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name
 from wdscli.tar import Form
 from wdscli.tar.header import BLOCK
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64, U32, U64, Mask, Rows
-    from wdscli.shards.index import Index
 
 JoinKind = Literal["inner", "left", "outer"]
 LARGEST_BYTES = 1 << 40
@@ -209,8 +207,6 @@ class Join(Order):
 
     def repeated(self, surveyed: Surveyed, request: Request) -> I64:
         """The rows that repeat the key of another of their set. Raises DataError where that is an error."""
-        import numpy
-
         table, reader, gone = surveyed.samples, surveyed.reader, []
         is_error = request.on_duplicate == "error"
         for first, end in _bounds(surveyed):
@@ -232,8 +228,6 @@ class Join(Order):
     def arrange(self, surveyed: Surveyed) -> Arranged:
         """The rows of the first parts in output order, and those of each later set. Rows of first parts say afterwards
         what the joined samples will be. Raises DataError."""
-        import numpy
-
         table = surveyed.samples
         policies = self.policies(surveyed.total_sets)
         sets = [
@@ -301,8 +295,6 @@ class Join(Order):
 
 def nobody() -> Rows:
     """The row that stands for a part that is not there."""
-    import numpy
-
     row: Rows = numpy.zeros(1, dtype=row_type())
     row["shard"] = NOBODY
     return row
@@ -326,8 +318,6 @@ def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
     >>> [rows.tolist() for rows in match([a, b], "inner")]
     [[0, 2], [2, 0]]
     """
-    import numpy
-
     keys = sets[0]
     rows: list[I64] = [numpy.arange(len(keys), dtype=numpy.int64)]
     for hashes in sets[1:]:
@@ -350,8 +340,6 @@ def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
 
 def find(wanted: U64, hashes: U64) -> I64:
     """The place in ``hashes`` of each that is wanted, -1 where it is not there."""
-    import numpy
-
     if not len(hashes):
         return numpy.full(len(wanted), -1, dtype=numpy.int64)
     # Both in rising order: the lookups walk through memory instead of jumping about in it.
@@ -366,8 +354,6 @@ def find(wanted: U64, hashes: U64) -> I64:
 
 def _rising(hashes: U64) -> tuple[I64, U64]:
     """The rows in the order of their hashes, and these."""
-    import numpy
-
     # A column of a table lies apart in memory.
     column = numpy.ascontiguousarray(hashes)
     order = order_of_hashes(len(column), column.__getitem__)
@@ -396,8 +382,6 @@ class Shapes(Extract):
 
     def values_of_index(self, index: Index) -> Packed | None:
         """Those of all samples of an index that have the same fields in the same order."""
-        import numpy
-
         count, total = index.samples, index.members
         if self._selection.changes_members or not count or total % count:
             return None
@@ -430,8 +414,6 @@ class Shapes(Extract):
 
     def _alike(self, shape: Shape, longest_key: int, sizes: Sequence[int] | U64, count: int) -> U32 | None:
         """The numbers of samples of one shape, a line each, where members have one block of header by any name."""
-        import numpy
-
         words: U32 = numpy.empty((count, 1 + 2 * len(shape) * self.has_lengths), dtype=numpy.uint32)
         words[:, 0] = self._number(shape)
         if self.has_lengths:
@@ -469,8 +451,6 @@ class SetRows:
     """The samples of one set: rows ``first`` to ``end`` of the table, from ``inputs`` with these numbers."""
 
     def __init__(self, surveyed: Surveyed, first: int, end: int, inputs: Sequence[int]) -> None:
-        import numpy
-
         assert surveyed.values is not None
         self.first = first
         self.samples = surveyed.samples.part(first, end)
@@ -499,8 +479,6 @@ class SetRows:
 
     def blocks(self, rows: I64, place: int) -> I64:
         """The blocks of the member at a place of what the extract took, of some samples of one shape."""
-        import numpy
-
         return self._values.words(rows + self.first, 1 + place).astype(numpy.int64)
 
 
@@ -512,8 +490,6 @@ class Measured:
     """
 
     def __init__(self, policies: Sequence[OnConflict], sets: Sequence[SetRows], rows: Sequence[I64]) -> None:
-        import numpy
-
         self._sets = sets
         self._rows = rows
         total = len(rows[0])
@@ -535,8 +511,6 @@ class Measured:
 
     def _combinations(self) -> Iterator[tuple[I64, list[Shape | None]]]:
         """Output samples, those together whose parts have the same fields, in output order; and these."""
-        import numpy
-
         kinds: I64 = numpy.zeros(len(self.lengths), dtype=numpy.int64)
         most = 1
         for of_set, column in zip(self._sets, self._rows, strict=True):

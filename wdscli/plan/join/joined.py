@@ -10,16 +10,14 @@ were found, nor how they are copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
+from wdscli.arrays import I64, Rows, numpy
 from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.plan.inputs import Stamp
 from wdscli.plan.survey import RENAMED
 from wdscli.plan.table import Ordered, PlanTable, row_type
-
-if TYPE_CHECKING:
-    from wdscli.plan.table import I64, Rows
 
 OnConflict = Literal["error", "left", "right", "suffix"]
 Shape: TypeAlias = tuple[bytes, ...]
@@ -79,8 +77,6 @@ class Joined(NamedTuple):
 
 def in_turn(lists: Sequence[Ordered]) -> Ordered:
     """The rows of all lists, which are of one length, in turn."""
-    import numpy
-
     if len(lists) == 1:
         return lists[0]
     if any(one.samples is not lists[0].samples for one in lists):
@@ -93,8 +89,6 @@ def in_turn(lists: Sequence[Ordered]) -> Ordered:
 
 def _beside_each_other(lists: Sequence[Ordered]) -> Ordered:
     """The same of lists over different tables, in memory."""
-    import numpy
-
     rows: Rows = numpy.empty((lists[0].total, len(lists)), dtype=row_type())
     for number, one in enumerate(lists):
         rows[:, number] = one.part(0, one.total).rows
