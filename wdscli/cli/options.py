@@ -7,6 +7,9 @@ spreads its fields over the command's signature, so that Typer sees plain option
     @grouped
     def ls(shards: Shards, selection: SelectionOptions, common: CommonOptions, long: Long = False) -> None: ...
 
+Where a command, or a group, has no use for some options of a group, it takes the others:
+``Annotated[EngineOptions, "without strategy tmp"]``.
+
 The fields of a group are plain values: text, numbers, lists. What they mean is decided by whom they are handed to
 (``wdscli.selection`` for the selection, the operation for the rest), so this module imports nothing of the library but
 the parser of sizes.
@@ -114,16 +117,6 @@ class CommonOptions(NamedTuple):
     debug: bool = False
 
 
-@_common("""
-    --trust-addresses  Let manifests, and lists and tables that are fetched, name any address, not only
-        addresses beside and below them or on their own host. Commands stay refused.
-    """)
-class TrustOptions(NamedTuple):
-    """What documents that others made may name."""
-
-    trust_addresses: bool = False
-
-
 @_network("""
     --read-ahead SIZE  Read at most SIZE bytes of remote shards ahead, in each process. Default: 64MiB.
     --retries N  Repeat a failed request up to N times. Default: 5.
@@ -163,13 +156,17 @@ class JsonOptions(NamedTuple):
     json: bool = False
 
 
+@_common("""
+    --trust-addresses  Let manifests, and lists and tables that are fetched, name any address, not only
+        addresses beside and below them or on their own host. Commands stay refused.
+    """)
 class GeneralOptions(NamedTuple):
-    """What a command takes whose result is worth reading by a program."""
+    """What every command takes that reads shards."""
 
-    json: JsonOptions
-    trust: TrustOptions
-    network: NetworkOptions
-    common: CommonOptions
+    json: JsonOptions = JsonOptions()
+    trust_addresses: bool = False
+    network: NetworkOptions = NetworkOptions()
+    common: CommonOptions = CommonOptions()
 
 
 @_select("""
@@ -263,30 +260,17 @@ class PlannedCutOptions(NamedTuple):
 Algorithm = Literal["xxh3_128", "sha256", "none"]
 
 
-LongNames = Literal["pax", "gnu"]
-written = _output("""
+@_output("""
+    -o, --output OUT  Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL
+        of these.
     --force  Replace existing files.
     --fsync  Flush each shard to the device before it is renamed to its final name.
     --no-index  Write no index files.
+    --checksum  Checksum algorithm of the manifest.
     --mtime TIME  Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH, or
         0.
     --long-names  Header format of names that do not fit into ustar. DALI reads gnu only.
     -n, --dry-run  Print what would be written, and write nothing.
-    """)
-"""How shards are written, whoever does it."""
-
-
-checksummed = _output("""
-    --checksum  Checksum algorithm of the manifest.
-    """)
-"""What the manifest says of them."""
-
-
-@written
-@checksummed
-@_output("""
-    -o, --output OUT  Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL
-        of these.
     """)
 class OutputOptions(NamedTuple):
     """Where shards are written, and how."""
@@ -297,7 +281,7 @@ class OutputOptions(NamedTuple):
     no_index: bool = False
     checksum: Algorithm = "xxh3_128"
     mtime: Number = None
-    long_names: LongNames = "pax"
+    long_names: Literal["pax", "gnu"] = "pax"
     dry_run: bool = False
 
     def settings(self) -> "ShardSettings":
@@ -308,20 +292,8 @@ class OutputOptions(NamedTuple):
         return ShardSettings(form, self.checksum, not self.no_index, self.force, self.fsync)
 
 
-_jobs = _output("""
-    -j, --jobs N  Number of processes. Default: one per processor. The output is the same for any N.
-    """)
-_elsewhere = _engine("""
-    --engine URL  Run on other machines: dask://HOST:PORT, or another installed engine. Default: this
-        machine.
-    """)
-_bounded = _engine("""
-    --memory SIZE  Use at most SIZE bytes of memory in all processes together: 500MB, 1GiB.
-    """)
-
-
-@_jobs
 @_output("""
+    -j, --jobs N  Number of processes. Default: one per processor. The output is the same for any N.
     --post CMD  Run a shell command for each finished shard; {} in it is the shard.
     """)
 class TaskOptions(NamedTuple):
@@ -331,70 +303,21 @@ class TaskOptions(NamedTuple):
     post: Text = None
 
 
-@_jobs
-@_elsewhere
-@_bounded
-class WorkOptions(NamedTuple):
-    """Where a plan that is there is carried out."""
-
-    jobs: Positive = None
-    engine: Text = None
-    memory: Number = None
-
-
-_resumed = _engine("""
+@_engine("""
+    --engine URL  Run on other machines: dask://HOST:PORT, or another installed engine. Default: this
+        machine.
+    --strategy  gather copies samples straight from the inputs, spill by way of scratch space; auto
+        takes the faster one (-v prints why). The output is the same.
+    --memory SIZE  Use at most SIZE bytes of memory in all processes together: 500MB, 1GiB.
+    --tmp DIR  Folder or URL for scratch space (temporary files). Default: TMPDIR.
     --resume  Continue an interrupted run of the same command: keep finished shards, write the rest.
     --if-changed  Do nothing when the set exists and neither inputs nor options have changed since this
         command wrote it; otherwise replace it.
-    """)
-_scratch = _engine("""
-    --tmp DIR  Folder or URL for scratch space (temporary files). Default: TMPDIR.
-    """)
-_planned = _engine("""
     plan_file: --plan FILE  Write a plan instead of shards; `wds run` carries it out, here or on other
         machines.
     """)
-
-
-@_elsewhere
-@_resumed
-@_planned
-class PackingWorkOptions(NamedTuple):
-    """Where shards are made of files."""
-
-    engine: Text = None
-    resume: bool = False
-    if_changed: bool = False
-    plan_file: Text = None
-
-
-@_elsewhere
-@_bounded
-@_resumed
-@_scratch
-@_planned
-class PlannedWorkOptions(NamedTuple):
-    """Where a plan that is made now is carried out, or stored."""
-
-    engine: Text = None
-    memory: Number = None
-    tmp: Text = None
-    resume: bool = False
-    if_changed: bool = False
-    plan_file: Text = None
-
-
-@_elsewhere
-@_bounded
-@_engine("""
-    --strategy  gather copies samples straight from the inputs, spill by way of scratch space; auto
-        takes the faster one (-v prints why). The output is the same.
-    """)
-@_resumed
-@_scratch
-@_planned
 class EngineOptions(NamedTuple):
-    """How samples are brought into another order, and where."""
+    """How samples are brought into another order, and where; or stored as a plan."""
 
     engine: Text = None
     strategy: Literal["auto", "gather", "spill"] = "auto"
@@ -415,16 +338,6 @@ class ErrorOptions(NamedTuple):
 
 
 @_errors("""
-    --on-error  Failed call: stop, skip the sample, or keep it unchanged. skip also keeps the whole samples of
-        broken shards.
-    """)
-class FailureOptions(NamedTuple):
-    """What is done about a call that fails."""
-
-    on_error: Literal["stop", "skip", "keep"] = "stop"
-
-
-@_errors("""
     --on-duplicate  Repeated key: stop, skip the sample, or give it a new key.
     --rekey FORMAT  New keys, such as '{shard}-{index:09d}', or '{n:09d}', which counts over all shards;
         with --on-duplicate rekey only for repeated keys.
@@ -436,36 +349,15 @@ class DuplicateOptions(NamedTuple):
     rekey: Text = None
 
 
-allow_empty = _select("""
+@_select("""
     --allow-empty  Also write when a name (field, key, JSON path) does not occur, or when no sample is left.
     """)
-
-
-@allow_empty
 class InputOptions(NamedTuple):
-    """Which samples of the inputs, and what is done about those that are no good: for commands that write shards of
-    shards."""
+    """Which samples of the inputs, for commands that write shards of shards."""
 
     selection: SelectionOptions = SelectionOptions()
     allow_empty: bool = False
     duplicates: DuplicateOptions = DuplicateOptions()
-    errors: ErrorOptions = ErrorOptions()
-    trust: TrustOptions = TrustOptions()
-    network: NetworkOptions = NetworkOptions()
-    common: CommonOptions = CommonOptions()
-
-
-@allow_empty
-class MapInputOptions(NamedTuple):
-    """The same where calls may fail too."""
-
-    selection: SelectionOptions = SelectionOptions()
-    allow_empty: bool = False
-    duplicates: DuplicateOptions = DuplicateOptions()
-    errors: FailureOptions = FailureOptions()
-    trust: TrustOptions = TrustOptions()
-    network: NetworkOptions = NetworkOptions()
-    common: CommonOptions = CommonOptions()
 
 
 class ReorderOptions(NamedTuple):
@@ -473,8 +365,9 @@ class ReorderOptions(NamedTuple):
 
     tasks: TaskOptions
     engine: EngineOptions
-    json: JsonOptions
     inputs: InputOptions
+    errors: ErrorOptions
+    general: GeneralOptions
 
 
 def former_names(names: Iterable[str]) -> set[str]:
@@ -515,25 +408,37 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _is_group(kind: Any) -> bool:
-    return isinstance(kind, type) and hasattr(kind, "_field_defaults")
+def _group(kind: Any) -> tuple[Any, frozenset[str]] | None:
+    """A group, and those of its fields that are left out; None for a plain option."""
+    kind, *more = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    if not hasattr(kind, "_field_defaults"):
+        return None
+    return kind, frozenset(field for text in more for field in text.removeprefix("without").split())
 
 
 def _spread(argument: inspect.Parameter) -> list[inspect.Parameter]:
     """The options of one argument of a command, or of one field of a group. The default of a group is that of its
     options."""
-    kind, given = argument.annotation, argument.default
-    if not _is_group(kind):
+    found, given = _group(argument.annotation), argument.default
+    if found is None:
         return [argument.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    group, without = found
     options = []
-    for field in inspect.signature(kind).parameters.values():
-        default = field.default if given is argument.empty else getattr(given, field.name)
-        options += _spread(field.replace(annotation=kind.__annotations__[field.name], default=default))
+    for field in inspect.signature(group).parameters.values():
+        if field.name not in without:
+            default = field.default if given is argument.empty else getattr(given, field.name)
+            options += _spread(field.replace(annotation=group.__annotations__[field.name], default=default))
     return options
 
 
 def _gather(name: str, kind: Any, values: dict[str, Any]) -> Any:
-    """The value of an argument, from those of all options."""
-    if not _is_group(kind):
+    """The value of an argument, from those of all options; what is left out is at its default."""
+    found = _group(kind)
+    if found is None:
         return values[name]
-    return kind(*[_gather(field, kind.__annotations__[field], values) for field in kind._fields])
+    group, without = found
+    defaults = {field: group._field_defaults.get(field, "") for field in without}
+    given = [field for field in group._fields if field not in without]
+    return group(
+        **defaults, **{field: _gather(field, group.__annotations__[field], values) for field in given}
+    )

@@ -21,7 +21,7 @@ from wdscli.errors import OutputError, UsageError, printable
 from wdscli.shown import shown
 
 if TYPE_CHECKING:
-    from wdscli.cli.options import CommonOptions
+    from wdscli.cli.options import CommonOptions, GeneralOptions
 
 Cell = str | bytes | int
 
@@ -57,6 +57,11 @@ class Out:
         self._due = 0.0
         self._began = time.monotonic()
         _outs.append(self)
+
+    @classmethod
+    def of(cls, general: GeneralOptions, data: str = "") -> Out:
+        """That of a command with these options."""
+        return cls(general.common, json=general.json.json, data=data)
 
     def write(self, data: bytes) -> None:
         """``data`` as it is, soon."""

@@ -17,8 +17,8 @@ from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.cli.options import (
+        GeneralOptions,
         InputOptions,
-        MapInputOptions,
         OutputOptions,
         PlannedCutOptions,
         ReorderOptions,
@@ -56,16 +56,19 @@ def read_options(
     besides a sample. Raises UsageError."""
     from wdscli.plan.cut import Cuts
 
-    out = Out(more.inputs.common, json=more.json.json, data="" if output.dry_run else output.output)
+    out = Out.of(more.general, "" if output.dry_run else output.output)
     limits = Cuts(*cuts.plain, cuts.divisible_by)
-    settings = {**more.tasks._asdict(), **more.engine._asdict()}
-    return out, read_request(shards, output, more.inputs, own_seed=own_seed, cuts=limits, **settings)
+    settings = {**more.errors._asdict(), **more.tasks._asdict(), **more.engine._asdict()}
+    return out, read_request(
+        shards, output, more.inputs, more.general, own_seed=own_seed, cuts=limits, **settings
+    )
 
 
 def read_request(
     shards: Sequence[str],
     output: OutputOptions,
-    inputs: InputOptions | MapInputOptions,
+    inputs: InputOptions,
+    general: GeneralOptions,
     *,
     own_seed: bool = False,
     **more: Any,
@@ -87,7 +90,9 @@ def read_request(
         selection=inputs.selection.parse(own_seed=own_seed),
         selection_text=typed,
         allow_empty=inputs.allow_empty,
-        **{**inputs.errors._asdict(), **inputs.trust._asdict(), **inputs.duplicates._asdict(), **more},
+        trust_addresses=general.trust_addresses,
+        **inputs.duplicates._asdict(),
+        **more,
     )
 
 
@@ -125,7 +130,10 @@ def reorder(
         if dry_run:
             print_plan(out, plan)
         elif request.plan_file is not None:
-            _store_plan(out, plan, request.plan_file)
+            from wdscli.plan.planfile import write_plan
+
+            write_plan(plan, request.plan_file, force=request.settings.force)
+            print_stored(out, request.plan_file, len(plan.planned), plan)
         else:
             print_report(out, run_plan(plan, progress=progress), plan.oversized, done)
 
@@ -140,20 +148,11 @@ def check_plan_file(address: str | None, *, force: bool) -> None:
         )
 
 
-def _store_plan(out: Out, plan: ReorderPlan, address: str) -> None:
-    """Write the plan, and print how it is run."""
-    from wdscli.plan.planfile import write_plan
-
-    write_plan(plan, address, force=plan.request.settings.force)
-    print_stored(out, address, len(plan.planned), plan)
-
-
 def print_stored(out: Out, address: str, tasks: int, plan: ReorderPlan | CreateReport) -> None:
     """That a plan is written, and how it is run."""
     if out.json:
         out.object({"plan": shown(address), "tasks": tasks, **facts(plan, "samples bytes=size_bytes")})
-    total = f"{plural(plan.samples, 'sample')} in {plural(tasks, 'shard')}, {human_size(plan.size_bytes)}"
-    out.summary(f"planned {total}: {address}")
+    out.summary(f"planned {_total(plan, tasks)}: {address}")
     if tasks > 1:
         out.summary(f"wds run {address} --task K, for K from 0 to {tasks - 1}, makes one shard each")
         out.summary(
@@ -163,9 +162,8 @@ def print_stored(out: Out, address: str, tasks: int, plan: ReorderPlan | CreateR
         out.summary(f"wds run {address} does it")
 
 
-def _total(plan: ReorderPlan) -> str:
-    shards = plural(len(plan.planned), "shard")
-    return f"{plural(plan.samples, 'sample')} in {shards}, {human_size(plan.size_bytes)}"
+def _total(plan: ReorderPlan | CreateReport, shards: int) -> str:
+    return f"{plural(plan.samples, 'sample')} in {plural(shards, 'shard')}, {human_size(plan.size_bytes)}"
 
 
 def print_plan(out: Out, plan: ReorderPlan) -> None:
@@ -187,7 +185,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
             out.object(_joined_object(joined))
     else:
         out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
-    out.summary(f"would write {_total(plan)} ({plan.strategy}: {plan.reason})")
+    out.summary(f"would write {_total(plan, len(plan.planned))} ({plan.strategy}: {plan.reason})")
     _print_contents(out, parts, sum(not shard.samples for shard in plan.planned), joined)
     print_losses(out, plan.dropped, plan.ignored, plan.oversized)
     if plan.request.resume:
@@ -200,12 +198,11 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
 def print_report(out: Out, report: ReorderReport, oversized: int, done: str | None = None) -> None:
     """What was read and written; with JSON one object."""
     if report.is_unchanged:
-        print_unchanged(out, report, _report_object(report, report.parts != ("",)))
+        print_unchanged(out, report, _report_object(report))
         return
     written = list(zip(report.parts, report.manifests, strict=True))
-    has_parts = report.parts != ("",)
     if out.json:
-        out.object(_report_object(report, has_parts))
+        out.object(_report_object(report))
     for way, samples, members, size in (
         ("in", report.samples_in, report.members_in, report.payload_bytes_in),
         ("out", report.samples, report.members, report.payload_bytes),
@@ -215,7 +212,11 @@ def print_report(out: Out, report: ReorderReport, oversized: int, done: str | No
     shards = plural(report.shards, "shard")
     if report.kept:
         out.summary(f"kept {plural(report.kept, 'shard')} of an earlier run")
-    parts = [PartTotals(name, m.samples, len(m.shards), m.size_bytes) for name, m in written if has_parts]
+    parts = [
+        PartTotals(name, m.samples, len(m.shards), m.size_bytes)
+        for name, m in written
+        if report.parts != ("",)
+    ]
     empty = sum(not shard.samples for manifest in report.manifests for shard in manifest.shards)
     _print_contents(out, parts, empty, report.joined)
     print_losses(out, report.dropped, report.ignored, oversized)
@@ -231,7 +232,7 @@ def print_unchanged(out: Out, report: ReorderReport | CreateReport, plain: dict[
     out.summary(f"nothing to do: neither inputs nor options have changed since the set was made, {total}")
 
 
-def _report_object(report: ReorderReport, has_parts: bool) -> dict[str, Any]:
+def _report_object(report: ReorderReport) -> dict[str, Any]:
     plain = facts(
         report,
         "operation samples_in samples members_in members shards kept bytes_in bytes=bytes_out "
@@ -239,7 +240,7 @@ def _report_object(report: ReorderReport, has_parts: bool) -> dict[str, Any]:
     )
     if report.joined is not None:
         plain |= _joined_object(report.joined)
-    if not has_parts:
+    if report.parts == ("",):
         return {**plain, "fingerprint": report.manifest.fingerprint}
     plain["parts"] = {
         name: {

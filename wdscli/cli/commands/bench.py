@@ -53,13 +53,14 @@ def bench(shards: Shards, loop: LoopOptions, general: GeneralOptions) -> None:
     if not 0 < loop.seconds < inf:
         why = "leaves no time to measure" if loop.seconds <= 0 else "is no time to measure"
         raise UsageError(f"--seconds {loop.seconds:g} {why}")
-    out = Out(general.common, json=general.json.json)
+    out = Out.of(general)
     with warnings.catch_warnings():
         # What the loader warns of, as commands warn.
         warnings.showwarning = lambda message, *_, **__: out.warn(str(message))
         fields = [name for names in loop.fields or () for name in names.split(",")] or None
         out.note(", ".join(f"{name} {value}" for name, value in loop._asdict().items() if value is not None))
-        report = run(shards, **loop._replace(fields=fields)._asdict(), **general.trust._asdict())
+        given = loop._replace(fields=fields)._asdict()
+        report = run(shards, **given, trust_addresses=general.trust_addresses)
     if out.json:
         shares = {name: round(share, 4) for name, share in report.shares._asdict().items()}
         rates = {

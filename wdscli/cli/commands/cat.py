@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.cli.files import write_file, write_table
 from wdscli.cli.options import (
     DecodeOptions,
+    ErrorOptions,
+    GeneralOptions,
     InputOptions,
-    JsonOptions,
     OutputOptions,
     Shards,
     TaskOptions,
@@ -95,8 +96,9 @@ def cat(
     output: OutputOptions = _TO_STDOUT,
     work: TaskOptions,
     form: FormOptions,
-    json: JsonOptions,
     inputs: InputOptions,
+    errors: ErrorOptions,
+    general: GeneralOptions,
 ) -> None:
     """Write the selected samples as one tar, in input order.
 
@@ -123,13 +125,13 @@ def cat(
     limited = form.to_jsonl or form.to_parquet is not None or form.to_tsv is not None
     limit = form.decoding.limit(None if limited else "--to-jsonl, --to-parquet or --to-tsv")
     file = next(one for one in (form.to_parquet, form.to_tsv, output.output) if one is not None)
-    out = Out(inputs.common, json=json.json, data="" if form.to_dir or output.dry_run else file)
+    out = Out.of(general, "" if form.to_dir or output.dry_run else file)
     progress = out.progress()
     if work.jobs is not None and (others or NAME not in output.output):
         raise UsageError(
             "-j is for shards that are copied one by one", hint=f"-o 'out/{NAME}.tar' copies each shard"
         )
-    request = read_request(shards, output, inputs, **work._asdict())
+    request = read_request(shards, output, inputs, general, **errors._asdict(), **work._asdict())
     if not others:
         _write_tar(out, request, form.preserve, output.dry_run)
         return

@@ -9,10 +9,10 @@ import typer
 
 from wdscli.cli.options import (
     CutOptions,
+    EngineOptions,
     GeneralOptions,
     Natural,
     OutputOptions,
-    PackingWorkOptions,
     TaskOptions,
     Text,
     Texts,
@@ -190,7 +190,7 @@ def create(
     output: OutputOptions,
     growth: GrowthOptions,
     tasks: TaskOptions,
-    work: PackingWorkOptions,
+    work: Annotated[EngineOptions, "without strategy memory tmp"],
     trouble: TroubleOptions,
     general: GeneralOptions,
 ) -> None:
@@ -212,7 +212,7 @@ def create(
     from wdscli.ops.create import create as make
     from wdscli.plan.cut import Cuts
 
-    out = Out(general.common, json=general.json.json, data="" if output.dry_run else output.output)
+    out = Out.of(general, "" if output.dry_run else output.output)
     require = [name for text in more.samples.require or () for name in text.split(",") if name]
     options = CreateOptions(
         from_list=more.from_list,
@@ -222,9 +222,12 @@ def create(
         exclude=more.exclude or (),
         cuts=Cuts(*cuts),
         settings=output.settings(),
-        **general.trust._asdict(),
+        trust_addresses=general.trust_addresses,
+        engine=work.engine,
+        resume=work.resume,
+        if_changed=work.if_changed,
+        plan_file=work.plan_file,
         **tasks._asdict(),
-        **work._asdict(),
         **trouble._asdict(),
         **growth._asdict(),
         **more.samples._replace(require=require)._asdict(),

@@ -51,7 +51,7 @@ def diff(
     """
     from wdscli.selection import Selection
 
-    out = Out(general.common, json=general.json.json)
+    out = Out.of(general)
 
     def each(found: Difference) -> None:
         if out.json:
@@ -69,7 +69,7 @@ def diff(
         keys_only=options.keys_only,
         ignore_order=options.ignore_order,
         jobs=options.jobs,
-        trust_addresses=general.trust.trust_addresses,
+        trust_addresses=general.trust_addresses,
         progress=out.progress(),
     )
     _print(out, report)

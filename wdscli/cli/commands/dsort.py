@@ -5,23 +5,15 @@ from typing import Annotated, NamedTuple
 import typer
 
 from wdscli.cli.options import (
-    Algorithm,
-    CommonOptions,
     EngineOptions,
     ErrorOptions,
+    GeneralOptions,
     InputOptions,
-    JsonOptions,
-    LongNames,
-    NetworkOptions,
-    Number,
     OutputOptions,
     TaskOptions,
     Texts,
-    TrustOptions,
-    checksummed,
     grouped,
     panel,
-    written,
 )
 
 _where = panel("Buckets")
@@ -37,29 +29,6 @@ class BucketOptions(NamedTuple):
     bucket: Texts = None
 
 
-@written
-@checksummed
-class SetOptions(NamedTuple):
-    """How shards are written, whose names the job has."""
-
-    force: bool = False
-    fsync: bool = False
-    no_index: bool = False
-    checksum: Algorithm = "xxh3_128"
-    mtime: Number = None
-    long_names: LongNames = "pax"
-    dry_run: bool = False
-
-
-class OtherOptions(NamedTuple):
-    """What the job says nothing of."""
-
-    errors: ErrorOptions = ErrorOptions()
-    trust: TrustOptions = TrustOptions()
-    network: NetworkOptions = NetworkOptions()
-    common: CommonOptions = CommonOptions()
-
-
 @grouped
 def dsort(
     *,
@@ -67,11 +36,11 @@ def dsort(
         str, typer.Argument(metavar="SPEC", help="The job, in JSON or YAML: a file, a URL, -, or its text.")
     ],
     buckets: BucketOptions,
-    output: SetOptions,
+    output: Annotated[OutputOptions, "without output"],
     tasks: TaskOptions,
     engine: EngineOptions,
-    json: JsonOptions,
-    other: OtherOptions,
+    errors: ErrorOptions,
+    general: GeneralOptions,
 ) -> None:
     """Run a job description of AIStore's dSort on this machine.
 
@@ -96,13 +65,12 @@ def dsort(
         if not name or not equals or not place or name in where:
             raise UsageError(f"--bucket {text}: not NAME=WHERE, once a bucket", hint="--bucket images=DIR")
         where[name] = place
-    out = Out(other.common, json=json.json)
-    job = read_job(spec, where, trust_addresses=other.trust.trust_addresses)
+    out = Out.of(general)
+    job = read_job(spec, where, trust_addresses=general.trust_addresses)
     if job.unused:
         out.summary(f"note: ignored here: {', '.join(job.unused)}")
-    given = InputOptions(errors=other.errors, trust=other.trust, network=other.network, common=other.common)
-    settings = {**tasks._asdict(), **engine._asdict()}
-    request = read_request((), OutputOptions("", **output._asdict()), given, **settings)
+    settings = {**errors._asdict(), **tasks._asdict(), **engine._asdict()}
+    request = read_request((), output, InputOptions(), general, **settings)
     meant = dsort_order(job, request)
     dry_run = output.dry_run or job.is_dry
     try:

@@ -72,7 +72,7 @@ def index(
             "--no-manifest leaves nothing to write" if options.no_index else "-o with --no-manifest"
         )
     dry = options.dry_run or options.check
-    out = Out(general.common, json=general.json.json)
+    out = Out.of(general)
     report = run(
         shards,
         manifest=options.output,
@@ -81,7 +81,7 @@ def index(
         checksum=options.checksum,
         dialects=options.dialect or (),
         force=options.force,
-        trust_addresses=general.trust.trust_addresses,
+        trust_addresses=general.trust_addresses,
         dry_run=dry,
         jobs=options.jobs,
         progress=out.progress(),

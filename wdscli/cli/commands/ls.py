@@ -110,13 +110,13 @@ def ls(
     if show.long and (show.by_shard or show.summary):
         raise UsageError("-l is for samples and members", hint="leave it out, or --by-shard and --summary")
     _check_table(table, show)
-    out = Out(general.common, json=general.json.json)
+    out = Out.of(general)
     prints_rows = not show.summary and table.parquet is None and table.csv in (None, "-")
     found = open_listing(
         shards,
         selection=selection.parse(),
         on_error=errors.on_error,
-        trust_addresses=general.trust.trust_addresses,
+        trust_addresses=general.trust_addresses,
         progress=out.progress(rows=prints_rows),
     )
     if table.parquet is not None or table.csv is not None:

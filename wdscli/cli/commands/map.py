@@ -1,13 +1,13 @@
 """``wds map``: options in; new samples out."""
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from wdscli.cli.options import (
-    JsonOptions,
-    MapInputOptions,
+    EngineOptions,
+    GeneralOptions,
+    InputOptions,
     OutputOptions,
     PlannedCutOptions,
-    PlannedWorkOptions,
     Positive,
     Shards,
     TaskOptions,
@@ -50,6 +50,16 @@ class MapOptions(NamedTuple):
     quality: Positive = None
 
 
+@panel("Errors")("""
+    --on-error  Failed call: stop, skip the sample, or keep it unchanged. skip also keeps the whole samples of
+        broken shards.
+    """)
+class FailureOptions(NamedTuple):
+    """What is done about a call that fails."""
+
+    on_error: Literal["stop", "skip", "keep"] = "stop"
+
+
 @grouped
 def map(
     *,
@@ -58,9 +68,10 @@ def map(
     what: MapOptions,
     cuts: PlannedCutOptions,
     tasks: TaskOptions,
-    work: PlannedWorkOptions,
-    json: JsonOptions,
-    inputs: MapInputOptions,
+    work: Annotated[EngineOptions, "without strategy"],
+    inputs: InputOptions,
+    errors: FailureOptions,
+    general: GeneralOptions,
 ) -> None:
     """Transform samples by a command, a Python function, or by resizing pictures.
 
@@ -81,10 +92,9 @@ def map(
     from wdscli.plan.cut import Cuts
     from wdscli.transform.transform import make_transform
 
-    on_error = inputs.errors.on_error
-    transform = make_transform(**what._asdict(), timeout=inputs.network.timeout, on_failure=on_error)
-    out = Out(inputs.common, json=json.json, data="" if output.dry_run else output.output)
+    transform = make_transform(**what._asdict(), timeout=general.network.timeout, on_failure=errors.on_error)
+    out = Out.of(general, "" if output.dry_run else output.output)
     limits = Cuts(*cuts.plain, cuts.divisible_by)
-    settings = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if on_error == "skip" else "stop"}
-    request = read_request(shards, output, inputs, cuts=limits, **settings)
+    more = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if errors.on_error == "skip" else "stop"}
+    request = read_request(shards, output, inputs, general, cuts=limits, **more)
     reorder(out, request, map_order(request, transform), dry_run=output.dry_run)

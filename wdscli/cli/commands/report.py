@@ -88,14 +88,14 @@ def report(
         wds report shards/ -o cats.html --where 'json.label == "cat"' --title Cats
         wds report train-manifest.json -o - --no-images | gzip > report.html.gz
     """
-    out = Out(general.common, json=general.json.json, data=page.output)
+    out = Out.of(general, page.output)
     made = make(
         shards,
         page.output,
         show.parse(),
         selection=selection.parse(own_seed=True),
         force=page.force,
-        trust_addresses=general.trust.trust_addresses,
+        trust_addresses=general.trust_addresses,
         jobs=show.jobs,
         progress=out.progress(),
     )

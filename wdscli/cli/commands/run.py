@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from wdscli.cli.options import GeneralOptions, Text, WorkOptions, grouped, panel
+from wdscli.cli.options import EngineOptions, GeneralOptions, TaskOptions, Text, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.shown import shown
 
@@ -32,8 +32,9 @@ class ChoiceOptions(NamedTuple):
 def run(
     *,
     plan: Annotated[str, typer.Argument(metavar="FILE", help="A plan, as --plan FILE has written it.")],
-    tasks: ChoiceOptions,
-    work: WorkOptions,
+    choice: ChoiceOptions,
+    tasks: Annotated[TaskOptions, "without post"],
+    work: Annotated[EngineOptions, "without strategy tmp resume if_changed plan_file"],
     general: GeneralOptions,
 ) -> None:
     """Carry out a plan: some of its tasks, or all that are not done.
@@ -53,19 +54,19 @@ def run(
     from wdscli.ops import run as ops
     from wdscli.plan.planfile import Settings, load_plan
 
-    if (tasks.task is not None) + tasks.finish + tasks.dry_run > 1:
+    if (choice.task is not None) + choice.finish + choice.dry_run > 1:
         raise UsageError("--task, --finish and --dry-run exclude each other")
-    out = Out(general.common, json=general.json.json)
+    out = Out.of(general)
     progress = out.progress()
-    loaded = load_plan(plan, Settings(*work, general.trust.trust_addresses))
-    if tasks.dry_run:
+    loaded = load_plan(plan, Settings(tasks.jobs, work.engine, work.memory, general.trust_addresses))
+    if choice.dry_run:
         rows = [one._replace(address=shown(one.address)) for one in ops.states(loaded)]
         out.listing(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))
         done = sum(one.state == "done" for one in rows)
         out.summary(f"{done} of {len(rows)} tasks are done")
-    elif tasks.task is not None:
-        _run_tasks(out, loaded, tasks.task, progress)
-    elif tasks.finish:
+    elif choice.task is not None:
+        _run_tasks(out, loaded, choice.task, progress)
+    elif choice.finish:
         print_report(out, ops.finish(loaded, plan, progress=progress), loaded.oversized)
     else:
         print_report(out, ops.run_all(loaded, progress=progress), loaded.oversized)

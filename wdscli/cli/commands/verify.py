@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from wdscli.cli.options import (
     DecodeOptions,
     GeneralOptions,
-    LongNames,
-    Number,
+    OutputOptions,
     Positive,
     Shards,
     Text,
@@ -15,7 +14,6 @@ from wdscli.cli.options import (
     changed_options,
     grouped,
     panel,
-    written,
 )
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
@@ -37,33 +35,23 @@ _repair = panel("Repair")
     --repair  Write the samples that can be saved to new shards, one for each input, and list the others.
     -o, --output OUT  With --repair: shards to write, such as repaired-%06d.tar.
     """)
-@written
 class RepairOptions(NamedTuple):
-    """Where --repair writes; all but ``output`` as in every command that writes."""
+    """Whether anything is written, and where."""
 
     repair: bool = False
     output: Text = None
-    force: bool = False
-    fsync: bool = False
-    no_index: bool = False
-    mtime: Number = None
-    long_names: LongNames = "pax"
-    dry_run: bool = False
 
-    def settings(self) -> "ShardSettings | None":
+    def settings(self, written: OutputOptions) -> "ShardSettings | None":
         """How --repair writes, None without it. Raises UsageError."""
         if not self.repair:
-            for option in changed_options(self):
+            for option in changed_options(self) + changed_options(written):
                 raise UsageError(f"{option} is for --repair, which was not given")
             return None
         if self.output is None:
             raise UsageError(
                 "--repair needs an output", hint="wds verify SHARDS --repair -o repaired-%06d.tar"
             )
-        from wdscli.shards.writing import ShardSettings, make_form
-
-        form = make_form(self.mtime, self.long_names)
-        return ShardSettings(form, with_index=not self.no_index, force=self.force, fsync=self.fsync)
+        return written.settings()
 
 
 @_check("""
@@ -100,7 +88,13 @@ class CheckOptions(NamedTuple):
 
 
 @grouped
-def verify(shards: Shards, general: GeneralOptions, repairing: RepairOptions, checks: CheckOptions) -> int:
+def verify(
+    shards: Shards,
+    general: GeneralOptions,
+    repairing: RepairOptions,
+    written: Annotated[OutputOptions, "without output checksum"],
+    checks: CheckOptions,
+) -> int:
     """Check shards and report everything that is wrong with them.
 
     Reads the headers of every shard, compares them with the index and the manifest beside it, and continues after
@@ -115,14 +109,14 @@ def verify(shards: Shards, general: GeneralOptions, repairing: RepairOptions, ch
     """
     if general.network.cache is not None or general.network.cache_limit is not None:
         raise UsageError("verify looks at what is stored, and at no copy of it", hint="leave --cache out")
-    how = {**checks.parse(), **general.trust._asdict()}
-    settings = repairing.settings()
-    out = Out(general.common, json=general.json.json)
+    how = {**checks.parse(), "trust_addresses": general.trust_addresses}
+    settings = repairing.settings(written)
+    out = Out.of(general)
     output = repairing.output or ""
     if settings is not None:
         from wdscli.verify.repair import check_repair, repair
 
-        _, target = check_repair(shards, output, settings, trust_addresses=general.trust.trust_addresses)
+        _, target = check_repair(shards, output, settings, trust_addresses=general.trust_addresses)
         if target.pattern.count is not None:
             # Whether so many can be saved is known only to who has looked.
             repair(shards, output, **how, settings=settings, dry_run=True)
@@ -140,7 +134,7 @@ def verify(shards: Shards, general: GeneralOptions, repairing: RepairOptions, ch
     if settings is not None:
         from wdscli.verify.repair import repair
 
-        dry_run, progress = repairing.dry_run, out.progress()
+        dry_run, progress = written.dry_run, out.progress()
         saved = repair(shards, output, **how, settings=settings, dry_run=dry_run, progress=progress)
         _print_repair(out, saved, dry_run=dry_run)
     # A shard that could not be read leaves the check incomplete.
