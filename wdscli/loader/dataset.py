@@ -261,6 +261,23 @@ class PositionDataset(Fluent[Item]):
         found = self.ending(items(start, share, iteration), self._last_taken(), start, iteration)
         return warning_of_losses(found, share.worker, self.losses) if in_worker() else found
 
+    _epochs: Any = __iter__
+
+    def iterator1(self: Self) -> Iterator[Any]:
+        """One epoch, for classes whose own ``__iter__`` or ``iterator`` asks for it, as webdataset's do. The next is
+        the next epoch, also where this one is left early."""
+        epoch = self.epoch
+        try:
+            yield from PositionDataset._epochs(self._with(_span=None, standing=self.standing))
+        finally:
+            if self.epoch == epoch and not in_worker():
+                self.set_epoch(epoch + 1)
+
+    @property
+    def has_own_iter(self) -> bool:
+        """Whether a subclass gives something else than its stages."""
+        return type(self).__iter__ is not PositionDataset._epochs
+
     def _last_taken(self) -> int | None:
         """How many things whoever iterates this takes of an epoch, where that is said or is not all of them."""
         if self._length is not None or in_worker():

@@ -97,6 +97,7 @@ class WebLoader(Fluent[Item]):
         self._exact = (
             isinstance(dataset, PositionDataset)
             and not dataset.pipeline.generators
+            and not dataset.has_own_iter
             and (num_workers < 2 or dataset.split.by_worker)
         )
         if self._exact:

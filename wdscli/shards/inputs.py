@@ -18,7 +18,7 @@ from wdscli.storage import (
     expand,
     folder_of,
     is_local,
-    is_stream,
+    is_read_once,
     list_folder,
     read_all,
     scheme,
@@ -121,7 +121,7 @@ def open_set(inputs: Sequence[str], *, trust_addresses: bool = False, pipes: boo
 
 def is_manifest_name(address: str) -> bool:
     """Whether an address is taken for a manifest: it ends in ``.json`` and is no stream."""
-    return address.endswith(".json") and not is_stream(address)
+    return address.endswith(".json") and not is_read_once(address)
 
 
 def read_manifest(address: str) -> Manifest:
@@ -142,7 +142,7 @@ def manifest_beside(addresses: Sequence[str], given: Given | None = None) -> tup
     """Address and content of the manifest that lies beside shards and lists exactly them, in any order, if any. Where
     the folder is an object store's and not among ``given``, this costs a listing."""
     folders = {folder_of(address) for address in addresses}
-    if len(folders) != 1 or any(map(is_stream, addresses)):
+    if len(folders) != 1 or any(map(is_read_once, addresses)):
         return None
     names = sorted(base_name(address) for address in addresses)
     for found in _manifests_in(folders.pop(), given):
@@ -274,7 +274,9 @@ def known_samples(shards: ShardSet) -> dict[str, int]:
     if shards.manifest is not None:
         return {address: shard.samples for address, shard in zip(shards.addresses, shards.manifest.shards)}
     known: dict[str, int] = {}
-    for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if not is_stream(address)):
+    for folder in dict.fromkeys(
+        folder_of(address) for address in shards.addresses if not is_read_once(address)
+    ):
         for _, manifest in _manifests_in(folder, shards.given):
             known.update(_beside(folder, manifest))
     return known
@@ -286,7 +288,7 @@ def without_index(shards: ShardSet) -> frozenset[str]:
     listed."""
     from wdscli.shards.index import index_address
 
-    far = [one for one in shards.addresses if not (is_stream(one) or is_local(one) or is_web(one))]
+    far = [one for one in shards.addresses if not (is_read_once(one) or is_local(one) or is_web(one))]
     indexed = _indexed(shards, far) if far else set()
     names: dict[str, set[str] | None] = {}
     found = []
@@ -351,7 +353,9 @@ def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | N
         found = {*shards.classes} - ({None} if joined else set())
         return found.pop() if len(found) == 1 else None
     known: dict[str, tuple[str, ...] | None] = {}
-    for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if not is_stream(address)):
+    for folder in dict.fromkeys(
+        folder_of(address) for address in shards.addresses if not is_read_once(address)
+    ):
         if is_local(folder) or folder in shards.given.names:
             for _, manifest in _manifests_in(folder, shards.given):
                 known.update(dict.fromkeys(_beside(folder, manifest), manifest.classes))

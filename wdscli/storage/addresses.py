@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from wdscli.errors import InputError, UsageError
 
@@ -41,6 +42,10 @@ def scheme(address: str) -> str:
     return match[1].lower() if match else "file"
 
 
+OPENERS: dict[str, Callable[[str], Any]] = {}
+"""Functions of a program's own, by scheme, that open an address: each gives a file object, which is read once."""
+
+
 def is_local(address: str) -> bool:
     """Whether ``address`` names a file of this machine (a path or ``file://``)."""
     return scheme(address) in ("file", "local")
@@ -49,6 +54,12 @@ def is_local(address: str) -> bool:
 def is_stream(address: str) -> bool:
     """Whether ``address`` is ``-`` or ``pipe:CMD``, which have no folder and are read or written once."""
     return address == STREAM or address.startswith(PIPE)
+
+
+def is_read_once(address: str) -> bool:
+    """Whether an input is read from front to back and has nothing beside it: a stream, and what is opened by one of the
+    :data:`OPENERS`."""
+    return is_stream(address) or scheme(address) in OPENERS
 
 
 def is_web(address: str) -> bool:

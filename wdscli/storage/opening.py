@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from wdscli.errors import InputError, InputNotFoundError, OutputError, UsageError
 from wdscli.storage.addresses import (
+    OPENERS,
     PIPE,
     STREAM,
     check_pipe,
@@ -65,7 +66,11 @@ def open_source(
     """
     kind = scheme(address)
     source: Source
-    if kind == "file":
+    if kind in OPENERS:
+        from wdscli.storage.streams import FileReader, StreamSource
+
+        source = StreamSource(address, FileReader(address, OPENERS[kind]))
+    elif kind == "file":
         source = _open_local(address)
     elif kind in (STREAM, "pipe"):
         from wdscli.storage.streams import CommandReader, DescriptorReader, StreamSource, refuse_terminal

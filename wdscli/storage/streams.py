@@ -14,9 +14,11 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wdscli.errors import InputError, OutputError, UsageError
+from wdscli.shown import shown
 from wdscli.storage.ends import Data, Sink, Source
 from wdscli.storage.local import reason, write_all
 
@@ -155,6 +157,37 @@ class DescriptorReader:
         if self._owned and self._fd >= 0:
             os.close(self._fd)
         self._fd = -1 if self._owned else self._fd
+
+
+class FileReader:
+    """What a program's own function opens at an address, as a raw reader: a file object, or what gives one in a
+    ``with`` block. Whatever goes wrong in it is an InputError."""
+
+    def __init__(self, address: str, opener: Callable[[str], Any]) -> None:
+        self._address, self._open = address, contextlib.ExitStack()
+        with self._failing():
+            file = opener(address)
+            if hasattr(file, "__exit__"):
+                file = self._open.enter_context(file)
+            elif hasattr(file, "close"):
+                self._open.callback(file.close)
+            self._read = file.read
+
+    def read(self, length: int, /) -> bytes:
+        with self._failing():
+            data: bytes = self._read(length)
+        return data
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._open.close()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise InputError(f"cannot read {shown(self._address)}: {error}", cause=error) from error
 
 
 class CommandReader(DescriptorReader):

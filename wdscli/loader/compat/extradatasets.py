@@ -45,6 +45,12 @@ class FluidWrapper(Fluent[Item]):
         items = epochs_over(_Begun(self.initial), self.pipeline.generators, self._span, self._turn)
         return warning_of_losses(items, 0, lambda: self._counts) if in_worker() else items
 
+    _epochs: Any = __iter__
+
+    def iterator1(self: Self) -> Iterator[Any]:
+        """One epoch, for classes whose own ``__iter__`` or ``iterator`` asks for it, as webdataset's do."""
+        yield from FluidWrapper._epochs(self._with(_span=None))
+
     def __len__(self) -> int:
         if self._length is None:
             raise TypeError("the length is not known; with_length(n) would say one")

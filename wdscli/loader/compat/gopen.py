@@ -2,8 +2,8 @@
 
 What it is: :func:`gopen`, :data:`gopen_schemes`, ``reader`` and ``rewrite_url``. How: files of this machine are opened
 as such; anything else is read and written by :mod:`wdscli.storage`, through a file object. A function that is put into
-``gopen_schemes`` opens addresses of its scheme for ``gopen``, ``url_opener`` and ``tarfile_samples``; ``WebDataset`` of
-such addresses refuses. It must not know archives.
+``gopen_schemes`` opens all addresses of its scheme that are read, for ``gopen`` and datasets alike: what it gives is
+read from front to back. It must not know archives.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import os
 import re
 import sys
 import warnings
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 from wdscli.errors import UsageError
 from wdscli.loader.compat import utils
-from wdscli.storage import Sink, is_local, local_path, open_sink, open_source, scheme
+from wdscli.storage import OPENERS, Sink, is_local, local_path, open_sink, open_source, scheme
 from wdscli.storage.streams import stream_of
 
 __all__ = ["gopen", "gopen_schemes", "reader", "rewrite_url"]
@@ -29,15 +30,24 @@ class SecurityError(UsageError, ValueError):
     """What WDS_SECURE, or ``utils.enforce_security``, does not allow."""
 
 
-class _Schemes(dict[str, Callable[..., Any]]):
+class _Schemes(UserDict[str, Callable[..., Any]]):
     """Functions of (address, mode, size of the buffer) by scheme, of the user's own."""
 
     def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
         warnings.warn(
-            f"gopen_schemes[{name!r}] is for gopen() and url_opener(); WebDataset opens {name}: addresses itself",
+            f"gopen_schemes[{name!r}]: WebDataset reads {name}: addresses by this function, from front to back",
             stacklevel=2,
         )
         super().__setitem__(name, function)
+        OPENERS[name] = self._open
+
+    @staticmethod
+    def _open(url: str) -> Any:
+        return gopen(url)
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        OPENERS.pop(name, None)
 
 
 gopen_schemes = _Schemes()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from wdscli.loader.compat.extradatasets import FluidWrapper
 from wdscli.loader.compat.filters import detshuffle
 from wdscli.loader.compat.shardlists import ResampledShards, SimpleShardList
-from wdscli.loader.compat.tariterators import OPENS, tarfile_samples
+from wdscli.loader.compat.tariterators import OPENS, is_changed, tarfile_samples
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.place.splitters import Splitter
 from wdscli.loader.sample_types import Item
@@ -114,11 +114,13 @@ def _stages(args: Any) -> list[Any]:
 
 def _exact(first: Any, rest: list[Any]) -> Any:
     """The dataset that is the same, if there is one."""
+    if isinstance(first, PositionDataset) and first.has_own_iter:
+        return None
     if isinstance(first, (PositionDataset, WebLoader)):
         return first.compose(*rest)
     resampled = type(first) is ResampledShards and first.is_exact
     opens = next((at for at, stage in enumerate(rest) if _opens(stage)), None)
-    if opens is None or not (type(first) is SimpleShardList or resampled):
+    if opens is None or is_changed() or not (type(first) is SimpleShardList or resampled):
         return None
     before, opener, after = rest[:opens], rest[opens], rest[opens + 1 :]
     mixes = [_mixes(stage) for stage in before]

@@ -204,7 +204,7 @@ class Mixed(PositionDataset[Item]):
 
 def _is_plain(part: Any) -> bool:
     """Whether a set can only be iterated."""
-    return not isinstance(part, PositionDataset) or bool(part.pipeline.generators)
+    return not isinstance(part, PositionDataset) or part.has_own_iter or bool(part.pipeline.generators)
 
 
 def _refuse(given: dict[str, Any]) -> None:

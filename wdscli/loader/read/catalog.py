@@ -24,7 +24,7 @@ from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_beside, missing_shards, open_set
 from wdscli.shards.manifest import Manifest, fingerprint
 from wdscli.shards.reading import find_index, scan_index
-from wdscli.storage import Source, base_name, folder_of, is_local, is_stream, local_path, open_source
+from wdscli.storage import Source, base_name, folder_of, is_local, is_read_once, local_path, open_source
 from wdscli.storage.addresses import is_web
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
 from wdscli.storage.retry import cached_in
@@ -200,7 +200,7 @@ class Catalog:
         if not self.addresses:
             raise InputError("no shards", hint="name shards, a folder, a glob or a manifest")
         self.manifest: Manifest | None = found.manifest
-        self.is_indexed = not any(map(is_stream, self.addresses))
+        self.is_indexed = not any(map(is_read_once, self.addresses))
         self.counts: I64 | None = None
         self._digests: NDArray[numpy.uint16] | None = None
         """Short digests of the shards' headers, as a manifest tells them; 0 where it does not."""
@@ -405,7 +405,7 @@ def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> I
 def only_streams(address: str) -> bool:
     """Whether an address alone tells that its bytes come once, from front to back. Nothing is opened: who opens a named
     pipe has begun to read it."""
-    return is_stream(address) or (is_local(address) and is_device(local_path(address)))
+    return is_read_once(address) or (is_local(address) and is_device(local_path(address)))
 
 
 def _beside(shards: ShardSet) -> Manifest | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from wdscli.loader.place.share import Batches
 from wdscli.loader.read.failures import Failed, Policy, Replacing
@@ -153,6 +153,21 @@ class Pipeline(NamedTuple):
         """What the stages are called."""
         batch = [] if self.batch is None else [f"batched({self.batch.size})"]
         return [*map(_name, self.before), *batch, *map(_name, self.after), *map(_name, self.generators)]
+
+
+def _no_list(self: Pipeline, name: str) -> NoReturn:
+    """For code that changes webdataset's list of stages."""
+    said = f"pipeline.{name} is not there"
+    if hasattr(list, name):
+        said = (
+            f"pipeline.{name}(): the stages of a dataset are no list here; compose(stage) gives one with another stage "
+            "behind them, DataPipeline(first, *stages) one that begins otherwise"
+        )
+    raise AttributeError(said)
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+    Pipeline.__getattr__ = _no_list
 
 
 def _name(stage: Any) -> str:

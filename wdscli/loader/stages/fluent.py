@@ -9,9 +9,10 @@ than replay. It must not know how samples are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
-from itertools import chain
+from itertools import chain, islice
+from sys import maxsize
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
@@ -280,6 +281,29 @@ class Fluent(PerSample[Item]):
         """A line for each sample at the end of ``logfile``: number in this process, worker, rank, key."""
         return self._then(per_sample.LogKeys(logfile)) if logfile else self
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "iterator" in vars(cls) and "__iter__" not in vars(cls):
+            cls.__iter__ = _by_iterator  # type: ignore[attr-defined]
+
+    @property
+    def repetitions(self) -> int:
+        """How many epochs of the source an epoch has, ``sys.maxsize`` for no end."""
+        span = self._span or Epochs(1, None)
+        return maxsize if span.passes is None else span.passes
+
+    @property
+    def nsamples(self) -> int:
+        """Where :meth:`with_epoch` cuts an epoch, -1 for nowhere."""
+        items = self._span and self._span.items
+        return -1 if items is None else items
+
+    def iterator(self) -> Iterator[Any]:
+        """All repetitions without the cut of :meth:`with_epoch`, for classes whose own ``__iter__`` asks for it. One
+        that has an ``iterator`` of its own is iterated by that, as webdataset's are."""
+        one: Any = self
+        return chain.from_iterable(one.iterator1() for _ in range(self.repetitions))
+
     def mcached(self: Whole) -> Whole:
         """What the stages so far make of each sample is kept in the memory of each worker."""
         if self.pipeline.batch is not None or self.pipeline.generators:
@@ -461,6 +485,10 @@ class Fluent(PerSample[Item]):
         if not callable(generator):
             raise UsageError(f"{generator!r} is no stage", hint="a function of an iterator")
         return self._with(pipeline=self.pipeline.through(generator))
+
+
+def _by_iterator(self: Any) -> Iterator[Any]:
+    return islice(self.iterator(), None if self.nsamples < 0 else self.nsamples)
 
 
 def _shuffled(source: PositionSource, seed: int) -> PositionSource:

@@ -1,0 +1,239 @@
+"""What public code puts in the place of webdataset's insides, webdataset being the oracle: classes with an iteration of
+their own, steps of ``tariterators`` that are replaced, openers of addresses that only the program knows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wdscli.loader as ours
+from wdscli.errors import InputError, UsageError
+from wdscli.loader.compat import gopen as opening
+from wdscli.shards import ShardWriter
+from wdscli.storage import OPENERS
+
+torch = pytest.importorskip("torch")
+theirs = pytest.importorskip("webdataset")
+pytestmark = pytest.mark.filterwarnings("ignore")
+BOTH = pytest.mark.parametrize("wds", [theirs, ours], ids=["webdataset", "wdscli"])
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("classes")
+    with ShardWriter(str(folder / "s-%06d.tar"), max_count=COUNT // 3) as writer:
+        for number in range(COUNT):
+            writer.write(f"{number:03d}", {"cls": b"%d" % number, "txt": b"picture"})
+    return [str(folder / f"s-{number:06d}.tar") for number in range(3)]
+
+
+def even(wds: Any) -> Any:
+    """A class that gives a part of what its base gives, as filters of tables and of meshes do."""
+
+    class Even(wds.WebDataset):
+        def __init__(self, urls: Any, **more: Any) -> None:
+            super().__init__(urls, shardshuffle=False, **more)
+
+        def __iter__(self) -> Any:
+            for sample in super().__iter__():
+                if int(sample["cls"]) % 2 == 0:
+                    yield {"cls": int(sample["cls"])}
+
+    return Even
+
+
+class TestAClassWithAnIterationOfItsOwn:
+    @BOTH
+    def test_in_a_loader(self, wds: Any, shards: list[str]) -> None:
+        loader = wds.WebLoader(even(wds)(shards), batch_size=2, num_workers=2)
+        for _ in range(2):
+            seen = sorted(int(number) for batch in loader for number in batch["cls"])
+            assert seen == list(range(0, COUNT, 2))
+
+    @BOTH
+    def test_at_the_beginning_of_a_pipeline(self, wds: Any, shards: list[str]) -> None:
+        data = wds.DataPipeline(even(wds)(shards), wds.map(lambda sample: sample["cls"]))
+        assert list(data) == list(range(0, COUNT, 2))
+
+    @BOTH
+    def test_in_a_mix(self, wds: Any, shards: list[str]) -> None:
+        sets = [even(wds)(shards[:1]), even(wds)(shards[1:])]
+        assert [one["cls"] for one in wds.RoundRobin(sets, longest=True)] == [0, 4, 2, 6, 8, 10]
+        assert len(list(wds.RandomMix(sets, longest=True))) == COUNT // 2
+
+    def test_in_our_own_mix(self, shards: list[str]) -> None:
+        sets = [even(ours)(shards[:1]), even(ours)(shards[1:])]
+        mixed = ours.mix({sets[0]: 1, sets[1]: 2})
+        assert all(number % 2 == 0 for number in (one["cls"] for one in islice(iter(mixed), 6)))
+
+    @BOTH
+    def test_that_goes_on_for_ever(self, wds: Any, shards: list[str]) -> None:
+        class Forever(wds.WebDataset):
+            def __iter__(self) -> Any:
+                left = self.iterator()
+                while True:
+                    try:
+                        yield next(left)
+                    except StopIteration:
+                        left = self.iterator()
+
+        data = Forever(shards, shardshuffle=False)
+        assert [int(one["cls"]) for one in islice(iter(data), 20)] == [n % COUNT for n in range(20)]
+
+    @BOTH
+    def test_by_a_method_that_webdataset_calls(self, wds: Any, shards: list[str]) -> None:
+        class Chosen(wds.WebDataset):
+            def iterator(self) -> Any:
+                for _ in range(self.repetitions):
+                    for sample in self.iterator1():
+                        if int(sample["cls"]) > 3:
+                            yield sample
+
+        data = Chosen(shards, shardshuffle=False)
+        assert [int(one["cls"]) for one in data] == list(range(4, COUNT))
+        assert [int(one["cls"]) for one in data.repeat(2)] == [*range(4, COUNT)] * 2
+        cut = Chosen(shards, shardshuffle=False).with_epoch(3)
+        assert [int(one["cls"]) for one in cut] == [4, 5, 6]
+
+    def test_that_is_cut_gets_another_order_in_the_next_epoch(self, shards: list[str]) -> None:
+        class Chosen(ours.WebDataset[Any]):
+            def iterator(self) -> Iterator[Any]:
+                for sample in self.iterator1():
+                    yield int(sample["cls"])
+
+        data = Chosen(shards, shuffle="window").with_epoch(5)
+        assert len({tuple(data) for _ in range(4)}) > 1
+
+    @BOTH
+    def test_of_a_pipeline_that_counts(self, wds: Any, shards: list[str]) -> None:
+        class Finite(wds.DataPipeline):
+            def __iter__(self) -> Any:
+                return islice(self.iterator(), self.nsamples) if self.nsamples > 0 else self.iterator()
+
+        data = Finite(wds.SimpleShardList(shards), wds.tarfile_to_samples(), wds.to_tuple("cls"))
+        assert [int(number) for (number,) in data] == list(range(COUNT))
+        assert [int(number) for (number,) in data.with_epoch(15)] == [n % COUNT for n in range(15)]
+
+
+def test_a_list_of_stages_that_is_changed_is_an_error_that_says_what_to_write(shards: list[str]) -> None:
+    data = ours.DataPipeline(ours.split_by_worker, ours.tarfile_to_samples())
+    for call in ("insert", "append", "pop"):
+        with pytest.raises(AttributeError, match=rf"pipeline\.{call}\(\).*compose\(stage\)"):
+            getattr(data.pipeline, call)
+
+
+class TestAStepThatIsReplaced:
+    @BOTH
+    def test_grouping(self, wds: Any, shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """As a trainer of sounds does it, for names that come twice."""
+
+        def group_by_keys(data: Any, keys: Any = wds.tariterators.base_plus_ext, **more: Any) -> Any:
+            current = None
+            for file in filter(None, data):
+                prefix, suffix = keys(file["fname"])
+                if current is None or prefix != current["__key__"]:
+                    if wds.tariterators.valid_sample(current):
+                        yield current
+                    current = {"__key__": prefix, "__url__": file["__url__"], "mine": True}
+                current[suffix] = file["data"]
+            yield current
+
+        monkeypatch.setattr(wds.tariterators, "group_by_keys", group_by_keys)
+        stages = [wds.tarfile_to_samples(handler=wds.warn_and_continue), wds.shuffle(3)]
+        data = wds.DataPipeline(wds.SimpleShardList(shards), *stages, wds.to_tuple("cls", "mine"))
+        assert sorted(int(number) for number, mine in data if mine) == list(range(COUNT))
+
+    @BOTH
+    def test_opening(self, wds: Any, shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """As toolkits for speech do it, for stores of their own."""
+
+        def url_opener(data: Any, handler: Any = None, **more: Any) -> Any:
+            for sample in data:
+                yield {**sample, "stream": io.BytesIO(Path(sample["url"][8:]).read_bytes())}
+
+        monkeypatch.setattr(wds.tariterators, "url_opener", url_opener)
+        urls = [f"store://{path}" for path in shards]
+        data = wds.DataPipeline(wds.SimpleShardList(urls), wds.split_by_worker, wds.tarfile_to_samples())
+        assert [int(one["cls"]) for one in data] == list(range(COUNT))
+        drawn = wds.DataPipeline(wds.ResampledShards(urls), wds.tarfile_to_samples()).with_epoch(7)
+        assert len(list(drawn)) == 7
+
+
+class TestAnOpenerOfOnesOwn:
+    @pytest.fixture(autouse=True)
+    def forgotten(self) -> Iterator[None]:
+        yield
+        for wds in (theirs, ours):
+            for name in ("mine", "s3"):
+                wds.gopen_schemes.pop(name, None)
+        assert not OPENERS
+
+    @BOTH
+    @pytest.mark.parametrize("scheme", ["mine", "s3"])
+    def test_is_what_a_dataset_reads_by(self, wds: Any, shards: list[str], scheme: str) -> None:
+        opened = []
+
+        def open_mine(url: str, mode: str = "rb", bufsize: int = 8192, **more: Any) -> Any:
+            opened.append(url)
+            return Path(url.partition("://")[2]).open(mode)
+
+        wds.gopen_schemes[scheme] = open_mine
+        urls = [f"{scheme}://{path}" for path in shards]
+        data = wds.WebDataset(urls, shardshuffle=False).shuffle(5).decode().to_tuple("cls")
+        assert sorted(number for (number,) in data) == list(range(COUNT))
+        data = wds.DataPipeline(wds.SimpleShardList(urls), wds.split_by_worker, wds.tarfile_to_samples())
+        assert [int(one["cls"]) for one in data] == list(range(COUNT))
+        assert sorted(set(opened)) == urls
+
+    @BOTH
+    def test_braces_and_workers(self, wds: Any, shards: list[str]) -> None:
+        wds.gopen_schemes["mine"] = lambda url, *args, **more: io.BytesIO(Path(url[7:]).read_bytes())
+        url = "mine://" + shards[0].replace("000000.tar", "{000000..000002}.tar")
+        data = wds.WebDataset(url, shardshuffle=False).map(lambda sample: int(sample["cls"]))
+        loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=2)
+        assert sorted(int(number) for batch in loader for number in batch) == list(range(COUNT))
+
+    def test_its_failure_names_the_shard_and_asks_the_handler(self, shards: list[str]) -> None:
+        class Body:
+            def __init__(self, data: bytes) -> None:
+                self.data = io.BytesIO(data)
+
+            def __enter__(self) -> io.BytesIO:
+                return self.data
+
+            def __exit__(self, *args: object) -> None:
+                self.data.close()
+
+        def body(url: str, *args: Any, **more: Any) -> Any:
+            if "000001" in url:
+                raise RuntimeError("no token")
+            return Body(Path(url[7:]).read_bytes())
+
+        ours.gopen_schemes["mine"] = body
+        urls = [f"mine://{path}" for path in shards]
+        with pytest.raises(InputError, match=r"s-000001\.tar: no token"):
+            list(ours.WebDataset(urls))
+        kept = ours.WebDataset(urls, handler=ours.ignore_and_continue)
+        assert len(list(kept)) == COUNT * 2 // 3
+        assert kept.stats()["dropped"]
+        del ours.gopen_schemes["mine"]
+        with pytest.raises(InputError, match="no known kind"):
+            ours.WebDataset(urls)
+
+    def test_what_is_written_is_not_its_business(self, shards: list[str], tmp_path: Path) -> None:
+        opening.gopen_schemes["memory"] = lambda url, *args: (_ for _ in ()).throw(AssertionError)
+        pytest.importorskip("fsspec")
+        with ours.ShardWriter("memory://classes/a-%03d.tar", maxcount=2) as writer:
+            for number in range(3):
+                writer.write({"__key__": f"{number}", "cls": number})
+        assert writer.shard == 2
+        del opening.gopen_schemes["memory"]
+        assert len(list(ours.WebDataset("memory://classes/a-{000..001}.tar"))) == 3
+        with pytest.raises(UsageError):
+            ours.gopen("memory://x", "r")
