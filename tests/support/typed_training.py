@@ -70,9 +70,11 @@ def main(urls: str) -> list[Any]:
     both = wds.mix([(pairs, 2), (pairs, 1)])
     assert_type(both, Mixed[tuple[str, int]])
     assert_type(wds.mix({"set": (table, 1)}), Mixed[wds.Sample])
-    assert_type(wds.mix({"one": (pairs, 2), "two": (pairs, 1)}).listed(2), Mixed[list[tuple[str, int]]])
-    assert_type(wds.mix([decoded, decoded]).batched(4), Mixed[dict[str, Any]])
-    assert_type(wds.mix([decoded, decoded]).map(len), Mixed[int])
+    assert_type(
+        wds.mix({"one": (pairs, 2), "two": (pairs, 1)}).listed(2), "wds.WebDataset[list[tuple[str, int]]]"
+    )
+    assert_type(wds.mix([decoded, decoded]).batched(4), "wds.WebDataset[dict[str, Any]]")
+    assert_type(wds.mix([decoded, decoded]).map(len), "wds.WebDataset[int]")
     for first in wds.mix({urls: 1}):
         raw_text = first["txt"]
     loaded = wds.WebLoader(wds.mix({decoded: 1, wds.WebDataset(urls).decode(): 2}).batched(4))

@@ -60,14 +60,22 @@ if not TYPE_CHECKING:  # a type checker would take every name for one that is th
             return import_module(f"wdscli.loader.compat.{name}")
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "__all__":
+            return _names()
         names = import_module("wdscli.loader.names")
-        if name == "__all__" or name in names.__all__:
+        if hasattr(names, name):
             return getattr(names, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_nearest(name, names.__all__)}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_nearest(name, _names())}")
 
 
 def __dir__() -> list[str]:
-    return [*import_module("wdscli.loader.names").__all__, *_MODULES.split()]
+    return [*_names(), *_MODULES.split()]
+
+
+def _names() -> list[str]:
+    """All but the modules, sorted."""
+    found = vars(import_module("wdscli.loader.names"))
+    return sorted(name for name in found if not name.startswith("_"))
 
 
 def _nearest(name: str, names: list[str]) -> str:

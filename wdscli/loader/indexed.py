@@ -32,7 +32,7 @@ from wdscli.loader.read.fetch import Pool, Raw
 from wdscli.loader.read.selected import Filter, FilteredCatalog, Share, filtered
 from wdscli.loader.read.source import EpochReader, instead
 from wdscli.loader.sample_types import Item, RawSample, Sample
-from wdscli.loader.stages.fluent import Function, PerSample
+from wdscli.loader.stages.fluent import PerSample
 from wdscli.loader.stages.handlers import Handler, reraise_exception
 from wdscli.loader.stats import Counts
 from wdscli.storage.addresses import check_pipe
@@ -90,21 +90,11 @@ class IndexedDataset(PerSample[Item]):
 
     if TYPE_CHECKING:
         decode = giving(PerSample.decode, _SAMPLES)
+        map_dict = giving(PerSample.map_dict, _SAMPLES)
+        xdecode = giving(PerSample.xdecode, _SAMPLES)
         map_tuple = giving(PerSample.map_tuple, _TUPLES)
         to_tuple = giving(PerSample.to_tuple, _TUPLES)
         extract_keys = giving(PerSample.extract_keys, _TUPLES)
-
-        def map_dict(
-            self, handler: Handler = reraise_exception, **functions: Function
-        ) -> IndexedDataset[Sample]: ...
-
-        def xdecode(
-            self,
-            *decoders: tuple[str, Function],
-            must_decode: bool = True,
-            defaults: Iterable[tuple[str, Function]] = (),
-            **more: Function,
-        ) -> IndexedDataset[Sample]: ...
 
         def map(
             self, f: Callable[[Item], New | None], handler: Handler = reraise_exception

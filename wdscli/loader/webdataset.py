@@ -25,7 +25,6 @@ from wdscli.loader.read.failures import Failed, OnError
 from wdscli.loader.read.reading import PREFETCH
 from wdscli.loader.read.source import IndexedSource, PositionSource
 from wdscli.loader.sample_types import Item, RawSample, Sample
-from wdscli.loader.stages.flow import Function
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stages.per_sample import Files
@@ -131,18 +130,8 @@ class WebDataset(PositionDataset[Item]):
         to_tuple = giving(PositionDataset.to_tuple, _TUPLES)
         extract_keys = giving(PositionDataset.extract_keys, _TUPLES)
         compose = giving(PositionDataset.compose, _ANYTHING)
-
-        def map_dict(
-            self, handler: Handler = reraise_exception, **functions: Function
-        ) -> WebDataset[Sample]: ...
-
-        def xdecode(
-            self,
-            *decoders: tuple[str, Function],
-            must_decode: bool = True,
-            defaults: Iterable[tuple[str, Function]] = (),
-            **more: Function,
-        ) -> WebDataset[Sample]: ...
+        map_dict = giving(PositionDataset.map_dict, _SAMPLES)
+        xdecode = giving(PositionDataset.xdecode, _SAMPLES)
 
         def map(
             self, f: Callable[[Item], New | None], handler: Handler = reraise_exception

@@ -11,7 +11,7 @@ is written, as plain generators. It must not know what stages do.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wdscli.loader.compat.extradatasets import FluidWrapper
@@ -21,7 +21,6 @@ from wdscli.loader.compat.tariterators import OPENS, is_changed, tarfile_samples
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.place.splitters import Splitter
 from wdscli.loader.sample_types import Item
-from wdscli.loader.stages.fluent import Function
 from wdscli.loader.stages.handlers import Handler, reraise_exception
 from wdscli.loader.torch_loader import WebLoader
 from wdscli.loader.webdataset import WebDataset
@@ -55,21 +54,11 @@ class DataPipeline(FluidWrapper[Item], ABC):
         to_tuple = giving(FluidWrapper.to_tuple, _ANYTHING)
         extract_keys = giving(FluidWrapper.extract_keys, _ANYTHING)
         decode = giving(FluidWrapper.decode, _ANYTHING)
+        map_dict = giving(FluidWrapper.map_dict, _ANYTHING)
+        xdecode = giving(FluidWrapper.xdecode, _ANYTHING)
         associate = giving(FluidWrapper.associate, _ANYTHING)
         batched = giving(FluidWrapper.batched, _ANYTHING)
         unbatched = giving(FluidWrapper.unbatched, _ANYTHING)
-
-        def map_dict(
-            self, handler: Handler = reraise_exception, **functions: Function
-        ) -> DataPipeline[Any]: ...
-
-        def xdecode(
-            self,
-            *decoders: tuple[str, Function],
-            must_decode: bool = True,
-            defaults: Iterable[tuple[str, Function]] = (),
-            **more: Function,
-        ) -> DataPipeline[Any]: ...
 
         def map(
             self, f: Callable[[Item], New | None], handler: Handler = reraise_exception

@@ -4,14 +4,13 @@ What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixing.sou
 the number of their set to the stages, where those of the set itself come first; what is called on the mix comes behind
 them. It must not know which sample comes when."""
 
-# Stages that change what is given say so here, which those of the base classes cannot.
-# mypy: disable-error-code="assignment, overload-overlap, override"
+# mypy: disable-error-code="overload-overlap"
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
@@ -21,18 +20,11 @@ from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Tail
 from wdscli.loader.place.splitters import Split
 from wdscli.loader.read.source import PositionSource
-from wdscli.loader.sample_types import Item, RawSample, Sample
+from wdscli.loader.sample_types import Item, RawSample
 from wdscli.loader.stages.flow import DROPPED, BatchStage, Pipeline, Spread
-from wdscli.loader.stages.fluent import Fluent, Function, PerSample
-from wdscli.loader.stages.handlers import Handler, reraise_exception
+from wdscli.loader.stages.fluent import Fluent, PerSample
 from wdscli.loader.stats import Counts
-
-if TYPE_CHECKING:
-    from wdscli.loader.sample_types import Unknown, giving
-
-    _SAMPLES = cast("Mixed[Sample]", None)
-    _TUPLES = cast("Mixed[tuple[Any, ...]]", None)
-    _ANYTHING = cast("Mixed[Any]", None)
+from wdscli.loader.webdataset import WebDataset
 
 New = TypeVar("New")
 USAGE = "mix({address: weight, ...}) or mix({name: (dataset, weight), ...})"
@@ -81,55 +73,8 @@ class _OfBatch:
         return found if not self.one else found[0] if found else DROPPED
 
 
-class Mixed(PositionDataset[Item]):
+class Mixed(WebDataset[Item]):
     """The dataset that :func:`mix` makes: samples of several datasets, each with its own stages done."""
-
-    if TYPE_CHECKING:
-        decode = giving(PositionDataset.decode, _SAMPLES)
-        associate = giving(PositionDataset.associate, _SAMPLES)
-        map_tuple = giving(PositionDataset.map_tuple, _TUPLES)
-        to_tuple = giving(PositionDataset.to_tuple, _TUPLES)
-        extract_keys = giving(PositionDataset.extract_keys, _TUPLES)
-        unbatched = giving(PositionDataset.unbatched, _ANYTHING)
-        compose = giving(PositionDataset.compose, _ANYTHING)
-
-        def map_dict(self, handler: Handler = reraise_exception, **functions: Function) -> Mixed[Sample]: ...
-
-        def xdecode(
-            self,
-            *decoders: tuple[str, Function],
-            must_decode: bool = True,
-            defaults: Iterable[tuple[str, Function]] = (),
-            **more: Function,
-        ) -> Mixed[Sample]: ...
-
-        def map(
-            self, f: Callable[[Item], New | None], handler: Handler = reraise_exception
-        ) -> Mixed[New]: ...
-
-        def listed(self, batchsize: int, partial: bool = True) -> Mixed[list[Item]]: ...
-
-        def unlisted(self: Mixed[list[New]]) -> Mixed[New]: ...
-
-        @overload
-        def batched(self: Mixed[Unknown], batchsize: int = 20, *, partial: bool = True) -> Mixed[Any]: ...
-        @overload
-        def batched(
-            self: Mixed[dict[str, Any]], batchsize: int = 20, *, partial: bool = True
-        ) -> Mixed[Sample]: ...
-        @overload
-        def batched(
-            self: Mixed[tuple[Any, ...]], batchsize: int = 20, *, partial: bool = True
-        ) -> Mixed[tuple[Any, ...]]: ...
-        @overload
-        def batched(
-            self, batchsize: int = 20, collation_fn: None = ..., partial: bool = True
-        ) -> Mixed[list[Item]]: ...
-        @overload
-        def batched(
-            self, batchsize: int = 20, collation_fn: Callable[[list[Item]], New] = ..., partial: bool = True
-        ) -> Mixed[New]: ...
-        def batched(self, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,
@@ -158,7 +103,7 @@ class Mixed(PositionDataset[Item]):
                 [part._line(Share()) for part in parts], rules, [part._policy for part in parts]
             )
         self._mix, self._parts = source, tuple(parts)
-        super().__init__(source, rank=rank, world_size=world_size, tail=tail)
+        PositionDataset.__init__(self, source, rank=rank, world_size=world_size, tail=tail)
         self._split = _split(parts)
         self._parts_replace = any(part.replaces for part in parts)
         self._parts_counts = [count for part in parts for count in part.all_counts]
@@ -168,7 +113,7 @@ class Mixed(PositionDataset[Item]):
     def _mixed_plainly(self, parts: Sequence[Any], rules: Rules) -> None:
         """Of what can only be iterated nothing is known: each of ``parts`` is, and what they give is given."""
         self._mix, self._parts = MixStream(parts, rules, is_plain=True), ()
-        super().__init__(self._mix)
+        PositionDataset.__init__(self, self._mix)
         self._parts_replace, self._parts_counts = False, []
         self.pipeline = Pipeline(before=(_OfSample((Pipeline(),) * len(parts), keep=False),))
 
@@ -398,8 +343,6 @@ def _opened(part: Any, seed: int, how: dict[str, Any]) -> Any:
     if isinstance(part, PositionDataset):
         return part
     if isinstance(part, (str, list)):
-        from wdscli.loader.webdataset import WebDataset
-
         return WebDataset(part, seed=seed, **how)
     if isinstance(part, PerSample) and hasattr(part, "in_order"):
         return part.in_order()

@@ -142,7 +142,7 @@ class PerSample(Generic[Item]):
         want_callable(f, "map()")
         return self._guarded("map", per_sample.Map(f), handler)
 
-    def map_dict(self: Self, handler: Handler = reraise_exception, **functions: Function) -> Self:
+    def map_dict(self: Self, /, handler: Handler = reraise_exception, **functions: Function) -> Self:
         """Each named field by its function; samples are dicts, and copied."""
         if not functions:
             raise TypeError("map_dict() without a field")
@@ -169,7 +169,7 @@ class PerSample(Generic[Item]):
         return self._guarded("to_tuple", stage, handler)
 
     def rename(
-        self: Self, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]
+        self: Self, /, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]
     ) -> Self:
         """``new="old"`` or ``new="jpg;png"``, the first that is there. With ``keep`` the fields not named stay."""
         olds = {new: alternatives(old) for new, old in names.items()}
@@ -178,6 +178,7 @@ class PerSample(Generic[Item]):
 
     def rename_keys(
         self: Self,
+        /,
         *renamings: tuple[str, str],
         keep_unselected: bool = False,
         must_match: bool = True,
@@ -235,6 +236,7 @@ class PerSample(Generic[Item]):
 
     def xdecode(
         self: Self,
+        /,
         *decoders: tuple[str, Function],
         must_decode: bool = True,
         defaults: Iterable[tuple[str, Function]] = XDECODERS,
