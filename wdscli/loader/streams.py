@@ -15,11 +15,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from itertools import count, islice
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError
-from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, drawn, key
+from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, key
 from wdscli.loader.place.ranks import Share, in_worker
 from wdscli.loader.place.share import Tail
 from wdscli.loader.read.catalog import Catalog, only_streams
@@ -27,6 +27,7 @@ from wdscli.loader.read.failures import Failed, OnError, Policy
 from wdscli.loader.read.fetch import METER, Raw
 from wdscli.loader.read.source import EpochReader
 from wdscli.loader.stages.handlers import StopEpoch
+from wdscli.loader.stages.plain import through_buffer
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
 from wdscli.shown import shown
@@ -263,18 +264,9 @@ def _url(shard: Any) -> str:
 
 
 def buffered(items: Iterator[Any], size: int, initial: int, of_buffer: int) -> Iterator[Any]:
-    """``items`` through a buffer of ``size``, which gives from ``initial`` on and takes two for each that it gives
-    until it is full, as webdataset's does. Draw n, from 0, is ``mix(of_buffer ^ n)`` modulo what is held."""
-    held: list[Any] = []
+    """``items`` through a buffer of ``size``. Draw n, from 0, is ``mix(of_buffer ^ n)`` modulo what is held."""
     draws = count()
-    for item in items:
-        held.append(item)
-        if len(held) < size:
-            held.extend(islice(items, 1))
-        if len(held) >= initial:
-            yield drawn(held, mix(of_buffer ^ next(draws)))
-    while held:
-        yield drawn(held, mix(of_buffer ^ next(draws)))
+    return through_buffer(items, size, initial, lambda _: mix(of_buffer ^ next(draws)))
 
 
 _read: set[str] = set()

@@ -1,7 +1,7 @@
 """webdataset's filters: stages for pipelines, each as a function of its arguments and, with ``_``, of an iterator.
 
-What it is: ``shuffle(1000)``, ``decode("pil")``, ``batched(64)`` and the others: typed functions that give a
-:class:`Stage`. How: a stage is the method of the same name. A dataset of shards takes it as that
+What it is: ``shuffle(1000)``, ``decode("pil")``, ``batched(64)`` and the others: functions that give a :class:`Stage`.
+How: a stage is the method of the same name, with its arguments and its help. A dataset of shards takes it as that
 (:meth:`Stage.added_to`), so that it stays exact; called with an iterator, it is a generator over it, with webdataset's
 meaning. ``_map(data, f)`` is ``map(f)(data)``. It must not know shards.
 """
@@ -9,23 +9,25 @@ meaning. ``_map(data, f)`` is ``map(f)(data)``. It must not know shards.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import update_wrapper
+from inspect import signature
 from random import Random
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec
 
-from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader.compat.extradatasets import FluidWrapper, repr_of
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.stages.handlers import Handler, reraise_exception
-from wdscli.loader.stages.per_batch import collated, combine_values
+from wdscli.loader.stages.fluent import Fluent
+from wdscli.loader.stages.handlers import reraise_exception
+from wdscli.loader.stages.per_batch import combine_values
 from wdscli.loader.stages.per_batch import default_collation as default_collation_fn
 from wdscli.loader.stages.per_sample import XDECODERS, alternatives, getfirst
 from wdscli.loader.stages.plain import Kept, picked, shuffled, thinned
 
 default_decoders = list(XDECODERS)
 Function = Callable[[Any], Any]
+Arguments = ParamSpec("Arguments")
 __all__ = [
     "Cached",
     "FilterFunction",
@@ -134,151 +136,32 @@ class PipelineStage:
         raise NotImplementedError
 
 
-def map(f: Function, handler: Handler = reraise_exception) -> Stage:
-    """``f`` of each sample, or of each batch behind :func:`batched`; None leaves it out, counted. A dict that ``f``
-    makes of a sample keeps the sample's key. ``handler`` is asked about exceptions."""
-    return Stage("map", f, handler=handler)
+def _stage(method: Callable[Concatenate[Any, Arguments], Any]) -> Callable[Arguments, Stage]:
+    """The stage that is ``method``: its name, its arguments, its help."""
+    name, shape = method.__name__, signature(method)
+    shape = shape.replace(parameters=[*shape.parameters.values()][1:], return_annotation="Stage")
+
+    def stage(*args: Arguments.args, **kw: Arguments.kwargs) -> Stage:
+        try:
+            shape.bind(*args, **kw)
+        except TypeError as error:
+            raise TypeError(f"{name}(): {error}") from None
+        return Stage(name, *args, **kw)
+
+    stage.__name__ = stage.__qualname__ = name
+    stage.__doc__, stage.__dict__["__signature__"] = method.__doc__, shape
+    return stage
 
 
-def map_dict(handler: Handler = reraise_exception, **functions: Function) -> Stage:
-    """Each named field by its function: ``map_dict(jpg=resize, cls=int)``. Samples are copied, not changed."""
-    return Stage("map_dict", handler=handler, **functions)
-
-
-def map_tuple(*functions: Function | None, handler: Handler = reraise_exception) -> Stage:
-    """The first values of a tuple, each by its function; None for one that stays."""
-    return Stage("map_tuple", *functions, handler=handler)
-
-
-def to_tuple(
-    *fields: str | Sequence[str],
-    handler: Handler = reraise_exception,
-    missing_is_error: bool = True,
-    none_is_error: bool | None = None,
-) -> Stage:
-    """A tuple of fields: ``to_tuple("jpg;png", "cls")``, of ``"jpg;png"`` the first that is there."""
-    more = {"missing_is_error": missing_is_error, "none_is_error": none_is_error}
-    return Stage("to_tuple", *fields, handler=handler, **more)
-
-
-def rename(handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]) -> Stage:
-    """Fields by other names: ``rename(image="jpg;png")``. With ``keep`` those not named stay."""
-    return Stage("rename", handler=handler, keep=keep, **names)
-
-
-def rename_keys(
-    *renamings: tuple[str, str],
-    keep_unselected: bool = False,
-    must_match: bool = True,
-    duplicate_is_error: bool = True,
-    **more: str,
-) -> Stage:
-    """Fields by other names, found by patterns: ``(new name, pattern)`` or ``new="*.pattern"``; the last that fits
-    counts."""
-    how = {"keep_unselected": keep_unselected, "must_match": must_match}
-    return Stage("rename_keys", *renamings, duplicate_is_error=duplicate_is_error, **how, **more)
-
-
-def extract_keys(
-    *patterns: str | Sequence[str], duplicate_is_error: bool = True, ignore_missing: bool = False
-) -> Stage:
-    """A tuple of the fields that match patterns such as ``"*.jpg;*.png"``."""
-    how = {"duplicate_is_error": duplicate_is_error, "ignore_missing": ignore_missing}
-    return Stage("extract_keys", *patterns, **how)
-
-
-def decode(
-    *args: Any,
-    pre: Any = None,
-    post: Any = None,
-    only: Any = None,
-    partial: bool = False,
-    handler: Handler | None = None,
-    max_decoded: int = MAX_DECODED_BYTES,
-    size: int | tuple[int, int] | None = None,
-    crop: int | tuple[int, int] | None = None,
-) -> Stage:
-    """Payloads decoded by field name: ``decode("pil")``, ``decode("torchrgb")``, ``decode("rgb8")``, own handlers of
-    (name, payload). ``only`` names the fields to decode; ``size`` and ``crop`` bring pictures to one size. What cannot
-    be decoded is an error that names shard, sample and field, unless ``handler`` goes on. No pickle is loaded unless
-    ``"pickle"`` is named."""
-    how = {"pre": pre, "post": post, "only": only, "partial": partial, "max_decoded": max_decoded}
-    how |= {"size": size, "crop": crop}
-    return Stage("decode", *args, handler=handler, **how)
-
-
-def xdecode(
-    *decoders: tuple[str, Function],
-    must_decode: bool = True,
-    defaults: Iterable[tuple[str, Function]] = XDECODERS,
-    **more: Function,
-) -> Stage:
-    """Payloads decoded by ``(pattern, function of a stream)``, or ``ext=function``."""
-    return Stage("xdecode", *decoders, must_decode=must_decode, defaults=defaults, **more)
-
-
-def select(predicate: Callable[[Any], bool], handler: Handler = reraise_exception) -> Stage:
-    """Only the samples for which ``predicate`` holds, the others counted."""
-    return Stage("select", predicate, handler=handler)
-
-
-def associate(associator: Any, **kw: Any) -> Stage:
-    """More fields for each sample, by its key: a mapping of mappings, or a function of the key."""
-    return Stage("associate", associator, **kw)
-
-
-def info(
-    fmt: str | None = None,
-    n: int = 3,
-    every: int = -1,
-    width: int = 50,
-    stream: Any = None,
-    name: str = "",
-) -> Stage:
-    """Shows the first ``n`` samples of this process and then one of ``every``, on stderr or ``stream``."""
-    return Stage("info", fmt, n=n, every=every, width=width, stream=stream, name=name)
-
-
-def log_keys(logfile: str | None = None) -> Stage:
-    """A line for each sample at the end of ``logfile``: number in this process, worker, rank, key."""
-    return Stage("log_keys", logfile)
-
-
-def batched(
-    batchsize: int = 20,
-    collation_fn: Function | None = collated,
-    partial: bool = True,
-) -> Stage:
-    """Batches of ``batchsize`` samples; ``collation_fn`` makes one of a list, None leaves the list. Without ``partial``
-    what is left at the end is left out."""
-    return Stage("batched", batchsize, collation_fn=collation_fn, partial=partial)
-
-
-def listed(batchsize: int, partial: bool = True) -> Stage:
-    """Batches that are lists of samples."""
-    return Stage("listed", batchsize, partial=partial)
-
-
-def unbatched() -> Stage:
-    """The samples of batches, which are tuples or dicts of columns."""
-    return Stage("unbatched")
-
-
-def unlisted() -> Stage:
-    """The samples of lists."""
-    return Stage("unlisted")
-
-
-def rsample(p: float = 0.5) -> Stage:
-    """A random part of the samples, others in each epoch: of shards exactly ``round(p * n)`` of n, chosen before they
-    are read; of an iterator each with probability ``p``."""
-    return Stage("rsample", p)
-
-
-def slice(*args: int | None) -> Stage:
-    """``slice(stop)`` or ``slice(start, stop[, step])`` of an epoch's samples, or behind :func:`batched` of its
-    batches."""
-    return Stage("slice", *args)
+map, map_dict, map_tuple = _stage(Fluent.map), _stage(Fluent.map_dict), _stage(Fluent.map_tuple)
+to_tuple, extract_keys = _stage(Fluent.to_tuple), _stage(Fluent.extract_keys)
+rename, rename_keys = _stage(Fluent.rename), _stage(Fluent.rename_keys)
+decode, xdecode = _stage(Fluent.decode), _stage(Fluent.xdecode)
+select, associate = _stage(Fluent.select), _stage(Fluent.associate)
+info, log_keys = _stage(Fluent.info), _stage(Fluent.log_keys)
+batched, unbatched = _stage(Fluent.batched), _stage(Fluent.unbatched)
+listed, unlisted = _stage(Fluent.listed), _stage(Fluent.unlisted)
+rsample, slice = _stage(Fluent.rsample), _stage(Fluent.slice)
 
 
 def shuffle(

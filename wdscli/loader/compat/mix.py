@@ -13,7 +13,8 @@ from typing import Any
 from wdscli.errors import UsageError
 from wdscli.loader.compat.extradatasets import FluidWrapper
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.mixing import mixing
+from wdscli.loader.mixing.mixing import mix
+from wdscli.loader.order.schedule import Stop
 
 __all__ = ["RandomMix", "RoundRobin", "random_samples", "round_robin_longest", "round_robin_shortest"]
 
@@ -26,6 +27,10 @@ def _are_exact(datasets: Sequence[Any]) -> bool:
     )
 
 
+def _stop(longest: bool) -> Stop:
+    return "all" if longest else "first"
+
+
 def RandomMix(
     datasets: Sequence[Any],
     probs: Sequence[float] | None = None,
@@ -35,10 +40,11 @@ def RandomMix(
 ) -> Any:
     """Samples of datasets by probability, until one is used up, or with ``longest`` until all are. Of datasets of
     shards as :func:`wdscli.loader.mix`: the shares are exact, not drawn, by ``seed``."""
-    if _are_exact(datasets):
-        return mixing.RandomMix(datasets, probs, longest, seed=seed or 0)
     if probs is not None and len(probs) != len(datasets):
         raise UsageError(f"{len(probs)} probabilities for {len(datasets)} datasets")
+    if _are_exact(datasets):
+        weights = [1] * len(datasets) if probs is None else probs
+        return mix(list(zip(datasets, weights)), stop=_stop(longest), seed=seed or 0)
     dice = None if seed is None else random.Random(seed)
     return FluidWrapper(_Turns(datasets, partial(random_samples, probs=probs, longest=longest, rng=dice)))
 
@@ -46,7 +52,7 @@ def RandomMix(
 def RoundRobin(datasets: Sequence[Any], longest: bool = False) -> Any:
     """A sample of each dataset in turn, until one is used up, or with ``longest`` until all are."""
     if _are_exact(datasets):
-        return mixing.RoundRobin(datasets, longest)
+        return mix(list(datasets), stop=_stop(longest), seed=None)
     turns = round_robin_longest if longest else round_robin_shortest
     return FluidWrapper(_Turns(datasets, partial(_each, turns)))
 

@@ -132,10 +132,7 @@ class ResampledShards(_Shards):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.epoch += 1
         seed = make_seed(self.worker_seed(), self.epoch, self.seed) if self.deterministic else None
-        dice, given = Random(seed), 0
-        while self.urls and (self.nshards is None or given < self.nshards):
-            yield {"url": dice.choice(self.urls)}
-            given += 1
+        return ({"url": url} for url in redrawn(self.urls, self.nshards, Random(seed)))
 
 
 ResampledShardList = ResampledShards

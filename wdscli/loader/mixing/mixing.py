@@ -1,4 +1,4 @@
-"""Several sets as one, by weight: ``mix``, and webdataset's ``RandomMix`` and ``RoundRobin``.
+"""Several sets as one, by weight: ``mix``.
 
 What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixing.sources.MixSource`. How: samples carry
 the number of their set to the stages, where those of the set itself come first; what is called on the mix comes behind
@@ -238,7 +238,7 @@ def mix(
     datasets: Mapping[Any, Any] | Sequence[Any],
     *,
     stop: Stop = "first",
-    seed: int = 0,
+    seed: int | None = 0,
     per: Per = "sample",
     label: str | None = None,
     rank: int | None = None,
@@ -255,10 +255,11 @@ def mix(
     ``mix(...).shuffle()`` changes.
 
     Weights are exact: when they are 7 and 3, every ten samples have seven of the one and three of the other, in an
-    order of ``seed``. ``stop`` says when an epoch ends: ``"first"``, where a set should give a sample and has none
-    left; ``"all"``, when all are used up, the rest sharing the turns of those that are; ``"repeat"``, when every set
-    was gone through at least once, the shorter ones again and again, each time in the order of their next epoch. With
-    ``"first"`` and ``"repeat"`` the next epoch goes on in each set where this one left it.
+    order of ``seed``; without one (None) they take turns. ``stop`` says when an epoch ends: ``"first"``, where a set
+    should give a sample and has none left; ``"all"``, when all are used up, the rest sharing the turns of those that
+    are; ``"repeat"``, when every set was gone through at least once, the shorter ones again and again, each time in the
+    order of their next epoch. With ``"first"`` and ``"repeat"`` the next epoch goes on in each set where this one left
+    it.
 
     ``per="batch"`` mixes whole batches of datasets with equal batch sizes: a global batch is all of one set. ``label``
     names a field in which every sample says the name of its set.
@@ -285,28 +286,6 @@ def mix(
         raise UsageError(f"mix({min(how)}=) is for addresses", hint="say it to the datasets that are mixed")
     opened = [_opened(part, seed, how) for part in parts]
     return Mixed(opened, rules, rank=rank, world_size=world_size, tail=tail)
-
-
-def RandomMix(
-    datasets: Sequence[Iterable[New]],
-    probs: Sequence[Weight] | None = None,
-    longest: bool = False,
-    *,
-    seed: int = 0,
-) -> Mixed[New]:
-    """webdataset's name: samples of datasets by probability, until one is used up, or with ``longest`` until all are.
-    As :func:`mix`: the shares are exact, not drawn."""
-    weights = [1] * len(datasets) if probs is None else list(probs)
-    if len(weights) != len(datasets):
-        raise UsageError(f"{len(weights)} probabilities for {len(datasets)} datasets")
-    return mix(list(zip(datasets, weights)), stop="all" if longest else "first", seed=seed)
-
-
-def RoundRobin(datasets: Sequence[Any], longest: bool = False) -> Mixed:
-    """webdataset's name: a sample of each dataset in turn, until one is used up, or with ``longest`` until all are."""
-    names, parts, weights = _named(list(datasets))
-    rules = Rules(quotas_of(weights), "all" if longest else "first", seed=None, names=names)
-    return Mixed([_opened(part, 0, {}) for part in parts], rules)
 
 
 def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list[Part], list[Weight]]:
@@ -339,7 +318,7 @@ def _shown(value: Any) -> str:
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
-def _opened(part: Any, seed: int, how: dict[str, Any]) -> Any:
+def _opened(part: Any, seed: int | None, how: dict[str, Any]) -> Any:
     if isinstance(part, PositionDataset):
         return part
     if isinstance(part, (str, list)):

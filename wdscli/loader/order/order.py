@@ -23,7 +23,7 @@ reads which position.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from math import isqrt
@@ -68,7 +68,7 @@ def groups(numbers: I64) -> Iterator[tuple[int, I64]]:
         yield number, (numbers == number).nonzero()[0]
 
 
-def gathered(numbers: I64, read: Callable[[int, I64], list[Any]]) -> list[Any]:
+def gathered(numbers: I64, read: Callable[[int, I64], Iterable[Any]]) -> list[Any]:
     """What ``read(number, rows)`` gives for the rows where each number stands, in the order of the rows."""
     found: list[Any] = [None] * len(numbers)
     for number, rows in groups(numbers):

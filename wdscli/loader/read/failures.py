@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.order.order import groups
+from wdscli.loader.order.order import gathered
 from wdscli.loader.stages.handlers import Handler, Replaced, StopEpoch, reraise_exception
 
 if TYPE_CHECKING:
@@ -43,11 +43,7 @@ class Failed(NamedTuple):
 
 def read_each(catalog: Catalog, fetcher: Fetcher | Pool, shards: I64, places: I64) -> list[Raw | Failed]:
     """The samples at ``places`` of ``shards`` in the order asked for, with Failed where one cannot be read."""
-    found: list[Any] = [None] * len(shards)
-    for shard, rows in groups(shards):
-        for row, sample in zip(rows.tolist(), _of_shard(catalog, fetcher, shard, places[rows])):
-            found[row] = sample
-    return found
+    return gathered(shards, lambda shard, rows: _of_shard(catalog, fetcher, shard, places[rows]))
 
 
 def _of_shard(catalog: Catalog, fetcher: Fetcher | Pool, shard: int, places: I64) -> Iterator[Raw | Failed]:

@@ -138,12 +138,13 @@ class PerSample(Generic[Item]):
         return self._then(stage)
 
     def map(self: Self, f: Function, handler: Handler = reraise_exception) -> Self:
-        """``f`` of each sample, or of each batch behind :meth:`batched`. None leaves it out, counted."""
+        """``f`` of each sample, or of each batch behind :meth:`batched`; None leaves it out, counted. A dict that ``f``
+        makes of a sample keeps the sample's key. ``handler`` is asked about exceptions."""
         want_callable(f, "map()")
         return self._guarded("map", per_sample.Map(f), handler)
 
     def map_dict(self: Self, /, handler: Handler = reraise_exception, **functions: Function) -> Self:
-        """Each named field by its function; samples are dicts, and copied."""
+        """Each named field by its function: ``map_dict(jpg=resize, cls=int)``. Samples are copied, not changed."""
         if not functions:
             raise TypeError("map_dict() without a field")
         for name, function in functions.items():
@@ -213,11 +214,12 @@ class PerSample(Generic[Item]):
         size: int | tuple[int, int] | None = None,
         crop: int | tuple[int, int] | None = None,
     ) -> Self:
-        """Payloads decoded by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers. Without ``handler``
-        a sample that cannot be decoded is an error, or left out where the dataset has another ``on_error``. What
-        would become more than ``max_decoded`` bytes cannot be decoded. ``decode("rgb8", size=(224, 224))`` gives all
-        pictures this height and width, ``size=256, crop=224`` their middle after the shorter side was made 256, as
-        torchvision's ``Resize`` and ``CenterCrop`` do; JPEGs are decoded straight to about that size."""
+        """Payloads decoded by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers of (name, payload).
+        ``only`` names the fields to decode; no pickle is loaded unless ``"pickle"`` is named. Without ``handler`` a
+        sample that cannot be decoded is an error, or left out where the dataset has another ``on_error``. What would
+        become more than ``max_decoded`` bytes cannot be decoded. ``decode("rgb8", size=(224, 224))`` gives all pictures
+        this height and width, ``size=256, crop=224`` their middle after the shorter side was made 256, as torchvision's
+        ``Resize`` and ``CenterCrop`` do; JPEGs are decoded straight to about that size."""
         from wdscli.loader.stages.decoding import Decoder
 
         decoder = Decoder(
@@ -381,8 +383,8 @@ class Fluent(PerSample[Item]):
         return int(getattr(getattr(self, "source", None), "seed", 0))
 
     def rsample(self: Whole, p: float = 0.5) -> Whole:
-        """A random part of the samples, others in each epoch: exactly ``round(p * n)`` of n, chosen before they are
-        read."""
+        """A random part of the samples, others in each epoch: of shards exactly ``round(p * n)`` of n, chosen before
+        they are read; of an iterator each with probability ``p``."""
         if not 0 <= p <= 1:
             raise UsageError(f"rsample({p}): a part is from 0 to 1")
         if self.pipeline.generators or self.is_stream:

@@ -8,8 +8,11 @@ with from a state. It must not know how samples are read.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, repeat
 from typing import Any
+
+from wdscli.loader.order.order import drawn
 
 
 def shuffled(
@@ -20,34 +23,32 @@ def shuffled(
     seed: int | None = None,
     handler: Any = None,
 ) -> Iterator[Any]:
-    """``data`` through a buffer of ``bufsize``, which gives from ``initial`` on and takes two for each that it gives
-    until it is full. ``rng`` throws the dice, else one of ``seed``."""
+    """``data`` through a buffer of ``bufsize``, as :func:`through_buffer` says. ``rng`` throws the dice, else one of
+    ``seed``."""
     if rng is not None and seed is not None:
         raise ValueError("shuffle(rng=, seed=): one of them")
-    dice = rng or random.Random(seed)
-    items, held = iter(data), []
+    return through_buffer(iter(data), bufsize, min(initial, bufsize), (rng or random.Random(seed)).randrange)
+
+
+def through_buffer(
+    items: Iterator[Any], size: int, initial: int, draw: Callable[[int], int]
+) -> Iterator[Any]:
+    """``items`` through a buffer of ``size``, which gives from ``initial`` on and takes two for each that it gives
+    until it is full, as webdataset's does. ``draw(n)`` says which of n that are held is given next."""
+    held: list[Any] = []
     for item in items:
         held.append(item)
-        if len(held) < bufsize:
-            held.extend(next_of(items))
-        if len(held) >= min(initial, bufsize):
-            yield picked(held, dice)
+        if len(held) < size:
+            held.extend(islice(items, 1))
+        if len(held) >= initial:
+            yield drawn(held, draw(len(held)))
     while held:
-        yield picked(held, dice)
-
-
-def next_of(items: Iterator[Any]) -> Iterator[Any]:
-    """The next of ``items``, if there is one."""
-    for item in items:
-        yield item
-        return
+        yield drawn(held, draw(len(held)))
 
 
 def picked(held: list[Any], dice: random.Random) -> Any:
     """One of ``held``, taken out."""
-    place = dice.randrange(len(held))
-    held[place], held[-1] = held[-1], held[place]
-    return held.pop()
+    return drawn(held, dice.randrange(len(held)))
 
 
 def thinned(data: Iterable[Any], p: float = 0.5) -> Iterator[Any]:
@@ -57,13 +58,13 @@ def thinned(data: Iterable[Any], p: float = 0.5) -> Iterator[Any]:
     return (item for item in data if random.random() < p)
 
 
-def redrawn(data: Iterable[Any], n: int | None = None) -> Iterator[Any]:
+def redrawn(data: Iterable[Any], n: int | None = None, dice: random.Random | None = None) -> Iterator[Any]:
     """``n`` of ``data``, each drawn from all of it; without end for None."""
-    items, dice = list(data), random.Random()
-    given = 0
-    while items and (n is None or given < n):
+    items, dice = list(data), dice or random.Random()
+    for _ in repeat(None) if n is None else range(n):
+        if not items:
+            return
         yield dice.choice(items)
-        given += 1
 
 
 class Kept:
