@@ -243,15 +243,22 @@ class ShardStream(Stream):
             policy.leave_out(Failed(error, address))
 
     def _raw(self, address: str, name: str, payloads: dict[str, bytes]) -> Raw:
-        raw: Raw = {"__key__": name, "__url__": address}
-        lower, size = [field.lower() for field in payloads], 0
-        for field, (spelling, payload) in zip(lower, payloads.items()):
-            if self._fields is None or field in self._fields:
-                # Two that are one in lower case, img.jpg and img.JPG, are both kept as they are spelled.
-                raw[spelling if self._spelled or lower.count(field) > 1 else field] = payload
-                size += len(payload)
-        METER.add(size)
-        return raw
+        fields = fields_of(payloads, self._spelled, self._fields)
+        METER.add(sum(map(len, fields.values())))
+        return {"__key__": name, "__url__": address, **fields}
+
+
+def fields_of(
+    payloads: dict[str, bytes], spelled: bool, wanted: frozenset[str] | None = None
+) -> dict[str, bytes]:
+    """Those of the payloads of a sample that are ``wanted``, None for all: by field, in lower case unless ``spelled``.
+    Two that are one in lower case, img.jpg and img.JPG, are both kept as they are spelled."""
+    lower = [field.lower() for field in payloads]
+    return {
+        spelling if spelled or lower.count(field) > 1 else field: payload
+        for field, (spelling, payload) in zip(lower, payloads.items())
+        if wanted is None or field in wanted
+    }
 
 
 def _url(shard: Any) -> str:

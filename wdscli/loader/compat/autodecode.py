@@ -26,38 +26,13 @@ from wdscli.codecs.decode_values import (
 from wdscli.codecs.parts import Continue as Continue
 from wdscli.codecs.parts import handle_extension as handle_extension
 from wdscli.codecs.tenbin import decode_tensors
-from wdscli.errors import DataError as DecodingError
-from wdscli.errors import UsageError
-from wdscli.loader.compat import utils
+from wdscli.errors import DataError, UsageError
+from wdscli.loader.compat.utils import SecurityError as SecurityError
+from wdscli.loader.compat.utils import want_trust
 from wdscli.loader.stages.decoding import Decoder as Decoder
 from wdscli.loader.stages.decoding import gzfilter as gzfilter
 
-__all__ = [
-    "Continue",
-    "Decoder",
-    "DecodingError",
-    "IMAGE_EXTENSIONS",
-    "ImageHandler",
-    "basichandlers",
-    "cbor_loads",
-    "decoders",
-    "default_decoder",
-    "default_post_handlers",
-    "default_pre_handlers",
-    "gzfilter",
-    "handle_extension",
-    "imagehandler",
-    "imagespecs",
-    "msgpack_loads",
-    "npy_loads",
-    "npz_loads",
-    "pytorch_weights_only",
-    "tenbin_loads",
-    "torch_audio",
-    "torch_loads",
-    "torch_video",
-    "unpickle_loads",
-]
+DecodingError = DataError
 ImageHandler = Images
 IMAGE_EXTENSIONS = sorted(EXTENSIONS)
 imagespecs = {
@@ -78,21 +53,15 @@ default_post_handlers: list[Callable[[str, bytes], Any]] = [basichandlers]
 default_decoder = Decoder([])
 
 
-class SecurityError(UsageError, ValueError):
-    """What WDS_SECURE, or ``utils.enforce_security``, does not allow."""
-
-
 def torch_loads(data: bytes) -> Any:
     """A payload of ``torch.save``, loaded with ``weights_only``."""
-    if utils.enforce_security:
-        raise SecurityError("torch.loads is not allowed for security reasons when enforce_security is set.")
+    want_trust("torch.loads is not allowed for security reasons when enforce_security is set.")
     return decode_torch(data)
 
 
 def unpickle_loads(data: bytes) -> Any:
     """A pickle, which may run anything. ``decode()`` of a dataset loads none unless ``"pickle"`` is named."""
-    if utils.enforce_security:
-        raise SecurityError("Unpickling is not allowed for security reasons when enforce_security is set.")
+    want_trust("Unpickling is not allowed for security reasons when enforce_security is set.")
     return pickle.loads(data)
 
 

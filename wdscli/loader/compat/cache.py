@@ -16,20 +16,9 @@ from urllib.parse import quote, urlsplit
 
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.compat.gopen import gopen
-from wdscli.loader.stages.handlers import Handler, reraise_exception
+from wdscli.loader.stages.handlers import Handler, each, reraise_exception
 from wdscli.storage import is_local, local_path, open_sink
 
-__all__ = [
-    "FileCache",
-    "LRUCleanup",
-    "StreamingOpen",
-    "check_tar_format",
-    "default_cache_dir",
-    "download",
-    "islocal",
-    "pipe_cleaner",
-    "url_to_cache_name",
-]
 COPY_BUFFER_BYTES = 1 << 20
 default_cache_dir = os.environ.get("WDS_CACHE", "./_cache")
 _PLAIN_SCHEMES = ("", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais")
@@ -137,16 +126,12 @@ class StreamingOpen:
         self.handler = handler
 
     def __call__(self, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        for url in map(_url, urls):
-            try:
-                found = {"url": url, "stream": gopen(url)}
-            except Exception as error:
-                if self.handler(error):
-                    continue
-                return
-            if is_local(url):
-                found["local_path"] = local_path(url)
-            yield found
+        return each(_opened, map(_url, urls), self.handler)
+
+
+def _opened(url: str) -> dict[str, Any]:
+    found = {"url": url, "stream": gopen(url)}
+    return {**found, "local_path": local_path(url)} if is_local(url) else found
 
 
 class FileCache:
@@ -191,13 +176,9 @@ class FileCache:
             os.remove(path)
             raise DataError("this is no tar archive", code="no-archive", shard=url)
 
+    def _cached(self, url: str) -> dict[str, Any]:
+        path = self.get_file(url)
+        return {"url": url, "stream": open(path, "rb"), "local_path": path}
+
     def __call__(self, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        for url in map(_url, urls):
-            try:
-                path = self.get_file(url)
-                stream = open(path, "rb")  # noqa: SIM115
-            except Exception as error:
-                if self.handler(error):
-                    continue
-                return
-            yield {"url": url, "stream": stream, "local_path": path}
+        return each(self._cached, map(_url, urls), self.handler)

@@ -21,8 +21,6 @@ from wdscli.loader.stages.generators import epochs_over
 from wdscli.loader.stages.plain import Kept, shuffled, thinned
 from wdscli.loader.stats import Counts, warning_of_losses
 
-__all__ = ["FluidWrapper", "MockDataset", "repeatedly", "with_epoch", "with_length"]
-
 Self = TypeVar("Self", bound="FluidWrapper")
 
 

@@ -19,15 +19,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from wdscli.errors import UsageError
-from wdscli.loader.compat import utils
+from wdscli.loader.compat.utils import SecurityError as SecurityError
+from wdscli.loader.compat.utils import want_trust
 from wdscli.storage import OPENERS, Sink, is_local, local_path, open_sink, open_source, scheme
 from wdscli.storage.streams import stream_of
-
-__all__ = ["gopen", "gopen_schemes", "reader", "rewrite_url"]
-
-
-class SecurityError(UsageError, ValueError):
-    """What WDS_SECURE, or ``utils.enforce_security``, does not allow."""
 
 
 class _Schemes(UserDict[str, Callable[..., Any]]):
@@ -91,7 +86,10 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
         return sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
     url = rewrite_url(url)
     kind = scheme(url)
-    _check_allowed(url, kind)
+    if kind == "pipe":
+        want_trust("gopen_pipe: unsafe_gopen is False, cannot open pipe URLs")
+    if is_local(url):
+        want_trust("gopen: unsafe_gopen is False, cannot open local files")
     if kind in gopen_schemes:
         return gopen_schemes[kind](url, mode, bufsize, **kw)
     if kw:
@@ -105,21 +103,12 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
     return stream_of(open_source(url, decompress=False), bufsize)
 
 
-def _check_allowed(url: str, kind: str) -> None:
-    if utils.enforce_security and kind == "pipe":
-        raise SecurityError("gopen_pipe: unsafe_gopen is False, cannot open pipe URLs")
-    if utils.enforce_security and (is_local(url) or url.startswith("file:")):
-        raise SecurityError("gopen: unsafe_gopen is False, cannot open local files")
-
-
 def rewrite_url(url: str) -> str:
     """``url`` as the variable ``GOPEN_REWRITE`` (``old=new;...``, patterns at the start) changes it."""
     rules = os.environ.get("GOPEN_REWRITE")
     if rules is None:
         return url
-    if utils.enforce_security:
-        said = "unsafe_gopen is False, cannot rewrite URLs using environment variables"
-        raise SecurityError(f"rewrite_url: {said}")
+    want_trust("rewrite_url: unsafe_gopen is False, cannot rewrite URLs using environment variables")
     for old, new in (rule.split("=", 1) for rule in rules.split(";")):
         changed = re.sub("^" + old, new, url)
         if changed != url:

@@ -5,11 +5,3 @@ from wdscli.loader.stages.handlers import ignore_and_stop as ignore_and_stop
 from wdscli.loader.stages.handlers import reraise_exception as reraise_exception
 from wdscli.loader.stages.handlers import warn_and_continue as warn_and_continue
 from wdscli.loader.stages.handlers import warn_and_stop as warn_and_stop
-
-__all__ = [
-    "ignore_and_continue",
-    "ignore_and_stop",
-    "reraise_exception",
-    "warn_and_continue",
-    "warn_and_stop",
-]

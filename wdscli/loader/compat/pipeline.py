@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     New = TypeVar("New")
     _ANYTHING = cast("DataPipeline[Any]", None)
 
-__all__ = ["DataPipeline"]
-
 
 class DataPipeline(FluidWrapper[Item], ABC):
     """Stages one after the other. The first begins: a list of shards, a dataset, anything else that can be iterated, or

@@ -21,9 +21,10 @@ from wdscli.loader.compat.filters import Stage
 from wdscli.loader.compat.gopen import gopen, gopen_schemes
 from wdscli.loader.read.failures import Failed, Policy
 from wdscli.loader.stages.flow import DROPPED
-from wdscli.loader.stages.handlers import Guard, Handler, StopEpoch, reraise_exception
+from wdscli.loader.stages.handlers import Guard, Handler, StopEpoch, each, reraise_exception
 from wdscli.loader.stages.per_sample import Files
 from wdscli.loader.stats import Counts
+from wdscli.loader.streams import fields_of
 from wdscli.model import Sample, to_bytes, to_text
 from wdscli.samples import Grouper, iter_samples, split_name
 from wdscli.storage import Source, open_source, scheme
@@ -35,17 +36,6 @@ Choose = Callable[[str], bool] | None
 Rename = Callable[[str], str] | None
 HEAD_BYTES = 512
 """One block: enough to tell a compressed stream from a tar."""
-__all__ = [
-    "base_plus_ext",
-    "group_by_keys",
-    "shardlist",
-    "tar_file_expander",
-    "tar_file_iterator",
-    "tarfile_samples",
-    "tarfile_to_samples",
-    "url_opener",
-    "valid_sample",
-]
 
 
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:
@@ -70,14 +60,7 @@ def url_opener(
     data: Iterable[dict[str, Any]], handler: Handler = reraise_exception, **kw: Any
 ) -> Iterator[dict[str, Any]]:
     """Each ``{"url": ...}`` with its ``stream``, a file object."""
-    for sample in data:
-        try:
-            opened = {**sample, "stream": gopen(sample["url"], **kw)}
-        except Exception as error:
-            if handler(error):
-                continue
-            return
-        yield opened
+    return each(lambda sample: {**sample, "stream": gopen(sample["url"], **kw)}, data, handler)
 
 
 def tar_file_iterator(
@@ -303,9 +286,7 @@ class _Samples:
         raw: dict[str, Any] = {"__key__": sample.key, "__url__": shard["url"]}
         if shard.get("local_path") is not None:
             raw["__local_path__"] = shard["local_path"]
-        lower = [field.lower() for field in sample.fields]
-        for field, (spelling, payload) in zip(lower, sample.fields.items()):
-            raw[spelling if self._files is not None or lower.count(field) > 1 else field] = payload
+        raw |= fields_of(sample.fields, self._files is not None)
         return raw if self._files is None else self._files(raw)
 
 

@@ -19,23 +19,19 @@ from wdscli.loader.compat.filters import identity as identity
 from wdscli.loader.place.ranks import find_rank, find_worker
 from wdscli.storage.patterns import expand_braces
 
-__all__ = [
-    "PipelineStage",
-    "compute_sample_weights",
-    "fnmatch_with_braces",
-    "glob_with_braces",
-    "guess_batchsize",
-    "identity",
-    "is_iterable",
-    "make_seed",
-    "pytorch_worker_info",
-    "pytorch_worker_seed",
-    "repeatedly",
-    "repeatedly0",
-]
+
+class SecurityError(UsageError, ValueError):
+    """What WDS_SECURE, or ``enforce_security``, does not allow."""
+
 
 enforce_security = os.environ.get("WDS_SECURE", "0") not in ("", "0")
 """Whether ``gopen`` refuses commands and files of this machine, and ``autodecode`` pickles."""
+
+
+def want_trust(said: str) -> None:
+    """Raise SecurityError, which says this, where security is enforced."""
+    if enforce_security:
+        raise SecurityError(said)
 
 
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:

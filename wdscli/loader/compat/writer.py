@@ -4,40 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from wdscli.codecs.encode import ENCODERS as default_handlers
-from wdscli.codecs.encode import encode_bundle as tenbin_dumps
-from wdscli.codecs.encode import encode_cbor as cbor_dumps
-from wdscli.codecs.encode import encode_field, encode_image
-from wdscli.codecs.encode import encode_msgpack as mp_dumps
-from wdscli.codecs.encode import encode_npz as numpy_npz_dumps
+from wdscli.codecs import encode
 from wdscli.codecs.encode import make_encoder as make_encoder
 from wdscli.codecs.encode import numpy_dumps as numpy_dumps
 from wdscli.codecs.encode import torch_dumps as torch_dumps
 from wdscli.loader.write.writing import ShardWriter as ShardWriter
 from wdscli.loader.write.writing import TarWriter as TarWriter
 
-__all__ = [
-    "ShardWriter",
-    "TarWriter",
-    "bytestr",
-    "cbor_dumps",
-    "default_handlers",
-    "encode_based_on_extension",
-    "encode_based_on_extension1",
-    "imageencoder",
-    "make_encoder",
-    "make_handlers",
-    "mp_dumps",
-    "numpy_dumps",
-    "numpy_npz_dumps",
-    "tenbin_dumps",
-    "torch_dumps",
-]
+default_handlers = encode.ENCODERS
+cbor_dumps, mp_dumps = encode.encode_cbor, encode.encode_msgpack
+numpy_npz_dumps, tenbin_dumps = encode.encode_npz, encode.encode_bundle
 
 
 def imageencoder(image: Any, format: str = "PNG") -> bytes:
     """A picture, Pillow's or an array, as a file."""
-    return encode_image(image, format.lower())
+    return encode.encode_image(image, format.lower())
 
 
 def bytestr(data: Any) -> bytes:
@@ -52,7 +33,7 @@ def make_handlers() -> dict[str, Any]:
 
 def encode_based_on_extension1(data: Any, tname: str, handlers: Any) -> Any:
     """One value, encoded as its field's extension says."""
-    return data if tname.startswith("_") else encode_field(data, tname, handlers)
+    return data if tname.startswith("_") else encode.encode_field(data, tname, handlers)
 
 
 def encode_based_on_extension(sample: dict[str, Any], handlers: Any) -> dict[str, Any]:

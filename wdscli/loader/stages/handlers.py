@@ -8,15 +8,17 @@ and reason. Unlike webdataset's, the handlers that warn do not sleep. It must no
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from wdscli.errors import DataError, UsageError, WdsError, printable
 from wdscli.loader.stats import Counts
 from wdscli.shown import shown
 
 Handler: TypeAlias = Callable[[Exception], bool]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def reraise_exception(exn: Exception) -> NoReturn:
@@ -44,6 +46,18 @@ def warn_and_stop(exn: Exception) -> bool:
     """Leave the sample out, count it, warn and end the epoch in this process."""
     warnings.warn(repr(exn), stacklevel=2)
     return False
+
+
+def each(function: Callable[[Item], Result], items: Iterable[Item], handler: Handler) -> Iterator[Result]:
+    """What ``function`` makes of each of ``items``, up to where the handler ends it."""
+    for item in items:
+        try:
+            found = function(item)
+        except Exception as error:
+            if handler(error):
+                continue
+            return
+        yield found
 
 
 class StopEpoch(BaseException):
