@@ -24,6 +24,7 @@ else:
     numpy = _Numpy()
 
 U8: TypeAlias = "NDArray[numpy.uint8]"
+U16: TypeAlias = "NDArray[numpy.uint16]"
 U32: TypeAlias = "NDArray[numpy.uint32]"
 U64: TypeAlias = "NDArray[numpy.uint64]"
 I64: TypeAlias = "NDArray[numpy.int64]"

@@ -14,8 +14,9 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
+from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.order.order import ENDLESS
@@ -46,9 +47,6 @@ from wdscli.loader.stages.generators import through, want_no_dice
 from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stages.per_batch import prepare_worker
 from wdscli.loader.stats import Counts, warning_of_losses
-
-if TYPE_CHECKING:
-    from wdscli.loader.order.order import I64
 
 Self = TypeVar("Self", bound="PositionDataset")
 Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
@@ -388,8 +386,6 @@ class PositionDataset(Fluent[Item]):
         """The samples of each batch of a stream from ``start`` on, for this worker. Batch n of a rank is made by worker
         n modulo its workers, of the next samples that are dealt to that worker; a worker whose samples are used up
         makes no more."""
-        import numpy
-
         source: Any = self.source
         share = batches.share._replace(worker=start.batch % batches.share.workers)
         if share.world > 1 and batches.length >= ENDLESS:

@@ -21,6 +21,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast, overload
 
+from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.checks import Urls, addresses_of, cache_of, wanted_fields
 from wdscli.loader.dataset import PositionDataset
@@ -38,10 +39,6 @@ from wdscli.loader.stats import Counts
 from wdscli.storage.addresses import check_pipe
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    from wdscli.loader.order.order import I64
     from wdscli.loader.read.keyindex import KeyIndex
     from wdscli.loader.sample_types import giving
 
@@ -143,8 +140,6 @@ class IndexedDataset(PerSample[Item]):
 
     def _open(self, catalog: Catalog, known: Iterable[str] = ()) -> None:
         """Show ``catalog``; of its losses the ``known`` ones are counted already."""
-        import numpy
-
         assert catalog.counts is not None
         for address in sorted({*catalog.losses}.difference(known)):
             self._policy.leave_out(Failed(catalog.losses[address], address))
@@ -193,8 +188,6 @@ class IndexedDataset(PerSample[Item]):
         return self._made(self.ordinals.checked(numbers))
 
     def __iter__(self) -> Iterator[Item]:
-        import numpy
-
         first = 0
         while first < len(self):
             end = min(first + self._together(self.ordinals[first]), len(self))
@@ -271,12 +264,10 @@ class IndexedDataset(PerSample[Item]):
             return new
         return self.subset(self._selected(chosen))
 
-    def _selected(self, chosen: Filter) -> NDArray[numpy.bool_]:
+    def _selected(self, chosen: Filter) -> Mask:
         """Which samples of this view are selected; only the shards that it shows are looked at."""
-        import numpy
-
         shards, places = self._located(self.ordinals.every())
-        mask: NDArray[numpy.bool_] = numpy.zeros(len(shards), dtype=bool)
+        mask: Mask = numpy.zeros(len(shards), dtype=bool)
         shown = numpy.unique(shards).tolist()
         chosen = chosen.settled(self.catalog, shown, lambda shard: numpy.unique(places[shards == shard]))
         for shard in shown:
@@ -342,8 +333,6 @@ class IndexedDataset(PerSample[Item]):
         return {**self.__dict__, "_key_index": [], "_ends": None, "_ends_list": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        import numpy
-
         self.__dict__.update(state)
         assert self.catalog.counts is not None
         self._ends = numpy.cumsum(self.catalog.counts)

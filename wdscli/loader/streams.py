@@ -16,8 +16,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, key
 from wdscli.loader.place.ranks import Share, in_worker
@@ -33,9 +34,6 @@ from wdscli.samples import iter_samples
 from wdscli.shown import shown
 from wdscli.storage import Source, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX
-
-if TYPE_CHECKING:
-    from wdscli.loader.order.order import I64
 
 Self = TypeVar("Self", bound="Stream")
 Splitter: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
@@ -224,8 +222,6 @@ class ShardStream(Stream):
             trail.stops = True
 
     def _order(self, turn: int, count: int) -> list[int]:
-        import numpy
-
         places: I64 = numpy.arange(count, dtype=numpy.int64)
         if self.is_shuffled:
             places = Permutation(len(places), key(self.seed, turn, SHARDS)).at(places)

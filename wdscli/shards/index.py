@@ -23,18 +23,15 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice, pairwise
 from operator import add
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
+from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import DataError, OutputError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
 from wdscli.storage import base_name, sibling
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form
 from wdscli.tar.writer import Places
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
 
 
 class Index:
@@ -46,8 +43,6 @@ class Index:
     """
 
     def __init__(self, raw: dict[str, Any], name: str) -> None:
-        import numpy
-
         self.name = name
         self.shard: str = str(raw["shard"])
         self.size, self.samples, self.members = map(_natural, (raw["size"], raw["samples"], raw["members"]))
@@ -66,12 +61,12 @@ class Index:
         """The version that the shard had when the index was found."""
         self.fields: list[bytes] = raw["fields"].split(b"\0") if self.members else []
         self.keys: bytes = raw["keys"]
-        self._columns: dict[str, NDArray[numpy.uint64]] = {
+        self._columns: dict[str, U64] = {
             column: numpy.frombuffer(raw[column], dtype="<u" + {"Q": "8", "I": "4", "B": "1"}[code])
             for column, code in COLUMNS.items()
         }
 
-    def __getattr__(self, column: str) -> NDArray[numpy.uint64]:
+    def __getattr__(self, column: str) -> U64:
         try:
             return self.__dict__["_columns"][column]
         except KeyError:
@@ -105,21 +100,17 @@ class Index:
             marks,
         )
 
-    def gaps(self) -> tuple[NDArray[numpy.uint64], NDArray[numpy.uint64]]:
+    def gaps(self) -> tuple[U64, U64]:
         """(begins, ends) of what belongs to no sample: what lies before the first, between two, and behind the last but
         for the end of the archive, unless there is nothing but that."""
-        import numpy
-
-        begins: NDArray[numpy.uint64] = numpy.append(numpy.uint64(0), self.starts + self.lengths)
-        ends: NDArray[numpy.uint64] = numpy.append(self.starts, numpy.uint64(self.size))
+        begins: U64 = numpy.append(numpy.uint64(0), self.starts + self.lengths)
+        ends: U64 = numpy.append(self.starts, numpy.uint64(self.size))
         some = ends > begins
         some[-1] = self.size - int(begins[-1]) > len(END_OF_ARCHIVE)
         return begins[some], ends[some]
 
     def totals(self) -> dict[str, FieldTotals]:
         """Count and bytes of every field."""
-        import numpy
-
         counts = numpy.bincount(self.member_fields, minlength=len(self.fields))
         found = {}
         for number, field in enumerate(self.fields):
@@ -179,8 +170,6 @@ def _check_columns(index: Index) -> None:
 
     Samples lie one behind the other in the shard, members inside their sample, keys and members in order.
     """
-    import numpy
-
     n, m, columns = index.samples, index.members, index._columns
     if any(len(columns[name]) != (m if name in _PER_MEMBER else n) for name in COLUMNS):
         raise ValueError("its columns do not fit each other")
@@ -210,11 +199,9 @@ def _check_columns(index: Index) -> None:
     _check_gaps(index, starts, sample_ends)
 
 
-def _check_gaps(index: Index, starts: NDArray[numpy.int64], ends: NDArray[numpy.int64]) -> None:
+def _check_gaps(index: Index, starts: I64, ends: I64) -> None:
     """Raise ValueError unless every gap can be that of a member that was counted as ignored. A pax global header makes
     one too, but then what follows it is not canonical."""
-    import numpy
-
     apart = starts != numpy.append(0, ends[:-1])
     gaps = int((apart & (index.marks == 0)).sum()) + int((index.marks & RAGGED != 0).sum())
     if gaps > sum(index.ignored.values()):
@@ -261,14 +248,14 @@ class SampleArrays(NamedTuple):
     payload."""
 
     keys: bytes
-    key_lengths: NDArray[numpy.int64]
-    starts: NDArray[numpy.int64]
-    lengths: NDArray[numpy.int64]
-    counts: NDArray[numpy.int64]
+    key_lengths: I64
+    starts: I64
+    lengths: I64
+    counts: I64
     fields: list[bytes]
-    codes: NDArray[numpy.int64]
-    offsets: NDArray[numpy.int64]
-    sizes: NDArray[numpy.int64]
+    codes: I64
+    offsets: I64
+    sizes: I64
 
 
 class IndexBuilder:
@@ -305,11 +292,9 @@ class IndexBuilder:
 
     def add_arrays(self, samples: SampleArrays, shift: int) -> None:
         """Samples as arrays, whose places count from byte ``shift`` of this shard."""
-        import numpy
-
         self._settle()
         ids = self._ids_of(samples)
-        added: dict[str, NDArray[numpy.int64]] = {
+        added: dict[str, I64] = {
             "key_ends": samples.key_lengths.cumsum() + len(self._columns["keys"]),
             "starts": samples.starts + shift,
             "lengths": samples.lengths,
@@ -331,16 +316,14 @@ class IndexBuilder:
             self._bytes[number] += int(totals[number])
         self._relieve()
 
-    def _ids_of(self, samples: SampleArrays) -> NDArray[numpy.int64]:
+    def _ids_of(self, samples: SampleArrays) -> I64:
         """The number of each member's field. New fields are numbered in the order in which they come."""
-        import numpy
-
         codes, fields = samples.codes, samples.fields
         if any(field not in self._field_ids for field in fields):
             firsts = {code: numpy.argmax(codes == code) for code in range(len(fields))}
             for code in sorted(firsts, key=firsts.__getitem__):
                 self._field_id(fields[code])
-        ids: NDArray[numpy.int64] = numpy.array([self._field_id(field) for field in fields])
+        ids: I64 = numpy.array([self._field_id(field) for field in fields])
         return ids[codes]
 
     def add_sample(

@@ -13,6 +13,7 @@ from functools import reduce
 from itertools import islice
 from typing import Any
 
+from wdscli.arrays import numpy
 from wdscli.errors import UsageError
 from wdscli.loader.compat.filters import PipelineStage as PipelineStage
 from wdscli.loader.compat.filters import identity as identity
@@ -108,7 +109,5 @@ def repeatedly(
 
 def compute_sample_weights(n_w_pairs: Iterable[tuple[int, float]]) -> Any:
     """Sizes times weights, of which the largest becomes 1."""
-    import numpy
-
     weighted = numpy.array([number * weight for number, weight in n_w_pairs])
     return weighted / weighted.max()

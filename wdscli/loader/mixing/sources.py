@@ -22,8 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered
@@ -37,9 +38,6 @@ from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.loader.stages.per_sample import Label, named
 from wdscli.loader.streams import PASS, Stream, Trail, turns
-
-if TYPE_CHECKING:
-    from wdscli.loader.order.order import I64
 
 Per = Literal["sample", "batch"]
 TOLD_BYTES = 400
@@ -188,8 +186,6 @@ class _MixReader:
 
     def _located(self, positions: I64) -> tuple[I64, I64]:
         """(set, which of its samples of this epoch of the mix)."""
-        import numpy
-
         runs, within = numpy.divmod(positions, self._run)
         sets, places = self._schedule.locate(runs)
         return sets, places * self._run + within
@@ -200,8 +196,6 @@ class _MixReader:
 
     def instead(self, position: int, step: int) -> Any:
         """A sample of the same epoch of the same set."""
-        import numpy
-
         [number], [place] = self._located(numpy.array([position], dtype=numpy.int64))
         other = instead(self._readers[number], int(place), step, self._lengths[number])
         return self._tagged(int(number), other)
@@ -325,8 +319,6 @@ class _Part:
         return islice(flow, self._span.of_worker(share))
 
     def _by_position(self, turn: int, share: Share) -> Iterator[Any]:
-        import numpy
-
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
         source = self._dataset._line(share._replace(rank=0, worker=0))
         reader, length = source.reader(turn), source.length(turn)

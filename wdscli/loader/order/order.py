@@ -27,17 +27,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from math import isqrt
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal
 
+from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import UsageError
 from wdscli.ordering import mix, mix_array
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    I64: TypeAlias = NDArray[numpy.int64]
-    U64: TypeAlias = NDArray[numpy.uint64]
 
 Shuffle = Literal["window", "full", "none"]
 SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DICE = 1, 2, 3, 4, 5, 6, 7, 9
@@ -62,8 +56,6 @@ def key(*parts: int) -> int:
 
 def groups(numbers: I64) -> Iterator[tuple[int, I64]]:
     """(number, rows where it stands), for each number that there is."""
-    import numpy
-
     for number in numpy.unique(numbers).tolist():
         yield number, (numbers == number).nonzero()[0]
 
@@ -86,8 +78,6 @@ def drawn(held: list[Any], draw: int) -> Any:
 
 def stretches(ends: I64, positions: I64) -> tuple[I64, I64]:
     """(stretch, place in it) of some positions on a line of stretches that have these ends."""
-    import numpy
-
     numbers: I64 = ends.searchsorted(positions, "right")
     return numbers, positions - numpy.where(numbers > 0, ends[numbers - 1], 0)
 
@@ -96,8 +86,6 @@ class Permutation:
     """A permutation of ``range(count)`` by a key of 64 bits."""
 
     def __init__(self, count: int, key: int) -> None:
-        import numpy
-
         self._count, self._key = count, key
         self._table: I64 | None = None
         if count <= SORTED:
@@ -116,8 +104,6 @@ class Permutation:
         return found
 
     def _feistel(self, places: I64) -> I64:
-        import numpy
-
         rows = isqrt(self._count - 1) + 1
         a, b = numpy.uint64(rows), numpy.uint64(-(-self._count // rows))
         left, right = numpy.divmod(places.astype(numpy.uint64), b)
@@ -145,8 +131,6 @@ class EpochOrder:
         lanes: int = LANES,
         cap: int = CAP,
     ) -> None:
-        import numpy
-
         if shuffle not in ("window", "full", "none"):
             raise UsageError(f'no such shuffle: "{shuffle}"', hint='"window", "full" or "none"')
         if min(window, lanes, cap) < 1:
@@ -174,8 +158,6 @@ class EpochOrder:
 
     def _in_windows(self, positions: I64) -> I64:
         """Places in the line of permuted shards."""
-        import numpy
-
         lanes, base, longer = self._lanes, *divmod(self.total, self._lanes)
         places, lane_of = numpy.divmod(positions, lanes)
         found: I64 = numpy.empty_like(positions)
@@ -205,8 +187,6 @@ def seeded(*parts: int, kept: bool) -> Iterator[None]:
     at the end, for in the main process the model throws them too. A batch is made in here, so that random crops and
     flips are the same in a run that was interrupted and in one that was not. Threads that share them have no order."""
     import random
-
-    import numpy
 
     seed = key(DICE, *parts)
     torch = sys.modules.get("torch")

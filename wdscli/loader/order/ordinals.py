@@ -7,10 +7,9 @@ a slice is a range and costs nothing; any other choice is an array. It must not 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from wdscli.loader.order.order import I64
+from wdscli.arrays import I64, numpy
 
 
 class Ordinals:
@@ -41,8 +40,6 @@ class Ordinals:
 
     def every(self) -> I64:
         """All of them as an array."""
-        import numpy
-
         numbers = self.numbers
         if isinstance(numbers, range):
             return numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
@@ -58,8 +55,6 @@ class Ordinals:
 
     def checked(self, numbers: Sequence[int] | I64) -> I64:
         """Numbers in the view as an array, from 0. Raises IndexError, naming the first that is not there."""
-        import numpy
-
         given = numpy.asarray(numbers if isinstance(numbers, Sequence) else _listed(numbers))
         if given.ndim != 1:
             raise TypeError(f"numbers of samples are a flat list, not {given.ndim} deep")
@@ -109,8 +104,6 @@ class Layout(NamedTuple):
 
 def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
     """The layout of a view of a set whose shards have ``counts`` samples."""
-    import numpy
-
     if ordinals.is_all(int(counts.sum())):
         return Layout(counts, None, fingerprint)
     from xxhash import xxh3_128

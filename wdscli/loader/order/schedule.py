@@ -22,14 +22,12 @@ from fractions import Fraction
 from itertools import count
 from math import gcd, inf, lcm
 from numbers import Rational
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
+from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.order.order import ENDLESS, MIX, groups, key
 from wdscli.ordering import mix_array
-
-if TYPE_CHECKING:
-    from wdscli.loader.order.order import I64
 
 Stop = Literal["first", "all", "repeat"]
 Weight: TypeAlias = "int | float | str | Fraction"
@@ -96,8 +94,6 @@ class Pattern:
     Without a seed they take turns."""
 
     def __init__(self, quotas: Sequence[int], sets: Sequence[int], seed: int | None, phase: int) -> None:
-        import numpy
-
         self.sets: I64 = numpy.array(sets, dtype=numpy.int64)
         self.quotas: I64 = numpy.array(quotas, dtype=numpy.int64)[self.sets]
         self.quotas //= gcd(*self.quotas.tolist())
@@ -121,14 +117,10 @@ class Pattern:
 
     def labels(self) -> Iterator[int]:
         """Which of ``sets`` is at each place, without end."""
-        import numpy
-
         for block in count():
             yield from self.rows(numpy.array([block], dtype=numpy.int64))[0][0].tolist()
 
     def _laid_out(self, blocks: I64) -> tuple[I64, I64]:
-        import numpy
-
         labels = numpy.broadcast_to(self._labels, (len(blocks), self.size))
         if self._key is not None:
             keys = mix_array(blocks.astype(numpy.uint64) ^ numpy.uint64(self._key))
@@ -141,8 +133,6 @@ class Pattern:
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """(which of ``sets``, which of its samples) at some positions."""
-        import numpy
-
         blocks, places = numpy.divmod(positions, self.size)
         different, row_of = numpy.unique(blocks, return_inverse=True)
         which, samples = positions.copy(), positions.copy()
@@ -157,16 +147,12 @@ class Pattern:
 
     def position(self, which: int, sample: int) -> int:
         """Where sample ``sample`` of a set is."""
-        import numpy
-
         block, turn = divmod(sample, int(self.quotas[which]))
         labels, turns = self.rows(numpy.array([block], dtype=numpy.int64))
         return block * self.size + int(((labels[0] == which) & (turns[0] == turn)).argmax())
 
     def given(self, length: int) -> list[int]:
         """How many samples of each set there are among the first ``length`` positions."""
-        import numpy
-
         blocks, rest = divmod(length, self.size)
         labels = self.rows(numpy.array([blocks], dtype=numpy.int64))[0][0, :rest]
         more = numpy.bincount(labels, minlength=len(self.sets)).tolist()
@@ -204,8 +190,6 @@ class Schedule:
 
     def _phase(self, pattern: Pattern, stop: Stop) -> list[int]:
         """Add a phase; the sets of the next one."""
-        import numpy
-
         sets = pattern.sets.tolist()
         before = [self.taken[one] for one in sets]
         left = [self._lengths[one] - taken for one, taken in zip(sets, before)]
@@ -220,8 +204,6 @@ class Schedule:
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """(set, which of its samples of this epoch) at some positions. A number at or above the set's length is of the
         set's next time."""
-        import numpy
-
         sets, samples = positions.copy(), positions.copy()
         for number, chosen in groups(numpy.array(self._ends).searchsorted(positions, "right")):
             pattern, before = self._phases[number]

@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from wdscli.arrays import I64, numpy
 from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, key
 from wdscli.loader.read.source import EpochReader, PositionSource, instead
 from wdscli.ordering import mix_array
-
-if TYPE_CHECKING:
-    from wdscli.loader.order.order import I64
 
 Placed: TypeAlias = "Callable[[I64], I64]"
 """From positions of a view to those of the line."""
@@ -75,8 +73,6 @@ class Thinned(NamedTuple):
 
     def _chosen(self, stretches: I64, length: int, of_epoch: int) -> I64:
         """What each stretch gives, in the turned line."""
-        import numpy
-
         count = self.count(length)
         begins, ends = stretches * length // count, (stretches + 1) * length // count
         hashes = mix_array(stretches.astype(numpy.uint64) ^ numpy.uint64(of_epoch))
@@ -85,8 +81,6 @@ class Thinned(NamedTuple):
     def _first_behind(self, place: int, length: int, of_epoch: int) -> int:
         """The first stretch that gives something at or behind ``place`` of the turned line, which is at the beginning
         when it is turned back."""
-        import numpy
-
         if place == length:
             return 0
         stretch = ((place + 1) * self.count(length) - 1) // length
@@ -106,8 +100,6 @@ class Mixed(NamedTuple):
         return length
 
     def placed(self, length: int, epoch: int) -> Placed:
-        import numpy
-
         counts = numpy.array([length], dtype=numpy.int64)
         order = EpochOrder(counts, seed=key(self.seed, MIXED), epoch=epoch)
         return lambda positions: order.locate(positions)[1]
@@ -215,8 +207,6 @@ class _SpanReader:
 
     def read(self, positions: I64) -> list[Any]:
         """The samples at some positions, in their order."""
-        import numpy
-
         epochs, places = numpy.divmod(positions + self._skipped, self._length)
         return gathered(epochs, lambda epoch, rows: self._reader(epoch).read(places[rows]))
 

@@ -8,12 +8,10 @@ batches are the same for any world and any number of workers. It must not know w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from wdscli.arrays import I64, numpy
 from wdscli.loader.place.ranks import Share
-
-if TYPE_CHECKING:
-    from wdscli.loader.order.order import I64
 
 Tail = Literal["even", "drop", "pad", "uneven"]
 """What becomes of the last global batch when it is not whole. ``"even"``: it is short, and where ranks would have
@@ -48,8 +46,6 @@ class Batches(NamedTuple):
 
     def several(self, numbers: range) -> tuple[I64, list[int]]:
         """The positions of some batches, one after the other, and how many each has."""
-        import numpy
-
         # No more than there are: a batch may be larger than memory.
         count = self.batch if self.tail == "pad" else min(self.batch, self.length)
         firsts: I64 = self.whole * numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)

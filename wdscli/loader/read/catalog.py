@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pickle import dumps, loads
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from warnings import warn
 from zlib import compress, decompress
 
+from wdscli.arrays import I64, U16, numpy
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
 from wdscli.samples import Ignored
@@ -29,12 +30,6 @@ from wdscli.storage.addresses import is_web
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
 from wdscli.storage.retry import cached_in
 from wdscli.tar import padded
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    from wdscli.loader.order.order import I64
 
 Result = TypeVar("Result")
 Value = TypeVar("Value")
@@ -96,8 +91,6 @@ class ShardTable:
     ``spelled``."""
 
     def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
-        import numpy
-
         self.address = address
         self.version = "" if is_local(address) else index.seen
         """The version of the shard that this is true of: of a local one what who opened it first saw, whose headers are
@@ -202,7 +195,7 @@ class Catalog:
         self.manifest: Manifest | None = found.manifest
         self.is_indexed = not any(map(is_read_once, self.addresses))
         self.counts: I64 | None = None
-        self._digests: NDArray[numpy.uint16] | None = None
+        self._digests: U16 | None = None
         """Short digests of the shards' headers, as a manifest tells them; 0 where it does not."""
         self.undecodable: dict[str, int] = {}
         """Samples by shard that a filter left out because it could not decode them."""
@@ -254,8 +247,6 @@ class Catalog:
         return None if self.counts is None else int(self.counts.sum())
 
     def _count(self, found: ShardSet) -> None:
-        import numpy
-
         manifest = self.manifest = self.manifest or _beside(found)
         if any(map(only_streams, self.addresses)) if manifest is None else not self._is_seekable():
             self.is_indexed = False

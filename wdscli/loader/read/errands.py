@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from wdscli.arrays import I64, numpy
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.rows import SPARSE_GAP_BYTES, Stretches, stretches_of
 from wdscli.shown import shown
 from wdscli.storage import Source
-
-if TYPE_CHECKING:
-    from wdscli.loader.order.order import I64
-
 
 DEAR = 2
 """So many times what the samples alone would take, counted in bytes with those that a request is worth."""
@@ -119,8 +116,6 @@ def tell_if_dear(samples: int, address: str) -> None:
 
 def by_shard(shards: I64, places: I64) -> dict[int, list[int]]:
     """Places by their shards, both rising."""
-    import numpy
-
     order = numpy.lexsort((places, shards))
     found: dict[int, list[int]] = {}
     for shard, place in zip(shards[order].tolist(), places[order].tolist()):

@@ -16,12 +16,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.order.order import gathered
 from wdscli.loader.stages.handlers import Handler, Replaced, StopEpoch, reraise_exception
 
 if TYPE_CHECKING:
-    from wdscli.loader.order.order import I64
     from wdscli.loader.read.catalog import Catalog
     from wdscli.loader.read.fetch import Fetcher, Pool, Raw
     from wdscli.loader.stats import Counts
@@ -47,8 +47,6 @@ def read_each(catalog: Catalog, fetcher: Fetcher | Pool, shards: I64, places: I6
 
 
 def _of_shard(catalog: Catalog, fetcher: Fetcher | Pool, shard: int, places: I64) -> Iterator[Raw | Failed]:
-    import numpy
-
     try:
         yield from fetcher.fetch(numpy.full_like(places, shard), places)
         return

@@ -18,6 +18,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
+from wdscli.arrays import I64, numpy
 from wdscli.errors import WdsError
 from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
@@ -32,7 +33,6 @@ from wdscli.storage.retry import network
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from wdscli.loader.order.order import I64
 
 Result = TypeVar("Result")
 
@@ -81,8 +81,6 @@ class Fetcher:
 
     def fetch(self, shards: I64, places: I64) -> list[Raw]:
         """The samples in the order asked for. Raises InputError, DataError."""
-        import numpy
-
         if len(shards) < FEW_SAMPLES:
             return self._few(shards.tolist(), places.tolist())
         order = numpy.lexsort((places, shards))
@@ -301,8 +299,6 @@ class Pool:
             idle.append(fetcher)
 
     def _divided(self, shards: I64, places: I64) -> list[Raw]:
-        import numpy
-
         parts = divided(shards, places, self._threads)
         threads = self._pool()
         waiting = [
@@ -363,8 +359,6 @@ class Shared:
 
     def fetch(self, shards: I64, places: I64) -> list[Raw]:
         """The samples in the order asked for. Raises InputError, DataError."""
-        import numpy
-
         order = numpy.lexsort((places, shards))
         return in_order(order, self.read(by_shard(shards, places)))
 
@@ -479,8 +473,6 @@ _parents: list[Any] = []
 def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
     """(lane, rows) for each thread: whole shards, by their number, so that each thread keeps to the shards it has open,
     or stretches of neighbours when there are fewer shards than threads."""
-    import numpy
-
     order = numpy.lexsort((places, shards))
     different = len(numpy.unique(shards))
     if different >= threads:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from wdscli.arrays import U64, numpy
 from wdscli.errors import DataError, StorageError
 from wdscli.loader.read.catalog import Catalog, each_shard
 from wdscli.model import to_bytes
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
 
 ALIKE_KEYS = 100_000
 """Keys that are looked at for names like one that is not there."""
@@ -29,8 +26,6 @@ class KeyIndex:
     looked into."""
 
     def __init__(self, catalog: Catalog, lenient: bool = False) -> None:
-        import numpy
-
         assert catalog.counts is not None
         self._catalog, self._lenient, self._counts = catalog, lenient, catalog.counts
         self._ends = self._counts.cumsum()
@@ -39,8 +34,7 @@ class KeyIndex:
         self._hashes = hashes[order]
         self._numbers: Any = order.astype(numpy.uint32 if len(hashes) < 1 << 32 else numpy.int64)
 
-    def _hashed(self, shard: int) -> NDArray[numpy.uint64]:
-        import numpy
+    def _hashed(self, shard: int) -> U64:
         from xxhash import xxh3_64_intdigest
 
         try:
@@ -53,7 +47,6 @@ class KeyIndex:
 
     def find(self, key: str) -> list[int]:
         """The numbers of the samples with this key, rising; one where the set is sound."""
-        import numpy
         from xxhash import xxh3_64_intdigest
 
         raw = to_bytes(key)

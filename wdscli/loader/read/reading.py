@@ -19,11 +19,11 @@ from itertools import islice
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wdscli.arrays import I64
 from wdscli.loader.read.fetch import METER
 from wdscli.storage.retry import take_traffic
 
 if TYPE_CHECKING:
-    from wdscli.loader.order.order import I64
     from wdscli.loader.place.share import Batches
     from wdscli.loader.read.source import EpochReader
 

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from wdscli.arrays import numpy
 from wdscli.errors import DataError
 from wdscli.loader.read.catalog import ShardTable
 from wdscli.samples.expected import Expected
@@ -83,8 +84,6 @@ class Stretches(NamedTuple):
 
 def stretches_of(table: ShardTable, places: list[int]) -> Stretches:
     """For samples by their rising places, read with gaps that are shorter than ``SPARSE_GAP_BYTES``."""
-    import numpy
-
     begins = table.starts[places]
     following = numpy.array(places) + 1
     is_last = following == table.samples
@@ -141,8 +140,6 @@ def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> lis
 
 def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> Iterable[tuple[int, int]]:
     """Of each sample, or, where some fields are left out, of each member; rising."""
-    import numpy
-
     if None not in names:
         rows = numpy.array(places)
         last = table.member_ends[rows] - 1

@@ -23,6 +23,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from warnings import warn
 
+from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.checks import argument, in_code, texts
 from wdscli.loader.order.order import groups
@@ -33,10 +34,6 @@ from wdscli.selection import Selection, SelectionState
 from wdscli.shards.reading import index_batches
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    from wdscli.loader.order.order import I64
     from wdscli.samples import SampleBatch
 
 OnUndecodable = Literal["raise", "skip"]
@@ -108,8 +105,6 @@ class Filter(NamedTuple):
     def settled(self, catalog: Catalog, shards: Iterable[int], among: Callable[[int], I64 | None]) -> Filter:
         """The same where all samples must be seen before some are drawn, now that those of some shards were: of each at
         the places ``among``, None for all."""
-        import numpy
-
         draw = self.selection.draw
         if draw is None or not draw.is_open:
             return self
@@ -128,8 +123,6 @@ class Filter(NamedTuple):
     def kept(self, catalog: Catalog, shard: int) -> Kept:
         """The samples of a shard that are kept. Raises DataError, InputError, but with ``on_error="skip"`` a shard that
         cannot be looked into has none."""
-        import numpy
-
         state = self.selection.new_state("stop" if self.on_error == "raise" else "skip")
         places: list[int] = []
         try:
@@ -171,8 +164,6 @@ class _Payloads:
             )
         place = batch.index + row
         if place not in self._known:
-            import numpy
-
             places: I64 = numpy.arange(place, self._end(row), dtype=numpy.int64)
             found = self._fetcher.fetch(numpy.full_like(places, self._shard), places)
             self._known = dict(zip(places.tolist(), found))
@@ -200,8 +191,6 @@ class FilteredCatalog(Catalog):
     not decode them, by shard. Raises UsageError for a set that can only be streamed."""
 
     def __init__(self, base: Catalog, chosen: Filter) -> None:
-        import numpy
-
         if not base.is_indexed or base.counts is None:
             raise UsageError(
                 "where= and keys= and sample= need shards that can be read at any place",
@@ -314,19 +303,15 @@ def mark(fingerprint: str, kept: Sequence[bytes | None]) -> str:
 
 def _as_bits(places: I64, count: int) -> bytes | None:
     """One bit a sample, lowest first; None for all."""
-    import numpy
-
     if len(places) == count:
         return None
     if not len(places):
         return b""
-    bits: NDArray[numpy.bool_] = numpy.zeros(count, dtype=bool)
+    bits: Mask = numpy.zeros(count, dtype=bool)
     bits[places] = True
     return numpy.packbits(bits, bitorder="little").tobytes()
 
 
 def _as_places(bits: bytes) -> I64:
-    import numpy
-
     flags = numpy.unpackbits(numpy.frombuffer(bits, dtype=numpy.uint8), bitorder="little")
     return flags.nonzero()[0]

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError
 from wdscli.loader.checks import want_whole, want_word
 from wdscli.loader.order.order import CAP, LANES, EpochOrder, Shuffle
@@ -19,9 +20,6 @@ from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, read_each
 from wdscli.loader.read.fetch import Fetcher, Pool, Raw
 from wdscli.storage import is_local
-
-if TYPE_CHECKING:
-    from wdscli.loader.order.order import I64
 
 
 class PositionSource(Protocol):
@@ -127,8 +125,6 @@ class _Reader:
 def instead(reader: EpochReader, position: int, step: int, length: int) -> Any:
     """What is tried in the place of ``position`` of an epoch of ``length``: the sample ``step`` further on, or Failed.
     A reader that knows better, because what lies there is of another set or epoch, has a method of this name."""
-    import numpy
-
     own = getattr(reader, "instead", None)
     if own is not None:
         return own(position, step)

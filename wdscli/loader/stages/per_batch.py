@@ -20,6 +20,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any, overload
 
+from wdscli.arrays import numpy
 from wdscli.errors import DataError
 from wdscli.loader.place.ranks import in_worker
 from wdscli.loader.stages.handlers import text_of
@@ -86,8 +87,6 @@ class _Shapes(DataError):
 
 def combine_values(values: list[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
     """One column, joined by the type of its first value; see :func:`default_collation`."""
-    import numpy
-
     first = values[0]
     if isinstance(first, (int, float, numpy.number, numpy.bool_)):
         if not combine_scalars:
@@ -110,8 +109,6 @@ def combine_values(values: list[Any], combine_tensors: bool = True, combine_scal
 
 def _stacked(values: list[Any]) -> Any:
     """Arrays of one shape as one, in a worker in memory from which it crosses without a copy."""
-    import numpy
-
     dtype = values[0].dtype
     is_one_type = dtype.isnative and all(
         type(value) is numpy.ndarray and value.dtype == dtype for value in values
@@ -122,7 +119,6 @@ def _stacked(values: list[Any]) -> Any:
 
 def stacked_tensors(values: list[Any], *, collate_fn_map: Any = None) -> Any:
     """The same of tensors, in the place of torch's function."""
-    import numpy
     import torch
     from torch.utils.data._utils.collate import collate_tensor_fn
 

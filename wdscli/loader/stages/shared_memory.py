@@ -19,17 +19,10 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from wdscli.arrays import U8, numpy
 from wdscli.loader.place.ranks import in_worker
-
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    import numpy
-    from numpy.typing import NDArray
-
-    Bytes: TypeAlias = NDArray[numpy.uint8]
 
 SHARED_FROM_BYTES = 1 << 17
 """From here on a segment costs less than a pipe."""
@@ -44,8 +37,6 @@ class Loan:
     """The memory of an array in a segment, for numpy; ``ended`` is called when nothing refers to it any more."""
 
     def __init__(self, memory: mmap.mmap, size_bytes: int, ended: Callable[[], None]) -> None:
-        import numpy
-
         address = numpy.frombuffer(memory, numpy.uint8).ctypes.data + HEADER_BYTES
         self.__array_interface__ = {
             "version": 3,
@@ -83,12 +74,10 @@ class Segment:
         """Whether neither process refers to what is here."""
         return not (self.is_lent or self.memory[0])
 
-    def lend(self, size_bytes: int) -> Bytes:
+    def lend(self, size_bytes: int) -> U8:
         """The memory as an array of bytes of this process."""
-        import numpy
-
         self.is_lent = True
-        array: Bytes = numpy.asarray(Loan(self.memory, size_bytes, self._end))
+        array: U8 = numpy.asarray(Loan(self.memory, size_bytes, self._end))
         return array
 
     def _end(self) -> None:
@@ -126,7 +115,7 @@ class Lender:
         """Segments by the address of their memory."""
         self._lock = Lock()
 
-    def array(self, size_bytes: int) -> Bytes | None:
+    def array(self, size_bytes: int) -> U8 | None:
         """Memory for an array that will cross without a copy; None where there is none."""
         with self._lock:
             segment = self._free(size_bytes)
@@ -136,7 +125,7 @@ class Lender:
         self._lent[array.ctypes.data] = segment
         return array
 
-    def lent(self, array: Bytes) -> Sent | None:
+    def lent(self, array: U8) -> Sent | None:
         """What crosses for an array: it lies in a segment, or is written to one. None where there is none."""
         with self._lock:
             segment = self._lent.get(array.ctypes.data)
@@ -204,11 +193,9 @@ class _Maps(NamedTuple):
 _received: dict[bytes, _Maps] = {}
 
 
-def received(sent: Sent) -> Bytes:
+def received(sent: Sent) -> U8:
     """What was sent, as an array of bytes that may be changed; its memory is the worker's again when nothing refers to
     the array any more."""
-    import numpy
-
     maps = _received.get(sent.token)
     if maps is None:
         maps = _received[sent.token] = _Maps(sent.process, {})
@@ -225,7 +212,7 @@ def received(sent: Sent) -> Bytes:
             memory[0] = 0
             _forget_dead()
 
-    array: Bytes = numpy.asarray(Loan(memory, sent.size_bytes, ended))
+    array: U8 = numpy.asarray(Loan(memory, sent.size_bytes, ended))
     return array
 
 
@@ -258,7 +245,6 @@ def use_here() -> None:
     """Let large arrays and tensors that this process, a worker, pickles for others cross in segments."""
     from multiprocessing.reduction import ForkingPickler
 
-    import numpy
     import torch
 
     ForkingPickler.register(numpy.ndarray, _reduced_array)
