@@ -19,6 +19,18 @@ from wdscli.loader.compat.gopen import gopen
 from wdscli.loader.stages.handlers import Handler, each, reraise_exception
 from wdscli.storage import is_local, local_path, open_sink
 
+__all__ = [
+    "FileCache",
+    "LRUCleanup",
+    "StreamingOpen",
+    "check_tar_format",
+    "default_cache_dir",
+    "download",
+    "islocal",
+    "pipe_cleaner",
+    "url_to_cache_name",
+]
+
 COPY_BUFFER_BYTES = 1 << 20
 default_cache_dir = os.environ.get("WDS_CACHE", "./_cache")
 _PLAIN_SCHEMES = ("", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais")

@@ -24,6 +24,8 @@ from wdscli.loader.compat.utils import want_trust
 from wdscli.storage import OPENERS, Sink, is_local, local_path, open_sink, open_source, scheme
 from wdscli.storage.streams import stream_of
 
+__all__ = ["gopen", "gopen_schemes", "reader", "rewrite_url"]
+
 
 class _Schemes(UserDict[str, Callable[..., Any]]):
     """Functions of (address, mode, size of the buffer) by scheme, of the user's own."""

@@ -16,6 +16,8 @@ from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.mixing.mixing import mix
 from wdscli.loader.order.schedule import Stop
 
+__all__ = ["RandomMix", "RoundRobin", "random_samples", "round_robin_longest", "round_robin_shortest"]
+
 
 def _are_exact(datasets: Sequence[Any]) -> bool:
     return all(

@@ -31,6 +31,23 @@ from wdscli.loader.place.splitters import split_by_worker as split_by_worker
 from wdscli.loader.stages.plain import redrawn
 from wdscli.storage.patterns import BRACES, expand_braces
 
+__all__ = [
+    "DirectoryShardList",
+    "MultiShardSample",
+    "ResampledShardList",
+    "ResampledShards",
+    "SimpleShardList",
+    "envsubst",
+    "expand_source",
+    "expand_urls",
+    "non_empty",
+    "resampled",
+    "shardspec",
+    "single_node_only",
+    "split_by_node",
+    "split_by_worker",
+]
+
 
 def envsubst(s: str) -> str:
     """``s`` with ``${NAME}`` replaced by the variable ``WDS_NAME`` of the environment."""

@@ -32,6 +32,18 @@ from wdscli.storage.compressed import decompressed
 from wdscli.storage.streams import StreamSource
 from wdscli.tar import DIRECTORY, KIND_MASK, REGULAR, scan
 
+__all__ = [
+    "base_plus_ext",
+    "group_by_keys",
+    "shardlist",
+    "tar_file_expander",
+    "tar_file_iterator",
+    "tarfile_samples",
+    "tarfile_to_samples",
+    "url_opener",
+    "valid_sample",
+]
+
 Choose = Callable[[str], bool] | None
 Rename = Callable[[str], str] | None
 HEAD_BYTES = 512

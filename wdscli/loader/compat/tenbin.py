@@ -5,6 +5,8 @@ from typing import Any
 
 from wdscli.codecs.tenbin import decode_tensors, encode_tensors
 
+__all__ = ["decode_buffer", "encode_buffer", "load", "save"]
+
 
 def encode_buffer(l: Sequence[Any], infos: Any = None) -> bytes:  # noqa: E741
     """Arrays as bytes."""

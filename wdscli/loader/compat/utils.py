@@ -20,6 +20,21 @@ from wdscli.loader.compat.filters import identity as identity
 from wdscli.loader.place.ranks import find_rank, find_worker
 from wdscli.storage.patterns import expand_braces
 
+__all__ = [
+    "PipelineStage",
+    "compute_sample_weights",
+    "fnmatch_with_braces",
+    "glob_with_braces",
+    "guess_batchsize",
+    "identity",
+    "is_iterable",
+    "make_seed",
+    "pytorch_worker_info",
+    "pytorch_worker_seed",
+    "repeatedly",
+    "repeatedly0",
+]
+
 
 class SecurityError(UsageError, ValueError):
     """What WDS_SECURE, or ``enforce_security``, does not allow."""

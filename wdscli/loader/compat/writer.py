@@ -11,6 +11,24 @@ from wdscli.codecs.encode import torch_dumps as torch_dumps
 from wdscli.loader.write.writing import ShardWriter as ShardWriter
 from wdscli.loader.write.writing import TarWriter as TarWriter
 
+__all__ = [
+    "ShardWriter",
+    "TarWriter",
+    "bytestr",
+    "cbor_dumps",
+    "default_handlers",
+    "encode_based_on_extension",
+    "encode_based_on_extension1",
+    "imageencoder",
+    "make_encoder",
+    "make_handlers",
+    "mp_dumps",
+    "numpy_dumps",
+    "numpy_npz_dumps",
+    "tenbin_dumps",
+    "torch_dumps",
+]
+
 default_handlers = encode.ENCODERS
 cbor_dumps, mp_dumps = encode.encode_cbor, encode.encode_msgpack
 numpy_npz_dumps, tenbin_dumps = encode.encode_npz, encode.encode_bundle
