@@ -180,6 +180,55 @@ def test_a_shard_that_was_replaced_is_not_copied(store: Store, name: str, tmp_pa
     assert wds("verify", output + "/", "--checksums", "-j", 1).code == 0
 
 
+SMALL = {
+    "split {0}/ -o {1}/o-%d.tar --shards 2": (2, 2),
+    "split {0}/in-manifest.json -o {1}/o-%d.tar --shards 2": (2, 2),
+    "split {0}/in-{{0..1}}.tar -o {1}/o-%d.tar --max-count 10": (2, 2),
+    "merge {0}/ {0}x/ -o {1}/o-%d.tar --max-count 10": (4, 4),
+    "merge {0}/ {0}x/ -o {1}/o-%d.tar --max-count 11": (4, 0),
+    "merge {0}/ -o {1}/o-%d.tar": (2, 0),
+    "split {0}/ -o {1}/o-%d.tar --shards 3": (2, 0),
+}
+
+
+@pytest.mark.parametrize("line", SMALL)
+def test_small_shards_are_not_read_for_it(line: str, store: Store, tmp_path: Path) -> None:
+    """They would be read by one request each, where the store could not copy them; however they are named."""
+    near, output, source = tmp_path / "set", store.fresh(), f"{store.fresh()}/set"
+    for more in ("", "x"):
+        names = write_shards(
+            tmp_path / f"of{more}", [numbered(PER_SHARD, f"p{more}{at}-", [9000, 10]) for at in range(2)]
+        )
+        for folder in (f"{source}{more}", f"{near}{more}"):
+            assert wds("split", *names, "-o", f"{folder}/in-%d.tar", "--shards", 2, "-j", 1).code == 0
+    ran, _, shards = store.run(line, source, output)
+    read, moved = SMALL[line]
+    assert (ran.code, ran.err.count("copied by the store"), shards) == (0, moved, 0 if moved else read), (
+        ran.err
+    )
+    assert len([one for one in store.server.seen if one.verb == "GET"]) <= 2 * read + 4
+    assert wds(*line.format(near, tmp_path / "out").split(), "-j", 1).code == 0
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.tar")}
+    made = store.objects(output)
+    assert {name: data for name, data in made.items() if name.endswith(".tar")} == expected
+
+
+def test_a_small_shard_that_was_replaced_is_read(store: Store, tmp_path: Path) -> None:
+    """Whatever its index says, and the manifest."""
+    output, source = store.fresh(), store.fresh()
+    [name] = write_shards(tmp_path, [numbered(PER_SHARD, "p", [9000, 10])])
+    assert wds("split", name, "-o", f"{source}/in-%d.tar", "--shards", 1).code == 0
+    data = bytearray(store.server.get(source[5:], "in-0.tar"))
+    data[512] ^= 1
+    store.server.client.put_object(Bucket=source[5:], Key="in-0.tar", Body=bytes(data))
+    for words in ("in-0.tar", "in-manifest.json", ""):
+        ran, _, shards = store.run(
+            "split {0} -o {1}/out-%d.tar --shards 1 --force", f"{source}/{words}", output
+        )
+        assert (ran.code, shards > 0) == (0, True), ran.err
+        assert store.server.get(output[5:], "out-0.tar") == bytes(data)
+
+
 def test_what_is_there_is_refused_and_replaced_when_asked(store: Store) -> None:
     output = store.fresh()
     assert store.run(LINES["split"], store.address, output)[0].code == 0

@@ -229,8 +229,7 @@ class Listing:
     def _open_by_index(self, address: str) -> Source | None:
         """A shard of which a listing has told just now which version there is, as its index says that it is."""
         self._beside = None
-        given = self._shards.given
-        if is_local(address) or address in self._unindexed or given is None or not given.cover(address):
+        if address in self._unindexed or address not in self._shards.listed:
             return None
         from wdscli.shards.reading import open_by_index
 

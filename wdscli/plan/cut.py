@@ -81,6 +81,21 @@ class Cuts(NamedTuple):
             return self._replace(max_size=DEFAULT_MAX_SIZE_BYTES)
         return self._replace(shards=wanted)
 
+    def may_keep(self, counts: Sequence[int], sizes: Sequence[int | None]) -> bool:
+        """Whether a shard may hold what one of the inputs holds and no more, as far as that can be told from their
+        samples, -1 where nobody knows, and their sizes.
+
+        >>> Cuts(shards=3).may_keep([5, 5], [9, 9]), Cuts(max_count=5).may_keep([5, 4], [None, None])
+        (False, True)
+        """
+        if len(counts) == 1 or self.shards is not None:
+            return self.shards in (None, len(counts))
+        if self.max_count is not None and not {self.max_count, -1} & {*counts}:
+            return False
+        # Of two that fit in one, neither comes out alone.
+        most = self.max_size
+        return most is None or any((one or most) + (two or most) > most for one, two in pairwise(sizes))
+
 
 class Outputs:
     """The sets that one command writes; ``names`` are those that ``{name}`` stands for, one a shard. Raises UsageError

@@ -45,6 +45,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.draw import DRAWN
 from wdscli.shards.inputs import (
+    Given,
     ShardSet,
     classes_of,
     fingerprint_of,
@@ -56,7 +57,7 @@ from wdscli.shards.inputs import (
 )
 from wdscli.storage import is_local
 from wdscli.storage.ahead import REQUEST_BYTES
-from wdscli.storage.opening import version_listed
+from wdscli.storage.opening import at_once, size_hint, version_listed, version_now
 from wdscli.storage.patterns import NAME
 
 DUPLICATE_KEY = "duplicate-key"
@@ -242,15 +243,14 @@ class _Planning:
         known = known_samples(self.shards) if request.on_error == "skip" else {}
         room = self._room()
         unindexed = without_index(self.shards) if request.use_index else frozenset[str]()
-        given = None if all(map(is_local, self.shards.addresses)) else self.shards.given
+        listed = self._versions(inputs, unindexed, room)
         tasks = []
         for number, (one, of_set) in enumerate(zip(inputs, self.sets, strict=True)):
             template = self.templates[of_set if self.join is not None else 0]
             task = template._replace(input=one, known=known.get(one.address, -1), room=room)
             if one.address in unindexed:
                 task = task._replace(use_index=False)
-            elif given is not None and given.cover(one.address):
-                task = task._replace(listed=version_listed(one.address))
+            task = task._replace(listed=listed.get(one.address))
             tasks.append(task if one.copy else survey_task(task, number, tasks_scratch, self.limits))
         self.states = [template.selection.new_state(request.on_error) for template in self.templates]
         self.collected = Collected(
@@ -308,7 +308,26 @@ class _Planning:
         share = min(free, available()) // (2 * len(self.shards.addresses)) if takes_most else 0
         if isinstance(self.order, InputOrder):
             share = min(share, REQUEST_BYTES)
-        return Room(os.path.dirname(scratch.folder), free, takes_most, share)
+        return Room(os.path.dirname(scratch.folder), free, takes_most, share, self._may_move())
+
+    def _versions(
+        self, inputs: Sequence[Input], unindexed: frozenset[str], room: Room
+    ) -> dict[str, tuple[int, str] | None]:
+        """What is known of indexed inputs by a listing, or is asked for where it may save reading them."""
+        indexed = [one.address for one in inputs if not one.copy and one.address not in unindexed]
+        listed = self.shards.listed
+        known = {address: version_listed(address) for address in indexed if address in listed}
+        others = [one for one in indexed if one not in listed] if room.may_move else []
+        return known | dict(zip(others, at_once(version_now, others)))
+
+    def _may_move(self) -> bool:
+        """Whether a shard may come out as it is, so that its store may copy it, by what is known of sizes and counts
+        before anything is read."""
+        addresses, is_plain = self.shards.addresses, isinstance(self.order, InputOrder) and self.rekey is None
+        if not is_plain or any(map(is_local, [*addresses, self.request.output])):
+            return False
+        known = known_samples(self.shards)
+        return self.cuts.may_keep([known.get(one, -1) for one in addresses], list(map(size_hint, addresses)))
 
     def _templates(self) -> list[SurveyTask]:
         """What is asked of every shard; with a join, of the shards of each set."""
@@ -490,7 +509,11 @@ def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, l
     if len({*classes} - {None}) > 1:
         progress.warn("the same number in cls means another class in another input, as their manifests say")
     addresses = [address for one in each for address in one.addresses]
-    return ShardSet(addresses, None, missing=missing, classes=classes), sets
+    listed = frozenset[str]().union(*(one.listed for one in each))
+    given = Given()
+    for one in each:
+        given.learn(one.given or Given())
+    return ShardSet(addresses, None, None, given, missing, classes, listed), sets
 
 
 def sum_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:

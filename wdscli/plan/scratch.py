@@ -120,12 +120,14 @@ class Scratch:
 class Room(NamedTuple):
     """What copies of inputs that are far away may take of a disc: half of the ``free_bytes`` that there were on that of
     ``folder`` (empty: nothing). ``takes_most`` says that most of each shard is wanted in the end; ``share_bytes`` may
-    then be copied of each although an index would do."""
+    then be copied of each although an index would do, unless that may have the store copy it to the output
+    (``may_move``)."""
 
     folder: str = ""
     free_bytes: int = 0
     takes_most: bool = False
     share_bytes: int = 0
+    may_move: bool = False
 
     def holds(self, size: int | None, *, like_all: bool = False) -> bool:
         """Whether there is room for a shard of this size, with ``like_all`` for all others too if they are like it."""
@@ -134,6 +136,10 @@ class Room(NamedTuple):
         from shutil import disk_usage
 
         return disk_usage(self.folder).free - size >= self.free_bytes // 2
+
+    def takes_all(self, size: int) -> bool:
+        """Whether a shard of this size is copied whatever its index says."""
+        return not self.may_move and self.holds(size, like_all=True)
 
 
 NO_ROOM = Room()

@@ -350,11 +350,11 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
     """The task with an input that can be read at any place, the one it has or a copy; this, open; and the index to go
     by. What is far away is copied too where all of it is read now and samples are read again: nothing is read twice."""
     source, beside = _open_by_index(task)
-    if source is None:
+    if not (is_known := source is not None):
         source = open_source(task.address, whole=True) if task.is_wanted_whole else task.input.open()
     try:
         found.size_bytes, found.version, found.is_pinned = source.size or 0, source.version, source.is_pinned
-        if source.fd is None and task.room.holds(source.size, like_all=True):
+        if not is_known and source.fd is None and task.room.holds(source.size, like_all=True):
             task = task._replace(use_index=False)
         asks_far = source.fd is None and bool(task.payload_fields)
         index = None if asks_far else _index_for(task, source, found, beside)
@@ -378,7 +378,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
 def _open_by_index(task: SurveyTask) -> tuple[Source | None, Beside | None]:
     """A shard that its index tells all of, and the index, where a listing says that it is of that version."""
     needs_more = task.payload_fields or task.input.copy or task.on_error == "skip" or not task.use_index
-    if task.listed is None or needs_more or task.room.holds(task.listed[0], like_all=True):
+    if task.listed is None or needs_more or task.room.takes_all(task.listed[0]):
         return None, None
     return open_by_index(task.address, *task.listed)
 

@@ -43,6 +43,11 @@ class Given(Words):
         self.manifests: dict[str, Manifest | None] = {}
         """By address; None for a file that is none, whatever its name."""
 
+    def learn(self, other: Given) -> None:
+        """Know what lies beside the shards of another set too."""
+        self.names.update(other.names)
+        self.manifests.update(other.manifests)
+
 
 class Missing(NamedTuple):
     """A shard that a manifest lists and that is not there; ``samples`` are those it should have, -1 when not told."""
@@ -55,7 +60,8 @@ class Missing(NamedTuple):
 class ShardSet(NamedTuple):
     """Shards in order. ``manifest`` is the one that was given, when it alone was given. ``given`` are the folders
     and globs among what was given, ``missing`` the shards that :func:`whole_set` goes on without, ``classes`` what
-    :func:`classes_of` says of each set, where several are one."""
+    :func:`classes_of` says of each set, where several are one. ``listed`` are the shards on other machines that were
+    found by listing a folder for this set."""
 
     addresses: list[str]
     manifest: Manifest | None
@@ -63,6 +69,7 @@ class ShardSet(NamedTuple):
     given: Given | None = None
     missing: tuple[Missing, ...] = ()
     classes: tuple[tuple[str, ...] | None, ...] = ()
+    listed: frozenset[str] = frozenset()
 
 
 class ShardStage:
@@ -116,7 +123,8 @@ def open_set(inputs: Sequence[str], *, trust_addresses: bool = False, pipes: boo
                 addresses.append(address)
     if manifest is not None and len(manifest.shards) == len(addresses):
         return ShardSet(addresses, manifest, manifest_address, given)
-    return ShardSet(addresses, None, None, given)
+    listed = frozenset(one for one in addresses if not is_local(one) and given.cover(one))
+    return ShardSet(addresses, None, None, given, listed=listed)
 
 
 def is_manifest_name(address: str) -> bool:
@@ -349,7 +357,7 @@ def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | N
     another thing. Of sets that are ``joined`` some may say nothing. No store is asked for it."""
     if shards.manifest is not None:
         return shards.manifest.classes
-    if shards.given is None:
+    if shards.classes or shards.given is None:
         found = {*shards.classes} - ({None} if joined else set())
         return found.pop() if len(found) == 1 else None
     known: dict[str, tuple[str, ...] | None] = {}

@@ -378,6 +378,18 @@ def version_listed(address: str) -> tuple[int, str] | None:
     return None if found is None or not (found.size and found.etag) else (found.size, f"etag:{found.etag}")
 
 
+def version_now(address: str) -> tuple[int, str] | None:
+    """:func:`version_listed` of what was not listed: one request (HEAD) asks for it. None too where it fails: whoever
+    reads the object is told why."""
+    from wdscli.storage.remote import S3_KINDS, found_now
+    from wdscli.storage.retry import network
+
+    if scheme(address) not in S3_KINDS or network().cache_dir:
+        return None
+    found = found_now(address)
+    return (found.size, f"etag:{found.etag}") if found is not None and found.size and found.etag else None
+
+
 def versions_at(addresses: Sequence[str]) -> Iterator[str]:
     """Which of several files that had one name stands at each address now, as a sink tells of what it has committed: a
     file of this machine is its inode and its size, an object its ETag, :data:`GONE` is nothing, and empty is where

@@ -375,6 +375,16 @@ def found_listed(address: str) -> Listed | None:
     return _listed.get(folder, {}).get(f"{folder.partition('://')[2]}/{name}")
 
 
+def found_now(address: str) -> Listed | None:
+    """What its store says of an object now; None where it says nothing."""
+    try:
+        fs, path = filesystem(address, fresh=False)
+        found = retried(lambda: look_at(fs, path))
+    except Exception:  # backends raise what they like, and a question that fails says nothing
+        return None
+    return Listed(found.get("size"), str(found.get("ETag") or ""))
+
+
 def glob_remote(address: str) -> list[str]:
     """The addresses of the files that match, in no promised order. Raises InputError."""
     with explained(address, verb="list"):
