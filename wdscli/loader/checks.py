@@ -61,12 +61,13 @@ def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
     path = os.fspath(folder)
     if not isinstance(path, str) or not path:
         raise UsageError(f"cache_dir={folder!r} is not a folder's name")
+    path = os.path.abspath(os.path.expanduser(path))
     if size_bytes in (-1, None):
-        return os.path.abspath(os.path.expanduser(path)), 0
+        return path, 0
     size = parse_size(size_bytes) if isinstance(size_bytes, str) else size_bytes
     if isinstance(size, bool) or not isinstance(size, (int, float)) or not 1 <= size < 1 << 63:
         raise UsageError(f"cache_size={size_bytes!r} is no number of bytes", hint="-1 for as many as fit")
-    return os.path.abspath(os.path.expanduser(path)), int(size)
+    return path, int(size)
 
 
 def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] | None:

@@ -61,7 +61,7 @@ class PositionDataset(Fluent[Item]):
     """Rank and world size of the process that made this copy, when they were known."""
     _dealt = False
     """Whether accelerate deals out what this gives: nobody tells, it is seen."""
-    _split: Split = EXACT
+    split: Split = EXACT
     """Who shares the samples."""
     _empty_check = False
     """Whether an epoch without samples is an error."""
@@ -135,7 +135,7 @@ class PositionDataset(Fluent[Item]):
         self._dealt = self._dealt or (self._rank is None and is_dealt_out())
         told = self._told if self._rank is None and self._told is not None and in_worker() else None
         rank, world = (0, 1) if self._dealt else told or find_rank(self._rank, self._world)
-        return self._split.share(Share(rank, world, *find_worker()))
+        return self.split.share(Share(rank, world, *find_worker()))
 
     def of_rank(self: Self) -> Self:
         """The same for a process that cannot find its rank by itself."""
@@ -145,15 +145,8 @@ class PositionDataset(Fluent[Item]):
     def splitting(self: Self, name: str) -> Self:
         """The same behind webdataset's splitter of this name."""
         return (
-            self._with(_empty_check=True)
-            if name == "non_empty"
-            else self._with(_split=self._split.also(name))
+            self._with(_empty_check=True) if name == "non_empty" else self._with(split=self.split.also(name))
         )
-
-    @property
-    def split(self) -> Split:
-        """Who shares the samples."""
-        return self._split
 
     @property
     def ranks(self) -> tuple[int | None, int | None]:
@@ -534,7 +527,7 @@ class PositionDataset(Fluent[Item]):
             raise UsageError("batches do not say where this is: stages make several things of one")
         if not 0 <= batches <= left:
             raise UsageError(f"{batches} batches of an epoch that has {left} left")
-        if not self._split.by_worker and share.workers > 1:
+        if not self.split.by_worker and share.workers > 1:
             raise UsageError("batches do not say where this is: every worker gives all of them")
         place = Place(start.epoch + 1) if batches == left else start._replace(batch=start.batch + batches)
         return place._replace(topology=self._topology(share))

@@ -28,7 +28,7 @@ from wdscli.loader.read.failures import Failed, OnError, Policy
 from wdscli.loader.read.fetch import METER, Raw
 from wdscli.loader.read.source import EpochReader
 from wdscli.loader.stages.handlers import StopEpoch
-from wdscli.loader.stages.plain import through_buffer
+from wdscli.loader.stages.plain import begun, through_buffer
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
 from wdscli.shown import shown
@@ -120,8 +120,7 @@ class PlainStream(Stream):
     ) -> Iterator[Any]:
         """What comes in ``passes`` epochs, endless for None."""
         for turn in turns(epoch, passes):
-            first: Any = () if self._first is None else getattr(self._first, "run", self._first)
-            items = iter(first if hasattr(first, "__iter__") else first())
+            items = begun(() if self._first is None else self._first)
             items = self.buffered(items, turn, share.worker, share.rank)
             empty = True
             for item in items:

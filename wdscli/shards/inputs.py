@@ -7,10 +7,10 @@ what folders and globs gave with the manifests beside it, on any store that can 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.errors import DataError, InputNotFoundError, WdsError
+from wdscli.errors import InputNotFoundError, WdsError
 from wdscli.progress import FEW_SHARDS
 from wdscli.storage import (
     Words,
@@ -176,6 +176,13 @@ def _manifests_in(folder: str, given: Given | None) -> Iterator[tuple[str, Manif
             yield address, manifest
 
 
+def _manifests_beside(addresses: Iterable[str], given: Given | None) -> Iterator[tuple[str, Manifest]]:
+    """The manifests beside some shards, each with its folder."""
+    for folder in dict.fromkeys(folder_of(address) for address in addresses if not is_read_once(address)):
+        for _, manifest in _manifests_in(folder, given):
+            yield folder, manifest
+
+
 def names_in(folder: str, given: Given | None = None, keep: Callable[[str], bool] = bool) -> list[str]:
     """The names of what lies in a folder, as far as ``keep`` is true of it, listed once for all who share ``given``;
     none when that cannot be told, as on a web server."""
@@ -282,11 +289,8 @@ def known_samples(shards: ShardSet) -> dict[str, int]:
     if shards.manifest is not None:
         return {address: shard.samples for address, shard in zip(shards.addresses, shards.manifest.shards)}
     known: dict[str, int] = {}
-    for folder in dict.fromkeys(
-        folder_of(address) for address in shards.addresses if not is_read_once(address)
-    ):
-        for _, manifest in _manifests_in(folder, shards.given):
-            known.update(_beside(folder, manifest))
+    for folder, manifest in _manifests_beside(shards.addresses, shards.given):
+        known.update(_beside(folder, manifest))
     return known
 
 
@@ -317,13 +321,8 @@ def _indexed(shards: ShardSet, addresses: Sequence[str]) -> set[str]:
     """Those of some shards that have an index, as manifests tell: the one that was given, else those beside them."""
     if shards.manifest is not None:
         return {address for address, shard in zip(shards.addresses, shards.manifest.shards) if shard.index}
-    return {
-        folder + shard.name
-        for folder in dict.fromkeys(map(folder_of, addresses))
-        for _, manifest in _manifests_in(folder, shards.given)
-        for shard in manifest.shards
-        if shard.index
-    }
+    told = _manifests_beside(addresses, shards.given)
+    return {folder + shard.name for folder, manifest in told for shard in manifest.shards if shard.index}
 
 
 def _listed(folder: str) -> set[str] | None:
@@ -336,20 +335,20 @@ def _listed(folder: str) -> set[str] | None:
         return None
 
 
-def fingerprint_of(shards: ShardSet) -> str | None:
-    """The fingerprint of the set that was named, from its manifest; None when there is none.
-
-    The order counts: shards given in another order than the manifest's are another set.
-    """
+def manifest_of(shards: ShardSet) -> Manifest | None:
+    """The manifest of the set that was named: the one that was given, or one beside the shards that lists exactly them
+    in this order. Shards given in another order are another set."""
     if shards.manifest is not None:
-        return shards.manifest.fingerprint
-    try:
-        found = manifest_beside(shards.addresses, shards.given)
-    except DataError:
-        return None
-    if found is None or [shard.name for shard in found[1].shards] != [base_name(a) for a in shards.addresses]:
-        return None
-    return found[1].fingerprint
+        return shards.manifest
+    found = manifest_beside(shards.addresses, shards.given)
+    names = [base_name(address) for address in shards.addresses]
+    return None if found is None or [shard.name for shard in found[1].shards] != names else found[1]
+
+
+def fingerprint_of(shards: ShardSet) -> str | None:
+    """The fingerprint of the set that was named, from its manifest; None when there is none."""
+    manifest = manifest_of(shards)
+    return None if manifest is None else manifest.fingerprint
 
 
 def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | None:
@@ -361,11 +360,8 @@ def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | N
         found = {*shards.classes} - ({None} if joined else set())
         return found.pop() if len(found) == 1 else None
     known: dict[str, tuple[str, ...] | None] = {}
-    for folder in dict.fromkeys(
-        folder_of(address) for address in shards.addresses if not is_read_once(address)
-    ):
-        if is_local(folder) or folder in shards.given.names:
-            for _, manifest in _manifests_in(folder, shards.given):
-                known.update(dict.fromkeys(_beside(folder, manifest), manifest.classes))
+    near = [one for one in shards.addresses if is_local(one) or folder_of(one) in shards.given.names]
+    for folder, manifest in _manifests_beside(near, shards.given):
+        known.update(dict.fromkeys(_beside(folder, manifest), manifest.classes))
     said = {known.get(address) for address in shards.addresses}
     return said.pop() if len(said) == 1 else None

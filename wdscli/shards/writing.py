@@ -114,7 +114,8 @@ class ShardFile:
     """Writes one shard to ``address``. Call :meth:`commit` at the end; as a context manager it leaves nothing behind
     when the block is left before that.
 
-    With ``sink`` the bytes go there, and ``address`` is but a name. Raises OutputError, OutputExistsError.
+    With ``sink`` the bytes go there, compressed as ``kind`` says, and ``address`` is but a name. Raises OutputError,
+    OutputExistsError.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardFile(str(folder / "a.tar")) as shard:
@@ -124,7 +125,13 @@ class ShardFile:
     (1, 3072, ['.wds', 'a.tar'])
     """
 
-    def __init__(self, address: str, settings: ShardSettings | None = None, sink: Sink | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        settings: ShardSettings | None = None,
+        sink: Sink | None = None,
+        kind: str | None = None,
+    ) -> None:
         self.address = address
         self._settings = settings = settings or ShardSettings()
         self.form = settings.form
@@ -132,7 +139,7 @@ class ShardFile:
         is_stream_or_device = is_stream(address) or (is_local(address) and is_device(local_path(address)))
         self._has_place = sink is None and not is_stream_or_device
         """Whether anything can lie beside it."""
-        kind = None if sink else kind_of_name(address)
+        kind = kind if sink else kind_of_name(address)
         self._with_index = settings.with_index and self._has_place and kind in (None, *WITH_BLOCKS)
         digest = new_digest(settings.checksum)
         self._sink = sink or open_sink(

@@ -238,7 +238,6 @@ class Header(NamedTuple):
     prefix: bytes
     size: int
     typeflag: bytes
-    linkname: bytes
     is_gnu: bool
 
 
@@ -253,7 +252,6 @@ def parse_block(block: bytes) -> Header:
         prefix=prefix,
         size=parse_size(block[124:136]),
         typeflag=block[156:157],
-        linkname=block[157:257].partition(b"\0")[0],
         is_gnu=block[257:265] == b"ustar  \0",
     )
 

@@ -99,12 +99,11 @@ class Scanner:
     def take(self, seen: int | None = None) -> Columns:
         """The members found since the last call. With ``seen``, the bytes of the archive that are known to be there, a
         member that reaches beyond them is kept back until it is known to be whole."""
+        self._remember_last()
         columns, self._columns = self._columns, new_columns()
         names, starts, offsets, sizes, flags = columns
-        if names:
-            self._last = Columns(names[-1:], starts[-1:], offsets[-1:], sizes[-1:], flags[-1:])
-            if seen is not None and offsets[-1] + padded(sizes[-1]) > seen:
-                self._append(names.pop(), starts.pop(), offsets.pop(), sizes.pop(), flags.pop())
+        if names and seen is not None and offsets[-1] + padded(sizes[-1]) > seen:
+            self._append(names.pop(), starts.pop(), offsets.pop(), sizes.pop(), flags.pop())
         return columns
 
     def feed(self, buffer: Buffer, base: int) -> None:

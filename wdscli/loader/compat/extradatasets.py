@@ -8,17 +8,20 @@ worker gets what its source gives it, and there is no state to go on from. It mu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import count, islice
 from typing import Any, NoReturn, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.place.ranks import in_worker
+from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker
 from wdscli.loader.sample_types import Item
-from wdscli.loader.stages.flow import OverAll, Pipeline
+from wdscli.loader.stages.flow import Pipeline
 from wdscli.loader.stages.fluent import Fluent
-from wdscli.loader.stages.generators import epochs_over
-from wdscli.loader.stages.plain import Kept, shuffled, thinned
+from wdscli.loader.stages.generators import through
+from wdscli.loader.stages.handlers import StopEpoch
+from wdscli.loader.stages.plain import Kept, begun, shuffled, thinned
 from wdscli.loader.stats import Counts, warning_of_losses
 
 Self = TypeVar("Self", bound="FluidWrapper")
@@ -40,7 +43,10 @@ class FluidWrapper(Fluent[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         self._turn += 1
-        items = epochs_over(_Begun(self.initial), self.pipeline.generators, self._span, self._turn)
+        limit = None
+        if self._span is not None:
+            limit = self._span.of_generators(Share(*find_rank(), *find_worker()))
+        items = islice(self._flow(self._turn), limit)
         return warning_of_losses(items, 0, lambda: self._counts) if in_worker() else items
 
     _epochs: Any = __iter__
@@ -48,6 +54,18 @@ class FluidWrapper(Fluent[Item]):
     def iterator1(self: Self) -> Iterator[Any]:
         """One epoch, for classes whose own ``__iter__`` or ``iterator`` asks for it, as webdataset's do."""
         yield from FluidWrapper._epochs(self._with(_span=None))
+
+    def _flow(self, first: int) -> Iterator[Any]:
+        """What the generators make, again and again as the span says, counting epochs from ``first``."""
+        passes = 1 if self._span is None else self._span.passes
+        for epoch in count(first) if passes is None else range(first, first + passes):
+            empty = True
+            with suppress(StopEpoch):
+                for item in through(self.pipeline.generators, begun(self.initial), epoch):
+                    empty = False
+                    yield item
+            if empty:
+                return
 
     def __len__(self) -> int:
         if self._length is None:
@@ -66,8 +84,8 @@ class FluidWrapper(Fluent[Item]):
         """More stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``."""
         new = self
         for stage in args:
-            bound = getattr(stage, "counted_in", None)
-            new = new._through(runner(stage if bound is None else bound(self._counts)))
+            counted = stage.counted_in(self._counts) if hasattr(stage, "counted_in") else stage
+            new = new._through(getattr(counted, "run", counted))
             new.stages = (*new.stages[:-1], stage)
         return new
 
@@ -110,26 +128,6 @@ class FluidWrapper(Fluent[Item]):
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
         """Refused: raises UsageError."""
         self.state_dict()
-
-
-class _Begun:
-    """What begins a pipeline, to be iterated again and again."""
-
-    def __init__(self, first: Any) -> None:
-        self._first = first
-
-    def __iter__(self) -> Iterator[Any]:
-        if hasattr(self._first, "__iter__"):
-            return iter(self._first)
-        return iter(getattr(self._first, "run", self._first)())
-
-
-def runner(stage: Any) -> OverAll:
-    """A stage as a function of an iterator. Raises UsageError for what is none."""
-    found: OverAll = getattr(stage, "run", stage)
-    if not callable(found):
-        raise UsageError(f"{stage!r} is no stage", hint="a function of an iterator")
-    return found
 
 
 def repr_of(stage: Any) -> str:

@@ -104,7 +104,7 @@ class Mixed(WebDataset[Item]):
             )
         self._mix, self._parts = source, tuple(parts)
         PositionDataset.__init__(self, source, rank=rank, world_size=world_size, tail=tail)
-        self._split = _split(parts)
+        self.split = _split(parts)
         self._parts_replace = any(part.replaces for part in parts)
         self._parts_counts = [count for part in parts for count in part.all_counts]
         pipelines = tuple(part.pipeline for part in parts)

@@ -37,6 +37,7 @@ from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.loader.stages.per_sample import Label, named
+from wdscli.loader.stages.plain import begun
 from wdscli.loader.streams import PASS, Stream, Trail, turns
 
 Per = Literal["sample", "batch"]
@@ -295,7 +296,7 @@ class _Plain:
         """What this process gets of an epoch."""
         if isinstance(self._dataset, PositionDataset):
             self._dataset.set_epoch(turn)
-        return iter(self._dataset if hasattr(self._dataset, "__iter__") else self._dataset())
+        return begun(self._dataset)
 
 
 class _Part:

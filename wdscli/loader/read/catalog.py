@@ -22,7 +22,7 @@ from wdscli.model import to_text
 from wdscli.samples import Ignored
 from wdscli.samples.expected import Expected
 from wdscli.shards.index import Index, IndexBuilder, parse_index
-from wdscli.shards.inputs import ShardSet, manifest_beside, missing_shards, open_set
+from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set
 from wdscli.shards.manifest import Manifest, fingerprint
 from wdscli.shards.reading import find_index, scan_index
 from wdscli.storage import Source, base_name, folder_of, is_local, is_read_once, local_path, open_source
@@ -247,7 +247,7 @@ class Catalog:
         return None if self.counts is None else int(self.counts.sum())
 
     def _count(self, found: ShardSet) -> None:
-        manifest = self.manifest = self.manifest or _beside(found)
+        manifest = self.manifest = manifest_of(found)
         if any(map(only_streams, self.addresses)) if manifest is None else not self._is_seekable():
             self.is_indexed = False
             return
@@ -397,13 +397,6 @@ def only_streams(address: str) -> bool:
     """Whether an address alone tells that its bytes come once, from front to back. Nothing is opened: who opens a named
     pipe has begun to read it."""
     return is_read_once(address) or (is_local(address) and is_device(local_path(address)))
-
-
-def _beside(shards: ShardSet) -> Manifest | None:
-    """The manifest beside shards that names exactly them, in this order."""
-    found = manifest_beside(shards.addresses, shards.given)
-    names = [base_name(one) for one in shards.addresses]
-    return None if found is None or [shard.name for shard in found[1].shards] != names else found[1]
 
 
 def _note_missing(found: ShardSet) -> None:

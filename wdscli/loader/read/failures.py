@@ -23,7 +23,7 @@ from wdscli.loader.stages.handlers import Handler, Replaced, StopEpoch, reraise_
 
 if TYPE_CHECKING:
     from wdscli.loader.read.catalog import Catalog
-    from wdscli.loader.read.fetch import Fetcher, Pool, Raw
+    from wdscli.loader.read.fetch import Pool, Raw
     from wdscli.loader.stats import Counts
 
 OnError = Literal["raise", "skip", "substitute"]
@@ -41,14 +41,14 @@ class Failed(NamedTuple):
         return f"read: {self.error.code if isinstance(self.error, DataError) else 'unreadable'}"
 
 
-def read_each(catalog: Catalog, fetcher: Fetcher | Pool, shards: I64, places: I64) -> list[Raw | Failed]:
+def read_each(catalog: Catalog, pool: Pool, shards: I64, places: I64) -> list[Raw | Failed]:
     """The samples at ``places`` of ``shards`` in the order asked for, with Failed where one cannot be read."""
-    return gathered(shards, lambda shard, rows: _of_shard(catalog, fetcher, shard, places[rows]))
+    return gathered(shards, lambda shard, rows: _of_shard(catalog, pool, shard, places[rows]))
 
 
-def _of_shard(catalog: Catalog, fetcher: Fetcher | Pool, shard: int, places: I64) -> Iterator[Raw | Failed]:
+def _of_shard(catalog: Catalog, pool: Pool, shard: int, places: I64) -> Iterator[Raw | Failed]:
     try:
-        yield from fetcher.fetch(numpy.full_like(places, shard), places)
+        yield from pool.fetch(numpy.full_like(places, shard), places)
         return
     except (DataError, StorageError) as error:
         broken = _whole(catalog, shard)
@@ -56,7 +56,7 @@ def _of_shard(catalog: Catalog, fetcher: Fetcher | Pool, shard: int, places: I64
             yield from [Failed(broken or error, catalog.addresses[shard])] * len(places)
             return
     for row in range(len(places)):
-        yield from _of_shard(catalog, fetcher, shard, places[row : row + 1])
+        yield from _of_shard(catalog, pool, shard, places[row : row + 1])
 
 
 def _whole(catalog: Catalog, shard: int) -> WdsError | None:

@@ -262,10 +262,10 @@ class Pool:
         return self._lent(0, lambda fetcher: fetcher.fetch(shards, places))
 
     def expect(self, shards: I64, places: I64) -> None:
-        """Which samples the next call but one will want: the next one begins to fetch them."""
+        """Which samples of shards on other machines the next call but one will want: the next one begins to fetch
+        them."""
         self._check_process()
-        if not self._is_local:
-            self._remote.soon = by_shard(shards, places)
+        self._remote.soon = by_shard(shards, places)
 
     def one(self, shard: int, place: int) -> Raw:
         """One sample. Raises InputError, DataError."""

@@ -2,7 +2,7 @@
 
 What it is: a source has a length for each epoch and gives the samples at any positions of it, the same ones in every
 process that asks. How: :class:`~wdscli.loader.order.order.EpochOrder` says where they lie, a
-:class:`~wdscli.loader.read.fetch.Fetcher` reads them. What cannot be read may be replaced by what lies further on
+:class:`~wdscli.loader.read.fetch.Pool` reads them. What cannot be read may be replaced by what lies further on
 (:func:`instead`). It must not know of ranks, workers, batches or stages.
 """
 
@@ -18,7 +18,7 @@ from wdscli.loader.checks import want_whole, want_word
 from wdscli.loader.order.order import CAP, LANES, EpochOrder, Shuffle
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, read_each
-from wdscli.loader.read.fetch import Fetcher, Pool, Raw
+from wdscli.loader.read.fetch import Pool, Raw
 from wdscli.storage import is_local
 
 
@@ -101,25 +101,24 @@ class _Reader:
         """Whether a read waits for other machines, so that it pays to read ahead."""
         self.jumps = self.waits and source.is_shuffled
         """Whether neighbours of such a read are far from each other, so that it pays to read many at once."""
-        kind: type[Fetcher | Pool] = Pool if self.waits else Fetcher
-        self._fetcher = kind(self._catalog, source.fields)
+        self._pool = Pool(self._catalog, source.fields)
 
     def read(self, positions: I64) -> list[Raw | Failed]:
         shards, samples = self._order.locate(positions)
         places = self._catalog.places(shards, samples)
         try:
-            return list(self._fetcher.fetch(shards, places))
+            return list(self._pool.fetch(shards, places))
         except (DataError, StorageError):
-            return read_each(self._catalog, self._fetcher, shards, places)
+            return read_each(self._catalog, self._pool, shards, places)
 
     def expect(self, positions: I64) -> None:
         """Which positions the read after the next one will be of."""
-        if isinstance(self._fetcher, Pool):
+        if self.waits:
             shards, samples = self._order.locate(positions)
-            self._fetcher.expect(shards, self._catalog.places(shards, samples))
+            self._pool.expect(shards, self._catalog.places(shards, samples))
 
     def close(self) -> None:
-        self._fetcher.close()
+        self._pool.close()
 
 
 def instead(reader: EpochReader, position: int, step: int, length: int) -> Any:

@@ -6,16 +6,13 @@ They give the same for the same input, so that a replay is exact, but for :class
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from itertools import count, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.loader.order.order import BUFFERED, THINNED, drawn, key
 from wdscli.loader.order.views import Slice
-from wdscli.loader.place.ranks import Share, find_rank, find_worker
 from wdscli.loader.stages.flow import OverAll
-from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.loader.stages.plain import shuffled
 
 
@@ -27,27 +24,6 @@ def through(generators: Sequence[OverAll], items: Iterator[Any], epoch: int) -> 
         else:
             items = iter(generator(items))
     return items
-
-
-def epochs_over(source: Iterable[Any], generators: Sequence[OverAll], span: Any, first: int) -> Iterator[Any]:
-    """What generators make of ``source``, again and again as ``span`` (passes, items) says, counting epochs from
-    ``first``."""
-    passes, limit = (1, None)
-    if span is not None:
-        passes, limit = span.passes, span.of_generators(Share(*find_rank(), *find_worker()))
-
-    def items() -> Iterator[Any]:
-        for epoch in count(first) if passes is None else range(first, first + passes):
-            flow = through(generators, iter(source), epoch)
-            empty = True
-            with suppress(StopEpoch):
-                for item in flow:
-                    empty = False
-                    yield item
-            if empty:
-                return
-
-    return islice(items(), limit)
 
 
 class Buffer(NamedTuple):

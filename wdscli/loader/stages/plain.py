@@ -67,6 +67,11 @@ def redrawn(data: Iterable[Any], n: int | None = None, dice: random.Random | Non
         yield dice.choice(items)
 
 
+def begun(first: Any) -> Iterator[Any]:
+    """What begins a pipeline, iterated: what can be, else what its ``run``, or it itself as a function, gives."""
+    return iter(first) if hasattr(first, "__iter__") else iter(getattr(first, "run", first)())
+
+
 class Kept:
     """What comes the first time, kept in this process and given again."""
 

@@ -20,12 +20,11 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from wdscli.codecs.encode import Encode, make_encoder
-from wdscli.errors import OutputExistsError, UsageError
-from wdscli.loader.write.sinks import PackedSink, packing
+from wdscli.errors import OutputError, OutputExistsError, UsageError
 from wdscli.model import ShardInfo
 from wdscli.shards.writer import SampleWriter
 from wdscli.shards.writing import OutputSet, ShardFile, ShardSettings, after_hook, make_form
-from wdscli.storage import open_sink
+from wdscli.storage import Sink, open_sink
 from wdscli.storage.blocks import kind_of_name
 from wdscli.tar import Form
 
@@ -74,6 +73,53 @@ def tell_ignored(**given: Any) -> None:
         )
 
 
+KINDS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd", "lz4": "lz4"}
+
+
+def packing(address: str | None, compress: bool | str | None) -> str | None:
+    """The compression, or None: as ``compress`` says, and when that is None as the address ends. What goes to a command
+    is not compressed unless asked for: ``pipe:gzip > x.tar.gz`` does it itself."""
+    if compress is None:
+        return None if address is None else kind_of_name(address)
+    if compress is False and address is not None and kind_of_name(address):
+        raise UsageError(
+            f"cannot write {address} plain: compressed shards have such names",
+            hint="leave compress=False out",
+        )
+    if isinstance(compress, bool):
+        return "gzip" if compress else None
+    if compress not in KINDS:
+        raise UsageError(f'no such compression: "{compress}"', hint=", ".join(KINDS))
+    return KINDS[compress]
+
+
+class FileSink(Sink):
+    """To a file object, which stays open. After :meth:`discard` it holds an archive without an end, which readers
+    notice."""
+
+    def __init__(self, name: str, target: IO[bytes]) -> None:
+        super().__init__(name)
+        self._target: Any = target
+
+    def _put(self, data: bytes | bytearray | memoryview) -> None:
+        """All of ``data``: a file object without a buffer may take less at a time."""
+        rest = memoryview(data)
+        while len(rest):
+            taken = self._target.write(rest)
+            if taken is None:  # what has a write() and no answer took all
+                return
+            if not 0 < taken <= len(rest):
+                raise OutputError(f"a file object took {taken} of {len(rest)} bytes")
+            rest = rest[taken:]
+
+    def _commit(self) -> None:
+        if hasattr(self._target, "flush"):
+            self._target.flush()
+
+    def _discard(self) -> None:
+        """What it holds is its owner's."""
+
+
 @contextmanager
 def says_how_to_replace() -> Iterator[None]:
     """OutputExistsError says the way out that a program has."""
@@ -88,11 +134,13 @@ def open_shard(
     address: str, settings: ShardSettings, kind: str | None = None, target: IO[bytes] | None = None
 ) -> ShardFile:
     """A shard to fill at ``address``, or under that name in ``target``, compressed as ``kind`` says."""
+    if target is not None:
+        return ShardFile(address, ShardSettings(settings.form, "none"), FileSink(address, target), kind)
     with says_how_to_replace():
-        if target is None and kind == kind_of_name(address):
+        if kind == kind_of_name(address):
             return settings.open(address)
-        to = target or open_sink(address, force=settings.force, fsync=settings.fsync, packed=True)
-    return ShardFile(address, ShardSettings(settings.form, "none"), PackedSink(address, to, kind))
+        sink = open_sink(address, force=settings.force, fsync=settings.fsync, packed=True)
+    return ShardFile(address, ShardSettings(settings.form, "none"), sink, kind)
 
 
 class TarWriter(SampleWriter):
