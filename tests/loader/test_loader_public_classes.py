@@ -4,6 +4,7 @@ their own, steps of ``tariterators`` that are replaced, openers of addresses tha
 from __future__ import annotations
 
 import io
+import tarfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -237,3 +238,131 @@ class TestAnOpenerOfOnesOwn:
         assert len(list(ours.WebDataset("memory://classes/a-{000..001}.tar"))) == 3
         with pytest.raises(UsageError):
             ours.gopen("memory://x", "r")
+
+
+def shards_in(folder: Path) -> dict[str, list[str]]:
+    return {path.name: [one.name for one in tarfile.open(path)] for path in sorted(folder.glob("*.tar"))}
+
+
+class TestAWriterOfOnesOwn:
+    @BOTH
+    def test_that_names_its_shards(self, wds: Any, tmp_path: Path) -> None:
+        """One of several processes, each of which writes every fourth shard; as code for TPUs does it."""
+        closed: list[str] = []
+
+        class Fourth(wds.ShardWriter):
+            def next_stream(self) -> None:
+                self.finish()
+                self.fname = self.pattern % self.shard
+                if self.verbose:
+                    print(self.fname, self.count, self.size, self.total)
+                self.shard += 4
+                self.tarstream = wds.TarWriter(self.fname, **self.kw)
+                self.count = self.size = 0
+
+        with Fourth(
+            f"{tmp_path}/s-%03d.tar", maxcount=2, start_shard=1, encoder=True, post=closed.append
+        ) as sink:
+            for number in range(5):
+                sink.write({"__key__": f"{number}", "cls": number})
+        assert shards_in(tmp_path) == {
+            "s-001.tar": ["0.cls", "1.cls"],
+            "s-005.tar": ["2.cls", "3.cls"],
+            "s-009.tar": ["4.cls"],
+        }
+        assert [Path(name).name for name in closed] == ["s-001.tar", "s-005.tar", "s-009.tar"]
+
+    @BOTH
+    def test_that_has_no_pattern(self, wds: Any, tmp_path: Path) -> None:
+        class Plain(wds.ShardWriter):
+            def __init__(self, folder: Path, **more: Any) -> None:
+                self.folder = folder
+                super().__init__("", **more)
+
+            def next_stream(self) -> None:
+                self.finish()
+                self.fname = str(self.folder / f"{self.shard:04d}.tar")
+                self.shard += 1
+                self.tarstream = wds.TarWriter(self.fname, **self.kw)
+                self.count = self.size = 0
+
+        sink = Plain(tmp_path, maxcount=1)
+        for number in range(2):
+            sink.write({"__key__": f"{number}", "txt": "a"})
+        sink.close()
+        assert shards_in(tmp_path) == {"0000.tar": ["0.txt"], "0001.tar": ["1.txt"]}
+
+    @BOTH
+    def test_that_does_more_when_a_shard_is_whole(self, wds: Any, tmp_path: Path) -> None:
+        uploaded = []
+
+        class Uploading(wds.ShardWriter):
+            def finish(self) -> None:
+                is_open = self.count > 0
+                super().finish()
+                if is_open:
+                    uploaded.append(len(list(tmp_path.glob("*.tar"))))
+
+        with Uploading(f"{tmp_path}/s-%03d.tar", maxcount=2) as sink:
+            for number in range(3):
+                sink.write({"__key__": f"{number}", "cls": number})
+        assert uploaded == [1, 2]
+
+    def test_that_sets_no_stream(self, tmp_path: Path) -> None:
+        class Empty(ours.ShardWriter):
+            def next_stream(self) -> None:
+                self.finish()
+
+        sink = Empty("")
+        with pytest.raises(UsageError, match=r"next_stream\(\) of Empty set no tarstream"):
+            sink.write({"__key__": "a", "cls": 1})
+        sink.discard()
+
+    @BOTH
+    def test_an_address_that_begins_with_file(self, wds: Any, tmp_path: Path) -> None:
+        with wds.ShardWriter(f"file:{tmp_path}/s-%03d.tar", maxcount=2) as sink:
+            sink.write({"__key__": "a", "cls": 1})
+        with wds.TarWriter(f"file://{tmp_path}/t.tar") as sink:
+            sink.write({"__key__": "a", "cls": 1})
+        assert set(shards_in(tmp_path)) == {"s-000.tar", "t.tar"}
+
+    @BOTH
+    def test_encoders_that_are_added_for_all(self, wds: Any, tmp_path: Path) -> None:
+        handlers = wds.writer.default_handlers
+        wds.writer.add_handlers(handlers, "jpgs pngs", b"|".join)
+        try:
+            with wds.TarWriter(f"{tmp_path}/t.tar") as sink:
+                sink.write({"__key__": "a", "jpgs": [b"1", b"2"]})
+        finally:
+            del handlers["jpgs"], handlers["pngs"]
+        [sample] = wds.WebDataset(f"{tmp_path}/t.tar", shardshuffle=False)
+        assert sample["jpgs"] == b"1|2"
+
+
+@BOTH
+def test_a_decoder_of_ones_own(wds: Any, shards: list[str]) -> None:
+    """As a toolkit for diffusion has it, in the method ``decode`` of a base of its own."""
+
+    class Passing(wds.Decoder):
+        def decode(self, sample: Any) -> Any:
+            left = self.only is not None or self.partial
+            found = {
+                key: value if key[0] == "_" else self.decode1(key, value) for key, value in sample.items()
+            }
+            return {**found, "left": left}
+
+    class Fluid(wds.FluidInterface):
+        def decode(self, *args: Any, **more: Any) -> Any:
+            return self.map(Passing([one for one in args if callable(one)], **more))
+
+    class Data(wds.DataPipeline, Fluid):
+        def __init__(self, urls: Any) -> None:
+            super().__init__(
+                wds.SimpleShardList(urls), wds.tarfile_to_samples(), handler=wds.warn_and_continue
+            )
+
+    data = Data(shards).decode("pil", lambda key, value: 7 if key == ".txt" else None)
+    assert [(one["cls"], one["txt"], one["left"]) for one in data] == [(n, 7, False) for n in range(COUNT)]
+    data.close()
+    one = wds.Decoder([], only="cls txt").decode1("cls", b"3")
+    assert one == 3

@@ -312,15 +312,6 @@ class WebDataset(PositionDataset[Item]):
         stream.facts = f"{len(catalog.addresses):,} shards, from front to back"
         return self._with(source=stream)
 
-    def close(self) -> None:
-        """Nothing is left open between iterations; here for code that closes."""
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
 
 def _splitters(nodes: Any, workers: Any) -> tuple[Splitter, ...]:
     """The functions that deal out shards where one of them is the user's own, else none."""

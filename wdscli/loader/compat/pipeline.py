@@ -74,7 +74,8 @@ class DataPipeline(FluidWrapper[Item], ABC):
                 return found
         return object.__new__(cls)
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        # Arguments with names say nothing in webdataset either, and there is code that gives handler=.
         stages = _stages(args)
         super().__init__(stages[0] if stages else ())
         self.is_begun = bool(stages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from wdscli.codecs import encode
@@ -14,6 +15,7 @@ from wdscli.loader.write.writing import TarWriter as TarWriter
 __all__ = [
     "ShardWriter",
     "TarWriter",
+    "add_handlers",
     "bytestr",
     "cbor_dumps",
     "default_handlers",
@@ -42,6 +44,13 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
 def bytestr(data: Any) -> bytes:
     """``data`` as ASCII."""
     return data if isinstance(data, bytes) else str(data).encode("ascii")
+
+
+def add_handlers(d: dict[str, Any], keys: str | Iterable[str], value: Any) -> None:
+    """Let ``value`` encode the extensions ``keys``, a text with blanks between them or a list: in ``default_handlers``
+    for all writers that are made from now on."""
+    for key in keys.split() if isinstance(keys, str) else keys:
+        d[key] = value
 
 
 def make_handlers() -> dict[str, Any]:

@@ -86,14 +86,14 @@ class Decoder:
         named = [_named(one, size, crop) if isinstance(one, str) else one for one in handlers]
         before = [gzfilter] if pre is None else list(pre)
         after = [basichandlers] if post is None else list(post)
-        self._handlers: list[Handler] = [*before, *named, *after]
-        for handler in self._handlers:
+        self.handlers: list[Handler] = [*before, *named, *after]
+        for handler in self.handlers:
             if not callable(handler):
                 raise UsageError(f"a handler is a name or a function, not {handler!r}")
         if isinstance(only, str):
             only = only.replace(";", " ").split()
-        self._only = None if only is None else frozenset(only)
-        self._partial = partial
+        self.only = None if only is None else frozenset(only)
+        self.partial = partial
         self._plans: dict[tuple[str, int], _Plan] = {}
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
@@ -102,13 +102,22 @@ class Decoder:
                 f"decode takes samples, which are dicts, not {type(sample).__name__}",
                 hint="decode before to_tuple",
             )
+        return self.decode(sample)
+
+    def decode1(self, key: str, data: Any) -> Any:
+        """The value of one field, by its name and its payload."""
+        return self._value("." + key, data, 0)
+
+    def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """All fields of a sample. As in webdataset a class of one's own may have its own, and its own
+        :meth:`decode1`."""
         found = {}
         for field, data in sample.items():
             if self._is_left(field, data):
                 found[field] = data
                 continue
             try:
-                found[field] = self._value("." + field, data, 0)
+                found[field] = self.decode1(field, data)
             except UsageError:
                 raise
             except Exception as error:
@@ -116,9 +125,9 @@ class Decoder:
         return found
 
     def _is_left(self, field: str, data: Any) -> bool:
-        if field.startswith("__") or (self._only is not None and field not in self._only):
+        if field.startswith("__") or (self.only is not None and field not in self.only):
             return True
-        return isinstance(data, Label) or (self._partial and not isinstance(data, Payload))
+        return isinstance(data, Label) or (self.partial and not isinstance(data, Payload))
 
     def _value(self, key: str, data: Any, first: int) -> Any:
         """The value of a payload by the handlers from number ``first`` on."""
@@ -143,8 +152,8 @@ class Decoder:
     def _planned(self, key: str, first: int) -> _Plan:
         asked: list[tuple[int, Handler]] = []
         last = None
-        for place in range(first, len(self._handlers)):
-            handler = self._handlers[place]
+        for place in range(first, len(self.handlers)):
+            handler = self.handlers[place]
             if not isinstance(handler, ByExtension):
                 if handler is not gzfilter or key.lower().endswith(".gz"):
                     asked.append((place, handler))

@@ -290,6 +290,15 @@ class Fluent(PerSample[Item]):
         if "iterator" in vars(cls) and "__iter__" not in vars(cls):
             cls.__iter__ = _by_iterator  # type: ignore[attr-defined]
 
+    def close(self) -> None:
+        """Nothing is left open between iterations; here for code that closes."""
+
+    def __enter__(self: Whole) -> Whole:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     @property
     def repetitions(self) -> int:
         """How many epochs of the source an epoch has, ``sys.maxsize`` for no end."""

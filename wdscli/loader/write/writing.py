@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 from wdscli.codecs.encode import Encode, make_encoder
 from wdscli.errors import OutputError, OutputExistsError, UsageError
@@ -186,7 +187,7 @@ class TarWriter(SampleWriter):
         tell_ignored(user=user, group=group, mode=mode, format=format)
         self._encoded = SampleEncoder(encoder, keep_meta)
         target = None if isinstance(fileobj, (str, os.PathLike)) else fileobj
-        name = os.fspath(fileobj) if target is None else str(getattr(target, "name", "a file object"))  # type: ignore[arg-type]
+        name = _path(fileobj) if target is None else str(getattr(target, "name", "a file object"))  # type: ignore[arg-type]
         kind = packing(name if target is None else None, compress)
         settings = ShardSettings(_form(mtime), checksum, index, force, fsync)
         super().__init__(name, settings.form)
@@ -219,7 +220,8 @@ class ShardWriter(SampleWriter):
     number of the first one; with another number than 0 these shards are part of a larger set, and its manifest is left
     to ``wds index``, as it is for compressed shards. ``opener(name)`` gives the file object for a shard, which is
     closed after it; there is then no index and no manifest. ``options`` are :class:`TarWriter`'s. ``verbose`` is taken,
-    and nothing is printed.
+    and nothing is printed. As in webdataset a class of one's own may have its own :meth:`next_stream`, which sets
+    ``fname``, ``shard`` and ``tarstream``, a :class:`TarWriter`; such shards make no set either.
 
     Use it as a context manager: the manifest comes last, and only on success.
 
@@ -250,7 +252,7 @@ class ShardWriter(SampleWriter):
         **options: Any,
     ) -> None:
         tell_ignored(**{name: options.pop(name, None) for name in ("user", "group", "mode", "format")})
-        self.pattern = os.fspath(pattern)
+        self.pattern = _path(pattern)
         self.maxcount, self.maxsize = _limit("maxcount", maxcount), _limit("maxsize", maxsize)
         self.post = post
         self.opener = opener
@@ -259,12 +261,20 @@ class ShardWriter(SampleWriter):
         self.total = self.count = self.size = 0
         """Samples so far; samples, and bytes of payloads, of the shard that is open."""
         self.fname: str | None = None
+        self.verbose = verbose
+        given = {"encoder": encoder, "keep_meta": keep_meta, "mtime": mtime, "compress": compress}
+        self.kw: dict[str, Any] = {**given, **options}
+        """What TarWriters of such shards are made with."""
+        self.tarstream: TarWriter | None = None
+        self._adopted: TarWriter | None = None
+        self._is_ending = False
         self._stream: IO[bytes] | None = None
         self._encoded = SampleEncoder(encoder, keep_meta)
         self._kind = packing(self.pattern, compress)
         self._settings = _settings(mtime, options)
         # Without a place for a manifest beside them shards make no set, and from another start on not all of one.
-        has_place = opener is None and self._kind is None
+        self._is_own = type(self).next_stream is not ShardWriter.next_stream
+        has_place = opener is None and self._kind is None and not self._is_own
         self._addresses = OutputSet(self.pattern, self._settings) if has_place else None
         output = None if start_shard else self._addresses
         limits = {"max_count": self.maxcount, "max_size": self.maxsize}
@@ -285,6 +295,8 @@ class ShardWriter(SampleWriter):
         self._shard = self._open_shard()
 
     def _open_shard(self) -> ShardFile:
+        if self._is_own:
+            return self._open_own()
         self.fname = name = self._address(self.shard)
         if self.opener is not None:
             self._stream = self.opener(name)
@@ -294,6 +306,18 @@ class ShardWriter(SampleWriter):
         self.shard += 1
         self.count = self.size = 0
         return shard
+
+    def _open_own(self) -> ShardFile:
+        """The shard that a subclass begins, or has begun when it was told to."""
+        if self.tarstream is self._adopted:
+            self.next_stream()
+        if not isinstance(self.tarstream, TarWriter):
+            raise UsageError(
+                f"next_stream() of {type(self).__name__} set no tarstream",
+                hint="self.tarstream = wds.TarWriter(self.fname, **self.kw)",
+            )
+        self._adopted, self._name = self.tarstream, self.fname or self.pattern
+        return self.tarstream._archive
 
     def _address(self, number: int) -> str:
         if self._addresses is not None:
@@ -309,6 +333,13 @@ class ShardWriter(SampleWriter):
 
     def _end_shard(self) -> None:
         if self._shard is None:
+            return
+        if type(self).finish is not ShardWriter.finish and not self._is_ending:
+            self._is_ending = True
+            try:
+                self.finish()  # a subclass's, which does more
+            finally:
+                self._is_ending = False
             return
         super()._end_shard()
         self._close_stream()
@@ -331,6 +362,12 @@ class ShardWriter(SampleWriter):
         """Drop the shard that is open; those that are whole stay, without a manifest."""
         super().discard()
         self._close_stream()
+
+
+def _path(given: str | os.PathLike[str]) -> str:
+    """An address; of ``file:`` the path, as where it is read."""
+    address = os.fspath(given)
+    return urlsplit(address).path if address.startswith("file:") else address
 
 
 def _form(mtime: float | None) -> Form:
