@@ -95,7 +95,7 @@ def _by_store(task: GatherTask) -> ShardInfo | None:
     [one] = task.inputs.values()
     if one.copy or one.stamp is None or not one.stamp.is_pinned or not rows.total:
         return None
-    if rows.out_bytes + len(END_OF_ARCHIVE) != one.stamp.size_bytes:
+    if rows.sum_of("out") + len(END_OF_ARCHIVE) != one.stamp.size_bytes:
         return None
     index = find_original(one.address, task.address, task.settings)
     if index is None or index.noted != versioned(one.address, one.stamp.version.removeprefix("etag:")):
@@ -201,7 +201,7 @@ class Copier:
         for first, end in self.reading.chunks(max(ROWS_PER_CHUNK // self.width, 1) * self.width):
             rows = self.rows.part(first, end)
             self._copy_chunk(Chunk(rows, self.reading.places(rows, first), self.width))
-        expected = self.task.samples.out_bytes
+        expected = self.task.samples.sum_of("out")
         if self.shard.position != expected:
             raise DataError(
                 f"made {self.shard.position} bytes where {expected} were planned",

@@ -35,7 +35,7 @@ from wdscli.plan.join.joined import NOBODY, in_turn
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import HINT, Scattered, Scratch
 from wdscli.plan.strategy import Limits
-from wdscli.plan.table import Ordered, PlanTable
+from wdscli.plan.table import Ordered, PlanTable, blocks_of
 from wdscli.progress import Progress
 from wdscli.storage import Source, open_sink, remove
 from wdscli.storage.local import reason, write_all
@@ -88,7 +88,7 @@ def spill(
     """Write the samples of ``shards``, some of the planned, to ``scratch``. Raises InputError, DataError, OutputError
     (nothing is written when there is no room)."""
     lists = plan.row_lists
-    total = sum(_bytes_of(ordered, shard.first, shard.end) for ordered in lists for shard in shards)
+    total = sum(ordered.sum_of("length", shard.first, shard.end) for ordered in lists for shard in shards)
     check_room(scratch, total)
     space = scratch.space()
     # Samples that are joined are spilled part by part, each of them a row of its own.
@@ -129,11 +129,6 @@ def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -
     )
 
 
-def _bytes_of(ordered: Ordered, first: int, end: int) -> int:
-    firsts = range(first, end, ROWS_PER_CHUNK)
-    return sum(int(ordered.column("length", at, min(at + ROWS_PER_CHUNK, end)).sum()) for at in firsts)
-
-
 class SpillLayout:
     """Where every sample comes to lie, and what is still there. ``width`` rows of ``ordered``, one for each part, are
     one sample of a shard."""
@@ -164,12 +159,11 @@ class SpillLayout:
 
     def _bucket_bounds(self) -> Iterator[int]:
         """Where buckets begin in the output order. A sample belongs to the bucket in which its first byte lies."""
-        for first in range(0, self._ordered.total, ROWS_PER_BUCKET):
-            end = min(first + ROWS_PER_BUCKET, self._ordered.total)
-            lengths = self._ordered.column("length", first, end)
+        for part in blocks_of(self._ordered.total, ROWS_PER_BUCKET):
+            lengths = self._ordered.column("length", part.start, part.stop)
             bucket = (numpy.cumsum(lengths) - lengths) // numpy.uint64(self._sizes.bucket)
-            yield first
-            yield from (numpy.flatnonzero(numpy.diff(bucket)) + (1 + first)).tolist()
+            yield part.start
+            yield from (numpy.flatnonzero(numpy.diff(bucket)) + (1 + part.start)).tolist()
 
     def tasks(self, plan: ReorderPlan) -> Iterator[ScatterTask]:
         """The tasks of the first pass; when all have been taken, all places are known."""
@@ -220,12 +214,11 @@ class SpillLayout:
         """All samples in the order in which the inputs hold them, each with its place in the output order."""
         ordered = self._ordered
         rows = None if ordered.order is None else numpy.argsort(ordered.order, kind="stable")
-        for first in range(0, ordered.total, self._sizes.chunk_rows):
-            end = min(first + self._sizes.chunk_rows, ordered.total)
+        for part in blocks_of(ordered.total, self._sizes.chunk_rows):
             if ordered.order is None or rows is None:
-                yield numpy.arange(first, end), ordered.part(first, end)
+                yield numpy.arange(part.start, part.stop), ordered.part(part.start, part.stop)
             else:
-                block = rows[first:end]
+                block = rows[part]
                 yield block, ordered.samples.take(ordered.order[block])
 
     def spilled(self, shard: PlannedShard) -> Spilled:
@@ -440,8 +433,7 @@ def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tupl
 
 def _runs(files: I64, starts: U64, lengths: U64) -> Iterator[tuple[int, int, int]]:
     """(file, start, length) of the samples in their order, those that adjoin made one."""
-    for first in range(0, len(files), ROWS_AT_ONCE):
-        part = slice(first, first + ROWS_AT_ONCE)
-        firsts = numpy.array([0, *edges_of(files[part], starts[part], lengths[part])]) + first
-        sizes = numpy.add.reduceat(lengths[part], firsts - first)
+    for part in blocks_of(len(files), ROWS_AT_ONCE):
+        firsts = numpy.array([0, *edges_of(files[part], starts[part], lengths[part])]) + part.start
+        sizes = numpy.add.reduceat(lengths[part], firsts - part.start)
         yield from zip(files[firsts].tolist(), starts[firsts].tolist(), sizes.tolist(), strict=True)

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,7 @@ from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT
 from wdscli.plan.inputs import Globals, cut_short, is_of_this_process, is_ours_alone, is_read_once
 from wdscli.plan.names import DEFAULT, Rekey, check_names, is_suspect, shard_stem
-from wdscli.plan.plan import shaping_options
+from wdscli.plan.plan import shaping_options, sum_counts
 from wdscli.plan.request import OnDuplicate, Request
 from wdscli.plan.strategy import check_post
 from wdscli.plan.survey import out_length, out_sizes
@@ -252,8 +251,8 @@ def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progres
         members=sum(one.members for one in reports),
         bytes_in=sum(one.bytes_in for one in reports),
         bytes_out=sum(one.bytes_out for one in reports),
-        dropped=_added([*(one.dropped for one in reports), missing_samples(found.missing)]),
-        ignored=_added(one.ignored for one in reports),
+        dropped=sum_counts([*(one.dropped for one in reports), missing_samples(found.missing)]),
+        ignored=sum_counts([one.ignored for one in reports]),
         manifest=manifest,
     )
 
@@ -267,13 +266,6 @@ def _jobs_for(request: Request, addresses: Sequence[str]) -> int:
         with suppress(OSError):
             size += os.stat(local_path(address)).st_size if is_local(address) else WORTH_COPYING_BYTES
     return useful_jobs(request.jobs, len(addresses), size, WORTH_COPYING_BYTES)
-
-
-def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for some in counts:
-        total.update(some)
-    return dict(sorted(total.items()))
 
 
 def _chosen(

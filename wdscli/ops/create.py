@@ -38,7 +38,7 @@ from wdscli.plan.request import OnDuplicate, PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
 from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
-from wdscli.run.pack import run_packed
+from wdscli.run.execute import run_plan
 from wdscli.run.resume import tidy
 from wdscli.run.unchanged import source_stamp, stamp, standing_set_of, tidy_set
 from wdscli.selection.choice import OnError
@@ -213,7 +213,7 @@ class CreatePlan(NamedTuple):
             oversized=self.report.oversized,
             classes=self.report.classes,
             mark=_mark(self),
-            parcel=lambda number: self.task(number).parcel(),
+            parcel=self.task,
         )
 
 
@@ -442,7 +442,7 @@ def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
     """Write the shards of a plan that are not there yet, then their manifest. May be called once."""
     report = plan.report
     _write_report(plan.options.report, report.unread)
-    done = run_packed(plan.work(), plan.task, progress=progress)
+    done = run_plan(plan.work(), progress=progress)
     return replace(report, manifest=done.manifest, kept=done.kept)
 
 

@@ -17,7 +17,7 @@ from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import mark_of
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, check_made, claimed, finish_plan, run_plan, run_some
-from wdscli.run.pack import pack_some, run_packed, stored_tasks, younger
+from wdscli.run.pack import younger
 from wdscli.run.resume import complete_parts, find_kept, look
 
 _NAMED_AT_MOST = 12
@@ -78,14 +78,9 @@ def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress 
     """
     mark = mark_of(plan)
     with claimed(plan, mark):
-        kept = find_kept(plan, mark, tasks, progress)
-        if plan.parcel is not None:
-            kept = younger(plan, stored_tasks(plan), kept)
+        kept = younger(plan, find_kept(plan, mark, tasks, progress))
         missing = [task for task in tasks if task not in kept.shards]
-        if plan.parcel is None:
-            made = run_some(plan, mark, missing, kept, progress)
-        else:
-            made = pack_some(plan, stored_tasks(plan), mark, missing, kept, progress)
+        made = run_some(plan, mark, missing, kept, progress)
     whole = [*made, *kept.shards.values()]
     return TasksReport(
         len(made),
@@ -95,11 +90,8 @@ def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress 
     )
 
 
-def run_all(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
-    """Make what is not there and finish. Raises what :func:`~wdscli.run.execute.run_plan` raises."""
-    if plan.parcel is not None:
-        return run_packed(plan, stored_tasks(plan), progress=progress)
-    return run_plan(plan, progress=progress)
+run_all = run_plan
+"""Make what is not there and finish."""
 
 
 def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> ReorderReport:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from wdscli.arrays import I64, U32, numpy
 from wdscli.errors import UsageError
-from wdscli.plan.table import ROWS_PER_BLOCK, Ordered
+from wdscli.plan.table import Ordered, blocks_of
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import base_name
 from wdscli.storage.patterns import MAX_NAMES, plain_name
@@ -251,8 +251,8 @@ class Sizes(NamedTuple):
         if cuts.max_size is None:
             return 0
         room, count = cuts.max_size - END_BYTES, 0
-        for first in range(0, len(self.members), ROWS_PER_BLOCK):
-            some = self.totals[first : first + ROWS_PER_BLOCK + 1]
+        for part in blocks_of(len(self.members)):
+            some = self.totals[part.start : part.stop + 1]
             count += int((some[1:] - some[:-1] > max(0, room)).sum())
         return count
 

@@ -25,7 +25,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import PIECE_BYTES, Input, Inputs, cut_short
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
-from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable
+from wdscli.plan.table import PlanTable, blocks_of
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
@@ -75,8 +75,8 @@ class Rereader(NamedTuple):
 
     def samples(self, table: PlanTable, rows: Sequence[int]) -> Iterator[Sample]:
         """Those of some rising rows of a table. Raises InputError, DataError."""
-        for first in range(0, len(rows), SAMPLES_AT_ONCE):
-            chosen = rows[first : first + SAMPLES_AT_ONCE]
+        for part in blocks_of(len(rows), SAMPLES_AT_ONCE):
+            chosen = rows[part]
             taken = table.take(list(chosen))
             facts = zip(chosen, taken.shards.tolist(), taken.places.tolist(), strict=True)
             for number, group in groupby(facts, key=lambda fact: fact[1]):
@@ -317,9 +317,8 @@ class Duplicates(NamedTuple):
 
     def listed(self) -> Iterator[Duplicate]:
         """Each of them, in input order. Reads the names again; raises InputError, DataError."""
-        for begin in range(0, self.total, SAMPLES_AT_ONCE):
-            end = begin + SAMPLES_AT_ONCE
-            some, firsts = (PlanTable(one.part(begin, end).rows) for one in (self.samples, self.firsts))
+        for part in blocks_of(self.total, SAMPLES_AT_ONCE):
+            some, firsts = (PlanTable(one.rows[part]) for one in (self.samples, self.firsts))
             keys, first_keys = self._keys(some), self._keys(firsts)
             for row, key, first_key in zip(range(some.total), keys, first_keys, strict=True):
                 size = int(some.lengths[row])
@@ -405,9 +404,9 @@ def _groups_of_digests(values: Values) -> Groups:
     halves = values.fixed(DIGEST_BYTES).view("<u8")
     order = numpy.lexsort((halves[:, 1], halves[:, 0]))
     same: Mask = numpy.zeros(len(order), dtype=bool)
-    for first in range(1, len(order), ROWS_PER_BLOCK):
-        some = halves[order[first - 1 : first + ROWS_PER_BLOCK]]
-        same[first : first + ROWS_PER_BLOCK] = (some[1:] == some[:-1]).all(axis=1)
+    for part in blocks_of(len(order), first=1):
+        some = halves[order[part.start - 1 : part.stop]]
+        same[part] = (some[1:] == some[:-1]).all(axis=1)
     del halves
     return Groups.of(rows[order], same)
 

@@ -32,7 +32,7 @@ from wdscli.plan.cut import Part
 from wdscli.plan.duplicates import Dedup, Rereader
 from wdscli.plan.join.joined import Joined
 from wdscli.plan.request import Request
-from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable, order_of_hashes
+from wdscli.plan.table import PlanTable, blocks_of, order_of_hashes
 from wdscli.plan.values import Extract, Values
 from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
@@ -70,11 +70,9 @@ class Surveyed(NamedTuple):
     def counts_of_sets(self) -> list[int]:
         """How many samples each input has."""
         of_shard: I64 = numpy.zeros(len(self.sets) + 1, dtype=numpy.int64)
-        for first in range(0, self.samples.total, ROWS_PER_BLOCK):
+        for part in blocks_of(self.samples.total):
             # The row that stands for nobody is of no shard.
-            shards = numpy.minimum(
-                self.samples.shards[first : first + ROWS_PER_BLOCK], numpy.uint32(len(self.sets))
-            )
+            shards = numpy.minimum(self.samples.shards[part], numpy.uint32(len(self.sets)))
             of_shard += numpy.bincount(shards, minlength=len(of_shard))
         counts: I64 = numpy.zeros(self.total_sets, dtype=numpy.int64)
         numpy.add.at(counts, list(self.sets), of_shard[:-1])

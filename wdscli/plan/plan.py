@@ -20,7 +20,7 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedPart, PlannedShard, Sizes, names_of, planned_shards
 from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
-from wdscli.plan.inputs import Input
+from wdscli.plan.inputs import Input, is_of_this_process
 from wdscli.plan.join.join import Join, nobody
 from wdscli.plan.join.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
@@ -112,8 +112,9 @@ class ReorderPlan:
     """Whether inputs that are far away are copied before the first shard is made."""
     classes: tuple[str, ...] | None = None
     """What ``cls`` numbers refer to, for the manifest."""
-    parcel: Callable[[int], bytes] | None = None
-    """Where samples lie in no inputs: what a shard is made of, by its number, as a plan file holds it."""
+    parcel: Callable[[int], Any] | None = None
+    """Where samples lie in no inputs: what a shard is made of, by its number, as a plan file holds it, or as a task
+    that has it so (``parcel``)."""
 
     @property
     def samples(self) -> int:
@@ -124,6 +125,13 @@ class ReorderPlan:
     def row_lists(self) -> list[Ordered]:
         """All rows of the plan in output order: one list, or with a join one for each set."""
         return [self.ordered, *(self.joined.others if self.joined is not None else ())]
+
+    @property
+    def stays_here(self) -> bool:
+        """Whether only this process can write the shards, or read what they are made of."""
+        addresses = [self.request.output, self.request.tmp or "", *self.shards.addresses]
+        is_stream = any(part.output.pattern.is_stream for part in self.parts)
+        return is_stream or any(map(is_of_this_process, addresses))
 
     @property
     def made(self) -> dict[str, Any]:

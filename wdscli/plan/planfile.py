@@ -190,11 +190,11 @@ def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int
         yield digest.intdigest()
 
 
-def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], bytes], sink: Sink) -> list[list[int]]:
+def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], Any], sink: Sink) -> list[list[int]]:
     """What all shards are made of. Gives where each begins, its bytes and its seal."""
     found: list[list[int]] = [[], [], []]
     for number in range(len(plan.planned)):
-        data = parcel(number)
+        data = parcel(number).parcel()
         for column, value in zip(found, (sink.written, len(data), xxh3_64_intdigest(data)), strict=True):
             column.append(value)
         sink.write(data)

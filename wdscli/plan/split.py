@@ -30,7 +30,7 @@ from wdscli.ordering import mix, mix_array
 from wdscli.plan.cut import Part, checked_part
 from wdscli.plan.orders import Arranged, Order, Surveyed
 from wdscli.plan.survey import packed_keys
-from wdscli.plan.table import ROWS_PER_BLOCK, PlanTable
+from wdscli.plan.table import PlanTable, blocks_of
 from wdscli.plan.values import Extract, Packed, Value, Values, WholeKey
 from wdscli.selection.named import Named
 from wdscli.selection.sample import SampleAt
@@ -214,8 +214,7 @@ class RatioOrder(PartsOrder):
     def _numbers_of_keys(self, samples: PlanTable) -> U32:
         """Some at a time, because all hashes together are a fifth of a plan."""
         found: U32 = numpy.empty(samples.total, dtype=numpy.uint32)
-        for first in range(0, samples.total, ROWS_PER_BLOCK):
-            part = slice(first, first + ROWS_PER_BLOCK)
+        for part in blocks_of(samples.total):
             found[part] = self._parts_of(samples.keys[part])
         return found
 
@@ -346,20 +345,12 @@ def numbered(values: Values, number_of: Callable[[bytes], int]) -> U32:
 
 def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) -> Arranged:
     """All samples by the number of their part, in each in input order. After the last part come the numbers of samples
-    that are left out (:data:`_LEFT_OUT`, in that order); parts without samples are made only with ``keeps_empty``. A
-    counting sort, which needs no memory but for the order."""
+    that are left out (:data:`_LEFT_OUT`, in that order); parts without samples are made only with ``keeps_empty``."""
     total = len(names) + len(_LEFT_OUT)
-    blocks = [numbers[first : first + ROWS_PER_BLOCK] for first in range(0, len(numbers), ROWS_PER_BLOCK)]
-    tallies = (numpy.bincount(some, minlength=total) for some in blocks)
+    tallies = (numpy.bincount(numbers[part], minlength=total) for part in blocks_of(len(numbers)))
     counts: list[int] = sum(tallies, numpy.zeros(total, dtype=numpy.int64)).tolist()
-    ends = [0, *accumulate(counts)][:total]
-    order: I64 = numpy.empty(len(numbers), dtype=numpy.int64)
-    for block, some in enumerate(blocks):
-        rows = numpy.argsort(some, kind="stable") + block * ROWS_PER_BLOCK
-        for number, taken in enumerate(numpy.bincount(some).tolist()):
-            order[ends[number] : ends[number] + taken] = rows[:taken]
-            ends[number] += taken
-            rows = rows[taken:]
+    # Numbers of 16 bits are sorted by their digits, in two passes.
+    order: I64 = numpy.argsort(numbers.astype(numpy.uint16) if total <= 1 << 16 else numbers, kind="stable")
     parts = [Part(name, count) for name, count in zip(names, counts) if count or keeps_empty]
     left = dict(zip(_LEFT_OUT.values(), counts[len(names) :], strict=True))
     order = order[: len(order) - sum(left.values())]

@@ -18,12 +18,12 @@ It must not know how either strategy works, what is done with the memory, nor an
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from math import ceil
 from typing import NamedTuple
 
-from wdscli.arrays import numpy
+from wdscli.arrays import I64, Mask, Rows, numpy
 from wdscli.errors import EngineError, UsageError
 from wdscli.executors import default_jobs
 from wdscli.plan.inputs import Input, is_of_this_process, is_read_once
@@ -122,18 +122,13 @@ def cost_of_gathering(lists: Sequence[Ordered], gap_bytes: int) -> Cost:
     read too. Looks at some thousands of samples all over."""
     requests = size = 0.0
     for ordered in lists:
-        step = max(1, ordered.total // _LOOKS, _ROWS_PER_LOOK)
         found = [0, 0, 0]
-        for first in range(0, ordered.total, step):
-            rows = ordered.part(first, min(first + _ROWS_PER_LOOK, ordered.total)).rows
+        for rows in _looks(ordered):
             rows = rows[: max(1, int(numpy.cumsum(rows["length"]).searchsorted(EXPECTED_BYTES)))]
             found[0] += len(rows)
             rows = rows[numpy.lexsort((rows["start"], rows["shard"]))]
-            some = PlanTable(rows[rows["length"] > 0])
-            gaps = some.starts[1:].astype(numpy.int64) - (some.starts[:-1] + some.lengths[:-1]).astype(
-                numpy.int64
-            )
-            apart = (some.shards[1:] != some.shards[:-1]) | (gaps >= gap_bytes)
+            some, gaps, apart = _gaps(rows)
+            apart |= gaps >= gap_bytes
             found[1] += 1 + int(apart.sum())
             found[2] += int(some.lengths.sum()) + int(gaps[~apart].clip(0).sum())
         share = ordered.total / max(1, found[0])
@@ -163,21 +158,27 @@ def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
         return 0, 0
     size = seen = runs = 0
     for ordered in lists:
-        step = max(1, ordered.total // _LOOKS, _ROWS_PER_LOOK)
-        for first in range(0, ordered.total, step):
-            rows = ordered.part(first, min(first + _ROWS_PER_LOOK, ordered.total)).rows
+        for rows in _looks(ordered):
             seen += len(rows)
-            # Of no bytes is what stands for a part that a joined sample lacks.
-            some = PlanTable(rows[rows["length"] > 0])
-            ends = some.starts + some.lengths
-            gaps = some.starts[1:].astype(numpy.int64) - ends[:-1].astype(numpy.int64)
-            most = numpy.minimum(some.lengths[1:] * numpy.uint64(SHORT_GAP), FIRST_GAP_BYTES).astype(
-                numpy.int64
-            )
-            breaks = (some.shards[1:] != some.shards[:-1]) | (gaps < 0) | (gaps > most)
-            runs += 1 + int(breaks.sum())
+            some, gaps, apart = _gaps(rows)
+            most = numpy.minimum(some.lengths[1:] * numpy.uint64(SHORT_GAP), FIRST_GAP_BYTES)
+            runs += 1 + int((apart | (gaps < 0) | (gaps > most.astype(numpy.int64))).sum())
             size += int(some.lengths.sum())
     return size // runs, size * total // seen
+
+
+def _looks(ordered: Ordered) -> Iterator[Rows]:
+    """Some thousands of rows, a few all over."""
+    for first in range(0, ordered.total, max(1, ordered.total // _LOOKS, _ROWS_PER_LOOK)):
+        yield ordered.part(first, min(first + _ROWS_PER_LOOK, ordered.total)).rows
+
+
+def _gaps(rows: Rows) -> tuple[PlanTable, I64, Mask]:
+    """The rows that have bytes (that of a part which a joined sample lacks has none); the bytes between each and the
+    next; and whether the next is of another input."""
+    some = PlanTable(rows[rows["length"] > 0])
+    ends = (some.starts + some.lengths).astype(numpy.int64)
+    return some, some.starts[1:].astype(numpy.int64) - ends[:-1], some.shards[1:] != some.shards[:-1]
 
 
 def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> None:

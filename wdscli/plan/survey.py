@@ -33,6 +33,7 @@ from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
 from wdscli.plan.table import (
     GrowingTable,
     PlanTable,
+    blocks_of,
     hashes_of,
     headers_of,
     no_rows,
@@ -557,8 +558,8 @@ def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
 
 def blocks_of_keys(index: Index) -> Iterator[tuple[int, list[bytes]]]:
     """All keys of an index, some at a time, each block with the place of its first."""
-    for first in range(0, index.samples, KEYS_AT_ONCE):
-        yield first, _keys_of(index, first, min(first + KEYS_AT_ONCE, index.samples))
+    for part in blocks_of(index.samples, KEYS_AT_ONCE):
+        yield part.start, _keys_of(index, part.start, part.stop)
 
 
 def _keys_of(index: Index, first: int, end: int) -> list[bytes]:

@@ -60,6 +60,12 @@ def no_rows() -> Rows:
     return numpy.empty(0, dtype=row_type())
 
 
+def blocks_of(total: int, size: int = ROWS_PER_BLOCK, first: int = 0) -> Iterator[slice]:
+    """Slices of some size, that go through so many rows from ``first`` on."""
+    for at in range(first, total, size):
+        yield slice(at, min(at + size, total))
+
+
 class Growing:
     """Bytes that are appended first and mapped then: a temporary file without a name, which is gone with the process
     however it ends; in memory as long as they are few. ``folder`` is where the file lies, None for TMPDIR."""
@@ -179,8 +185,8 @@ class PlanTable:
     def apart(self, rows: I64) -> PlanTable:
         """The same as a table of their own, for any number of them."""
         kept = GrowingTable()
-        for first in range(0, len(rows), ROWS_PER_BLOCK):
-            kept.append(self.rows[rows[first : first + ROWS_PER_BLOCK]])
+        for part in blocks_of(len(rows)):
+            kept.append(self.rows[rows[part]])
         return kept.table()
 
     def part(self, first: int, end: int) -> PlanTable:
@@ -202,10 +208,10 @@ class PlanTable:
         if not len(again):
             return numpy.empty(0, dtype=numpy.int64), again
         found: list[I64] = []
-        for first in range(0, self.total, ROWS_PER_BLOCK):
-            keys = self.keys[first : first + ROWS_PER_BLOCK]
+        for part in blocks_of(self.total):
+            keys = self.keys[part]
             near = numpy.minimum(again.searchsorted(keys), len(again) - 1)
-            found.append(numpy.flatnonzero(again[near] == keys) + first)
+            found.append(numpy.flatnonzero(again[near] == keys) + part.start)
         rows: I64 = numpy.concatenate(found)
         rows = rows[numpy.argsort(self.keys[rows], kind="stable")]
         return rows, self.keys[rows]
@@ -253,26 +259,24 @@ class Ordered:
         # Rows that lie all over the table are found sooner in a column that lies side by side.
         rows = self.samples.rows[name]
         column: U64 = rows if self.order is None else numpy.ascontiguousarray(rows)
-        for first in range(0, self.total, ROWS_PER_BLOCK):
-            part = slice(first, first + ROWS_PER_BLOCK)
-            yield first, column[part if self.order is None else self.order[part]]
+        for part in blocks_of(self.total):
+            yield part.start, column[part if self.order is None else self.order[part]]
 
     def blocks(self, size: int = ROWS_PER_BLOCK) -> Iterator[PlanTable]:
         """All samples in output order, some at a time."""
-        for first in range(0, self.total, size):
-            yield self.part(first, min(first + size, self.total))
+        for part in blocks_of(self.total, size):
+            yield self.part(part.start, part.stop)
 
-    @property
-    def out_bytes(self) -> int:
-        """The sum of the column ``out``."""
-        firsts = range(0, self.total, ROWS_PER_BLOCK)
-        return sum(int(self.column("out", first, first + ROWS_PER_BLOCK).sum()) for first in firsts)
+    def sum_of(self, name: str, first: int = 0, end: int | None = None) -> int:
+        """The sum of a column of samples ``first`` to ``end``, None for the last."""
+        parts = blocks_of(self.total if end is None else end, first=first)
+        return sum(int(self.column(name, part.start, part.stop).sum()) for part in parts)
 
     def shard_numbers(self) -> list[int]:
         """The input shards that they come from, in rising order."""
         found: set[int] = set()
-        for first in range(0, self.total, ROWS_PER_BLOCK):
-            found.update(numpy.unique(self.column("shard", first, first + ROWS_PER_BLOCK)).tolist())
+        for part in blocks_of(self.total):
+            found.update(numpy.unique(self.column("shard", part.start, part.stop)).tolist())
         return sorted(found)
 
 
@@ -291,11 +295,10 @@ def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:
     if not len(without):
         return column
     at = int(without[0])
-    for first in range(at - at % ROWS_PER_BLOCK, len(column), ROWS_PER_BLOCK):
-        end = min(first + ROWS_PER_BLOCK, len(column))
-        low, high = without.searchsorted((first, end)).tolist()
-        kept: Any = numpy.delete(column[first:end], without[low:high] - first)
-        start = first - low
+    for part in blocks_of(len(column), first=at - at % ROWS_PER_BLOCK):
+        low, high = without.searchsorted((part.start, part.stop)).tolist()
+        kept: Any = numpy.delete(column[part], without[low:high] - part.start)
+        start = part.start - low
         column[start : start + len(kept)] = kept
     return column[: len(column) - len(without)]
 
@@ -310,14 +313,13 @@ def order_of_hashes(total: int, hashes: Callable[[Any], U64]) -> I64:
     """
     mask = numpy.uint64((1 << max(1, total - 1).bit_length()) - 1)
     packed: U64 = numpy.arange(total, dtype=numpy.uint64)
-    for first in range(0, total, ROWS_PER_BLOCK):
-        part = slice(first, min(first + ROWS_PER_BLOCK, total))
+    for part in blocks_of(total):
         packed[part] |= hashes(part) & ~mask
     packed.sort()
     ties: list[I64] = []
-    for first in range(0, total - 1, ROWS_PER_BLOCK):
-        some = packed[first : first + ROWS_PER_BLOCK + 1]
-        ties.append(numpy.flatnonzero(some[1:] ^ some[:-1] <= mask) + first)
+    for part in blocks_of(total - 1):
+        some = packed[part.start : part.stop + 1]
+        ties.append(numpy.flatnonzero(some[1:] ^ some[:-1] <= mask) + part.start)
     packed &= mask
     order: I64 = packed.view(numpy.int64)
     if any(map(len, ties)):

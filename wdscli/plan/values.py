@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, numpy
 from wdscli.errors import UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.table import ROWS_PER_BLOCK, Growing, moved_up
+from wdscli.plan.table import ROWS_PER_BLOCK, Growing, blocks_of, moved_up
 from wdscli.samples import SampleBatch
 from wdscli.selection.expressions import Expression
 from wdscli.selection.named import Named, Path
@@ -147,8 +147,8 @@ class Values:
 
     def blocks(self) -> Iterator[list[bytes]]:
         """All values, some thousand at a time."""
-        for first in range(0, self.total, VALUES_PER_BLOCK):
-            yield self.part(first, first + VALUES_PER_BLOCK)
+        for some in blocks_of(self.total, VALUES_PER_BLOCK):
+            yield self.part(some.start, some.stop)
 
     def __iter__(self) -> Iterator[bytes]:
         """All values, one after the other."""
@@ -183,9 +183,8 @@ class Values:
         words = numpy.ndarray(
             (max(0, len(self._data) - width + 1),), dtype=f"V{width}", buffer=self._data, strides=(1,)
         )
-        for first in range(0, len(there), ROWS_PER_BLOCK):
-            some = words[self.starts[there[first : first + ROWS_PER_BLOCK]]]
-            found[first : first + len(some)] = some.view(numpy.uint8).reshape(-1, width)
+        for part in blocks_of(len(there)):
+            found[part] = words[self.starts[there[part]]].view(numpy.uint8).reshape(-1, width)
         return found
 
     def order(self) -> I64:
@@ -210,15 +209,13 @@ class _Ordering:
         total = len(self.starts)
         depth = self._common()
         words: U64 = numpy.empty(total, dtype=numpy.uint64)
-        for first in range(0, total, ROWS_PER_BLOCK):
-            words[first : first + ROWS_PER_BLOCK] = self._words_at(
-                slice(first, first + ROWS_PER_BLOCK), depth
-            )
+        for part in blocks_of(total):
+            words[part] = self._words_at(part, depth)
         order: I64 = numpy.argsort(words, kind="stable").astype(numpy.int64, copy=False)
         tied: Mask = numpy.zeros(total, dtype=bool)
-        for first in range(1, total, ROWS_PER_BLOCK):
-            some = words[order[first - 1 : first + ROWS_PER_BLOCK]]
-            tied[first : first + ROWS_PER_BLOCK] = some[1:] == some[:-1]
+        for part in blocks_of(total, first=1):
+            some = words[order[part.start - 1 : part.stop]]
+            tied[part] = some[1:] == some[:-1]
         del words
         self._settle(order, tied, depth)
         while tied.any():
@@ -233,8 +230,7 @@ class _Ordering:
         shortest = int(self.lengths.min()) if len(self.lengths) else 0
         while depth + WORD_BYTES <= shortest:
             wanted = self._words_at(numpy.zeros(1, dtype=numpy.int64), depth)[0]
-            for first in range(0, len(self.starts), ROWS_PER_BLOCK):
-                rows = slice(first, first + ROWS_PER_BLOCK)
+            for rows in blocks_of(len(self.starts)):
                 if (self._words_at(rows, depth) != wanted).any():
                     return depth
             depth += WORD_BYTES

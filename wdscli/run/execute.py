@@ -2,29 +2,29 @@
 
 What it is: :func:`run_plan`, and :func:`reorder`, which plans and runs; :func:`make_shard` is what runs in a worker.
 How: tasks are pure functions of one argument and run wherever an executor runs them, also twice; a bounded window of
-them is in flight. At the end the
-samples, members and bytes that were written are compared with those that were planned and those that were read, and
-only then the manifests are written. It must not know why samples are reordered.
+them is in flight. A shard is copied out of ranges of inputs, made of transformed samples, or packed of files
+(:mod:`wdscli.run.pack`). At the end the samples, members and bytes that were written are compared with those that were
+planned and those that were read, and only then the manifests are written. It must not know why samples are reordered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
 from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
-from wdscli.errors import DataError, EngineError, OutputExistsError, WdsError
+from wdscli.create.packing import PackTask
+from wdscli.errors import DataError, EngineError, WdsError
 from wdscli.executors import default_jobs, make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
 from wdscli.plan.cut import PlannedShard
-from wdscli.plan.inputs import is_of_this_process
 from wdscli.plan.join.joined import JoinCounts
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import ReorderPlan, sum_counts
@@ -34,20 +34,22 @@ from wdscli.plan.scratch import Scratch
 from wdscli.plan.strategy import check_scratch, limits_for
 from wdscli.progress import QUIET, Progress
 from wdscli.run.kept_plan import bring, finished_set, keep_plan, note_of_inputs, plan_of_run
-from wdscli.run.post_hook import run_post
-from wdscli.run.receipts import Witness, check_shard, read_receipt
+from wdscli.run.pack import pack_some, younger
+from wdscli.run.receipts import ShardTask, Witness, make_shard
 from wdscli.run.resume import Kept, begin, tidy
 from wdscli.run.unchanged import check_replaceable, leave_mark, stamped
 from wdscli.selection import Selection
 from wdscli.shards.claims import Claim, claim_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import find_index
-from wdscli.shards.writing import ShardSettings
 from wdscli.storage import is_stream
 from wdscli.storage.blocks import kind_of_name
 from wdscli.transform.shards import check_transformed, transform_folder, write_slices
 from wdscli.transform.slices import KEPT, SliceResult, Slices, SliceTask, Totals, transform_slice
 from wdscli.transform.transform import Transform
+
+Wrap: TypeAlias = "Callable[[int, GatherTask, Callable[[Any], ShardInfo]], ShardTask]"
+"""From the number of a shard, and what makes it of what, to the task that makes it once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,21 @@ def looked_at(
 
 
 def unchanged_report(operation: str, standing: Mapping[str, Manifest]) -> ReorderReport:
-    """The report of sets that did not have to be made."""
-    manifests = tuple(standing.values())
+    """The report of sets that did not have to be made, by the names of their parts."""
+    return replace(_report_of(operation, standing), is_unchanged=True)
+
+
+def finished_before(request: Request, order: Order) -> ReorderReport | None:
+    """What ``--resume`` finds of a set that is complete, by manifests and sizes alone: the one that was written tells
+    of these options and of all samples of the inputs. None where that cannot be told so, and where all files are of
+    this machine."""
+    found = finished_set(request, order)
+    return found and replace(_report_of(order.operation, {"": found.manifest}), bytes_in=found.bytes_in)
+
+
+def _report_of(operation: str, parts: Mapping[str, Manifest]) -> ReorderReport:
+    """The report of sets that are there, in which all samples of the inputs are."""
+    manifests = tuple(parts.values())
     payload_bytes = sum(payload_bytes_of(shard) for one in manifests for shard in one.shards)
     samples, members = sum(one.samples for one in manifests), sum(one.members for one in manifests)
     return ReorderReport(
@@ -131,39 +146,10 @@ def unchanged_report(operation: str, standing: Mapping[str, Manifest]) -> Reorde
         dropped={},
         ignored={},
         strategy="gather",
-        parts=tuple(standing),
+        parts=tuple(parts),
         manifests=manifests,
         kept=sum(len(one.shards) for one in manifests),
         members_in=members,
-        payload_bytes_in=payload_bytes,
-        payload_bytes=payload_bytes,
-        is_unchanged=True,
-    )
-
-
-def finished_before(request: Request, order: Order) -> ReorderReport | None:
-    """What ``--resume`` finds of a set that is complete, by manifests and sizes alone: the one that was written tells
-    of these options and of all samples of the inputs. None where that cannot be told so, and where all files are of
-    this machine."""
-    found = finished_set(request, order)
-    if found is None:
-        return None
-    manifest = found.manifest
-    payload_bytes = sum(map(payload_bytes_of, manifest.shards))
-    return ReorderReport(
-        operation=order.operation,
-        samples_in=manifest.samples,
-        samples=manifest.samples,
-        members=manifest.members,
-        bytes_in=found.bytes_in,
-        bytes_out=manifest.size_bytes,
-        dropped={},
-        ignored={},
-        strategy="gather",
-        parts=("",),
-        manifests=(manifest,),
-        kept=len(manifest.shards),
-        members_in=manifest.members,
         payload_bytes_in=payload_bytes,
         payload_bytes=payload_bytes,
     )
@@ -176,7 +162,7 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
     for part in plan.parts if plan.request.if_changed else ():
         check_replaceable(part.output, plan.operation)
     with claimed(plan, mark):
-        kept = begin(plan, mark, progress)
+        kept = younger(plan, begin(plan, mark, progress))
         for part in plan.parts if plan.request.stamp else ():
             leave_mark(part.output)
         missing = [task for task in range(len(plan.planned)) if task not in kept.shards]
@@ -210,9 +196,24 @@ def run_some(
     written: list[ShardInfo] = []
     if not numbers:
         return written
+    wrap = partial(_shard_task, plan, mark, kept)
     if plan.transform is not None:
-        transform = Transform(**plan.transform)
-        return _transform_some(plan, mark, numbers, kept, transform, totals or Totals(), progress)
+        made = _transform_some(plan, numbers, wrap, totals or Totals(), progress)
+    elif plan.parcel is not None:
+        made = pack_some(plan, numbers, wrap, progress)
+    else:
+        made = _copy_some(plan, numbers, wrap, progress)
+    with closing(made):
+        for number, info in zip(numbers, made, strict=True):
+            check_made(plan, info, plan.planned[number])
+            written.append(info)
+    return written
+
+
+def _copy_some(
+    plan: ReorderPlan, numbers: Sequence[int], wrap: Wrap, progress: Progress
+) -> Generator[ShardInfo]:
+    """The shards, out of ranges of the inputs."""
     planned = [plan.planned[number] for number in numbers]
     held = sum(0 if rows.order is None else rows.order.nbytes for rows in plan.row_lists)
     limits = limits_for(plan.request.memory, plan.request.jobs, held)
@@ -230,13 +231,12 @@ def run_some(
         results = run_tasks(
             executor,
             make_shard,
-            (_task(plan, mark, number, kept, spilled) for number in numbers),
+            (wrap(number, _gather_task(plan, number, spilled), gather) for number in numbers),
             advance=progress.advance,
             amount=lambda info: info.tar_bytes,
         )
         for info, shard in zip(results, planned, strict=True):
-            check_made(plan, info, shard)
-            written.append(info)
+            yield info
             if spilled is not None:
                 spilled.release(shard)
             how = ", copied by the store" if info.is_copy else ""
@@ -245,31 +245,24 @@ def run_some(
         if spilled is not None:
             for one in plan.inputs:
                 one.confirm()
-    return written
 
 
 def _transform_some(
-    plan: ReorderPlan,
-    mark: PlanMark,
-    numbers: Sequence[int],
-    kept: Kept,
-    transform: Transform,
-    totals: Totals,
-    progress: Progress,
-) -> list[ShardInfo]:
+    plan: ReorderPlan, numbers: Sequence[int], wrap: Wrap, totals: Totals, progress: Progress
+) -> Generator[ShardInfo]:
     """The same where samples are transformed: slices of shards are tasks, and this process writes what they make, so
     that all processors are busy whatever the shape of the set."""
+    transform = Transform(**plan.transform or {})
     samples = sum(plan.planned[number].samples for number in numbers)
     jobs = min(plan.request.jobs or default_jobs(), -(-samples // transform.batch) or 1)
-    written: list[ShardInfo] = []
     with transform_folder(plan.request) as folder, _executor(plan, jobs) as executor:
-        slices, tasks = Slices(transform, folder), dict[int, ShardTask]()
+        slices, tasks = Slices(transform, folder), dict[int, GatherTask]()
         progress.start("mapping", samples, "samples")
 
         def all_slices() -> Iterator[SliceTask]:
             for number in numbers:
-                tasks[number] = _task(plan, mark, number, kept, None)
-                yield from slices.of(number, tasks[number].gather)
+                tasks[number] = _gather_task(plan, number, None)
+                yield from slices.of(number, tasks[number])
 
         def heard() -> Iterator[SliceResult]:
             for result in run_tasks(executor, transform_slice, all_slices()):
@@ -279,57 +272,32 @@ def _transform_some(
                 yield result
 
         for number, results in groupby(heard(), key=attrgetter("shard")):
-            written.append(make_shard(tasks.pop(number), partial(write_slices, results)))
-            progress.note(
-                f"{written[-1].name}: {written[-1].samples} samples, {written[-1].size_bytes} bytes"
-            )
+            info = make_shard(wrap(number, tasks.pop(number), partial(write_slices, results)))
+            progress.note(f"{info.name}: {info.samples} samples, {info.size_bytes} bytes")
+            yield info
         progress.finish()
     for failure in totals.failures:
         progress.warn(failure)
     if kept_as_they_were := totals.counts.get(KEPT):
         progress.warn(f"kept {kept_as_they_were} samples as they were, because their calls failed")
-    return written
 
 
 def _executor(plan: ReorderPlan, jobs: int) -> Executor:
-    addresses = [plan.request.output, plan.request.tmp or "", *plan.shards.addresses]
-    stays_here = any(part.output.pattern.is_stream for part in plan.parts)
-    return make_executor(
-        1 if stays_here or any(map(is_of_this_process, addresses)) else jobs, plan.request.engine
-    )
+    return make_executor(1 if plan.stays_here else jobs, plan.request.engine)
 
 
-class ShardTask(NamedTuple):
-    """What a worker does for one shard: it makes it, with a witness that leaves the receipt, and runs the command
-    ``post`` for it once it has its name."""
-
-    gather: GatherTask
-    witness: Witness
-    post: str | None = None
-
-
-def _task(
-    plan: ReorderPlan, mark: PlanMark, number: int, kept: Kept, spilled: SpillLayout | None
-) -> ShardTask:
-    """What makes shard ``number`` of a plan: its own samples, and the inputs that these lie in. ``spilled`` must live
-    until it has run."""
+def _gather_task(plan: ReorderPlan, number: int, spilled: SpillLayout | None) -> GatherTask:
+    """What is copied into shard ``number`` of a plan: its own samples, and the inputs that these lie in. ``spilled``
+    must live until it has run."""
     shard, request = plan.planned[number], plan.request
     samples = plan.ordered.slice(shard.first, shard.end)
     beside = None if plan.joined is None else plan.joined.part(shard.first, shard.end)
     if request.engine is not None:
         samples, beside = samples.held(), beside and beside.held()
     used = samples.shard_numbers() if beside is None else beside.inputs(samples)
-    witness = Witness(mark, number, posted=request.post is None)
-    settings = request.settings._replace(
-        witness=witness.leave,
-        # Only a shard of ours is replaced unasked.
-        force=request.settings.force or number in kept.again,
-        # Other machines may know the claim's folder by other numbers.
-        ticket=plan.parts[shard.part].output.settings.ticket if request.engine is None else None,
-    )
-    task = GatherTask(
+    return GatherTask(
         shard.address,
-        settings,
+        request.settings,
         {number: plan.inputs[number] for number in used},
         samples,
         Selection(field_rule=request.selection.field_rule),
@@ -337,46 +305,29 @@ def _task(
         None if spilled is None else spilled.spilled(shard),
         beside,
     )
-    return ShardTask(task, witness, request.post)
 
 
-def make_shard(task: ShardTask, make: Callable[[GatherTask], ShardInfo] | None = None) -> ShardInfo:
-    """Make one shard of a plan, once (:func:`make_once`), by the copier unless something else is named."""
-    given, chosen = task.gather, make or gather
-
-    def made(settings: ShardSettings) -> ShardInfo:
-        return chosen(given._replace(settings=settings))
-
-    return make_once(given.address, given.settings, made, task.witness, task.post)
-
-
-def make_once(
-    address: str,
-    settings: ShardSettings,
-    make: Callable[[ShardSettings], ShardInfo],
-    witness: Witness,
-    post: str | None,
-) -> ShardInfo:
-    """Make one shard, once: a task may be run twice (a scheduler that lost a worker, an array job that was sent again),
-    so a shard that is there already is a success when an earlier attempt of the same plan has made it, and an error
-    when anybody else has. Raises what ``make`` raises, and EngineError when the command that follows fails; the shard
-    stays."""
-    try:
-        info = run_post(post, address, make(settings))
-    except OutputExistsError:
-        receipt = read_receipt(address)
-        if receipt is None or receipt.mark != witness.mark:
-            raise
-        state = check_shard(receipt.check(address, settings.form))
-        if state == "other":
-            raise
-        if state == "whole" and receipt.posted:
-            return receipt.shard
-        info = run_post(post, address, make(settings._replace(force=True)))
-    if not witness.posted:
-        settings.check_folder(address)
-        witness.done(address)
-    return info
+def _shard_task(
+    plan: ReorderPlan,
+    mark: PlanMark,
+    kept: Kept,
+    number: int,
+    given: GatherTask | PackTask,
+    make: Callable[[Any], ShardInfo],
+) -> ShardTask:
+    """What makes shard ``number`` of a plan, once."""
+    request = plan.request
+    witness = Witness(mark, number, posted=request.post is None)
+    settings = request.settings._replace(
+        witness=witness.leave,
+        # Only a shard of ours is replaced unasked.
+        force=request.settings.force or number in kept.again,
+        # Other machines may know the claim's folder by other numbers.
+        ticket=plan.parts[plan.planned[number].part].output.settings.ticket
+        if request.engine is None
+        else None,
+    )
+    return ShardTask(given._replace(settings=settings), make, witness, request.post)
 
 
 def finish_plan(

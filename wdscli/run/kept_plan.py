@@ -35,8 +35,7 @@ from wdscli.plan.planfile import (
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import Progress
-from wdscli.run.receipts import CheckTask, check_shard
-from wdscli.run.resume import list_folders, says_the_same
+from wdscli.run.resume import are_there, list_folders, says_the_same
 from wdscli.shards.claims import receipt_address
 from wdscli.shards.inputs import fingerprint_of, manifest_beside
 from wdscli.shards.manifest import Manifest, parse_manifest
@@ -190,15 +189,9 @@ def _digest_of_versions(addresses: Sequence[str], stamps: Sequence[Stamp]) -> st
 
 
 def _are_there(addresses: Sequence[str], manifest: Manifest, form: Form) -> bool:
-    """Whether the shards of a manifest are there: objects by their sizes, files of this machine by their bytes."""
-    if len(addresses) != len(manifest.shards):
-        return False
-    list_folders(addresses)
-    checks = [
-        CheckTask(address, shard, None, form, by_size=not is_local(address))
-        for address, shard in zip(addresses, manifest.shards)
-    ]
-    return all(check_shard(check) == "whole" for check in checks)
+    """Whether the shards of a manifest are there."""
+    is_all = len(addresses) == len(manifest.shards)
+    return is_all and are_there(addresses, manifest.shards, form, reads_local=True)
 
 
 def _unchanged(inputs: Sequence[Input], addresses: Sequence[str]) -> tuple[Input, ...] | None:

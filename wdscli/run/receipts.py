@@ -1,25 +1,26 @@
 """Receipts: how a run that was ended early knows which of its shards are whole.
 
-What it is: :class:`PlanMark`, the fingerprint of a plan; :class:`Witness`, which leaves a receipt in ``.wds/`` beside
-a shard; and :func:`check_shard`, which tells whether shard and receipt agree. How: a receipt is written when the shard
-is whole and has not got its name yet, so that no shard of ours has a name without one; it holds the shard's checksum,
-which is read again before the shard is believed. Receipts are gone when the manifest is there. It must not know how
+What it is: :class:`Witness`, which leaves a receipt in ``.wds/`` beside a shard; :func:`make_shard`, by which a shard
+is made once; and :func:`check_shard`, which tells whether shard and receipt agree. How: a receipt is written when the
+shard is whole and has not got its name yet, so that no shard of ours has a name without one; it holds the checksum of
+the shard, which is read again before it is believed. Receipts are gone when the manifest is there. It must not know how
 shards are made, nor who asks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
-from wdscli.errors import InputNotFoundError, WdsError
+from wdscli.errors import InputNotFoundError, OutputExistsError, WdsError
 from wdscli.model import ShardInfo
 from wdscli.plan.request import PlanMark
+from wdscli.run.post_hook import run_post
 from wdscli.shards.claims import receipt_address
 from wdscli.shards.index import index_address
 from wdscli.shards.manifest import parse_shard, plain_shard
@@ -76,6 +77,41 @@ class Witness(NamedTuple):
         receipt = read_receipt(address)
         if receipt is not None and not receipt.posted:
             _write(address, receipt._replace(posted=True))
+
+
+class ShardTask(NamedTuple):
+    """What a worker does for one shard: ``make`` makes it as ``given`` says, a task with the address and the settings
+    of the shard; the witness leaves the receipt; and the command ``post`` is run once the shard has its name."""
+
+    given: Any
+    make: Callable[[Any], ShardInfo]
+    witness: Witness
+    post: str | None
+
+
+def make_shard(task: ShardTask) -> ShardInfo:
+    """Make one shard, once: a task may be run twice (a scheduler that lost a worker, an array job that was sent again),
+    so a shard that is there already is a success when an earlier attempt of the same plan has made it, and an error
+    when anybody else has. Raises what ``make`` raises, and EngineError when the command that follows fails; the shard
+    stays."""
+    given, make, witness, post = task
+    address, settings = given.address, given.settings
+    try:
+        info = run_post(post, address, make(given))
+    except OutputExistsError:
+        receipt = read_receipt(address)
+        if receipt is None or receipt.mark != witness.mark:
+            raise
+        state = check_shard(receipt.check(address, settings.form))
+        if state == "other":
+            raise
+        if state == "whole" and receipt.posted:
+            return receipt.shard
+        info = run_post(post, address, make(given._replace(settings=settings._replace(force=True))))
+    if not witness.posted:
+        settings.check_folder(address)
+        witness.done(address)
+    return info
 
 
 def _write(address: str, receipt: Receipt) -> None:

@@ -27,6 +27,7 @@ from wdscli.shards.manifest import INDEX_FOLDER, Manifest
 from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once, versions_at
+from wdscli.tar import Form
 
 
 class Kept(NamedTuple):
@@ -119,6 +120,18 @@ def find_kept(
         else:
             shards[found.task] = replace(check.shard, version=version or check.shard.version)
     return Kept(shards, frozenset(again), manifests)
+
+
+def are_there(
+    addresses: Sequence[str], shards: Sequence[ShardInfo], form: Form, *, reads_local: bool = False
+) -> bool:
+    """Whether shards are there, by their sizes; with ``reads_local`` files of this machine by their bytes."""
+    list_folders(addresses)
+    checks = {
+        address: CheckTask(address, shard, None, form, by_size=not (reads_local and is_local(address)))
+        for address, shard in zip(addresses, shards)
+    }
+    return all(state == "whole" for state in at_once(lambda one: check_shard(checks[one]), addresses))
 
 
 def list_folders(addresses: Sequence[str]) -> None:

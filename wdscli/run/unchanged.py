@@ -22,8 +22,7 @@ from wdscli.plan.orders import Order
 from wdscli.plan.plan import open_sets, shaping_options
 from wdscli.plan.planfile import digest_of
 from wdscli.plan.request import Request
-from wdscli.run.receipts import CheckTask, check_shard
-from wdscli.run.resume import list_folders
+from wdscli.run.resume import are_there, list_folders
 from wdscli.shards.claims import LOCK, receipt_address, remove_receipts
 from wdscli.shards.index import FOLDER
 from wdscli.shards.inputs import ShardSet, manifest_beside, read_manifest
@@ -219,12 +218,7 @@ def _is_there(output: OutputSet, manifest: Manifest) -> bool:
     """Whether all shards of a set are there, by their sizes."""
     folder = folder_of(output.manifest_address or "")
     addresses = [folder + shard.name for shard in manifest.shards]
-    list_folders(addresses)
-    checks = {
-        address: CheckTask(address, shard, None, output.settings.form, by_size=True)
-        for address, shard in zip(addresses, manifest.shards)
-    }
-    return all(state == "whole" for state in at_once(lambda one: check_shard(checks[one]), addresses))
+    return are_there(addresses, manifest.shards, output.settings.form)
 
 
 def tidy_set(output: OutputSet, manifest: Manifest) -> None:
