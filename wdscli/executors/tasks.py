@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import EngineError, WdsError
-from wdscli.executors.local import SLOTS, default_jobs, run_counted
+from wdscli.executors.local import SLOTS, default_jobs, run_counted, useful_jobs
 from wdscli.executors.ticks import Tick, run_reporting
 from wdscli.progress import FEW_SHARDS, Progress
 from wdscli.shown import cause_of
-from wdscli.storage import is_stream, sizes_here
+from wdscli.storage import is_local, is_stream, sizes_here
 from wdscli.storage.blocks import kind_of_name
+from wdscli.storage.opening import size_hint
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -32,6 +33,13 @@ POLL_SECONDS = 0.2
 def workers_of(executor: Executor) -> int:
     """How many tasks an executor runs at a time, as far as it says: ``workers``, or as Python's own pools say it."""
     return getattr(executor, "workers", 0) or getattr(executor, "_max_workers", 0) or default_jobs()
+
+
+def useful_shard_jobs(jobs: int | None, addresses: Sequence[str], worth_bytes: int) -> int:
+    """:func:`~wdscli.executors.local.useful_jobs` for tasks of a shard each; one on another machine is worth a process
+    whatever its size."""
+    sizes = (size_hint(one) or 0 if is_local(one) else worth_bytes for one in addresses)
+    return useful_jobs(jobs, len(addresses), sum(sizes), worth_bytes)
 
 
 def run_tasks(

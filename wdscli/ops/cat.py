@@ -10,11 +10,10 @@ It must not know about terminals or printing.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from wdscli.arrays import numpy
 from wdscli.copy.buffers import clear_padding, fill, packed
 from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.errors import DataError, UsageError, WdsError
-from wdscli.executors import make_executor, run_shard_tasks, useful_jobs
+from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.picking import Page, Picker
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
@@ -40,12 +39,12 @@ from wdscli.samples.keyset import KeySet
 from wdscli.samples.memory import keep_heap
 from wdscli.selection import Selection
 from wdscli.shards.index import Index
-from wdscli.shards.inputs import classes_of, fingerprint_of, missing_samples, say_missing, whole_set
+from wdscli.shards.inputs import ShardSet, classes_of, fingerprint_of, missing_samples, say_missing, whole_set
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches
 from wdscli.shards.writing import OutputSet, ShardFile
-from wdscli.storage import Source, is_local, local_path, open_source
+from wdscli.storage import Source, open_source
 from wdscli.storage.patterns import NAME
 from wdscli.tar import FOREIGN, GLOBAL, core
 
@@ -102,7 +101,7 @@ def cat(
     picker.start("copying")
     keys = _Keys(request.on_duplicate, request.rekey, picker)
     if dry_run:
-        return _measure(picker, keys, request, preserve)
+        return _report([_measure(picker, keys, request, preserve)])
     with output.claimed(picker.set.addresses):
         with output.settings.open(output.address(0)) as shard:
             _copy(picker, keys, request, preserve, shard)
@@ -110,16 +109,7 @@ def cat(
             info = shard.commit()
         info = run_post(request.post, output.address(0), info)
         progress.finish()
-        manifest = output.finish(
-            [info],
-            operation="cat",
-            options=shaping_options(request, preserve),
-            inputs=[fingerprint_of(picker.set)],
-            classes=classes_of(picker.set),
-        )
-    return CatReport(
-        info.samples, info.members, picker.bytes_in, info.size_bytes, picker.dropped, picker.ignored, manifest
-    )
+        return _finish(output, [_Copied.of(info, picker)], request, preserve, picker.set)
 
 
 def _copy(picker: Picker, keys: _Keys, request: Request, preserve: bool, shard: ShardFile) -> None:
@@ -146,11 +136,44 @@ class CopyTask(NamedTuple):
 
 
 class _Copied(NamedTuple):
-    """What came of one input: the new shard, what a report says of it, and what its reader warned of."""
+    """What came of inputs that became one shard: the shard, the bytes that were read, samples and members that were
+    left out by reason, and what the reader warned of."""
 
     info: ShardInfo
-    report: CatReport
-    warnings: list[str]
+    bytes_in: int
+    dropped: Mapping[str, int] = {}
+    ignored: Mapping[str, int] = {}
+    warnings: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, info: ShardInfo, picker: Picker, warnings: Sequence[str] = ()) -> _Copied:
+        return cls(info, picker.bytes_in, picker.dropped, picker.ignored, warnings)
+
+
+def _finish(
+    output: OutputSet, done: Sequence[_Copied], request: Request, preserve: bool, shards: ShardSet
+) -> CatReport:
+    """Write the manifest of what was copied from a set."""
+    manifest = output.finish(
+        [one.info for one in done],
+        operation="cat",
+        options=shaping_options(request, preserve),
+        inputs=[fingerprint_of(shards)],
+        classes=classes_of(shards),
+    )
+    return _report(done, manifest)
+
+
+def _report(done: Sequence[_Copied], manifest: Manifest | None = None) -> CatReport:
+    return CatReport(
+        samples=sum(one.info.samples for one in done),
+        members=sum(one.info.members for one in done),
+        bytes_in=sum(one.bytes_in for one in done),
+        bytes_out=sum(one.info.size_bytes for one in done),
+        dropped=sum_counts([one.dropped for one in done]),
+        ignored=sum_counts([one.ignored for one in done]),
+        manifest=manifest,
+    )
 
 
 class _Warnings(NullProgress):
@@ -171,15 +194,11 @@ def copy_shard(task: CopyTask) -> _Copied:
     picker = Picker(request, copies_streams=task.preserve, progress=warnings)
     keys = _Keys(request.on_duplicate, None, picker)
     if task.output is None:
-        measured = _measure(picker, keys, request, task.preserve)
-        info = ShardInfo("", measured.samples, measured.members, measured.bytes_out, "")
-    else:
-        with request.settings.open(task.output) as shard:
-            _copy(picker, keys, request, task.preserve, shard)
-            info = shard.commit()
-        info = run_post(request.post, task.output, info)
-    counts = info.samples, info.members, picker.bytes_in, info.size_bytes
-    return _Copied(info, CatReport(*counts, picker.dropped, picker.ignored, None), warnings.said)
+        return _measure(picker, keys, request, task.preserve)._replace(warnings=warnings.said)
+    with request.settings.open(task.output) as shard:
+        _copy(picker, keys, request, task.preserve, shard)
+        info = shard.commit()
+    return _Copied.of(run_post(request.post, task.output, info), picker, warnings.said)
 
 
 def _by_store(task: CopyTask, output: str) -> _Copied | None:
@@ -195,8 +214,7 @@ def _by_store(task: CopyTask, output: str) -> _Copied | None:
     if info is None:
         return None
     info = run_post(request.post, output, info)
-    counts = info.samples, info.members, info.size_bytes, info.size_bytes
-    return _Copied(info, CatReport(*counts, {}, {}, None), [])
+    return _Copied(info, info.size_bytes)
 
 
 def _is_sound(index: Index, address: str) -> bool:
@@ -236,36 +254,15 @@ def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progres
                 done.append(one)
                 for text in one.warnings:
                     progress.warn(text)
-        manifest = None
-        if not dry_run:
-            manifest = output.finish(
-                [one.info for one in done],
-                operation="cat",
-                options=shaping_options(request, preserve),
-                inputs=[fingerprint_of(found)],
-                classes=classes_of(found),
-            )
-    reports = [one.report for one in done]
-    return CatReport(
-        samples=sum(one.samples for one in reports),
-        members=sum(one.members for one in reports),
-        bytes_in=sum(one.bytes_in for one in reports),
-        bytes_out=sum(one.bytes_out for one in reports),
-        dropped=sum_counts([*(one.dropped for one in reports), missing_samples(found.missing)]),
-        ignored=sum_counts([one.ignored for one in reports]),
-        manifest=manifest,
-    )
+        report = _report(done) if dry_run else _finish(output, done, request, preserve, found)
+    return replace(report, dropped=sum_counts([report.dropped, missing_samples(found.missing)]))
 
 
 def _jobs_for(request: Request, addresses: Sequence[str]) -> int:
     """Processes for this work. What only this process can read, it copies alone."""
     if any(is_ours_alone(address) or is_of_this_process(address) for address in [*addresses, request.output]):
         return 1
-    size = 0
-    for address in addresses:
-        with suppress(OSError):
-            size += os.stat(local_path(address)).st_size if is_local(address) else WORTH_COPYING_BYTES
-    return useful_jobs(request.jobs, len(addresses), size, WORTH_COPYING_BYTES)
+    return useful_shard_jobs(request.jobs, addresses, WORTH_COPYING_BYTES)
 
 
 def _chosen(
@@ -288,7 +285,7 @@ def _chosen(
             picker.stop()
 
 
-def _measure(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> CatReport:
+def _measure(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> _Copied:
     """What a dry run would write. Headers alone decide, but where ``--where`` looks into payloads."""
     samples = members = size = 0
     known: dict[str, Globals] = {}
@@ -302,9 +299,7 @@ def _measure(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> C
             else:
                 size += out_length(sizes, request.settings.form)
     picker.check_empty(samples)
-    return CatReport(
-        samples, members, picker.bytes_in, size + END_BYTES, picker.dropped, picker.ignored, None
-    )
+    return _Copied.of(ShardInfo("", samples, members, size + END_BYTES, ""), picker)
 
 
 class _Keys:

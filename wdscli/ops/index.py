@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError
-from wdscli.executors import default_jobs, make_executor, run_shard_tasks, tick_of_task
+from wdscli.executors import make_executor, run_shard_tasks, tick_of_task, useful_shard_jobs
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.keyset import KeySet
@@ -156,12 +156,12 @@ def index(
         )
         for address in shards.addresses
     ]
-    jobs = jobs or _worthwhile(tasks)
+    jobs = useful_shard_jobs(jobs or None, shards.addresses, WORTH_PROCESSES_BYTES)
     infos: list[ShardInfo] = []
     sides: list[Side] = []
     # Who writes these shards just now will write their manifest too.
     with Claim.take(None if dry_run else plan.manifest, SHARED_CLAIM):
-        with make_executor(min(jobs, len(tasks)) or 1) as executor:
+        with make_executor(jobs) as executor:
             addresses = [task.address for task in tasks]
             made_of = run_shard_tasks(
                 executor, index_shard, tasks, progress, "indexing", addresses, window=2 * jobs
@@ -184,19 +184,6 @@ def index(
             result, side = _write_manifest(plan, tuple(infos), force, dry_run)
             sides.append(side)
     return IndexReport(tuple(infos), tuple(sides), result)
-
-
-def _worthwhile(tasks: Sequence[IndexTask]) -> int:
-    """Processes for this work: starting them takes longer than a few small shards."""
-    size = 0
-    for task in tasks:
-        if not is_local(task.address):
-            return default_jobs()
-        try:
-            size += os.stat(local_path(task.address)).st_size
-        except OSError:
-            return 1
-    return default_jobs() if size > WORTH_PROCESSES_BYTES else 1
 
 
 def index_shard(task: IndexTask) -> Indexed:

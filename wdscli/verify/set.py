@@ -9,7 +9,6 @@ It must not know how findings are shown.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,13 +16,11 @@ from typing import TYPE_CHECKING
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
-from wdscli.executors import make_executor, run_shard_tasks, run_tasks, useful_jobs
+from wdscli.executors import make_executor, run_shard_tasks, run_tasks, useful_shard_jobs
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import open_set, without_index
 from wdscli.shown import shown
-from wdscli.storage import is_local
-from wdscli.storage.addresses import local_path
 from wdscli.verify.beside import find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
 from wdscli.verify.foreign import Foreign, find_foreign
@@ -145,16 +142,7 @@ def choose_jobs(jobs: int | None, addresses: Sequence[str], *, payloads: bool) -
     """How many processes: none but this one where the work is smaller than starting others."""
     if len(addresses) == 1 or "-" in addresses:
         return 1
-    small = SMALL_PAYLOAD_BYTES if payloads else SMALL_BYTES
-    is_small = jobs is None and all(map(is_local, addresses)) and sum(map(_size_bytes, addresses)) <= small
-    return useful_jobs(jobs, len(addresses), 0 if is_small else small, small)
-
-
-def _size_bytes(address: str) -> int:
-    try:
-        return os.stat(local_path(address)).st_size
-    except OSError:
-        return 0
+    return useful_shard_jobs(jobs, addresses, SMALL_PAYLOAD_BYTES if payloads else SMALL_BYTES)
 
 
 @dataclass(slots=True)
