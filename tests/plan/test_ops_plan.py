@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from itertools import pairwise, permutations
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -16,8 +17,10 @@ from shard_cases import mix, shuffled_by_the_book
 from wdscli.errors import UsageError
 from wdscli.plan.cut import END_BYTES, Cuts, Sizes, cut
 from wdscli.plan.orders import shuffled
+from wdscli.plan.request import Request
 from wdscli.plan.survey import Collected, Survey
 from wdscli.plan.table import Ordered, PlanTable, row_type
+from wdscli.selection import Selection
 
 
 def survey_of(places: list[int], length: int = 1024) -> Survey:
@@ -260,3 +263,12 @@ class TestPlan:
         assert [int(n) for shard in shards for n in shard.starts] == [
             int(samples.starts[row]) for row in rows
         ]
+
+
+@pytest.mark.parametrize("option", ["keys_from", "not_keys_from"])
+def test_what_a_file_of_keys_selects_is_not_said_by_its_name(tmp_path: Path, option: str) -> None:
+    """A plan that was kept is used again only where options tell which samples it is of: the file may have changed."""
+    keys = tmp_path / "keys.txt"
+    keys.write_text("a\n")
+    assert Request([], "-").is_repeatable
+    assert not Request([], "-", selection=Selection.parse(**{option: str(keys)})).is_repeatable

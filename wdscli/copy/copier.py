@@ -320,10 +320,9 @@ class Copier:
         for low, high in pairwise([0, *edges_of(files, begins, chunk.rows.lengths[runs]), len(runs)]):
             for some in range(low, high, VIEWS_PER_READ):
                 these = slice(some, min(some + VIEWS_PER_READ, high))
-                self._read(runs[these].tolist(), list(map(self._view, starts[these], stops[these])))
-
-    def _view(self, start: int, stop: int) -> memoryview:
-        return self.buffer[start:stop]
+                self._read(
+                    runs[these].tolist(), [self.buffer[a:b] for a, b in zip(starts[these], stops[these])]
+                )
 
     def _read(self, rows: Sequence[int], views: Sequence[memoryview]) -> None:
         """One range of an input, which holds these rows, into some places of the buffer."""

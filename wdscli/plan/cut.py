@@ -11,6 +11,7 @@ samples came into their order and parts.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -334,14 +335,12 @@ def _fits(totals: I64, ends: Sequence[int], limits: Cuts) -> bool:
 
 def _tightest(totals: I64, limits: Cuts, shards: int, high: int) -> Cuts:
     """The limits with the smallest count with which so many shards are enough; ``high`` is large enough."""
-    low = -(-(len(totals) - 1) // shards)
-    while low < high:
-        middle = (low + high) // 2
-        if len(cut(totals, limits._replace(max_count=middle))) <= shards:
-            high = middle
-        else:
-            low = middle + 1
-    return limits._replace(max_count=low)
+    counts = range(-(-(len(totals) - 1) // shards), high)
+
+    def are_enough(count: int) -> bool:
+        return len(cut(totals, limits._replace(max_count=count))) <= shards
+
+    return limits._replace(max_count=counts.start + bisect_left(counts, True, key=are_enough))
 
 
 def _divided(ends: list[int], shards: int) -> list[int]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
-from xxhash import xxh3_128, xxh3_128_digest
+from xxhash import xxh3_128
 
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, UsageError
@@ -436,9 +436,10 @@ class Digests(Extract):
         places = places_of(batch, row, self.fields)
         if places is None:
             return b""
-        if len(places) == 1 and not self.by_key and places[0][1] <= PIECE_BYTES:
-            return digest_of([payload_of(row, self.fields[0])])
-        return digest_of(self._pieces(batch, row, payload_of, [size for _, size in places]))
+        state = xxh3_128()
+        for piece in self._pieces(batch, row, payload_of, [size for _, size in places]):
+            state.update(piece)
+        return state.digest()
 
     def _pieces(
         self, batch: SampleBatch, row: int, payload_of: Payloads, sizes: Sequence[int]
@@ -451,16 +452,6 @@ class Digests(Extract):
         for field, size in zip(self.fields, sizes, strict=True):
             yield from ([size.to_bytes(8, "little")] if several else [])
             yield from payload_of.pieces(row, field) if size > PIECE_BYTES else [payload_of(row, field)]
-
-
-def digest_of(pieces: Iterable[bytes]) -> bytes:
-    """The XXH3-128 of some pieces together."""
-    if isinstance(pieces, list):
-        return xxh3_128_digest(b"".join(pieces))
-    state = xxh3_128()
-    for piece in pieces:
-        state.update(piece)
-    return state.digest()
 
 
 def places_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[tuple[int, int]] | None:

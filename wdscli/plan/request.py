@@ -84,5 +84,5 @@ class Request(NamedTuple):
     @property
     def is_repeatable(self) -> bool:
         """Whether the options alone say which samples are wanted: no file of keys does, and no sample was left out."""
-        has_files = self.selection.key_rule is not None and bool(self.selection.key_rule.sources)
+        has_files = self.selection.key_rule is not None and bool(self.selection.key_rule.files)
         return not has_files and self.on_error == "stop" and self.on_duplicate == "error"

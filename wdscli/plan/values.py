@@ -189,15 +189,14 @@ class Values:
 
     def order(self) -> I64:
         """The rows in the order of their values as bytes; equal values in the order of the rows."""
-        return _Ordering(self.starts, self.lengths, self._data).order()
+        return _Ordering(self, self._data).order()
 
 
 class _Ordering:
     """One call of :meth:`Values.order`."""
 
-    def __init__(self, starts: I64, lengths: U32, data: memoryview) -> None:
-        self.starts = starts
-        self.lengths = lengths
+    def __init__(self, values: Values, data: memoryview) -> None:
+        self.starts, self.lengths = values.starts, values.lengths
         # A number begins at every byte.
         count = max(0, len(data) - WORD_BYTES + 1)
         self._words = numpy.ndarray((count,), dtype=">u8", buffer=data, strides=(1,))

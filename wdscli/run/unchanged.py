@@ -76,10 +76,8 @@ def stamp_of(request: Request, order: Order, shards: ShardSet, sets: Sequence[in
     """The stamp of what a command that reorders would read and do."""
     for address in shards.addresses:
         check_seen(address)
-    files = []
     rule = request.selection.key_rule
-    if rule is not None:
-        files += [*rule.sources, *rule.sources_left_out]
+    files = [] if rule is None else list(rule.files)
     if isinstance(order, Join) and order.table is not None:
         files += order.table.addresses
         if any("=@" in field for field in order.table.fields):

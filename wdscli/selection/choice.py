@@ -182,8 +182,7 @@ class Selection(NamedTuple):
     @property
     def reads_stdin(self) -> bool:
         """Whether standard input was spent on ``--keys-from -``, so that no shard can come from there."""
-        rule = self.key_rule
-        return rule is not None and "-" in (*rule.sources, *rule.sources_left_out)
+        return self.key_rule is not None and "-" in self.key_rule.files
 
     def new_state(self, on_error: OnError = "stop") -> SelectionState:
         """Fresh counts. With ``on_error="skip"`` a sample that ``--where`` cannot decode is dropped, not an
@@ -562,6 +561,11 @@ class KeyRule(NamedTuple):
             left_out=_keys_in(left_out) if left_out else None,
             sources_left_out=left_out,
         )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The addresses of all files of keys."""
+        return *self.sources, *self.sources_left_out
 
     def matches(self, key: bytes, found: set[bytes]) -> bool:
         """Whether ``key`` is selected; what names it, here or in a file, goes into ``found``."""
