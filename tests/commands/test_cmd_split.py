@@ -778,7 +778,7 @@ class TestSameBytes:
         options: list[str],
     ) -> None:
         good(*clinic, "-o", tmp_path / "a" / "{part}.tar", *options)
-        monkeypatch.setattr("wdscli.plan.split.ROWS_PER_BLOCK", 7)
+        monkeypatch.setattr("wdscli.plan.table.ROWS_PER_BLOCK", 7)
         good(*clinic, "-o", tmp_path / "b" / "{part}.tar", *options)
         assert content(tmp_path / "a") == content(tmp_path / "b")
 

@@ -182,11 +182,10 @@ class TestOrderByValues:
     )
     def test_a_few_rows_at_a_time(self, parts: list[list[bytes]], start: bytes, rows: int) -> None:
         values = [start + b"".join(some) for some in parts]
-        before, values_module.ROWS_PER_BLOCK = values_module.ROWS_PER_BLOCK, rows
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("wdscli.plan.table.ROWS_PER_BLOCK", rows)
+            patch.setattr("wdscli.plan.values.ROWS_PER_BLOCK", rows)
             assert order_by_values(values).tolist() == sorted(range(len(values)), key=values.__getitem__)
-        finally:
-            values_module.ROWS_PER_BLOCK = before
 
     def test_one_value_much_longer_than_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The others are not looked at as often as it has words."""

@@ -60,8 +60,9 @@ def no_rows() -> Rows:
     return numpy.empty(0, dtype=row_type())
 
 
-def blocks_of(total: int, size: int = ROWS_PER_BLOCK, first: int = 0) -> Iterator[slice]:
-    """Slices of some size, that go through so many rows from ``first`` on."""
+def blocks_of(total: int, size: int = 0, first: int = 0) -> Iterator[slice]:
+    """Slices of some size, by default :data:`ROWS_PER_BLOCK`, that go through so many rows from ``first`` on."""
+    size = size or ROWS_PER_BLOCK
     for at in range(first, total, size):
         yield slice(at, min(at + size, total))
 
@@ -262,9 +263,9 @@ class Ordered:
         for part in blocks_of(self.total):
             yield part.start, column[part if self.order is None else self.order[part]]
 
-    def blocks(self, size: int = ROWS_PER_BLOCK) -> Iterator[PlanTable]:
+    def blocks(self) -> Iterator[PlanTable]:
         """All samples in output order, some at a time."""
-        for part in blocks_of(self.total, size):
+        for part in blocks_of(self.total):
             yield self.part(part.start, part.stop)
 
     def sum_of(self, name: str, first: int = 0, end: int | None = None) -> int:
