@@ -147,7 +147,10 @@ def opened_image(data: bytes, limit: int) -> Any:
             image = Image.open(stream, formats=FIRST_FORMATS)
         except UnidentifiedImageError:
             Image.init()
-            image = _open_other(Image, stream)
+            others = [name for name in Image.ID if name not in NEVER and name not in FIRST_FORMATS]
+            image = Image.open(stream, formats=others)
+    except UnidentifiedImageError:
+        raise DataError("not an image in any format that is decoded") from None
     except Image.DecompressionBombError:
         raise DataError("it has more pixels than Pillow takes (twice PIL.Image.MAX_IMAGE_PIXELS)") from None
     check_size(image.width * image.height * _pixel_bytes(image), max(limit, len(data)))
@@ -157,16 +160,6 @@ def opened_image(data: bytes, limit: int) -> Any:
 def _pixel_bytes(image: Any) -> int:
     """Bytes a pixel, as arrays have them."""
     return len(image.getbands()) * {"I": 4, "F": 4}.get(image.mode, 2 if ";16" in image.mode else 1)
-
-
-def _open_other(module: Any, stream: io.BytesIO) -> Any:
-    from PIL import UnidentifiedImageError
-
-    others = [name for name in module.ID if name not in NEVER and name not in FIRST_FORMATS]
-    try:
-        return module.open(stream, formats=others)
-    except UnidentifiedImageError:
-        raise DataError("not an image in any format that is decoded") from None
 
 
 def _simplejpeg() -> bool:

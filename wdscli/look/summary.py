@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -143,7 +143,7 @@ class _Sizes:
         smallest, largest, total = self._ends[field]
         count = sum(values.values())
         # A value that was rounded down may lie below the smallest.
-        median = max(smallest, _middle(values, count))
+        median = max(smallest, middle(values))
         histogram = _histogram(values, smallest, largest)
         name = to_text(field) or OTHERS
         return FieldSizes(name, count, smallest, median, largest, total, histogram, field not in self._folded)
@@ -158,12 +158,12 @@ def _fold(values: Counter[int]) -> Counter[int]:
     return folded
 
 
-def _middle(values: Counter[int], count: int) -> int:
-    """The value in the middle; of two, the lower."""
-    below = 0
-    for value in sorted(values):
-        below += values[value]
-        if 2 * below >= count:
+def middle(counts: Mapping[int, int]) -> int:
+    """The median of values that are counted; of two, the lower."""
+    left = sum(counts.values())
+    for value in sorted(counts):
+        left -= 2 * counts[value]
+        if left <= 0:
             return value
     return 0
 

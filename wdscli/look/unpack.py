@@ -24,6 +24,7 @@ from wdscli.look.picking import Picker
 from wdscli.model import to_bytes, to_text
 from wdscli.samples.keyset import KeySet
 from wdscli.selection.named import Named, Sightings, listed
+from wdscli.storage.local import write_all
 
 TEXT_FIELDS = frozenset(
     b"""caption class cls cls2 count csv html id index inx md text transcript tsv txt xml yaml yml""".split()
@@ -259,9 +260,7 @@ class _Folder:
         try:
             with open(descriptor, "wb", buffering=0) as file:
                 for piece in part.pieces():
-                    view = memoryview(piece)
-                    while view:
-                        view = view[file.write(view) :]
+                    write_all(file.fileno(), piece)
         except BaseException:
             os.unlink(path)
             raise

@@ -31,14 +31,8 @@ _HEX_BYTES = 48
 _FAINT_LEVELS = 64
 """A grey picture that uses fewer is a mask or an index, and black to the eye: it is stretched."""
 _PIXELATED = 64
-SOUND = {
-    "wav": "audio/wav",
-    "mp3": "audio/mpeg",
-    "flac": "audio/flac",
-    "ogg": "audio/ogg",
-    "opus": "audio/ogg",
-}
-SOUND |= {"aac": "audio/aac", "m4a": "audio/mp4"}
+SOUND = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "ogg": "audio/ogg"}
+SOUND |= {"opus": "audio/ogg", "aac": "audio/aac", "m4a": "audio/mp4"}
 FILM = {"mp4": "video/mp4", "webm": "video/webm", "ogv": "video/ogg", "mov": "video/mp4"}
 _CUTTABLE = ("mp3", "flac", "ogg", "opus", "aac")
 """Formats of which browsers play what is there of a file that is cut."""
@@ -114,7 +108,7 @@ def make_card(
 ) -> Card:
     """A card of a sample's fields: name, bytes, payload (None: not to be had). Pictures, sound and film take at most
     ``room_bytes``, shared by those that there are; without room they are only named."""
-    media = sum(_media(_kind(field)) is not None for field, _, _ in payloads)
+    media = sum(_media(kind_of_field(field)) is not None for field, _, _ in payloads)
     parts: list[Part] = []
     left = MAX_CARD_CHARACTERS
     for field, size, data in payloads[:MAX_PARTS]:
@@ -129,8 +123,8 @@ def make_card(
     return Card(to_text(key), shard, place, label, caption, tuple(parts))
 
 
-def _kind(field: str) -> str:
-    """The extension that says what a field holds; its payload has been unpacked."""
+def kind_of_field(field: str) -> str:
+    """The extension that says what a field holds; a compression's is taken off, as it is of its payload."""
     return extension(field[:-3] if field.lower().endswith(".gz") else field)
 
 
@@ -142,7 +136,7 @@ def _media(kind: str) -> str | None:
 
 def field_type(field: str) -> str:
     """What a field holds, by its name, in a word; empty where nobody can tell."""
-    kind = _kind(field)
+    kind = kind_of_field(field)
     media = _media(kind)
     if media:
         return media
@@ -159,7 +153,7 @@ def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
     """One field. Whatever its payload is, it is shown somehow."""
     if data is None:
         return Part(field, "note", size, "cannot be read")
-    kind = _kind(field)
+    kind = kind_of_field(field)
     media = _media(kind)
     try:
         if media and not room:
@@ -196,6 +190,8 @@ def _as_it_is(field: str, kind: str, mime: str, data: bytes, room: int) -> Part:
 
 
 def _image(field: str, size: int, data: bytes, room: int) -> Part:
+    from PIL.Image import Resampling
+
     image = opened_image(data, MAX_DECODED_BYTES)
     width, height = image.size
     # A JPEG is decoded to no more than is needed.
@@ -204,18 +200,12 @@ def _image(field: str, size: int, data: bytes, room: int) -> Part:
     shown = _shown(image)
     for side in SIDES_PIXELS:
         small = shown.copy()
-        small.thumbnail((side, side), _lanczos())
+        small.thumbnail((side, side), Resampling.LANCZOS)
         mime, encoded = _encoded(small, keep=small.size == shown.size and max(small.size) <= _PIXELATED)
         if len(encoded) <= room:
             is_clear = shown.mode == "RGBA"
             return Part(field, "image", size, "", _uri(mime, encoded), width, height, is_clear)
     return Part(field, "note", size, "image, too large for this page")
-
-
-def _lanczos() -> Any:
-    from PIL import Image
-
-    return Image.Resampling.LANCZOS
 
 
 def _shown(image: Any) -> Any:

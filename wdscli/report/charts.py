@@ -23,7 +23,7 @@ BINS = 24
 _TAIL = 0.995
 """So much of what is counted has its place in a histogram; what is larger is in its last bin."""
 _NUMBER = re.compile(r"-?\d+\.\d+")
-_DROPPED = ("defs", "desc", "style", "script")
+_DROPPED = ("defs", "desc", "style", "script", "title")
 _EMPTY_LAYERS = ("titles", "plot text-overlay", "plot tooltip-overlay")
 
 
@@ -72,16 +72,6 @@ def binned(counts: Mapping[int, int], bins: int = BINS) -> list[Bin]:
     ]
 
 
-def middle(counts: Mapping[int, int]) -> int:
-    """The median; of two, the lower."""
-    left = sum(counts.values())
-    for value in sorted(counts):
-        left -= 2 * counts[value]
-        if left <= 0:
-            return value
-    return 0
-
-
 def whole(value: float) -> str:
     """A label of an axis on which there are whole numbers only.
 
@@ -96,14 +86,12 @@ def histogram(counts: Counter[int], what: str, number: Callable[[float], str] = 
     bins = binned(counts)
     import pygal
 
-    chart = _chart(pygal.Histogram, what, x_value_formatter=number)
-    chart.add(
-        what,
-        [
-            {"value": (one.number, one.low, one.high + 1), "label": f"{one.label}: {one.number:,} {what}"}
-            for one in bins
-        ],
-    )
+    chart = _chart(pygal.Histogram, x_value_formatter=number)
+    values = [
+        {"value": (one.number, one.low, one.high + 1), "label": f"{one.label}: {one.number:,} {what}"}
+        for one in bins
+    ]
+    chart.add(what, values)
     return _finished(chart)
 
 
@@ -111,7 +99,7 @@ def bars(rows: Sequence[tuple[str, int, str]], what: str, number: Callable[[floa
     """An SVG of a bar for each name and number, with what a browser says of it."""
     import pygal
 
-    chart = _chart(pygal.Bar, what, value_formatter=number, show_x_labels=False)
+    chart = _chart(pygal.Bar, value_formatter=number, show_x_labels=False)
     chart.add(what, [{"value": value, "label": text} for _, value, text in rows])
     return _finished(chart)
 
@@ -121,15 +109,8 @@ def scatter(points: Sequence[tuple[int, int, str]], what: str) -> str:
     import pygal
 
     most_x, most_y = max(x for x, _, _ in points), max(y for _, y, _ in points)
-    chart = _chart(
-        pygal.XY,
-        what,
-        stroke=False,
-        dots_size=3,
-        xrange=(0, most_x),
-        range=(0, most_y),
-        x_value_formatter=whole,
-    )
+    axes = {"xrange": (0, most_x), "range": (0, most_y), "x_value_formatter": whole}
+    chart = _chart(pygal.XY, stroke=False, dots_size=3, **axes)
     chart.add(what, [{"value": (x, y), "label": text} for x, y, text in points])
     return _finished(chart)
 
@@ -138,20 +119,15 @@ def spark(counts: Sequence[int], labels: Sequence[str]) -> str:
     """A small SVG for a row of a table."""
     import pygal
 
-    chart = _chart(pygal.Bar, "", width=132, height=30, show_x_labels=False, show_y_labels=False)
+    chart = _chart(pygal.Bar, width=132, height=30, show_x_labels=False, show_y_labels=False)
     # A count that is not 0 is to be seen.
     least = max(counts) / 14
-    chart.add(
-        "",
-        [
-            {"value": max(count, least) if count else 0, "label": label}
-            for count, label in zip(counts, labels)
-        ],
-    )
+    heights = [max(count, least) if count else 0 for count in counts]
+    chart.add("", [{"value": height, "label": label} for height, label in zip(heights, labels)])
     return _finished(chart, "spark")
 
 
-def _chart(kind: Any, what: str, **options: Any) -> Any:
+def _chart(kind: Any, **options: Any) -> Any:
     from pygal.style import Style
 
     style = Style(label_font_size=LABEL_PIXELS, major_label_font_size=LABEL_PIXELS)
@@ -202,10 +178,5 @@ def _clean(node: Any) -> None:
         if tag == "desc" and child.get("class") == "label":
             child.tag = "title"
             child.attrib.clear()
-        elif (
-            not tag
-            or tag in _DROPPED
-            or (tag == "title")
-            or (tag == "g" and child.get("class") in _EMPTY_LAYERS)
-        ):
+        elif not tag or tag in _DROPPED or (tag == "g" and child.get("class") in _EMPTY_LAYERS):
             node.remove(child)

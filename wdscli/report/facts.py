@@ -14,7 +14,7 @@ from math import exp, log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.look.quality import WINDOW, Mixing, Quality, measure
-from wdscli.look.summary import FieldSizes, Summary
+from wdscli.look.summary import FieldSizes, Summary, middle
 from wdscli.model import to_text
 from wdscli.report import charts
 from wdscli.report.cards import Card, field_type
@@ -319,8 +319,8 @@ def _captions(looked: Looked) -> list[Captions]:
             source,
             sum(characters.values()),
             characters[0],
-            charts.middle(characters),
-            charts.middle(looked.words[source]),
+            middle(characters),
+            middle(looked.words[source]),
             max(characters),
             charts.histogram(characters, "texts") if len(characters) > 1 else "",
             charts.histogram(looked.words[source], "texts") if len(looked.words[source]) > 1 else "",
@@ -346,8 +346,8 @@ def _pictures(looked: Looked) -> list[Pictures]:
                 field,
                 sum(sizes.values()),
                 len(sizes),
-                charts.middle(widths),
-                charts.middle(heights),
+                middle(widths),
+                middle(heights),
                 [(width, height, count) for (width, height), count in usual[:6]],
                 charts.scatter(dots, "pictures") if len(dots) > 1 else "",
             )
@@ -390,10 +390,8 @@ def _shards(found: Found) -> Shards:
     return Shards(
         rows[:MAX_SHARDS],
         len(rows),
-        _shard_chart(
-            [(name, count, f"{count:,} samples") for name, count, *_ in rows], "shards", "{:,.0f}".format
-        ),
-        _shard_chart([(row[0], row[3], human_size(row[3])) for row in rows], "shards", human_size),
+        _shard_chart([(name, count, f"{count:,} samples") for name, count, *_ in rows], "{:,.0f}".format),
+        _shard_chart([(row[0], row[3], human_size(row[3])) for row in rows], human_size),
         is_even,
         spread,
     )
@@ -403,14 +401,14 @@ def _span(least: int, most: int, number: Callable[[float], str]) -> str:
     return number(least) if least == most else f"{number(least)} to {number(most)}"
 
 
-def _shard_chart(rows: Sequence[tuple[str, int, str]], what: str, number: Callable[[float], str]) -> str:
+def _shard_chart(rows: Sequence[tuple[str, int, str]], number: Callable[[float], str]) -> str:
     """A bar for each of some shards, a histogram of many; nothing for one."""
     if len(rows) < 2:
         return ""
     if len(rows) <= MAX_BARS:
-        return charts.bars([(name, value, f"{name}: {text}") for name, value, text in rows], what, number)
+        return charts.bars([(name, value, f"{name}: {text}") for name, value, text in rows], "shards", number)
     values = Counter(value for _, value, _ in rows)
-    return charts.histogram(values, what, number) if len(values) > 1 else ""
+    return charts.histogram(values, "shards", number) if len(values) > 1 else ""
 
 
 def _mixed(found: Found, classes: Classes | None) -> Mixed | None:

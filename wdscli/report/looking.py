@@ -18,10 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from wdscli.codecs.decode_images import EXTENSIONS, opened_image
 from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
-from wdscli.codecs.parts import extension
 from wdscli.errors import DataError, StorageError
 from wdscli.model import to_text
-from wdscli.report.cards import Card, make_card
+from wdscli.report.cards import Card, kind_of_field, make_card
 from wdscli.report.drawing import Drawn, DrawnMember
 from wdscli.samples.expected import Expected
 from wdscli.storage import Source, open_source
@@ -117,19 +116,13 @@ def _spans(one: Drawn, task: LookTask) -> list[tuple[int, int]]:
     return spans
 
 
-def _kind(field: bytes) -> str:
-    """The extension that says what a field holds; a compression's is taken off."""
-    name = to_text(field)
-    return extension(name[:-3] if name.lower().endswith(".gz") else name)
-
-
 def _is_value(member: DrawnMember) -> bool:
     small = member.expected.size <= MAX_VALUE_BYTES
-    return small and _kind(member.field) in (*CLASSES, *CAPTIONS, *JSON)
+    return small and kind_of_field(to_text(member.field)) in (*CLASSES, *CAPTIONS, *JSON)
 
 
 def _is_picture(member: DrawnMember) -> bool:
-    return _kind(member.field) in EXTENSIONS
+    return kind_of_field(to_text(member.field)) in EXTENSIONS
 
 
 class _Sample:
@@ -176,7 +169,7 @@ class _Sample:
         return data
 
     def _value(self, field: str, data: bytes) -> None:
-        kind = _kind(field.encode("utf-8", "surrogateescape"))
+        kind = kind_of_field(field)
         try:
             if kind in JSON:
                 self._json(field, json.loads(data))

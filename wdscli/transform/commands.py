@@ -21,6 +21,7 @@ from wdscli.errors import printable
 from wdscli.model import to_bytes
 from wdscli.shown import shown_command
 from wdscli.storage import local_path
+from wdscli.storage.local import write_all
 from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked
 
 if TYPE_CHECKING:
@@ -90,11 +91,8 @@ def _stems(transform: Transform, samples: int) -> list[bytes]:
 
 def _store(path: bytes, payload: bytes) -> None:
     try:
-        descriptor = os.open(path, _FLAGS, 0o600)
-        with open(descriptor, "wb", buffering=0) as file:
-            view = memoryview(payload)
-            while view:
-                view = view[file.write(view) :]
+        with open(os.open(path, _FLAGS, 0o600), "wb", buffering=0) as file:
+            write_all(file.fileno(), payload)
     except OSError as error:
         raise CallError(f"cannot write {printable(os.fsdecode(path))}: {error.strerror}") from None
 

@@ -80,12 +80,11 @@ def _picture(transform: Transform, payload: bytes, kind: str, new: str) -> bytes
     if wanted is not None:
         # The decoder never goes below twice the size, which Lanczos then makes exact.
         image.draft(None, (2 * wanted[1], 2 * wanted[0]) if turned else (2 * wanted[0], 2 * wanted[1]))
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
 
     image = _flat(ImageOps.exif_transpose(image), image.format, new)
     if wanted is not None:
-        image = image.resize(wanted, _lanczos())
-        image = _square(transform, image)
+        image = _square(transform, image.resize(wanted, Image.Resampling.LANCZOS))
     return _written(image, new, transform.quality)
 
 
@@ -144,9 +143,3 @@ def _written(image: Any, kind: str, quality: int | None) -> bytes:
     lossy = {"quality": DEFAULT_QUALITY if quality is None else quality} if form in ("JPEG", "WEBP") else {}
     image.save(stream, form, **lossy)
     return stream.getvalue()
-
-
-def _lanczos() -> Any:
-    from PIL import Image
-
-    return Image.Resampling.LANCZOS

@@ -124,7 +124,8 @@ def transform_slice(task: SliceTask) -> SliceResult:
             failures.append(text)
             new = [(one.key, one.fields) for one in some] if transform.on_failure == "keep" else []
         else:
-            counts[LEFT_OUT] += _left_out(some, new)
+            # Of one, where nothing came of it; of several, by their number.
+            counts[LEFT_OUT] += max(0, len(some) - len(new))
         made += new
     touched = 0
     if transform.kind == "filter":
@@ -132,11 +133,6 @@ def transform_slice(task: SliceTask) -> SliceResult:
         touched = sum(any(field == filtered for field, _ in one.fields) for one in samples)
     seconds = time.perf_counter() - began
     return SliceResult(task.shard, made, len(samples), +counts, failures[:FAILURES_NAMED], touched, seconds)
-
-
-def _left_out(before: Sequence[Taken], after: Sequence[Made]) -> int:
-    """How many samples of a call nothing came of: of one, where nothing did; of several, by their number."""
-    return max(0, len(before) - len(after))
 
 
 def _check_apart(made: Sequence[Made]) -> None:
