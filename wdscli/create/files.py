@@ -17,8 +17,10 @@ from itertools import accumulate, islice, repeat
 from operator import sub
 from typing import NamedTuple
 
+from wdscli.errors import InputError
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
+from wdscli.storage.local import reason
 
 SEPARATOR = b"\0"
 """Between key and field in a row. It sorts before every byte that a name can hold, so that rows sort by (key,
@@ -242,6 +244,11 @@ def describe_place(place: Place) -> str:
     if isinstance(place, Remote):
         return place.address
     return "a value of the list or table"
+
+
+def cannot_read(place: Place, error: OSError | ValueError) -> InputError:
+    """The error of a payload, or of a folder, that cannot be read."""
+    return InputError(f"cannot read {describe_place(place)}: {reason(error)}", cause=error)
 
 
 class Skipped:

@@ -23,12 +23,13 @@ from wdscli.create.files import (
     Place,
     Remote,
     Stored,
+    cannot_read,
     describe_place,
     numbers_of,
 )
-from wdscli.errors import DataError, InputError
+from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
-from wdscli.model import ShardInfo, to_text
+from wdscli.model import ShardInfo
 from wdscli.plan.planfile import check_shown
 from wdscli.samples import SampleBatch
 from wdscli.shards.writing import ShardFile, ShardSettings
@@ -259,7 +260,7 @@ def _fetched(files: Files, members: list[int], sizes: list[int]) -> Iterator[byt
     waiting: list[str] = []
 
     def answers() -> Iterator[bytes | None]:
-        found = dict(zip(group, at_once(lambda one: _whole(one, group[one]), list(group))))
+        found = dict(zip(group, at_once(lambda one: payload_at(Remote(one), group[one]), list(group))))
         yield from map(found.get, waiting)
         group.clear()
         waiting.clear()
@@ -273,20 +274,6 @@ def _fetched(files: Files, members: list[int], sizes: list[int]) -> Iterator[byt
                 group[place.address] = size
             waiting.append(place.address)
     yield from answers()
-
-
-def _whole(address: str, size: int) -> bytes:
-    """What lies at an address, which is so long."""
-    from wdscli.storage import open_source
-
-    data = bytearray()
-    with open_source(address, decompress=False) as source:
-        # One byte more than planned shows whether it has grown.
-        while piece := source.read_some(len(data), size + 1 - len(data)):
-            data += piece
-    if len(data) != size:
-        raise changed(Remote(address), size, len(data))
-    return bytes(data)
 
 
 def _pieces(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[memoryview]:
@@ -308,7 +295,7 @@ def payload_at(place: Place, size: int) -> bytes:
     """A whole payload. Raises InputError, DataError ``changed-while-read``."""
     if isinstance(place, Inline):
         return place.payload
-    return b"".join(map(bytes, _pieces(place, size, memoryview(bytearray(min(size + 1, PIECE_BYTES))))))
+    return b"".join(map(bytes, _pieces(place, size, memoryview(bytearray(size + 1)))))
 
 
 def _opened(place: _Elsewhere, size: int, stack: ExitStack) -> Callable[[memoryview, int], int]:
@@ -332,12 +319,12 @@ def _opened(place: _Elsewhere, size: int, stack: ExitStack) -> Callable[[memoryv
         try:
             return os.preadv(descriptor, [view[: end - at]], first + at)
         except OSError as error:
-            raise _cannot_read(place, error) from None
+            raise cannot_read(place, error) from None
 
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
-        raise _cannot_read(place, error) from None
+        raise cannot_read(place, error) from None
     stack.callback(os.close, descriptor)
     return read_file
 
@@ -351,10 +338,3 @@ def changed(place: Place, planned: int, found: int) -> DataError:
         code="changed-while-read",
         hint="run the command again once nothing writes to it",
     )
-
-
-def _cannot_read(place: Place, error: OSError) -> InputError:
-    if isinstance(place, bytes):
-        reason = (error.strerror or str(error)).lower()
-        return InputError(f"cannot read {to_text(place)}: {reason}", cause=error)
-    return InputError(f"cannot read {describe_place(place)}: {error}", cause=error)

@@ -10,7 +10,7 @@ own otherwise. The first of these keeps the key. It must not read or write anyth
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,13 +69,13 @@ def grouped(files: Files, policy: OnDuplicate, rekey: Rekey | None, first_index:
     if policy == "skip":
         return Settled(group(files, without=left_out), more)
     again: list[int] = []
-    samples = group(files.part(range(len(files)), _replaced(files, rows)), twice=again)
+    all_rows = (rows.get(at) or files.row(at) for at in range(len(files)))
+    samples = group(files.part(range(len(files)), all_rows), twice=again)
     if again:
         raise taken(samples.key(again[0]))
     for sample in range(samples.total):
-        if sizes.get(key := samples.key(sample), len(samples.members(sample))) != len(
-            samples.members(sample)
-        ):
+        count = len(samples.members(sample))
+        if sizes.get(key := samples.key(sample), count) != count:
             raise taken(key)
     return Settled(samples)
 
@@ -111,10 +111,6 @@ def _units(files: Files, members: Iterator[int]) -> Iterator[list[int]]:
 
 def _field(files: Files, at: int) -> bytes:
     return files.row(at).partition(SEPARATOR)[2]
-
-
-def _replaced(files: Files, rows: Mapping[int, bytes]) -> Iterator[bytes]:
-    return (rows.get(at) or files.row(at) for at in range(len(files)))
 
 
 def rekeyed(

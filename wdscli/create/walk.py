@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from wdscli.create.files import SEPARATOR, Files, Skipped
+from wdscli.create.files import SEPARATOR, Files, Skipped, cannot_read
 from wdscli.create.keys import KeyRule, check_written
 from wdscli.errors import InputError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
@@ -33,7 +33,6 @@ from wdscli.selection.expressions import Expression
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import folder_of, is_local, local_path
-from wdscli.storage.local import reason
 from wdscli.tar import core
 
 MANIFEST = os.fsencode(MANIFEST_SUFFIX)
@@ -172,7 +171,7 @@ def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: 
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
-        raise _cannot_read(path, error) from None
+        raise cannot_read(path, error) from None
     if stat.S_ISDIR(status.st_mode):
         _walk_folder(path.rstrip(b"/") or b"/", wanted, files, skipped, progress)
         return
@@ -207,7 +206,7 @@ def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: Skipped, pr
         except WdsError:
             raise
         except OSError as error:
-            raise _cannot_read(os.fsencode(error.filename or folder.path), error) from None
+            raise cannot_read(os.fsencode(error.filename or folder.path), error) from None
         pending += _enter(folder, subfolders, wanted, skipped)
         progress.advance(len(files) - before)
 
@@ -354,10 +353,6 @@ def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped:
         files.add_row(key + SEPARATOR + field, status.st_size, folder.root)
     else:
         files.add(key, field, status.st_size, entry.path)
-
-
-def _cannot_read(path: bytes, error: OSError | ValueError) -> InputError:
-    return InputError(f"cannot read {to_text(path)}: {reason(error)}", cause=error)
 
 
 def _not_a_file(path: bytes) -> InputError:

@@ -213,8 +213,9 @@ class Listing:
     def _sources(self, *, by_index: bool) -> Iterator[Source]:
         """The shards, opened one after the other, until no further sample can be selected. Those of which an index is
         used are opened by it where they can."""
-        self._settle()
         from wdscli.shards.inputs import ShardStage
+
+        self.selection, self._lack = settled(self._shards, self.selection, "skip" if self.skips else "stop")
 
         stage = ShardStage(self._progress, "reading", self.addresses)
         for address in self.addresses:
@@ -238,22 +239,6 @@ class Listing:
             return None
         source, self._beside = open_by_index(address, *listed)
         return source
-
-    def _settle(self) -> None:
-        """Where a number of samples is drawn, see all of them first. Raises UsageError where that cannot be twice."""
-        draw = self.selection.draw
-        if draw is None or not draw.is_open:
-            return
-        from wdscli.selection.draw import Lowest, check_again
-
-        check_again(draw, self.addresses)
-        lowest = Lowest(draw)
-        on_error: OnError = "skip" if self.skips else "stop"
-        before = Listing(self._shards, self.selection.before_draw, on_error, QUIET)
-        for page in before.samples():
-            lowest.add(page.batch.keys)
-        self._lack = draw.lack(lowest.total)
-        self.selection = self.selection._replace(draw=draw.settled(lowest))
 
     def _pages(self, source: Source, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
         wanted = self.selection.payload_fields | payloads_of
@@ -314,6 +299,24 @@ class Listing:
     def _report_damage(self, error: DataError) -> None:
         self._broken.append(error)
         self._progress.warn(str(error))
+
+
+def settled(
+    shards: ShardSet, selection: Selection, on_error: OnError, *, distinct: bool = False
+) -> tuple[Selection, str]:
+    """The selection, and what to say of it: where a number of samples is drawn, all of them are seen first, which
+    ``distinct`` keys count once. Raises UsageError where shards cannot be read twice."""
+    draw = selection.draw
+    if draw is None or not draw.is_open:
+        return selection, ""
+    from wdscli.selection.draw import Lowest, check_again
+
+    check_again(draw, shards.addresses)
+    lowest = Lowest(draw, distinct=distinct)
+    # Headers alone, by indexes where these save requests.
+    for page in Listing(shards, selection.before_draw, on_error, QUIET).samples():
+        lowest.add(page.batch.keys)
+    return selection._replace(draw=draw.settled(lowest)), draw.lack(lowest.total)
 
 
 def _project(

@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from wdscli.errors import DataError, OutputError, UsageError
-from wdscli.look.listing import Listing
+from wdscli.look.listing import settled
 from wdscli.plan.inputs import PIECE_BYTES, Input, pieces_of
 from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
 from wdscli.plan.request import Request
@@ -25,7 +25,6 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch, iter_batches
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import iter_selected
-from wdscli.selection.draw import Lowest, check_again
 from wdscli.selection.named import Absence
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads
 from wdscli.shards.index import Piece
@@ -139,7 +138,12 @@ class Picker:
         """The selected samples of all inputs, in order. Raises InputError, DataError; at the end also for names that no
         sample has. ``begin`` says of each input at which byte the samples begin that are to come, and how many lie
         before it; the caller is done with those."""
-        self._settle()
+        # A key that comes again is left out where the caller counts later.
+        self.selection, lack = settled(
+            self.set, self.selection, self._request.on_error, distinct=self._counts_later
+        )
+        if lack:
+            self._progress.warn(lack)
         addresses = () if self.state.done else self.set.addresses
         whole = self.selection.is_trivial
         unlimited = self.limit is None and self.selection.limit is None
@@ -162,22 +166,6 @@ class Picker:
             self._progress.warn(remark)
         self.check_names(self.selection.absences(self.state))
 
-    def _settle(self) -> None:
-        """Where a number of samples is drawn, see all of them first. Raises UsageError where that cannot be twice."""
-        draw = self.selection.draw
-        if draw is None or not draw.is_open:
-            return
-        check_again(draw, self.set.addresses)
-        # A key that comes again is left out where the caller counts later.
-        lowest = Lowest(draw, distinct=self._counts_later)
-        # Headers alone, by indexes where these save requests.
-        before = Listing(self.set, self.selection.before_draw, self._request.on_error, QUIET)
-        for page in before.samples():
-            lowest.add(page.batch.keys)
-        if message := draw.lack(lowest.total):
-            self._progress.warn(message)
-        self.selection = self.selection._replace(draw=draw.settled(lowest))
-
     def check_names(self, absences: Sequence[Absence]) -> None:
         """Raise DataError for names that no sample has."""
         check_named(absences, allow=self._request.allow_empty, progress=self._progress)
@@ -185,12 +173,8 @@ class Picker:
     def check_empty(self, samples: int) -> None:
         """Raise DataError when none of the samples that were read is left."""
         self.samples = samples
-        selection, on_error, allow = (
-            self._request.selection,
-            self._request.on_error,
-            self._request.allow_empty,
-        )
-        check_empty(samples, selection, on_error, self.dropped, allow=allow)
+        request = self._request
+        check_empty(samples, request.selection, request.on_error, self.dropped, allow=request.allow_empty)
 
     def _pages(self, source: Source, begin: tuple[int, int]) -> Iterator[Page]:
         if source.seekable or not self._copies_streams:

@@ -36,27 +36,8 @@ SOUND |= {"opus": "audio/ogg", "aac": "audio/aac", "m4a": "audio/mp4"}
 FILM = {"mp4": "video/mp4", "webm": "video/webm", "ogv": "video/ogg", "mov": "video/mp4"}
 _CUTTABLE = ("mp3", "flac", "ogg", "opus", "aac")
 """Formats of which browsers play what is there of a file that is cut."""
-_TEXTS = frozenset(
-    [
-        "txt",
-        "text",
-        "transcript",
-        "caption",
-        "prompt",
-        "cls",
-        "cls2",
-        "id",
-        "index",
-        "inx",
-        "label",
-        "class",
-        "html",
-        "htm",
-        "md",
-        "csv",
-        "xml",
-    ]
-)
+_NAMES = "txt text transcript caption prompt cls cls2 id index inx label class html htm md csv xml"
+_TEXTS = frozenset(_NAMES.split())
 _JSON = frozenset(("json", "jsn"))
 
 

@@ -21,7 +21,7 @@ from wdscli.report.cards import Card, field_type
 from wdscli.report.looking import CAPTIONS, CLASSES, Looked
 from wdscli.storage.addresses import natural
 from wdscli.units import human_size
-from wdscli.verify.findings import Finding, kind_of
+from wdscli.verify.findings import FindingKind, by_kind
 from wdscli.verify.set import VerifyReport
 
 if TYPE_CHECKING:
@@ -142,17 +142,6 @@ class Mixed(NamedTuple):
     verdict: Verdict
     order: Verdict
     strip: list[StripRow]
-
-
-class FindingKind(NamedTuple):
-    """All findings of one kind."""
-
-    code: str
-    severity: str
-    meaning: str
-    total: int
-    findings: list[Finding]
-    hints: list[str]
 
 
 class Checked(NamedTuple):
@@ -476,21 +465,7 @@ def _checked(found: Found) -> Checked | None:
     report = found.verified
     if report is None:
         return None
-    by_code: dict[str, list[Finding]] = {}
-    for finding in report.findings:
-        by_code.setdefault(finding.code, []).append(finding)
-    kinds = [
-        FindingKind(
-            code,
-            kind_of(code).severity,
-            kind_of(code).meaning,
-            count,
-            by_code.get(code, []),
-            list(dict.fromkeys(one.hint for one in by_code.get(code, []) if one.hint)),
-        )
-        for code, count in report.counts.items()
-    ]
-    kinds.sort(key=lambda kind: kind.severity)
+    kinds = sorted(by_kind(report.findings, report.counts), key=lambda kind: kind.severity)
     return Checked(kinds, report.errors, report.warnings, found.decoded)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from wdscli.errors import DataError
@@ -173,6 +173,35 @@ DEMANDS = _table("""
 def kind_of(code: str) -> Kind:
     """The row of a code."""
     return KINDS.get(code) or DEMANDS.get(code) or Kind("")
+
+
+class FindingKind(NamedTuple):
+    """All findings of one kind: how many there are, those that are reported in full, and what to do."""
+
+    code: str
+    severity: Severity
+    meaning: str
+    total: int
+    findings: list[Finding]
+    hints: list[str]
+
+
+def by_kind(findings: Iterable[Finding], counts: Mapping[str, int]) -> list[FindingKind]:
+    """Findings under their kinds, in the order of ``counts``."""
+    by_code: dict[str, list[Finding]] = {code: [] for code in counts}
+    for finding in findings:
+        by_code[finding.code].append(finding)
+    return [
+        FindingKind(
+            code,
+            kind_of(code).severity,
+            kind_of(code).meaning,
+            counts[code],
+            found,
+            list(dict.fromkeys(one.hint for one in found if one.hint)),
+        )
+        for code, found in by_code.items()
+    ]
 
 
 class Ledger:

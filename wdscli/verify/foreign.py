@@ -169,15 +169,11 @@ def _said_by_parquet(place: str, ledger: Ledger) -> dict[str, SetFile]:
             names = table.schema_arrow.names
             if not {"shard", *_OF_EVERY}.issubset(names):
                 return {}
-            columns = ["shard", *filter(_is_compared, names)]
-            batches = table.iter_batches(batch_size=_ROWS_PER_BATCH, columns=columns)
+            compared = [name for name in names if name in _OF_EVERY or name.startswith(("size.", "offset."))]
+            batches = table.iter_batches(batch_size=_ROWS_PER_BATCH, columns=["shard", *compared])
             return _digested(place, "parquet", (run for batch in batches for run in _runs(batch)), None)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(str(error), code="stale-index") from None
-
-
-def _is_compared(column: str) -> bool:
-    return column in _OF_EVERY or column.startswith(("size.", "offset."))
 
 
 def _runs(batch: Any) -> Iterator[Run]:
@@ -189,7 +185,7 @@ def _runs(batch: Any) -> Iterator[Run]:
         cells = {name: column.slice(first, end - first) for name, column in columns.items()}
         keys = cells.pop("key").to_pylist()
         numbers = {name: column.fill_null(-1).to_numpy(False) for name, column in cells.items()}
-        yield Run(_text(shard), keys, numbers)
+        yield Run(to_text(shard) if isinstance(shard, bytes) else str(shard), keys, numbers)
 
 
 def _said_by_database(place: str, folder: str) -> dict[str, SetFile]:
@@ -378,7 +374,3 @@ def _wrong_in_document(data: bytes, index: Index) -> str | None:
                 if (said.get("offset"), said.get("length")) != (batch.offsets[at], batch.sizes[at]):
                     return f'does not say where "{name}" is in the shard'
     return None
-
-
-def _text(name: Any) -> str:
-    return to_text(name) if isinstance(name, bytes) else str(name)

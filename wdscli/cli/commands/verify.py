@@ -1,6 +1,5 @@
 """``wds verify``: options in, one call into ops (and one more to repair), one report out."""
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from wdscli.cli.options import (
@@ -17,11 +16,11 @@ from wdscli.cli.options import (
 )
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
-from wdscli.ops.verify import Finding, VerifyReport
+from wdscli.ops.verify import VerifyReport
 from wdscli.ops.verify import verify as run
 from wdscli.shown import shown
 from wdscli.units import human_size
-from wdscli.verify.findings import MAX_FINDINGS, kind_of
+from wdscli.verify.findings import MAX_FINDINGS, FindingKind, by_kind
 
 if TYPE_CHECKING:
     from wdscli.shards.writing import ShardSettings
@@ -157,9 +156,9 @@ def _print_repair(out: Out, report: "RepairReport", *, dry_run: bool) -> None:
             }
         )
     else:
-        for code, findings in _by_code(report.left_out, report.counts).items():
-            out.line(f"not saved, {code}: {report.counts[code]}")
-            _print_lines(out, findings, report.counts[code])
+        for kind in by_kind(report.left_out, report.counts):
+            out.line(f"not saved, {kind.code}: {kind.total}")
+            _print_lines(out, kind)
             out.line("")
     would = "would save" if dry_run else "saved"
     out.summary(f"{would} {plural(report.samples, 'sample')}; left out: {left_out or 'nothing'}")
@@ -175,25 +174,18 @@ def _print_json(out: Out, report: VerifyReport) -> None:
 
 def _print_text(out: Out, report: VerifyReport) -> None:
     """Findings under their kind: a heading, a line each, what to do."""
-    for code, findings in _by_code(report.findings, report.counts).items():
-        out.line(f"{code}: {plural(report.counts[code], kind_of(code).severity)}")
-        _print_lines(out, findings, report.counts[code])
-        for hint in dict.fromkeys(finding.hint for finding in findings if finding.hint):
+    for kind in by_kind(report.findings, report.counts):
+        out.line(f"{kind.code}: {plural(kind.total, kind.severity)}")
+        _print_lines(out, kind)
+        for hint in kind.hints:
             out.line(f"  hint: {hint}")
         out.line("")
 
 
-def _by_code(findings: Sequence[Finding], counts: Mapping[str, int]) -> dict[str, list[Finding]]:
-    by_code: dict[str, list[Finding]] = {code: [] for code in counts}
-    for finding in findings:
-        by_code[finding.code].append(finding)
-    return by_code
-
-
-def _print_lines(out: Out, findings: Sequence[Finding], count: int) -> None:
-    for finding in findings:
+def _print_lines(out: Out, kind: FindingKind) -> None:
+    for finding in kind.findings:
         offset = "" if finding.offset is None else f" at byte {finding.offset}"
         member = "" if finding.member is None else f' "{finding.member}"'
         out.line(f"  {finding.shard}{offset}{member}: {finding.message}")
-    if count > len(findings):
-        out.line(f"  ... and {count - len(findings)} more")
+    if kind.total > len(kind.findings):
+        out.line(f"  ... and {kind.total - len(kind.findings)} more")
