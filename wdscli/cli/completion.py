@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -72,6 +73,10 @@ end
 complete -c {program} -f -a '({function})'
 """,
 }
+
+
+_FREE = ("N", "SIZE", "SECONDS", "S", "K", "TIME", "PIXELS", "SHARE", "GLOB", "EXPR", "A:B:STEP")
+"""Values of which there is none to offer, and that are no names of files."""
 
 
 class Candidate(NamedTuple):
@@ -288,8 +293,7 @@ def _values(option: Any, place: int, typed: str, given: Given) -> list[Candidate
     if choices:
         return [Candidate(str(one)) for one in choices]
     metavar = (option.metavar or "").split(" ")[place]
-    known = _KNOWN.get(option.name)
-    found = [Candidate(one) for one in known()] if known is not None else []
+    found = [Candidate(one) for one in _known(option.name)]
     # What stands in small letters is meant as it is: first-dot|last-dot|REGEX.
     found += [Candidate(one) for one in re.split(r"[|,]", metavar) if re.fullmatch(r"[a-z][a-z-]*", one)]
     if metavar == "KEY":
@@ -313,51 +317,24 @@ def _values(option: Any, place: int, typed: str, given: Given) -> list[Candidate
             before = typed[: re.match(r"(.*[=;])?", typed).end()]  # type: ignore[union-attr]
         named = set(before.split(","))
         return [one._replace(value=before + one.value) for one in found if one.value not in named]
-    if found or metavar in (
-        "N",
-        "SIZE",
-        "SECONDS",
-        "S",
-        "K",
-        "TIME",
-        "PIXELS",
-        "SHARE",
-        "GLOB",
-        "EXPR",
-        "A:B:STEP",
-    ):
-        return found
-    return None
+    return found if found or metavar in _FREE else None
 
 
-def _decoders() -> list[str]:
-    from wdscli.codecs.decode_images import SPECS
+def _known(option: str) -> Iterable[str]:
+    """Values of an option that a module holds, or that other packages have made known."""
+    if option == "engine":
+        from importlib.metadata import entry_points
 
-    return sorted(SPECS)
-
-
-def _dialects() -> Sequence[str]:
-    from wdscli.shards.dialects import DIALECTS
-
-    return DIALECTS
+        return sorted({f"{point.name}://" for point in entry_points(group="wdscli.executors")})
+    module, _, name = _KNOWN.get(option, "").partition(":")
+    return sorted(getattr(import_module(module), name)) if module else []
 
 
-def _profiles() -> Sequence[str]:
-    from wdscli.verify.profiles import PROFILES
-
-    return PROFILES
-
-
-def _engines() -> list[str]:
-    from importlib.metadata import entry_points
-
-    return sorted({f"{point.name}://" for point in entry_points(group="wdscli.executors")})
-
-
-_KNOWN: dict[str, Callable[[], Sequence[str]]] = {
-    "decode": _decoders, "dialect": _dialects, "profile": _profiles, "engine": _engines,
-}  # fmt: skip
-"""Values that a module holds, by the option's field."""
+_KNOWN = {
+    "decode": "wdscli.codecs.decode_images:SPECS",
+    "dialect": "wdscli.shards.dialects:DIALECTS",
+    "profile": "wdscli.verify.profiles:PROFILES",
+}
 
 
 def _shard_paths(typed: str) -> list[Candidate] | None:

@@ -1,6 +1,6 @@
 """A file that a command writes and that is no shard: a table, payloads, lines of JSON.
 
-What it is: :func:`write_file`, :func:`write_table`. How: text for standard output goes the way of everything that is
+What it is: :func:`write_file`. How: text for standard output goes the way of everything that is
 printed; anything else through a sink, which has its name only when it is whole. It must not know what is in the file.
 """
 
@@ -12,29 +12,6 @@ from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 
 
-def write_table(
-    out: Out,
-    address: str,
-    form: str,
-    pieces: Iterable[bytes],
-    *,
-    inputs: Sequence[str],
-    force: bool,
-    fsync: bool = False,
-) -> int:
-    """:func:`write_file` of a table in the format ``form``. Raises UsageError for a name that promises compressed
-    bytes, and for Parquet on a terminal."""
-    from wdscli.storage.opening import COMPRESSED_SUFFIX
-
-    if match := COMPRESSED_SUFFIX.search(address):
-        raise UsageError(
-            f"{address} would not be compressed",
-            hint=f"leave the {match[0]} off; Parquet is compressed inside",
-        )
-    is_binary = form == "parquet"
-    return write_file(out, address, pieces, inputs=inputs, force=force, fsync=fsync, is_binary=is_binary)
-
-
 def write_file(
     out: Out,
     address: str,
@@ -42,12 +19,21 @@ def write_file(
     *,
     inputs: Sequence[str],
     force: bool,
-    fsync: bool,
-    is_binary: bool = False,
+    fsync: bool = False,
+    table: str | None = None,
 ) -> int:
     """Write ``pieces``, and return how many bytes they are; none is made before it is known that the file may be there.
-    Raises OutputExistsError, OutputError, UsageError for one of ``inputs``."""
-    if address == "-" and not is_binary:
+    ``table`` is the format of a table. Raises OutputExistsError, OutputError, UsageError for one of ``inputs``, for a
+    table whose name promises compressed bytes, and for Parquet on a terminal."""
+    if table is not None:
+        from wdscli.storage.opening import COMPRESSED_SUFFIX
+
+        if match := COMPRESSED_SUFFIX.search(address):
+            raise UsageError(
+                f"{address} would not be compressed",
+                hint=f"leave the {match[0]} off; Parquet is compressed inside",
+            )
+    if address == "-" and table != "parquet":
         size = 0
         for piece in pieces:
             out.write(piece)

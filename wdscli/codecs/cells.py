@@ -140,8 +140,7 @@ def _encoded(value: Any, name: str) -> bytes:
         value = _numbers(value)
     elif name in IMAGE_FORMATS:
         value = _pixels(value)
-    data: bytes = ENCODERS[name](list(value) if isinstance(value, TypedList) else value)
-    return data
+    return bytes(ENCODERS[name](list(value) if isinstance(value, TypedList) else value))
 
 
 def _number(value: Any) -> bytes:

@@ -67,27 +67,30 @@ SPECS = _specs()
 
 
 class Images(ByExtension):
-    """Decodes pictures as a spec says, in the size that ``size`` and ``crop`` give. ``jpeg`` is ``"auto"`` or
-    ``"pillow"``. Raises UsageError for a spec or size that there is not, and for one whose packages are not there."""
+    """A handler for :meth:`WebDataset.decode` that decodes fields of these extensions as ``imagespec`` says. ``size``
+    and ``crop`` are torchvision's ``Resize(size)`` and ``CenterCrop(crop)``; ``jpeg="pillow"`` does it with Pillow
+    alone, which is slower, to the same pixels on every machine that has the same Pillow. Raises UsageError for a spec
+    or size that there is not, and for one whose packages are not there."""
 
     def __init__(
         self,
-        spec: str,
+        imagespec: str,
         extensions: Iterable[str] = EXTENSIONS,
+        *,
         jpeg: str = "auto",
         size: Size | None = None,
         crop: Size | None = None,
     ) -> None:
-        if spec not in SPECS:
-            raise UsageError(f'no such image spec: "{spec}"', hint=", ".join(sorted(SPECS)))
+        if imagespec not in SPECS:
+            raise UsageError(f'no such image spec: "{imagespec}"', hint=", ".join(sorted(SPECS)))
         if jpeg not in ("auto", "pillow"):
             raise UsageError(f'jpeg is "auto" or "pillow", not "{jpeg}"')
-        self.spec, self.fit = SPECS[spec], fitted(size, crop)
+        self.spec, self.fit = SPECS[imagespec], fitted(size, crop)
         names = frozenset(name.lower() for name in extensions)
         super().__init__(dict.fromkeys(names, self._decode), limited=names)
-        needed("PIL.Image", f'decode("{spec}")', INSTALL_IMAGES)
+        needed("PIL.Image", f'decode("{imagespec}")', INSTALL_IMAGES)
         if self.spec.kind == "torch":
-            needed("torch", f'decode("{spec}")', "torch")
+            needed("torch", f'decode("{imagespec}")', "torch")
         self.uses_simplejpeg = jpeg == "auto" and self.spec.mode == "RGB" and _simplejpeg()
 
     def _decode(self, data: bytes, limit: int) -> Any:
@@ -204,15 +207,5 @@ def _image_of(array: Any, data: bytes, limit: int) -> Any:
     return image
 
 
-def imagehandler(
-    imagespec: str,
-    extensions: Iterable[str] = EXTENSIONS,
-    *,
-    jpeg: str = "auto",
-    size: Size | None = None,
-    crop: Size | None = None,
-) -> Images:
-    """A handler for :meth:`WebDataset.decode` that decodes fields of these extensions as ``imagespec`` says. ``size``
-    and ``crop`` are torchvision's ``Resize(size)`` and ``CenterCrop(crop)``; ``jpeg="pillow"`` does it with Pillow
-    alone, which is slower, to the same pixels on every machine that has the same Pillow."""
-    return Images(imagespec, extensions, jpeg, size, crop)
+imagehandler = Images
+"""webdataset's name for it."""

@@ -128,13 +128,11 @@ def encode_npz(value: Any) -> bytes:
 def encode_msgpack(value: Any) -> bytes:
     import msgpack
 
-    packed: bytes = msgpack.packb(value)
-    return packed
+    return bytes(msgpack.packb(value))
 
 
 def encode_cbor(value: Any) -> bytes:
-    encoded: bytes = needed("cbor2", "a cbor field", "cbor2").dumps(value)
-    return encoded
+    return bytes(needed("cbor2", "a cbor field", "cbor2").dumps(value))
 
 
 def torch_dumps(value: Any) -> bytes:

@@ -72,20 +72,6 @@ class Continue:
 
 
 class HandleExtension:
-    """A handler of fields that end in one of some extensions, ``"cls"`` or ``"seg.png"``."""
-
-    def __init__(self, extensions: str, function: Decode) -> None:
-        self._targets = [target.split(".") for target in extensions.lower().split()]
-        self._function = function
-
-    def __call__(self, key: str, data: Any) -> Any:
-        parts = key.lower().split(".")
-        if any(parts[-len(target) :] == target for target in self._targets):
-            return self._function(data)
-        return None
-
-
-def handle_extension(extensions: str, f: Decode) -> HandleExtension:
     """A handler for :meth:`WebDataset.decode` of fields by extension, several with blanks between them. ``"png"`` fits
     every field that ends so, ``"seg.png"`` only those with both parts; upper and lower case are the same.
 
@@ -93,4 +79,16 @@ def handle_extension(extensions: str, f: Decode) -> HandleExtension:
     >>> handler(".seg.png", b"1234"), handler(".png", b"1234"), handler(".MASK", b"1")
     (4, None, 1)
     """
-    return HandleExtension(extensions, f)
+
+    def __init__(self, extensions: str, f: Decode) -> None:
+        self._targets = [target.split(".") for target in extensions.lower().split()]
+        self._function = f
+
+    def __call__(self, key: str, data: Any) -> Any:
+        parts = key.lower().split(".")
+        is_own = any(parts[-len(target) :] == target for target in self._targets)
+        return self._function(data) if is_own else None
+
+
+handle_extension = HandleExtension
+"""webdataset's name for it."""

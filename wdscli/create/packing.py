@@ -101,8 +101,7 @@ class PackTask(NamedTuple):
             "roots": list(roots),
             "firsts": part.firsts.tolist(),
         }
-        found: bytes = msgpack.packb(plain)
-        return found
+        return bytes(msgpack.packb(plain))
 
 
 PATH, ROOT, REMOTE, INLINE = "path", "root", "address", "bytes"
@@ -223,8 +222,7 @@ class _Packer:
         given = folder, rows, sizes, at, end, self._mtime_field, self._shard.position, columns
         length, taken = core.CORE.files(self._buffer, ENOUGH_BYTES, *given)
         self._shard.write_blocks(self._view[:length])
-        result: int = taken
-        return result
+        return int(taken)
 
     def _open(self, path: bytes, flags: int) -> int:
         try:

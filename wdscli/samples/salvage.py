@@ -9,6 +9,7 @@ reason, never silently. It must not know what the samples are wanted for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from wdscli.errors import DataError
 from wdscli.samples import Grouper, Ignored, SampleBatch
@@ -33,54 +34,50 @@ def salvaged_batches(
     its samples come out, for a stream whose payloads must be taken then; a payload that it finds cut ends the shard.
     ``known`` is how many samples the shard should have: those of a damaged one that nobody can see any more are counted
     as ``lost``."""
-    return _Salvager(source, report, dropped, form, ignored, see).batches(known)
+    grouper = Grouper(source.name, lenient=True)
+    if ignored is not None:
+        grouper.ignored = ignored
+    return _Salvager(source, report, dropped, form, see, grouper).batches(known)
 
 
+@dataclass(slots=True)
 class _Salvager:
-    def __init__(
-        self,
-        source: ByteSource,
-        report: Callable[[DataError], None],
-        dropped: Dropped,
-        form: Form,
-        ignored: Ignored | None,
-        see: Callable[[Window], None] | None,
-    ) -> None:
-        self._see = see
-        self._source = source
-        self._report = report
-        self._dropped = dropped
-        self._form = form
-        self._hurt = self._was_hurt = False
-        self._seen = 0
-        self._usual: frozenset[bytes] | None = None
-        self._grouper = Grouper(source.name, lenient=True)
-        if ignored is not None:
-            self._grouper.ignored = ignored
+    """The shard that is read, and what is known of it so far."""
+
+    source: ByteSource
+    report: Callable[[DataError], None]
+    dropped: Dropped
+    form: Form
+    see: Callable[[Window], None] | None
+    grouper: Grouper
+    is_hurt: bool = False
+    was_hurt: bool = False
+    seen: int = 0
+    usual: frozenset[bytes] | None = None
 
     def batches(self, known: int) -> Iterator[SampleBatch]:
         yield from self._batches()
-        if self._was_hurt and known > self._seen:
-            self._dropped["lost"] = self._dropped.get("lost", 0) + known - self._seen
+        if self.was_hurt and known > self.seen:
+            self.dropped["lost"] = self.dropped.get("lost", 0) + known - self.seen
 
     def _batches(self) -> Iterator[SampleBatch]:
         after_damage = False
         for window in self._windows():
-            if self._hurt and window.columns.names:
-                yield from self._sound(self._grouper.finish(), after_damage, True)
-                self._hurt, after_damage = False, True
-            batch = self._grouper.add(window)
+            if self.is_hurt and window.columns.names:
+                yield from self._sound(self.grouper.finish(), after_damage, True)
+                self.is_hurt, after_damage = False, True
+            batch = self.grouper.add(window)
             if batch.keys:
                 yield from self._sound(batch, after_damage, False)
                 after_damage = False
-        yield from self._sound(self._grouper.finish(), after_damage, self._hurt)
+        yield from self._sound(self.grouper.finish(), after_damage, self.is_hurt)
 
     def _windows(self) -> Iterator[Window]:
-        payloads = self._see is not None
-        for window in scan_salvaging(self._source, self._damage, form=self._form, payloads=payloads):
-            if self._see is not None:
+        payloads = self.see is not None
+        for window in scan_salvaging(self.source, self._damage, form=self.form, payloads=payloads):
+            if self.see is not None:
                 try:
-                    self._see(window)
+                    self.see(window)
                 except DataError as error:
                     for column in window.columns:
                         column.pop()
@@ -90,13 +87,13 @@ class _Salvager:
             yield window
 
     def _damage(self, error: DataError) -> None:
-        self._hurt = self._was_hurt = True
-        self._report(error)
+        self.is_hurt = self.was_hurt = True
+        self.report(error)
 
     def _sound(self, batch: SampleBatch, first_hurt: bool, last_hurt: bool) -> Iterator[SampleBatch]:
         """``batch`` without the samples that are not whole. Its first or last sample may lie beside damage."""
         rows = []
-        self._seen += len(batch.keys)
+        self.seen += len(batch.keys)
         last = len(batch.keys) - 1
         for row in range(len(batch.keys)):
             fields = batch.fields[batch.firsts[row] : batch.firsts[row + 1]]
@@ -104,11 +101,11 @@ class _Salvager:
             beside = (first_hurt and row == 0) or (last_hurt and row == last)
             if len(names) < len(fields):
                 self._drop("duplicate-field")
-            elif beside and names != self._usual:
+            elif beside and names != self.usual:
                 self._drop("damaged")
             else:
                 rows.append(row)
-                self._usual = names
+                self.usual = names
         if len(rows) == len(batch.keys):
             if rows:
                 yield batch
@@ -117,4 +114,4 @@ class _Salvager:
             yield batch.part(row, row + 1)
 
     def _drop(self, reason: str) -> None:
-        self._dropped[reason] = self._dropped.get(reason, 0) + 1
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1

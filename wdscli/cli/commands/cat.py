@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.cli.files import write_file, write_table
+from wdscli.cli.files import write_file
 from wdscli.cli.options import (
     DecodeOptions,
     ErrorOptions,
@@ -149,20 +149,16 @@ def cat(
     if form.to_dir is not None:
         done = unpack.unpack(picker, form.to_dir, force=output.force)
         counts = {"files": done.files, "bytes": done.size_bytes}
-    elif form.to_parquet is not None or form.to_tsv is not None:
-        kind = "tsv" if form.to_parquet is None else "parquet"
-        pieces = _table(request, picker, kind, form.base64, limit, progress)
-        counts["bytes"] = write_table(
-            out, file, kind, pieces, inputs=picker.set.addresses, force=output.force, fsync=output.fsync
-        )
     else:
-        if form.field is not None:
+        kind = "parquet" if form.to_parquet is not None else "tsv" if form.to_tsv is not None else None
+        if kind is not None:
+            pieces = _table(request, picker, kind, form.base64, limit, progress)
+        elif form.field is not None:
             pieces = unpack.payloads(picker, form.field, form.key)
         else:
             pieces = unpack.json_lines(picker, base64=form.base64, max_decoded=limit)
-        counts["bytes"] = write_file(
-            out, file, pieces, inputs=picker.set.addresses, force=output.force, fsync=output.fsync
-        )
+        read, force, fsync = picker.set.addresses, output.force, output.fsync
+        counts["bytes"] = write_file(out, file, pieces, inputs=read, force=force, fsync=fsync, table=kind)
     progress.finish()
     out.note(f"in: {plural(len(picker.set.addresses), 'shard')}, {picker.bytes_in} bytes")
     _print_losses(out, picker.dropped, picker.ignored)

@@ -150,7 +150,7 @@ def _check_table(table: TableOptions, show: ShowOptions) -> None:
 
 def _write_table(out: Out, found: Listing, table: TableOptions) -> None:
     """The samples as a table, and what it is."""
-    from wdscli.cli.files import write_table
+    from wdscli.cli.files import write_file
     from wdscli.look.table import listing_table
 
     form, address = ("csv", table.csv) if table.parquet is None else ("parquet", table.parquet)
@@ -168,7 +168,7 @@ def _write_table(out: Out, found: Listing, table: TableOptions) -> None:
         made.append(listing_table(found, form, fields))
         yield from made[0].pieces()
 
-    size = write_table(out, address, form, pieces(), inputs=found.addresses, force=table.force)
+    size = write_file(out, address, pieces(), inputs=found.addresses, force=table.force, table=form)
     (written,) = made
     if written.not_utf8:
         how = "binary columns" if form == "parquet" else "bytes as they are"
