@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -182,12 +182,21 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from wdscli.version import version_line
+def _at_once(name: str, act: Callable[[typer.Context], None], help: str) -> Any:
+    """A flag for which something is done before all else, and nothing after it."""
 
-        output.stdout().write(f"{version_line()}\n".encode())
-        raise typer.Exit
+    def callback(context: typer.Context, wanted: bool) -> None:
+        if wanted:
+            act(context)
+            raise typer.Exit
+
+    return typer.Option(name, callback=callback, is_eager=True, help=help)
+
+
+def _print_version(_: typer.Context) -> None:
+    from wdscli.version import version_line
+
+    output.stdout().write(f"{version_line()}\n".encode())
 
 
 def _shell(context: typer.Context) -> str:
@@ -201,57 +210,40 @@ def _shell(context: typer.Context) -> str:
     return str(shell)
 
 
-def _install_completion(context: typer.Context, wanted: bool) -> None:
-    if wanted:
-        from wdscli.cli import completion
+def _install_completion(context: typer.Context) -> None:
+    from wdscli.cli import completion
 
-        places, more = completion.install(_shell(context))
-        for place in places:
-            output.say(f"wrote {place}")
-        output.say("new shells complete wds and wdscli")
-        if more is not None:
-            output.show(more)
-        raise typer.Exit
+    places, more = completion.install(_shell(context))
+    for place in places:
+        output.say(f"wrote {place}")
+    output.say("new shells complete wds and wdscli")
+    if more is not None:
+        output.show(more)
 
 
-def _show_completion(context: typer.Context, wanted: bool) -> None:
-    if wanted:
-        from wdscli.cli import completion
+def _show_completion(context: typer.Context) -> None:
+    from wdscli.cli import completion
 
-        text = completion.script(_shell(context), context.info_name or "wds")
-        output.stdout().write(text.encode())
-        raise typer.Exit
+    text = completion.script(_shell(context), context.info_name or "wds")
+    output.stdout().write(text.encode())
+
+
+_version = _at_once("--version", _print_version, "Print the version and leave.")
+_install = _at_once(
+    "--install-completion",
+    _install_completion,
+    "Install completion for this shell, or the one named behind it: bash, zsh, fish. No file of yours is changed.",
+)
+_show = _at_once("--show-completion", _show_completion, "Print what --install-completion installs.")
 
 
 @app.callback(
     epilog="See `wds COMMAND --help` for the options of a command, and `man wdscli-COMMAND` for its manual page."
 )
 def wds(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
-        ),
-    ] = False,
-    install_completion: Annotated[
-        bool,
-        typer.Option(
-            "--install-completion",
-            callback=_install_completion,
-            is_eager=True,
-            help="Install completion for "
-            "this shell, or the one named behind it: bash, zsh, fish. No file of yours is changed.",
-        ),
-    ] = False,
-    show_completion: Annotated[
-        bool,
-        typer.Option(
-            "--show-completion",
-            callback=_show_completion,
-            is_eager=True,
-            help="Print what --install-completion installs.",
-        ),
-    ] = False,
+    version: Annotated[bool, _version] = False,
+    install_completion: Annotated[bool, _install] = False,
+    show_completion: Annotated[bool, _show] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:
     """Make, look at, check and reorder WebDataset shard sets.

@@ -28,6 +28,7 @@ import typer
 from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
+    from wdscli.plan.cut import Cuts
     from wdscli.selection import Selection
     from wdscli.shards.writing import ShardSettings
 
@@ -256,6 +257,12 @@ class PlannedCutOptions(NamedTuple):
     plain: CutOptions
     divisible_by: Positive = None
 
+    def parse(self) -> "Cuts":
+        """What the library takes."""
+        from wdscli.plan.cut import Cuts
+
+        return Cuts(*self.plain, self.divisible_by)
+
 
 Algorithm = Literal["xxh3_128", "sha256", "none"]
 
@@ -363,6 +370,7 @@ class InputOptions(NamedTuple):
 class ReorderOptions(NamedTuple):
     """What all commands that reorder take behind their own options."""
 
+    cuts: PlannedCutOptions
     tasks: TaskOptions
     engine: EngineOptions
     inputs: InputOptions

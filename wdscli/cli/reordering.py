@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         GeneralOptions,
         InputOptions,
         OutputOptions,
-        PlannedCutOptions,
         ReorderOptions,
     )
     from wdscli.ops.create import CreateReport
@@ -47,20 +46,16 @@ class PartTotals(NamedTuple):
 def read_options(
     shards: Sequence[str],
     output: OutputOptions,
-    cuts: PlannedCutOptions,
     more: ReorderOptions,
     *,
     own_seed: bool = False,
 ) -> tuple[Out, Request]:
     """Where the command prints, and what the engine is asked for; ``own_seed`` says that the command draws something
     besides a sample. Raises UsageError."""
-    from wdscli.plan.cut import Cuts
-
     out = Out.of(more.general, "" if output.dry_run else output.output)
-    limits = Cuts(*cuts.plain, cuts.divisible_by)
     settings = {**more.errors._asdict(), **more.tasks._asdict(), **more.engine._asdict()}
     return out, read_request(
-        shards, output, more.inputs, more.general, own_seed=own_seed, cuts=limits, **settings
+        shards, output, more.inputs, more.general, own_seed=own_seed, cuts=more.cuts.parse(), **settings
     )
 
 

@@ -89,12 +89,10 @@ def map(
     from wdscli.cli.output import Out
     from wdscli.cli.reordering import read_request, reorder
     from wdscli.ops.map import map_order
-    from wdscli.plan.cut import Cuts
     from wdscli.transform.transform import make_transform
 
     transform = make_transform(**what._asdict(), timeout=general.network.timeout, on_failure=errors.on_error)
     out = Out.of(general, "" if output.dry_run else output.output)
-    limits = Cuts(*cuts.plain, cuts.divisible_by)
     more = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if errors.on_error == "skip" else "stop"}
-    request = read_request(shards, output, inputs, general, cuts=limits, **more)
+    request = read_request(shards, output, inputs, general, cuts=cuts.parse(), **more)
     reorder(out, request, map_order(request, transform), dry_run=output.dry_run)

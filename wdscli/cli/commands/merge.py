@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from wdscli.cli.options import OutputOptions, PlannedCutOptions, ReorderOptions, Text, Texts, grouped, panel
+from wdscli.cli.options import OutputOptions, ReorderOptions, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, json_line
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
@@ -117,14 +117,7 @@ class SetOptions(NamedTuple):
 
 
 @grouped
-def merge(
-    *,
-    shards: Sets,
-    output: OutputOptions,
-    sets: SetOptions,
-    cuts: PlannedCutOptions,
-    more: ReorderOptions,
-) -> None:
+def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: ReorderOptions) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
 
     Each argument is one set, of any number of shards. Shards hold at most 1 GB unless their size is given.
@@ -144,7 +137,7 @@ def merge(
         raise UsageError("--report lists duplicates", hint="--dedup key, or --dedup FIELD, finds them")
     if dedup.report == "-":
         raise UsageError("--report names a file", hint="--json lists the duplicates on standard output")
-    out, request = read_options(shards, output, cuts, more)
+    out, request = read_options(shards, output, more)
     how = join.parse()
     if how is not None:
         for name, value in {"dedup": dedup.dedup, **turns._asdict()}.items():

@@ -2,15 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.cli.options import (
-    OutputOptions,
-    PlannedCutOptions,
-    Positive,
-    ReorderOptions,
-    Shards,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import OutputOptions, Positive, ReorderOptions, Shards, grouped, panel
 from wdscli.cli.output import Out
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
@@ -38,14 +30,7 @@ class OrderOptions(NamedTuple):
 
 
 @grouped
-def shuffle(
-    *,
-    shards: Shards,
-    output: OutputOptions,
-    order: OrderOptions,
-    cuts: PlannedCutOptions,
-    more: ReorderOptions,
-) -> None:
+def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: ReorderOptions) -> None:
     """Shuffle all samples; the order depends on the seed alone.
 
     The same input, options and seed give the same bytes, for any number of processes and on any machine. Shards hold
@@ -68,7 +53,7 @@ def shuffle(
         raise UsageError(
             "--measure and the shard cannot share standard output", hint="-o out-%06d.tar, or -n"
         )
-    out, request = read_options(shards, output, cuts, more, own_seed=True)
+    out, request = read_options(shards, output, more, own_seed=True)
     if not order.quality:
         reorder(out, request, ShuffledOrder(order.seed), dry_run=output.dry_run)
         return

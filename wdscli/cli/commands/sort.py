@@ -2,16 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from wdscli.cli.options import (
-    OutputOptions,
-    PlannedCutOptions,
-    ReorderOptions,
-    Shards,
-    Text,
-    Texts,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import OutputOptions, ReorderOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
@@ -42,14 +33,7 @@ class OrderOptions(NamedTuple):
 
 
 @grouped
-def sort(
-    *,
-    shards: Shards,
-    output: OutputOptions,
-    order: OrderOptions,
-    cuts: PlannedCutOptions,
-    more: ReorderOptions,
-) -> None:
+def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: ReorderOptions) -> None:
     """Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.
 
     Text is compared byte by byte, numbers in JSON as numbers. Samples with equal values stay in input order, also in
@@ -71,7 +55,7 @@ def sort(
         raise UsageError(
             "--order-from is an order of its own, without --by, --natural, --numeric and --reverse"
         )
-    out, request = read_options(shards, output, cuts, more)
+    out, request = read_options(shards, output, more)
     if order.order_from is not None:
         listed = listed_order(request, order.order_from, order.missing)
         reorder(out, request, listed, dry_run=output.dry_run)

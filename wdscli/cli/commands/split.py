@@ -2,16 +2,7 @@
 
 from typing import NamedTuple
 
-from wdscli.cli.options import (
-    OutputOptions,
-    PlannedCutOptions,
-    ReorderOptions,
-    Shards,
-    Text,
-    Texts,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import OutputOptions, ReorderOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.reordering import read_options, reorder
 
 _parts = panel("Parts")
@@ -42,14 +33,7 @@ class PartOptions(NamedTuple):
 
 
 @grouped
-def split(
-    *,
-    shards: Shards,
-    output: OutputOptions,
-    cuts: PlannedCutOptions,
-    parts: PartOptions,
-    more: ReorderOptions,
-) -> None:
+def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: ReorderOptions) -> None:
     """Cut a set into other shards, or divide it into parts.
 
     Samples stay in input order. {part} in OUT is the name of the part; each part is a set of its own, with its own
@@ -64,6 +48,6 @@ def split(
     """
     from wdscli.ops.split import SplitOptions, split_order
 
-    out, request = read_options(shards, output, cuts, more, own_seed=True)
+    out, request = read_options(shards, output, more, own_seed=True)
     order = split_order(request, SplitOptions(**{**parts._asdict(), "by_map": tuple(parts.by_map or ())}))
     reorder(out, request, order, dry_run=output.dry_run)
