@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 from wdscli.codecs.encode import ENCODERS, IMAGE_FORMATS, NUMBERS, TEXTS, gzipped, numpy_dumps
-from wdscli.codecs.parts import extension
+from wdscli.codecs.parts import extension, held_extension
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes
 
@@ -93,8 +93,8 @@ def cell_payload(value: Any, column: str, field: str) -> bytes:
     try:
         if isinstance(value, bytes):
             return _as_it_stands(value, field)
-        packed = field.lower().endswith(".gz")
-        data = _encoded(value, extension(field[:-3] if packed else field))
+        name, packed = held_extension(field)
+        data = _encoded(value, name)
         return gzipped(data) if packed else data
     except Exception as error:
         if isinstance(error, UsageError) and isinstance(error.__cause__, ImportError):

@@ -37,7 +37,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from wdscli.codecs.parts import INSTALL_IMAGES, extension, needed
+from wdscli.codecs.parts import INSTALL_IMAGES, held_extension, needed
 from wdscli.codecs.tenbin import encode_tensors
 from wdscli.errors import UsageError
 
@@ -254,8 +254,7 @@ def gzipped(data: Any) -> bytes:
 def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODERS) -> Any:
     """The payload of one field. Raises UsageError for values that its type cannot hold, and for values that are not
     bytes under a name that is of no type."""
-    packed = field.lower().endswith(".gz")
-    name = extension(field[:-3] if packed else field)
+    name, packed = held_extension(field)
     if isinstance(value, str) and (name in TEXTS or name not in encoders):
         value = value.encode("utf-8")
     elif not isinstance(value, Payload):

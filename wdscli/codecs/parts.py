@@ -32,6 +32,16 @@ def extension(key: str) -> str:
     return key[key.rfind(".") + 1 :].lower()
 
 
+def held_extension(field: str) -> tuple[str, bool]:
+    """The extension that says what a field holds, and whether it is compressed, which ``.gz`` behind that says.
+
+    >>> held_extension("seg.PNG"), held_extension("json.gz")
+    (('png', False), ('json', True))
+    """
+    is_packed = field.lower().endswith(".gz")
+    return extension(field[:-3] if is_packed else field), is_packed
+
+
 def needed(module: str, what: str, install: str) -> Any:
     """A module that is not always there. Raises UsageError with the command that installs it."""
     try:

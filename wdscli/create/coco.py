@@ -205,14 +205,8 @@ def _folder_of(address: str, names: Sequence[str], given: str | None) -> str:
     here, name = split_folder(address)
     above = split_folder(here.rstrip("/"))[0] if here else "../"
     part = name.partition(".")[0].rpartition("_")[2]
-    folders = [
-        here,
-        f"{here}images/",
-        f"{here}{part}/",
-        f"{above}{part}/",
-        f"{above}images/{part}/",
-        f"{above}images/",
-    ]
+    folders = [here, f"{here}images/", f"{here}{part}/"]
+    folders += [f"{above}{part}/", f"{above}images/{part}/", f"{above}images/"]
     for folder in folders:
         if any(exists(folder + name) for name in names):
             return folder

@@ -149,7 +149,9 @@ def require(
             skipped.add("incomplete", samples.key(sample) + b" (no " + to_bytes(missing) + b")")
         first = first or (missing and f'sample "{to_text(samples.key(sample))}" has no {missing}')
     lacking = samples.total - len(whole)
-    if lacking and incomplete == "error":
+    if not lacking:
+        return samples, 0
+    if incomplete == "error":
         more = f", and {lacking - 1} more samples lack some" if lacking > 1 else ""
         raise DataError(
             first + more,
@@ -157,12 +159,12 @@ def require(
             hint="--incomplete skip leaves such samples out, --incomplete keep writes them as they are",
         )
     sightings = Sightings()
-    for sample in range(samples.total if lacking else 0):
+    for sample in range(samples.total):
         sightings.fields.update(samples.fields(sample))
     names = [Named(text, " for --require", tuple(text.split(";"))) for text in fields]
-    for absence in sightings.absent(names) if lacking else ():
+    for absence in sightings.absent(names):
         raise DataError(absence.message, code="missing-field", hint=absence.hint)
-    return (take(samples, whole) if lacking and incomplete == "skip" else samples), lacking
+    return (take(samples, whole) if incomplete == "skip" else samples), lacking
 
 
 def leave_out(samples: Samples, keys: Collection[bytes], skipped: Skipped) -> Samples:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from wdscli.codecs.decode_images import EXTENSIONS, opened_image
 from wdscli.codecs.limits import MAX_DECODED_BYTES
-from wdscli.codecs.parts import extension
+from wdscli.codecs.parts import held_extension
 from wdscli.model import to_text
 
 SIDES_PIXELS = (400, 256, 160, 96, 48)
@@ -89,7 +89,7 @@ def make_card(
 ) -> Card:
     """A card of a sample's fields: name, bytes, payload (None: not to be had). Pictures, sound and film take at most
     ``room_bytes``, shared by those that there are; without room they are only named."""
-    media = sum(_media(kind_of_field(field)) is not None for field, _, _ in payloads)
+    media = sum(_media(held_extension(field)[0]) is not None for field, _, _ in payloads)
     parts: list[Part] = []
     left = MAX_CARD_CHARACTERS
     for field, size, data in payloads[:MAX_PARTS]:
@@ -104,11 +104,6 @@ def make_card(
     return Card(to_text(key), shard, place, label, caption, tuple(parts))
 
 
-def kind_of_field(field: str) -> str:
-    """The extension that says what a field holds; a compression's is taken off, as it is of its payload."""
-    return extension(field[:-3] if field.lower().endswith(".gz") else field)
-
-
 def _media(kind: str) -> str | None:
     if kind == "svg" or kind in EXTENSIONS:
         return "image"
@@ -117,7 +112,7 @@ def _media(kind: str) -> str | None:
 
 def field_type(field: str) -> str:
     """What a field holds, by its name, in a word; empty where nobody can tell."""
-    kind = kind_of_field(field)
+    kind = held_extension(field)[0]
     media = _media(kind)
     if media:
         return media
@@ -134,7 +129,7 @@ def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
     """One field. Whatever its payload is, it is shown somehow."""
     if data is None:
         return Part(field, "note", size, "cannot be read")
-    kind = kind_of_field(field)
+    kind = held_extension(field)[0]
     media = _media(kind)
     try:
         if media and not room:

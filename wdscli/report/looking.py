@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from wdscli.codecs.decode_images import EXTENSIONS, opened_image
 from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
+from wdscli.codecs.parts import held_extension
 from wdscli.errors import DataError, StorageError
 from wdscli.model import to_text
-from wdscli.report.cards import Card, kind_of_field, make_card
+from wdscli.report.cards import Card, make_card
 from wdscli.report.drawing import Drawn, DrawnMember
 from wdscli.samples.expected import Expected
 from wdscli.storage import Source, open_source
@@ -118,11 +119,11 @@ def _spans(one: Drawn, task: LookTask) -> list[tuple[int, int]]:
 
 def _is_value(member: DrawnMember) -> bool:
     small = member.expected.size <= MAX_VALUE_BYTES
-    return small and kind_of_field(to_text(member.field)) in (*CLASSES, *CAPTIONS, *JSON)
+    return small and held_extension(to_text(member.field))[0] in (*CLASSES, *CAPTIONS, *JSON)
 
 
 def _is_picture(member: DrawnMember) -> bool:
-    return kind_of_field(to_text(member.field)) in EXTENSIONS
+    return held_extension(to_text(member.field))[0] in EXTENSIONS
 
 
 class _Sample:
@@ -159,7 +160,7 @@ class _Sample:
             return None
         try:
             data = expected.payload(self.source)
-            if field.lower().endswith(".gz"):
+            if held_extension(field)[1]:
                 return inflate(data)
         except StorageError:
             raise
@@ -169,7 +170,7 @@ class _Sample:
         return data
 
     def _value(self, field: str, data: bytes) -> None:
-        kind = kind_of_field(field)
+        kind = held_extension(field)[0]
         try:
             if kind in JSON:
                 self._json(field, json.loads(data))

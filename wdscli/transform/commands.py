@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING
 
 from wdscli.errors import printable
 from wdscli.model import to_bytes
-from wdscli.shown import shown_command
 from wdscli.storage import local_path
 from wdscli.storage.local import write_all
 from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked
 
 if TYPE_CHECKING:
-    import subprocess
     from typing import IO
 
 STEM = b"sample"
@@ -147,7 +145,9 @@ def _run(
                 stderr=said,
                 start_new_session=True,
             )
-            stack.callback(_end, process)
+            # Nothing that it has started goes on.
+            stack.callback(process.wait)
+            stack.callback(end_group, process.pid)
         stack.enter_context(_noted(process.pid, folder))
         try:
             status = process.wait(transform.timeout)
@@ -177,12 +177,6 @@ def _signals_held() -> Iterator[None]:
             signal.signal(one, handler)
         for number in came:
             signal.raise_signal(number)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Nothing that the command has started goes on."""
-    end_group(process.pid)
-    process.wait()
 
 
 def end_group(process: int) -> None:
@@ -223,8 +217,3 @@ def _last_words(said: IO[bytes]) -> str:
     said.seek(max(0, size - SAID_BYTES))
     lines = [line.strip() for line in said.read().decode("utf-8", "replace").splitlines() if line.strip()]
     return f": {' | '.join(map(printable, lines[-SAID_LINES:]))}" if lines else ""
-
-
-def shown_what(transform: Transform) -> str:
-    """The command for a message, without secrets."""
-    return printable(shown_command(transform.what))

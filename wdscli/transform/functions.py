@@ -16,10 +16,10 @@ from functools import lru_cache, partial
 from typing import Any
 
 from wdscli.codecs.encode import encode_field
-from wdscli.errors import UsageError, WdsError
+from wdscli.errors import UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.storage import local_path
-from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked
+from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked, of_field
 
 
 def call_of(transform: Transform, folder: str) -> Call:
@@ -129,18 +129,10 @@ def _encoded(sample: Any, key: bytes | None) -> Made:
         if not isinstance(name, str):
             raise CallError(f"a field's name is text, not {type(name).__name__}")
         if not name.startswith("__"):
-            fields.append((to_bytes(name), _payload(name, value)))
+            with of_field(name):
+                fields.append((to_bytes(name), bytes(encode_field(value, name))))
     raw = key if own is None else to_bytes(own) if isinstance(own, str) else own
     return checked(raw or b"", fields)
-
-
-def _payload(name: str, value: Any) -> bytes:
-    try:
-        return bytes(encode_field(value, name))
-    except WdsError as error:
-        raise CallError(f"field {name}: {error.message}") from None
-    except Exception as error:
-        raise CallError(f"field {name}: {type(error).__name__}: {error}") from error
 
 
 def _place_of(error: BaseException) -> str:

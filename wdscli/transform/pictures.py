@@ -20,9 +20,8 @@ from wdscli.codecs.decode_images import opened_image
 from wdscli.codecs.encode import IMAGE_FORMATS
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.codecs.parts import INSTALL_IMAGES, extension, needed
-from wdscli.errors import WdsError
 from wdscli.model import to_bytes, to_text
-from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked
+from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked, of_field
 
 DEFAULT_QUALITY = 95
 _ORIENTATION = 0x0112
@@ -59,14 +58,8 @@ def _field(transform: Transform, name: str, payload: bytes) -> tuple[str, bytes]
     new = transform.format or kind
     if IMAGE_FORMATS[new] != IMAGE_FORMATS[kind]:
         name = name[: len(name) - len(kind)] + new
-    try:
+    with of_field(name):
         return name, _picture(transform, payload, kind, new)
-    except CallError as error:
-        raise CallError(f"field {name}: {error}") from None
-    except WdsError as error:
-        raise CallError(f"field {name}: {error.message}") from None
-    except Exception as error:
-        raise CallError(f"field {name}: {type(error).__name__}: {error}") from error
 
 
 def _picture(transform: Transform, payload: bytes, kind: str, new: str) -> bytes:

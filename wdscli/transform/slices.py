@@ -18,7 +18,7 @@ from wdscli.copy.copier import GatherTask, gathered_bytes, payloads_of, samples_
 from wdscli.errors import EngineError, printable
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.plan import sum_counts
-from wdscli.transform.commands import shown_what
+from wdscli.shown import shown_command
 from wdscli.transform.transform import CallError, Made, Taken, Transform
 
 SLICE_BYTES = 1 << 24
@@ -148,7 +148,8 @@ def _explained(transform: Transform, samples: Sequence[Taken], error: CallError)
     which = f'sample "{printable(to_text(first.key))}"'
     if len(samples) > 1:
         which += f" and the {len(samples) - 1} behind it"
-    what = "the picture" if transform.kind == "resize" else shown_what(transform)
+    is_picture = transform.kind == "resize"
+    what = "the picture" if is_picture else printable(shown_command(transform.what))
     return f"{what} failed for {which} of {first.shard}: {error}"
 
 

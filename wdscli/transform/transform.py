@@ -7,7 +7,8 @@ plan files; the code behind a kind is imported when it is first called. It must 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
@@ -139,6 +140,19 @@ def make_transform(
     return common._replace(
         size=resize or 0, mode=mode, only_if_bigger=only_if_bigger, format=format, quality=quality
     )
+
+
+@contextmanager
+def of_field(name: str) -> Iterator[None]:
+    """What fails in the block is a CallError that names a field."""
+    try:
+        yield
+    except CallError as error:
+        raise CallError(f"field {name}: {error}") from None
+    except WdsError as error:
+        raise CallError(f"field {name}: {error.message}") from None
+    except Exception as error:
+        raise CallError(f"field {name}: {type(error).__name__}: {error}") from error
 
 
 def checked(key: bytes, fields: list[tuple[bytes, bytes]]) -> Made:

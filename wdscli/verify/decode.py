@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from wdscli.codecs.decode_images import EXTENSIONS, open_image
 from wdscli.codecs.decode_values import PICKLES, basichandlers
 from wdscli.codecs.limits import inflate
-from wdscli.codecs.parts import Decode, extension
+from wdscli.codecs.parts import Decode, held_extension
 from wdscli.errors import UsageError
 from wdscli.model import to_text
 from wdscli.samples import split_name
@@ -82,8 +82,8 @@ class Decoder:
         return self._known[field]
 
     def _find(self, field: str) -> Decode | None:
-        is_packed = field.lower() == "gz" or field.lower().endswith(".gz")
-        last = extension(field[:-3]) if is_packed else extension(field)
+        # What is only gz holds anything.
+        last, is_packed = ("", True) if field.lower() == "gz" else held_extension(field)
         if last in EXTENSIONS:
             if find_spec("PIL") is None:
                 raise UsageError("--decode needs Pillow for images", hint="pip install 'wdscli[images]'")

@@ -64,14 +64,7 @@ class FormOptions(NamedTuple):
     @property
     def others(self) -> list[str]:
         """The options that ask for something else than a tar."""
-        asked = {
-            "--field": self.field is not None,
-            "--to-dir": self.to_dir is not None,
-            "--to-jsonl": self.to_jsonl,
-            "--to-parquet": self.to_parquet is not None,
-            "--to-tsv": self.to_tsv is not None,
-        }
-        return [name for name, is_asked in asked.items() if is_asked]
+        return [name for name in changed_options(self) if name == "--field" or name.startswith("--to-")]
 
     @property
     def own_output(self) -> str | None:
