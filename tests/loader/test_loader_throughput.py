@@ -21,8 +21,9 @@ import pytest
 import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.place.ranks import PIPE_BYTES, Share
+from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Batches
+from wdscli.loader.place.workers import PIPE_BYTES
 from wdscli.loader.read import reading
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.stages import per_batch as packing

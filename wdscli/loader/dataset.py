@@ -29,13 +29,13 @@ from wdscli.loader.place.ranks import (
     is_dealt_out,
     launched_rank,
     taken_by_caller,
-    widen,
     workers_of_caller,
 )
 from wdscli.loader.place.share import TAILS, Batches, Tail
 from wdscli.loader.place.splitters import EXACT, Split
 from wdscli.loader.place.standing import Cursor, Standing
 from wdscli.loader.place.state import ANY, Place, check_fits, check_topology, of_loader, regrouped
+from wdscli.loader.place.workers import settle
 from wdscli.loader.read.failures import OnError, Policy
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
@@ -367,8 +367,6 @@ class PositionDataset(Fluent[Item]):
 
     def units(self, start: Place, share: Share) -> Iterator[Unit]:
         """What comes out for each batch from ``start`` on, for this worker, before any generators."""
-        if in_worker():
-            widen()
         with self._making(start, share) as (maker, batches, found):
             if self.is_stream:
                 yield from maker.units(found, self._stage_threads)
@@ -436,6 +434,7 @@ class PositionDataset(Fluent[Item]):
         the batches of a stream."""
         if in_worker():
             prepare_worker()
+            settle()
         line = self._line(share)
         batches, spare = self._batches(line, start.epoch), Spare(line, start.epoch)
         replaces = self.replaces and not self.is_stream

@@ -23,6 +23,7 @@ from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset, Tally
 from wdscli.loader.order.order import seeded
+from wdscli.loader.place.interrupts import later
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place, check_topology
 from wdscli.loader.sample_types import Item
@@ -273,7 +274,7 @@ class WebLoader(Fluent[Item]):
         self._asked.epoch, self._asked.numbers = start.epoch, range(start.batch, data.total(start.epoch))
         self._asked.run = run = self._asked.run + 1
         ended = 0
-        for unit, tally in self._loader:
+        for unit, tally in _given_by(self._loader):
             if self._asked.run != run and self._options.get("persistent_workers"):
                 raise UsageError(
                     "another iteration of this loader has taken its workers",
@@ -292,7 +293,17 @@ class WebLoader(Fluent[Item]):
         torch = _torch()
         batch = self._batch or {"batch_size": None}
         options = {**batch, "collate_fn": self._collate, **self._options}
-        return iter(torch.utils.data.DataLoader(dataset, **options))
+        return _given_by(torch.utils.data.DataLoader(dataset, **options))
+
+
+def _given_by(loader: Any) -> Iterator[Any]:
+    """What a DataLoader gives. It ends its workers in a finalizer, where Ctrl-C would be lost."""
+    items = iter(loader)
+    try:
+        yield from items
+    finally:
+        with later():
+            del items, loader
 
 
 def _torch() -> Any:

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.storage.retry import Network, Replaced, Transient, network
+from wdscli.threads import lock
 
 STORE = "WDSCLI_STORE"
 _PIECE_BYTES = 1 << 20
@@ -56,7 +57,7 @@ _READERS: dict[tuple[Any, ...], FastReader] = {}
 _process = 0
 """The one whose obstore has threads; a fork of it has none."""
 _is_able_here = True
-_beginning = threading.Lock()
+_beginning = lock()
 _LIBRARY = "obstore._obstore"
 _under_way: set[asyncio.Task[Any]] = set()
 """Those that read a range."""
@@ -123,15 +124,6 @@ def _may_run() -> bool:
         if _process != os.getpid():
             _begin()
     return _is_able_here
-
-
-def _unlock() -> None:
-    """A fork may have been made while another thread held this."""
-    global _beginning
-    _beginning = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock)
 
 
 def _begin() -> None:
@@ -465,7 +457,7 @@ class FastS3:
         self._listed: dict[str, dict[str, dict[str, Any]]] = {}
         """What folders hold, by their names, as they were listed."""
         self._full: Any = None
-        self._making = threading.Lock()
+        self._making = lock()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

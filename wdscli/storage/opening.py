@@ -403,12 +403,13 @@ def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iter
     if all(map(is_local, addresses)):
         yield from map(function, addresses)
         return
-    from concurrent.futures import ThreadPoolExecutor
     from contextvars import copy_context
+
+    from wdscli.threads import DaemonPool
 
     # Threads begin without what holds here: relative paths, the options of the network.
     around = [copy_context() for _ in addresses]
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+    with DaemonPool(REQUESTS_AT_ONCE, "wdscli-requests") as threads:
         yield from threads.map(lambda context, address: context.run(function, address), around, addresses)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextvars import copy_context
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -52,6 +52,7 @@ from wdscli.storage.retry import (
 )
 from wdscli.storage.streams import StreamSource
 from wdscli.storage.web import AnswerReader, WebFile, check_range
+from wdscli.threads import DaemonPool
 
 HEAD_BYTES = 1 << 16
 """What the first read fetches at least, so that a look at the first bytes is no request of its own."""
@@ -370,9 +371,9 @@ def _done(read: Callable[[], bytes]) -> Future[Block]:
 
 
 @cache
-def _threads_of(process: int) -> ThreadPoolExecutor:
+def _threads_of(process: int) -> DaemonPool:
     """The threads of this process that wait for stores; a fork has none of its parent's."""
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="wdscli-ranges")
+    return DaemonPool(THREADS, "wdscli-ranges")
 
 
 class _FileReader:

@@ -28,10 +28,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import accumulate
-from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
+from wdscli.threads import lock
 from wdscli.units import parse_size
 
 FIRST_PAUSE_SECONDS = 0.25
@@ -66,7 +66,7 @@ Answer = TypeVar("Answer")
 
 
 _traffic = [0, 0]
-_counting = Lock()
+_counting = lock()
 
 
 def take_traffic() -> tuple[int, int]:

@@ -143,28 +143,3 @@ def worker_info() -> Any:
     """What torch says of the worker that this process is, None when it is none: ``id`` of ``num_workers``, ``seed``."""
     data = sys.modules.get("torch.utils.data")
     return None if data is None else data.get_worker_info()
-
-
-PIPE_BYTES = 1 << 20
-"""What Linux gives anybody."""
-
-
-def widen() -> None:
-    """Make the pipe from this worker of torch's DataLoader to the main process wide; to be called below torch's worker
-    loop, as often as is convenient.
-
-    Batches of up to a megabyte travel through one pipe of 64 KiB, and whoever writes a larger one sleeps until the main
-    process has read the beginning, again and again; with a pipe that holds a batch, text comes half as fast again. The
-    queue is found where torch's worker loop keeps it; where it is not found, or the system has no such pipes to give,
-    nothing changes."""
-    frame: Any = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_worker_loop":
-        frame = frame.f_back
-    try:
-        from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
-
-        file = frame.f_locals["data_queue"]._writer.fileno()
-        if fcntl(file, F_GETPIPE_SZ) < PIPE_BYTES:
-            fcntl(file, F_SETPIPE_SZ, PIPE_BYTES)
-    except (ImportError, AttributeError, KeyError, OSError, ValueError):
-        pass

@@ -26,6 +26,7 @@ from threading import Lock, local
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from wdscli.loader.place.interrupts import around_forks
 from wdscli.loader.place.ranks import in_worker, worker_info
 from wdscli.loader.place.state import Place
 
@@ -370,3 +371,5 @@ def _share() -> None:
 
 
 os.register_at_fork(before=_share, after_in_parent=_note_fork, after_in_child=_note_birth)
+# Last, for what is registered last surrounds the others.
+around_forks()

@@ -30,6 +30,7 @@ from wdscli.storage.addresses import is_web
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
 from wdscli.storage.retry import cached_in
 from wdscli.tar import padded
+from wdscli.threads import DaemonPool
 
 Result = TypeVar("Result")
 Value = TypeVar("Value")
@@ -384,13 +385,8 @@ def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> I
     if all(map(is_local, addresses)):
         yield from map(function, shards)
         return
-    from concurrent.futures import ThreadPoolExecutor
-
-    pool = ThreadPoolExecutor(REMOTE_THREADS, thread_name_prefix="wdscli-shards")
-    try:
+    with DaemonPool(REMOTE_THREADS, "wdscli-shards") as pool:
         yield from pool.map(function, shards)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def only_streams(address: str) -> bool:

@@ -9,12 +9,13 @@ or stages, nor why samples are wanted.
 from __future__ import annotations
 
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, cached_property, partial
 from itertools import chain, islice, pairwise
-from threading import Lock
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -29,6 +30,7 @@ from wdscli.loader.read.rows import changed, expect_samples, read_samples
 from wdscli.samples.memory import keep_heap
 from wdscli.storage import Source, is_local
 from wdscli.storage.retry import network
+from wdscli.threads import PATIENCE_SECONDS, DaemonPool, lock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -56,7 +58,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._lock = Lock()
+        self._lock = lock()
 
     def add(self, size_bytes: int) -> None:
         """So many more."""
@@ -249,7 +251,7 @@ class Pool:
     def _begin(self) -> None:
         self._process = os.getpid()
         self._idle: dict[int, list[Fetcher]] = {}
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: DaemonPool | None = None
         self._shared: Shared | None = None
 
     def fetch(self, shards: I64, places: I64) -> list[Raw]:
@@ -312,19 +314,19 @@ class Pool:
                 future.cancel()
         return in_order(numpy.concatenate([rows for _, rows in parts]), found)
 
-    def _pool(self) -> ThreadPoolExecutor:
+    def _pool(self) -> DaemonPool:
         if self._executor is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="wdscli-fetch")
+            self._executor = DaemonPool(self._threads, "wdscli-fetch")
         return self._executor
 
     def close(self) -> None:
-        """Close files and end threads; a later call opens what it needs again."""
-        if self._process != os.getpid():
+        """Close files and end threads; a later call opens what it needs again. What a thread does with shards on other
+        machines it may do to its end, which may be long after this."""
+        if self._process != os.getpid() or sys.is_finalizing():
             return
         if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+            seconds = inf if self._is_local else PATIENCE_SECONDS
+            self._executor.shutdown(cancel_futures=True, most_seconds=seconds)
         if self._shared is not None:
             self._shared.close()
         for fetcher in chain.from_iterable(self._idle.values()):
@@ -345,14 +347,15 @@ class Shared:
     them, because a gap was not worth a request, stays for later calls. Two threads that want samples of one shard at
     the same time have a source each. ``threads`` open shards."""
 
-    def __init__(self, catalog: Catalog, fields: Sequence[str] | None, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, catalog: Catalog, fields: Sequence[str] | None, threads: DaemonPool) -> None:
         self._catalog, self._threads = catalog, threads
         self._fields = None if fields is None else frozenset(field.lower() for field in fields)
-        self._lock = Lock()
+        self._lock = lock()
         self._idle: OrderedDict[int, list[Source]] = OrderedDict()
         """By shard, those that nobody reads from."""
         self._opening: dict[int, Future[Source]] = {}
         self._dear_samples = 0
+        self._is_closed = False
         self._recent: set[int] = set()
         """Shards that the last call wanted, or the one after it will."""
         self.soon: dict[int, list[int]] = {}
@@ -446,6 +449,10 @@ class Shared:
     def _give_back(self, sources: dict[int, Source], used: set[int]) -> None:
         """Let others have these sources. What was fetched of shards that are not ``used`` is let go of."""
         with self._lock:
+            if self._is_closed:
+                for source in sources.values():
+                    source.close()
+                return
             for shard, source in sources.items():
                 self._idle.setdefault(shard, []).append(source)
                 self._idle.move_to_end(shard)
@@ -458,12 +465,20 @@ class Shared:
                     source.close()
 
     def close(self) -> None:
-        """Close all sources, when no thread reads any more."""
-        for future in self._opening.values():
-            if not future.cancelled() and future.exception() is None:
-                future.result().close()
-        for source in chain.from_iterable(self._idle.values()):
-            source.close()
+        """Close all sources; those that a thread opens or reads from, when it has done so."""
+        with self._lock:
+            self._is_closed = True
+            for source in chain.from_iterable(self._idle.values()):
+                source.close()
+            self._idle.clear()
+            opening = list(self._opening.values())
+        for future in opening:
+            future.add_done_callback(_close_opened)
+
+
+def _close_opened(future: Future[Source]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
 
 
 _parents: list[Any] = []

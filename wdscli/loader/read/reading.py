@@ -11,17 +11,22 @@ what samples are, nor who takes them.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from functools import cached_property
 from itertools import islice
+from math import inf
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.arrays import I64
+from wdscli.errors import UsageError
 from wdscli.loader.read.fetch import METER
 from wdscli.storage.retry import take_traffic
+from wdscli.threads import PATIENCE_SECONDS, end
 
 if TYPE_CHECKING:
     from wdscli.loader.place.share import Batches
@@ -200,7 +205,8 @@ class _Ready(NamedTuple):
 
 class Ahead:
     """The blocks of ``agenda`` as a thread reads them with ``reader``, at most about ``budget`` bytes of them ahead.
-    Leaving the context stops the thread and waits for it, so that nobody reads from what is closed next."""
+    Leaving the context stops the thread and waits for it, so that nobody reads from what is closed next; not for ever
+    where it waits for other machines, whose readers can be closed meanwhile."""
 
     def __init__(self, reader: EpochReader, agenda: Agenda, budget: int, times: Times) -> None:
         self._reader, self._agenda = reader, agenda
@@ -211,6 +217,7 @@ class Ahead:
         self._largest = 0
         self._changed = Condition()
         self._stopped = False
+        self._process = os.getpid()
         self._thread = Thread(target=self._run, name="wdscli-ahead", daemon=True)
 
     def __enter__(self) -> Ahead:
@@ -218,14 +225,22 @@ class Ahead:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        # A fork has no such thread, and where Python is being taken apart it stands still; whatever it held is held.
+        if sys.is_finalizing() or self._process != os.getpid():
+            return
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self._thread.join()
+        end([self._thread], PATIENCE_SECONDS if getattr(self._reader, "waits", False) else inf)
 
     def __iter__(self) -> Iterator[tuple[Block, list[Any]]]:
-        """(block, samples). Raises what the reader raised."""
+        """(block, samples). Raises what the reader raised; UsageError in a fork."""
         while True:
+            if self._process != os.getpid():
+                raise UsageError(
+                    "an iteration that another process began cannot go on in a fork of it",
+                    hint="begin another one there",
+                )
             begin = time.perf_counter()
             with self._changed:
                 self._changed.wait_for(lambda: self._ready)

@@ -9,7 +9,6 @@ process that asks. How: :class:`~wdscli.loader.order.order.EpochOrder` says wher
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
 from typing import Any, Protocol
 
 from wdscli.arrays import I64, numpy
@@ -20,6 +19,7 @@ from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, read_each
 from wdscli.loader.read.fetch import Pool, Raw
 from wdscli.storage import is_local
+from wdscli.threads import lock
 
 
 class PositionSource(Protocol):
@@ -102,6 +102,7 @@ class _Reader:
         self.jumps = self.waits and source.is_shuffled
         """Whether neighbours of such a read are far from each other, so that it pays to read many at once."""
         self._pool = Pool(self._catalog, source.fields)
+        self._is_closed = False
 
     def read(self, positions: I64) -> list[Raw | Failed]:
         shards, samples = self._order.locate(positions)
@@ -109,6 +110,8 @@ class _Reader:
         try:
             return list(self._pool.fetch(shards, places))
         except (DataError, StorageError):
+            if self._is_closed:  # nobody waits for this any more
+                raise
             return read_each(self._catalog, self._pool, shards, places)
 
     def expect(self, positions: I64) -> None:
@@ -118,6 +121,7 @@ class _Reader:
             self._pool.expect(shards, self._catalog.places(shards, samples))
 
     def close(self) -> None:
+        self._is_closed = True
         self._pool.close()
 
 
@@ -138,7 +142,7 @@ class Spare:
     def __init__(self, source: PositionSource, epoch: int) -> None:
         self._source, self._epoch = source, epoch
         self._reader: EpochReader | None = None
-        self._lock = Lock()
+        self._lock = lock()
 
     def instead(self, position: int, step: int, length: int) -> Any:
         """See :func:`instead`."""

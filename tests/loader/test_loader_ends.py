@@ -1,0 +1,338 @@
+"""Ends that nobody planned: Ctrl-C, a trainer that was killed, a server that says nothing more, a fork at any time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loader_cases import make_set
+from loader_sets import serve
+from storage_servers import Web, web_server
+from torch_processes import Program
+
+from wdscli.errors import UsageError
+from wdscli.loader import stats
+from wdscli.loader.place.share import Batches, Share
+from wdscli.loader.read import fetch, reading
+from wdscli.storage import retry
+from wdscli.threads import DaemonPool, lock
+
+PATIENCE_SECONDS = 60
+"""Of a test, on a machine that has much else to do."""
+
+NO_TORCH = """
+import os, signal, sys, time, types
+sys.modules["torch.utils.data"] = types.SimpleNamespace(get_worker_info=lambda: None)
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+IN_A_FORK = """
+os.register_at_fork(after_in_parent=press)
+from wdscli.loader import WebDataset
+try:
+    child = os.fork()
+    if not child:
+        os._exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)
+    time.sleep(20)
+except KeyboardInterrupt:
+    print("heard", os.waitpid(child, 0)[1], signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+IN_A_FINALIZER = """
+from wdscli.loader.torch_loader import _given_by
+
+class Loader:
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return 1
+    def __del__(self):
+        press()
+
+try:
+    for _ in _given_by(Loader()):
+        break
+    time.sleep(20)
+except KeyboardInterrupt:
+    print("heard", 0, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+@pytest.mark.parametrize("where", [IN_A_FORK, IN_A_FINALIZER], ids=["fork", "finalizer"])
+def test_ctrl_c_is_heard_where_python_would_pass_over_it(where: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH + where], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("heard 0 True\n", "")
+
+
+TRAINER = """
+import os, signal, sys, time
+import torch.utils.data
+import wdscli.loader as wds
+from wdscli.loader.place import workers
+
+class Hurried:
+    def __setstate__(self, state):
+        workers.LOOK_SECONDS = workers.GRACE_SECONDS = 0.1
+    def __getstate__(self):
+        return {}
+    def __call__(self, sample):
+        os.write(1, b"%d\\n" % os.getpid())
+        return sample
+
+if __name__ == "__main__":
+    address, context, act = sys.argv[1:]
+    if context == "fork":
+        Hurried().__setstate__({})
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 600  # for the end of a worker
+    data = wds.WebDataset(address).map(Hurried()).listed(40)
+    items = iter(wds.WebLoader(
+        data, num_workers=2, persistent_workers=True, prefetch_factor=4, multiprocessing_context=context))
+    try:
+        next(items)
+        time.sleep(2)
+        os.write(1, b"full\\n")
+        time.sleep(600)
+    except KeyboardInterrupt:
+        items.close()
+        import gc; gc.collect()
+        print("ended", flush=True)
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[Any]:
+    """Starts a program whose workers have made more than fits in their pipe, and gives it and their numbers."""
+    pytest.importorskip("torch")
+    program = tmp_path / "train.py"
+    program.write_text(TRAINER)
+    begun = []
+
+    def start(context: str) -> tuple[Program, set[int]]:
+        address = make_set(tmp_path / "set", 400, 100, 50_000)
+        one = Program(program, address, context, "")
+        begun.append(one.pid)
+        workers = set()
+        for line in one.stdout:
+            if line == "full\n":
+                return one, workers
+            workers.add(int(line))
+        raise AssertionError(one.communicate())
+
+    yield start
+    for pid in begun:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _ended(pids: set[int]) -> bool:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while any(_is_running(pid) for pid in pids):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="what runs is looked for in /proc")
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_workers_end_when_the_trainer_was_killed(trainer: Any, context: str) -> None:
+    program, workers = trainer(context)
+    assert len(workers) == 2
+    os.kill(program.pid, signal.SIGKILL)
+    assert _ended(workers)
+
+
+def test_workers_that_hear_ctrl_c_too_end_at_once(trainer: Any) -> None:
+    program, workers = trainer("fork")
+    for worker in workers:
+        os.kill(worker, signal.SIGINT)
+    time.sleep(0.5)
+    os.kill(program.pid, signal.SIGINT)
+    assert _ended(workers)
+    assert program.communicate() == ("ended\n", "")
+
+
+READER = """
+import sys
+import wdscli.loader as wds
+data = wds.WebDataset(sys.argv[1], prefetch="1MB")
+items = iter(data)
+for number in range(int(sys.argv[2])):
+    next(items)
+print("there", flush=True)
+for item in items if "on" in sys.argv else ():
+    pass
+"""
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[Web]:
+    make_set(tmp_path / "set", 200, 20, 20_000)
+    with web_server("ranges") as server:
+        serve(server, tmp_path)
+        yield server
+
+
+def _reader(web: Web, *arguments: object) -> subprocess.Popen[str]:
+    address = web.url("set/in-{000000..000009}.tar")
+    words = [sys.executable, "-c", READER, address, *map(str, arguments)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("answers", [0, 30, 50])
+def test_ctrl_c_ends_what_waits_for_a_server_that_says_nothing(web: Web, answers: int) -> None:
+    silent, go_on = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def stall(name: str) -> None:
+        seen.append(name)
+        if len(seen) > answers:
+            silent.set()
+            go_on.wait(600)
+
+    web.on_get = stall
+    reader = _reader(web, 1, "on")
+    try:
+        assert silent.wait(PATIENCE_SECONDS)
+        time.sleep(1)
+        reader.send_signal(signal.SIGINT)
+        _, said = reader.communicate(timeout=PATIENCE_SECONDS)
+        assert reader.returncode == -signal.SIGINT
+        assert said.rstrip().endswith("KeyboardInterrupt")
+        assert said.count("Traceback") == 1
+    finally:
+        reader.kill()
+        go_on.set()
+
+
+def test_a_program_may_end_in_the_middle_of_an_iteration(web: Web) -> None:
+    reader = _reader(web, 3)
+    try:
+        assert reader.communicate(timeout=PATIENCE_SECONDS) == ("there\n", "")
+        assert reader.returncode == 0
+    finally:
+        reader.kill()
+
+
+class Standing:
+    """A reader whose thread never comes back."""
+
+    waits = False
+
+    def __init__(self) -> None:
+        self.reads = threading.Event()
+        self.go_on = threading.Event()
+
+    def read(self, positions: Any) -> list[Any]:
+        self.reads.set()
+        self.go_on.wait()
+        return list(positions)
+
+
+def _ahead(reader: Any) -> reading.Ahead:
+    batches = Batches(100, 1, Share(), "even")
+    return reading.Ahead(reader, reading.Agenda(batches, range(100)), 1000, reading.Times())
+
+
+@pytest.fixture
+def standing() -> Iterator[Standing]:
+    reader = Standing()
+    yield reader
+    reader.go_on.set()
+
+
+def test_nothing_waits_for_threads_that_python_has_stopped(
+    standing: Standing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+
+    def leave() -> None:
+        pool = DaemonPool(1, "test")
+        pool.submit(standing.go_on.wait)
+        with _ahead(standing) as ahead:
+            standing.reads.wait()
+            ahead._changed.acquire()
+            pool._works.changed.acquire()
+            monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+        pool.shutdown()
+        done.set()
+
+    threading.Thread(target=leave, daemon=True).start()
+    assert done.wait(PATIENCE_SECONDS)
+
+
+def test_an_iteration_does_not_go_on_in_a_fork(standing: Standing) -> None:
+    with _ahead(standing) as ahead:
+        child = os.fork()
+        if not child:
+            try:
+                next(iter(ahead))
+            except UsageError:
+                ahead.__exit__()
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        standing.go_on.set()
+
+
+def test_locks_are_open_in_a_fork() -> None:
+    counts = stats.Counts()
+    locks = [retry._counting, fetch.METER._lock, counts._lock, lock()]
+    for one in locks:
+        one.acquire()
+    child = os.fork()
+    if not child:
+        os._exit(sum(one.locked() for one in locks))
+    for one in locks:
+        one.release()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_pool_of_daemon_threads() -> None:
+    with DaemonPool(3, "few") as pool:
+        names = set(pool.map(lambda _: threading.current_thread().name, range(50)))
+        assert names <= {"few_0", "few_1", "few_2"}
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(lambda: 1 // 0).result()
+    with pytest.raises(RuntimeError):
+        pool.submit(print)
+    begun, go_on = threading.Event(), threading.Event()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), DaemonPool(1, "few") as pool:
+        running, waiting = pool.submit(lambda: begun.set() or go_on.wait()), pool.submit(print)
+        begun.wait()
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < PATIENCE_SECONDS
+    assert waiting.cancelled()
+    assert not running.done()
+    go_on.set()
+    running.result()
+
+
+def test_threads_of_a_pool_that_is_forgotten_end() -> None:
+    pool = DaemonPool(2, "forgotten")
+    pool.submit(int).result()
+    threads = [one for one in threading.enumerate() if one.name.startswith("forgotten")]
+    assert len(threads) == 1
+    del pool
+    threads[0].join(PATIENCE_SECONDS)
+    assert not threads[0].is_alive()
