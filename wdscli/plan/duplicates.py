@@ -436,10 +436,7 @@ class Digests(Extract):
         places = places_of(batch, row, self.fields)
         if places is None:
             return b""
-        state = xxh3_128()
-        for piece in self._pieces(batch, row, payload_of, [size for _, size in places]):
-            state.update(piece)
-        return state.digest()
+        return digest_of(self._pieces(batch, row, payload_of, [size for _, size in places]))
 
     def _pieces(
         self, batch: SampleBatch, row: int, payload_of: Payloads, sizes: Sequence[int]
@@ -452,6 +449,14 @@ class Digests(Extract):
         for field, size in zip(self.fields, sizes, strict=True):
             yield from ([size.to_bytes(8, "little")] if several else [])
             yield from payload_of.pieces(row, field) if size > PIECE_BYTES else [payload_of(row, field)]
+
+
+def digest_of(pieces: Iterable[bytes]) -> bytes:
+    """The XXH3-128 of some pieces together."""
+    state = xxh3_128()
+    for piece in pieces:
+        state.update(piece)
+    return state.digest()
 
 
 def places_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[tuple[int, int]] | None:
