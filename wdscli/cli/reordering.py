@@ -266,7 +266,7 @@ def _print_contents(
     if len(listed) < len(parts):
         out.summary(f"  and {plural(len(parts) - len(listed), 'more part')}")
     if empty_shards:
-        out.warn(f"{plural(empty_shards, 'shard')} without samples: fewer samples than shards")
+        out.warn(f"{plural(empty_shards, 'shard')} without samples")
     if joined is None:
         return
     alone = ", ".join(f"{count} of set {number}" for number, count in enumerate(joined.unmatched, 1) if count)
@@ -282,8 +282,8 @@ def print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int], ove
     if dropped:
         out.summary(f"left out {plural(sum(dropped.values()), 'sample')}: {by_reason(dropped)}")
     if ignored:
-        out.summary(
-            f"skipped {plural(sum(ignored.values()), 'member')} that belong to no sample: {by_reason(ignored)}"
-        )
+        count = sum(ignored.values())
+        belong = "belongs" if count == 1 else "belong"
+        out.summary(f"skipped {plural(count, 'member')} that {belong} to no sample: {by_reason(ignored)}")
     if oversized:
         out.warn(f"{plural(oversized, 'sample')} larger than --max-size, each in a shard of its own")

@@ -237,6 +237,11 @@ def numbers_of(numbers: Iterable[int], count: int) -> array[int]:
     return array("I" if count < 1 << 32 else "Q", numbers)
 
 
+def is_value(place: Place) -> bool:
+    """Whether the payload stood in a list or table itself."""
+    return not isinstance(place, (bytes, Remote))
+
+
 def describe_place(place: Place) -> str:
     """A place as a user knows it."""
     if isinstance(place, bytes):

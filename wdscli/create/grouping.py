@@ -16,7 +16,7 @@ from heapq import merge
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
-from wdscli.create.files import SEPARATOR, Files, Inline, Skipped, describe_place, numbers_of
+from wdscli.create.files import SEPARATOR, Files, Inline, Place, Skipped, describe_place, is_value, numbers_of
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
 from wdscli.ordering import rank_places
@@ -101,17 +101,22 @@ def group(files: Files, *, without: Collection[int] = (), twice: list[int] | Non
                     twice.append(len(firsts) - 1)
             elif row == before:
                 name = to_text(row.replace(SEPARATOR, b"."))
-                first, second = (describe_place(files.place(one)) for one in order[at - 1 : at + 1])
-                raise DataError(
-                    f'"{name}" comes twice: from {first} and from {second}',
-                    code="duplicate-field",
-                    hint="give the sources one folder above them, or --on-duplicate skip or rekey",
-                )
+                raise _twice(name, *(files.place(one) for one in order[at - 1 : at + 1]))
             before = row
             at += 1
     places = numbers_of(range(len(firsts)), len(firsts))
     firsts.append(len(order))
     return Samples(files, order, firsts, places)
+
+
+def _twice(name: str, first: Place, second: Place) -> DataError:
+    """The error of a field that comes twice."""
+    message = f'"{name}" comes twice: from {describe_place(first)} and from {describe_place(second)}'
+    hint = "give the sources one folder above them, or --on-duplicate skip or rekey"
+    if is_value(first) and is_value(second):
+        message = f'"{name}" comes twice in the lists and tables'
+        hint = "--on-duplicate skip or rekey; `wds create --help` tells them apart"
+    return DataError(message, code="duplicate-field", hint=hint)
 
 
 def as_given(samples: Samples, walked: array[int]) -> Samples:

@@ -55,9 +55,10 @@ def parse_line(number: int, line: bytes) -> Line | None:
         source = rest[0] if rest else b""
     if not name or not source:
         raise DataError(
-            f"line {number} has a name and no source: {to_text(text)!r}",
+            f"a name and no source: {to_text(text)[:80]!r}",
             code="bad-list",
-            hint="a line is NAME<TAB>SOURCE: n01/img7.jpg<TAB>pictures/7.jpg",
+            hint="a line is NAME<TAB>SOURCE: n01/img7.jpg<TAB>pictures/7.jpg; "
+            r"of paths alone, sed 's/.*/&\t&/' makes such lines",
         )
     return Line(number, name, source)
 

@@ -179,7 +179,8 @@ class PositionDataset(Fluent[Item]):
 
     @staticmethod
     def _raise_empty() -> None:
-        raise InputError("no samples in this dataset", hint="empty_check=False makes that no error")
+        hint = "`wds ls --summary` shows what is in it; empty_check=False makes that no error"
+        raise InputError("no samples in this dataset", hint=hint)
 
     def total(self, epoch: int) -> int:
         """Batches of an epoch, the same on every rank."""

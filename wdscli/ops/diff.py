@@ -288,7 +288,7 @@ def _boundaries(plans: Sequence[ReorderPlan]) -> str:
     if a == b:
         return ""
     if len(a) != len(b):
-        return f"{len(a)} shards in A, {len(b)} in B"
+        return f"{len(a)} shard{'s' * (len(a) != 1)} in A, {len(b)} in B"
     at = next(number for number in range(len(a)) if a[number] != b[number])
     return f"shard {at} has {a[at]} samples in A, {b[at]} in B"
 

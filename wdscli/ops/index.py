@@ -116,6 +116,7 @@ def index(
     force: bool = False,
     trust_addresses: bool = False,
     dry_run: bool = False,
+    check: bool = False,
     jobs: int | None = None,
     progress: Progress = QUIET,
 ) -> IndexReport:
@@ -126,7 +127,8 @@ def index(
     ``manifest`` is the address of the manifest; by default that of the manifest among ``inputs``, else
     ``<prefix>-manifest.json`` in the folder of the shards. ``checksum`` is the algorithm of the manifest's checksums:
     ``xxh3_128``, ``sha256`` or ``none``, which reads no payloads. Files that are up to date are kept unless ``force``.
-    ``dry_run`` reads the shards and writes nothing. ``jobs`` are processes, None for one a processor.
+    ``dry_run`` reads the shards and writes nothing; with ``check`` besides, a manifest that says something else than
+    the shards do is a file to be made, and no error. ``jobs`` are processes, None for one a processor.
 
     Raises UsageError for shards that are streams or compressed, InputError where nothing is found, DataError for a
     damaged shard, a key that comes twice in one, and a manifest that says something else than the shards do,
@@ -141,7 +143,7 @@ def index(
     new_digest(checksum)
     unindexed = without_index(shards)
     plan = SetPlan(shards, manifest, with_manifest and not dialects)
-    if not force:
+    if not (force or check):
         plan.check()
     makers = [make_dialect(name, plan.place) for name in dict.fromkeys(dialects)]
     tasks = [
@@ -181,7 +183,7 @@ def index(
         sides += [_put(file, force, dry_run) for maker in makers for file in maker.finish()]
         result = None
         if plan.manifest:
-            result, side = _write_manifest(plan, tuple(infos), force, dry_run)
+            result, side = _write_manifest(plan, tuple(infos), force, dry_run, check)
             sides.append(side)
     return IndexReport(tuple(infos), tuple(sides), result)
 
@@ -378,17 +380,17 @@ class SetPlan:
 
 
 def _write_manifest(
-    plan: SetPlan, shards: tuple[ShardInfo, ...], force: bool, dry_run: bool
+    plan: SetPlan, shards: tuple[ShardInfo, ...], force: bool, dry_run: bool, check: bool
 ) -> tuple[Manifest, Side]:
     """Write the manifest unless the one that is there says the same, or complete it. Raises DataError when it says
-    something else and ``force`` is not given."""
+    something else and neither ``force`` nor ``check`` is given."""
     address = plan.manifest or ""
     old = plan.old if plan.lists_these() else None
     if old is not None and dry_run:
         shards = tuple(replace(shard, checksum=listed.checksum) for shard, listed in zip(shards, old.shards))
     found = [_difference(*pair) for pair in zip(old.shards, shards)] if old is not None else []
     place = next((at for at, difference in enumerate(found) if difference), None)
-    if place is not None and not force:
+    if place is not None and not (force or check):
         raise DataError(
             f"{address} is not true any more: {found[place]}",
             code="manifest-mismatch",
@@ -407,6 +409,8 @@ def _write_manifest(
         reason = "there was none"
     elif force:
         reason = "forced"
+    elif old is None or place is not None:
+        reason = "it was stale"
     if not dry_run:
         with open_sink(address, force=force or old is not None) as sink:
             sink.write(made.to_json().encode("ascii"))

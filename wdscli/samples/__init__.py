@@ -13,6 +13,7 @@ from wdscli.samples.grouping import iter_batches as iter_batches
 from wdscli.samples.grouping import new_batch as new_batch
 from wdscli.samples.keys import MAX_NAME_BYTES as MAX_NAME_BYTES
 from wdscli.samples.keys import check_name as check_name
+from wdscli.samples.keys import is_appledouble as is_appledouble
 from wdscli.samples.keys import is_dunder as is_dunder
 from wdscli.samples.keys import may_be_unsafe as may_be_unsafe
 from wdscli.samples.keys import split_name as split_name

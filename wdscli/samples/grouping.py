@@ -20,7 +20,10 @@ from wdscli.tar import (
     DIRECTORY,
     KIND_MASK,
     KIND_NAMES,
+    LINK,
     REGULAR,
+    SPARSE,
+    SPECIAL,
     ByteSource,
     Columns,
     Form,
@@ -29,6 +32,12 @@ from wdscli.tar import (
 )
 from wdscli.tar.reader import CHUNK_BYTES, Window, new_scanner, walk
 
+_MAKE_REGULAR = {
+    LINK: "--dereference --hard-dereference",
+    SPECIAL: "without --label, --listed-incremental and --multi-volume",
+    SPARSE: "without --sparse",
+}
+"""GNU tar's options that make, or do not make, members of another kind into regular files."""
 RAGGED = 0b100000
 """Flag of a sample between whose members others lie (folders, names without a dot): it cannot be copied as one run."""
 
@@ -182,8 +191,8 @@ class Grouper:
                 shard=self.shard,
                 offset=start,
                 member=to_text(name),
-                hint="make the archive again with regular files (GNU tar: --dereference, without --sparse), or "
-                "write what can be kept with `wds verify --repair`",
+                hint=f"make the archive again with regular files (GNU tar: {_MAKE_REGULAR[kind]}), or write what "
+                "can be kept with `wds verify --repair -o OUT`",
             )
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:

@@ -92,13 +92,17 @@ def check_name(key: bytes, field: bytes) -> None:
         )
 
 
+def is_appledouble(name: bytes) -> bool:
+    """Whether the file is one of macOS, ``._x``, with the attributes of another file ``x``."""
+    return name.startswith(b"._", name.rfind(b"/") + 1)
+
+
 def why_ignored(name: bytes, kind: int) -> str:
     """The reason for which a member is part of no sample: ``directory``, ``appledouble``, ``dunder`` or
     ``no-field``."""
     if kind == DIRECTORY:
         return "directory"
-    base = name[name.rfind(b"/") + 1 :]
-    if base.startswith(b"._"):
+    if is_appledouble(name):
         return "appledouble"
     if is_dunder(name):
         return "dunder"

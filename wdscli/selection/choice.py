@@ -307,7 +307,9 @@ class Selection(NamedTuple):
         if state.sightings.fields:
             absences = state.sightings.absent([*self.named, *named])
         if state.done:
-            text = f" among the {state.seen} that were read"
+            text = (
+                f" among the {state.seen} that were read" if state.seen != 1 else " in the one that was read"
+            )
             return [one._replace(message=one.message + text, needed=False) for one in absences]
         if self.key_rule is not None and state.sightings.keys:
             absences += self.key_rule.absences(state.found, state.sightings)

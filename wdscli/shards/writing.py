@@ -445,6 +445,8 @@ class OutputSet:
         self._replaced = self.there = self.existing()
         self.has_manifest = self.standing is None and exists(self._manifest())
         there = [*self._replaced, *([self._manifest()] if self.has_manifest else [])]
+        if there and is_local(there[0]):
+            check_place(there[0])
         taken = {_place(address) for address in there}
         for address in inputs if taken else ():
             if _place(address) in taken:

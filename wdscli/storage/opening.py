@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from wdscli.errors import InputError, InputNotFoundError, OutputError, UsageError
+from wdscli.errors import InputError, InputNotFoundError, OutputError, OutputIsFolderError, UsageError
 from wdscli.storage.addresses import (
     OPENERS,
     PIPE,
@@ -286,12 +286,17 @@ def is_device(path: str) -> bool:
 
 
 def check_place(address: str) -> None:
-    """Raise OutputError for an address at which nothing can be written because its bucket is not there. Says nothing of
-    other obstacles, which the first write meets."""
-    if not (is_stream(address) or is_local(address)):
+    """Raise OutputError for an address at which nothing can be written because its bucket is not there, or because it
+    is a folder on this machine. Says nothing of other obstacles, which the first write meets."""
+    if is_stream(address):
+        return
+    if not is_local(address):
         from wdscli.storage.uploads import check_bucket
 
         check_bucket(address)
+    elif os.path.isdir(local_path(address)):
+        hint = f"{address}/%06d.tar names shards in it"
+        raise OutputIsFolderError(f"cannot write {address}: it is a folder", hint=hint)
 
 
 def has_temporaries(folder: str) -> bool:

@@ -162,7 +162,11 @@ def _listed(address: str, trusted: bool) -> list[str]:
     name = address[1:]
     if not name:
         raise UsageError("@ needs the name of a list", hint="@shards.txt, or @- for standard input")
-    lines = [os.fsdecode(line).strip() for line in read_all(name).split(b"\n")]
+    if is_local(name) and os.path.lexists(address) and not os.path.lexists(local_path(name)):
+        hint = f"@ begins the name of a list; the file of this name is ./{address}"
+        raise InputError(f"cannot read {name}: no such file", hint=hint)
+    text = read_all(name).removeprefix(b"\xef\xbb\xbf")  # Windows begins files of text so
+    lines = [os.fsdecode(line).strip() for line in text.split(b"\n")]
     lines = [line for line in lines if line and not line.startswith("#")]
     for line in lines:
         if line.startswith("@"):

@@ -45,6 +45,14 @@ _MAX_POSITION = 1 << 60
 MAX_ZEROS_BYTES = 1 << 26
 """Of a stream, behind the end of the archive: what fills the last record of a tape, many times over."""
 _ZERO_BLOCK = bytes(BLOCK)
+_MAKE_AGAIN = "make or copy it again"
+_OTHER_FORMATS = {
+    b"version https://git-lfs": "it is a pointer of Git LFS: `git lfs pull` fetches what it stands for",
+    b"PK\3\4": "it is a zip archive: unpack it, and make shards of its files with `wds create`",
+    b"PAR1": "it is a Parquet table: `wds create --from-table` makes shards of its rows",
+    b"<": "it is a web page or XML, as a download that failed may leave it: download it again",
+}
+"""What often has a shard's name, by its first bytes, and what helps."""
 
 
 def endless(name: str) -> InputError:
@@ -53,6 +61,11 @@ def endless(name: str) -> InputError:
         f"cannot read {name} to its end: more than {MAX_ZEROS_BYTES >> 20} MiB of zeros where an archive ends",
         hint="is it a device, or what a device gives? A file may have any number of them",
     )
+
+
+def _other_format(begin: bytes) -> str | None:
+    """A hint for a file that is no tar archive, by its first bytes."""
+    return next((hint for magic, hint in _OTHER_FORMATS.items() if begin.startswith(magic)), None)
 
 
 class Scanner:
@@ -81,6 +94,7 @@ class Scanner:
         self._last = new_columns()
         self._zero_at: int | None = None
         self._end_at = 0
+        self._begin = b""
 
     @property
     def globals(self) -> dict[bytes, bytes]:
@@ -117,6 +131,8 @@ class Scanner:
                     self.wanted = _USUAL_HEAD_BYTES
                     return
             if at + BLOCK > len(buffer):
+                if self.position == self.first:
+                    self._begin = bytes(buffer[at:])
                 return
             at = self._block(buffer, at, base)
             if at < 0:
@@ -172,7 +188,7 @@ class Scanner:
         if self._zero_at is not None:
             raise self._error("data follows a lone zero block", "data-after-end", self._zero_at)
         if not checksum_is_right(block):
-            raise self._bad_block(here)
+            raise self._bad_block(here, block)
         try:
             header = parse_block(block)
             if header.typeflag in TYPEFLAGS:
@@ -181,9 +197,10 @@ class Scanner:
         except DataError as error:
             raise self._placed(error, here, block) from None
 
-    def _bad_block(self, here: int) -> DataError:
+    def _bad_block(self, here: int, block: bytes) -> DataError:
         if here == self.first:
-            return self._error("not a tar archive: the first block is no header", "not-a-tar", here)
+            message = "not a tar archive: the first block is no header"
+            return self._error(message, "not-a-tar", here, hint=_other_format(block))
         return self._error("header checksum is wrong", "bad-checksum", here)
 
     def _zero(self, at: int, here: int) -> int:
@@ -276,7 +293,8 @@ class Scanner:
                 "data after the end of the archive",
                 "data-after-end",
                 offset,
-                hint="archives joined with `cat` look like this: join them with `wds cat A B -o OUT`",
+                hint="archives joined with `cat` look like this: join them with `wds cat A B -o OUT` instead, or save "
+                "what is in this one with `wds verify --repair -o OUT`",
             )
         self.position = max(self.position, base + len(buffer))
         if self.limit is None and self.position - self._end_at > MAX_ZEROS_BYTES:
@@ -287,7 +305,7 @@ class Scanner:
         if self.ended:
             return
         if total <= self.first:
-            raise self._error("not a tar archive: it is empty", "not-a-tar", self.first)
+            raise self._error("not a tar archive: it is empty", "not-a-tar", self.first, hint=_MAKE_AGAIN)
         if self.position > total:
             self._remember_last()
             raise cut(self.shard, self._last, 0, total - self._last.offsets[0])
@@ -309,7 +327,10 @@ class Scanner:
 
     def _partial_block(self, total: int) -> DataError:
         if self.position == self.first and total - self.first < BLOCK:
-            return self._error("not a tar archive: it is shorter than one block", "not-a-tar", self.first)
+            message = "not a tar archive: it is shorter than one block"
+            return self._error(
+                message, "not-a-tar", self.first, hint=_other_format(self._begin) or _MAKE_AGAIN
+            )
         what = "a header block" if self.wanted == BLOCK else "an extended header"
         return self._error(f"archive ends inside {what}", "truncated", self.position, hint=CUT_SHORT)
 

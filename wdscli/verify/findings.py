@@ -73,7 +73,7 @@ _OF_ARCHIVES = _table("""
     no-end-of-archive: the two zero blocks at the end are missing
         -> {copy}
     data-after-end: bytes follow the end of the archive; readers pass over them
-        -> join archives with `wds cat A B -o OUT`
+        -> join archives with `wds cat A B -o OUT`, or {repair}
     bad-checksum: a header's checksum is wrong
         -> {copy}
     bad-size: a member's size cannot be, or readers disagree whether its bytes are there
@@ -103,7 +103,7 @@ _OF_SAMPLES = _table("""
         -> webdataset reads fields in lower case, and some file systems keep only one of such files: rename one
     mixed-fields (warning): samples have other fields than most
         -> name what every sample must have with --require
-    no-field (warning): a file belongs to no sample: its name has no dot, or begins with one
+    no-field (warning): a file belongs to no sample: its name has no dot, or begins with one, as ._x of macOS
         -> readers pass over such files
     empty-payload (warning): a member has no bytes
         -> see whether its source was empty
@@ -114,9 +114,9 @@ _OF_MEMBERS = _table("""
     unsafe-name: a name is absolute, has a `..` or a NUL, or is empty
         -> give the member another name, or {repair}
     link: a member is a link
-        -> GNU tar stores the files themselves with --dereference; or {repair}
+        -> GNU tar stores the files themselves with --dereference --hard-dereference; or {repair}
     special: a member is a device, a fifo or of some vendor's kind
-        -> {repair}
+        -> if it was made with GNU tar's --label, --listed-incremental or --multi-volume, make it without; or {repair}
     sparse: a member is a sparse file
         -> make the archive without --sparse, or {repair}
     damaged: a sample next to lost bytes is not saved by --repair, because it lacks fields
@@ -125,7 +125,7 @@ _OF_SIDE_FILES = _table("""
     stale-index: an index beside a shard or a set, ours or another program's, is damaged or does not fit any more
         -> make it again with `wds index`
     manifest-mismatch: the manifest and the shards disagree
-        -> copy the set again, or write a new manifest with `wds index`
+        -> copy the set again, or write a new manifest with `wds index --force`
     checksum-mismatch: a shard's bytes are not those of the manifest's checksum (--checksums)
         -> copy the shard again
     unchecked (warning): there is no checksum to compare with (--checksums), a payload is larger than

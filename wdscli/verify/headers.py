@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wdscli.samples import Grouper, SampleBatch, is_dunder, may_be_unsafe, why_unsafe
+from wdscli.samples import Grouper, SampleBatch, is_appledouble, is_dunder, may_be_unsafe, why_unsafe
 from wdscli.samples.grouping import hidden
 from wdscli.shards.index import IndexBuilder
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, Window
@@ -56,7 +56,10 @@ class _ReportingGrouper(Grouper):
             self._ledger.add_error(hidden(self.shard, start, name, size))
         if kind == DIRECTORY or (kind == REGULAR and is_dunder(name)):
             return
-        code, message = "no-field", "the file belongs to no sample: no dot after the first letter of its name"
+        code, why = "no-field", "no dot after the first letter of its name"
+        if is_appledouble(name):
+            why = "macOS made it beside another file, for its attributes"
+        message = f"the file belongs to no sample: {why}"
         if kind != REGULAR:
             code = KIND_NAMES[kind]
             message = _KIND_MESSAGES[code]

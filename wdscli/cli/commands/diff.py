@@ -91,7 +91,7 @@ def _print(out: Out, report: DiffReport) -> None:
     counts = {
         "only in A": report.only_a,
         "only in B": report.only_b,
-        "different in both": report.changed,
+        "differs" if report.changed == 1 else "differ": report.changed,
     }
     found = [f"{count} {what}" for what, count in counts.items() if count]
     for what, text in (("order", report.order), ("shards", report.shards)):

@@ -83,6 +83,7 @@ def index(
         force=options.force,
         trust_addresses=general.trust_addresses,
         dry_run=dry,
+        check=options.check,
         jobs=options.jobs,
         progress=out.progress(),
     )

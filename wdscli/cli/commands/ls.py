@@ -333,7 +333,8 @@ def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:
         out.warn(remark)
     odd = {kind: count for kind, count in report.ignored.items() if kind in KIND_NAMES[REGULAR + 2 :]}
     if odd:
-        out.warn(f"members that no sample may have: {_counts(odd)} (`wds verify` says which)")
+        count = plural(sum(odd.values()), "member")
+        out.warn(f"{count} that no sample may have: {_counts(odd)} (`wds verify` says which)")
     kept = f", {plural(report.samples, 'sample')} selected" if report.samples else ""
     out.note(f"read {plural(report.shards, 'shard')}{kept}")
     if report.ignored:

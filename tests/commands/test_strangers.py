@@ -1,0 +1,171 @@
+"""What a person meets who comes from tar: files that are no shards, archives that GNU tar made with other options, a
+folder as the output; and that a hint, pasted, does what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from shard_cases import keys_of, numbered, tar_of, wds, write_shards
+
+GNU_TAR = ["tar", "--format=gnu", "--sort=name"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def hint_of(text: str) -> str:
+    return text.partition("hint: ")[2]
+
+
+class TestNoTarAtAll:
+    @pytest.mark.parametrize(
+        ("begin", "hint"),
+        [
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "`git lfs pull`"),
+            (b"PK\3\4" + bytes(600), "it is a zip archive"),
+            (b"PAR1" + b"x" * 600, "`wds create --from-table`"),
+            (b"<!DOCTYPE html>" + b"x" * 600, "it is a web page"),
+            (b"some text", "make or copy it again"),
+            (b"", "make or copy it again"),
+        ],
+    )
+    def test_says_what_the_file_is(self, begin: bytes, hint: str) -> None:
+        Path("a.tar").write_bytes(begin)
+        for ran in (wds("ls", "a.tar"), wds("ls", "-", stdin=begin)):
+            assert (ran.code, hint in hint_of(ran.err)) == (3, True), ran.err
+        assert (
+            f"hint: {hint}" in wds("verify", "a.tar").out.decode()
+            or hint in wds("verify", "a.tar").out.decode()
+        )
+
+
+class TestOtherKindsOfMembers:
+    def test_hard_links_are_gone_with_the_options_of_the_hint(self, here: Path) -> None:
+        files = here / "files"
+        files.mkdir()
+        (files / "a.txt").write_text("text")
+        os.link(files / "a.txt", files / "b.txt")
+        subprocess.run([*GNU_TAR, "-cf", "a.tar", "-C", "files", "."], check=True)
+        ran = wds("cat", "a.tar", "-o", "b.tar")
+        assert (ran.code, "GNU tar: --dereference --hard-dereference" in ran.err) == (3, True)
+        assert "--dereference --hard-dereference" in wds("verify", "a.tar").out.decode()
+        options = ["--dereference", "--hard-dereference"]
+        subprocess.run([*GNU_TAR, *options, "-cf", "a.tar", "-C", "files", "."], check=True)
+        assert wds("cat", "a.tar", "-o", "b.tar").code == 0
+        assert keys_of("b.tar") == ["./a", "./b"]
+
+    def test_a_label(self) -> None:
+        Path("a.txt").write_text("text")
+        subprocess.run([*GNU_TAR, "--label=mine", "-cf", "a.tar", "a.txt"], check=True)
+        assert "without --label" in hint_of(wds("cat", "a.tar", "-o", "b.tar").err)
+        assert "--label" in wds("verify", "a.tar").out.decode()
+        assert "warning: 1 member that no sample may have: 1 special" in wds("ls", "a.tar").err
+
+    def test_files_of_macos(self) -> None:
+        Path("a.tar").write_bytes(tar_of([("._a.txt", b"attributes"), ("a.txt", b"text"), ("b", b"")]))
+        found = [json.loads(line) for line in wds("verify", "--json", "a.tar").out.splitlines()]
+        messages = {one["member"]: one["message"] for one in found if one.get("code") == "no-field"}
+        assert "macOS made it" in messages["._a.txt"]
+        assert "no dot after" in messages["b"]
+
+
+class TestHintsThatHelp:
+    def test_archives_joined_with_cat(self) -> None:
+        both = [tar_of([(f"{name}{number}.txt", b"text") for number in range(3)]) for name in "ab"]
+        Path("joined.tar").write_bytes(b"".join(both))
+        ran = wds("cat", "joined.tar", "-o", "new.tar")
+        assert (ran.code, "`wds verify --repair -o OUT`" in hint_of(ran.err)) == (3, True)
+        wds("verify", "--repair", "joined.tar", "-o", "saved-%d.tar")
+        assert keys_of("saved-0.tar") == ["a0", "a1", "a2", "b0", "b1", "b2"]
+
+    @pytest.mark.parametrize("command", ["cat", "sort"])
+    def test_files_of_a_sample_that_lie_apart(self, command: str) -> None:
+        Path("a.tar").write_bytes(
+            tar_of([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"3"), ("b.txt", b"4")])
+        )
+        ran = wds(command, "a.tar", "-o", "new.tar")
+        assert (ran.code, "`wds verify --repair -o OUT` joins them" in hint_of(ran.err)) == (3, True)
+        wds("verify", "--repair", "a.tar", "-o", "saved-%d.tar")
+        assert [line.split("\t")[1] for line in wds("ls", "saved-0.tar").out.decode().splitlines()] == [
+            "jpg,txt"
+        ] * 2
+
+    def test_a_manifest_of_other_shards(self) -> None:
+        write_shards(Path("set"), [numbered(3)])
+        assert wds("index", "set").code == 0
+        write_shards(Path("set"), [numbered(4)])
+        ran = wds("index", "--check", "set")
+        names = sorted(os.path.basename(line.split(":")[0]) for line in ran.out.decode().splitlines())
+        assert (ran.code, len(names), names[-1].endswith("-manifest.json")) == (1, 2, True), ran.err
+        assert ran.out.decode().count(": stale") == 2
+        assert "`wds index --force`" in wds("verify", "set").out.decode()
+        assert wds("index", "--force", "set").code == 0
+        assert wds("verify", "set").code == 0
+
+    def test_a_manifest_and_a_shard_more(self) -> None:
+        write_shards(Path("set"), [numbered(3)])
+        assert wds("index", "set").code == 0
+        write_shards(Path("set"), [numbered(3), numbered(3, "m")])
+        assert wds("index", "--check", "set").code == 1
+        assert wds("index", "set").code == 4
+
+    def test_a_folder_as_the_output(self) -> None:
+        write_shards(Path("set"), [numbered(3)])
+        Path("out").mkdir()
+        for more in ([], ["--force"]):
+            ran = wds("shuffle", "set", "-o", "out", *more)
+            assert (ran.code, hint_of(ran.err)) == (4, "out/%06d.tar names shards in it\n")
+        assert wds("shuffle", "set", "-o", "out/%06d.tar").code == 0
+
+    def test_a_shard_whose_name_begins_like_a_list(self) -> None:
+        Path("@a.tar").write_bytes(tar_of([("a.txt", b"text")]))
+        assert "./@a.tar" in hint_of(wds("ls", "@a.tar").err)
+        assert wds("ls", "./@a.tar").code == 0
+
+    def test_a_list_that_windows_wrote(self) -> None:
+        Path("a.tar").write_bytes(tar_of([("a.txt", b"text")]))
+        Path("list").write_bytes(b"\xef\xbb\xbfa.tar\r\n")
+        assert wds("ls", "@list").out.startswith(b"a\t")
+
+    def test_a_list_of_paths_alone(self) -> None:
+        Path("a.txt").write_text("text")
+        ran = wds("create", "--from-list", "-", "-o", "new.tar", stdin=b"a.txt\n")
+        assert (ran.code, ran.err.count("line 1")) == (3, 1)
+        assert r"sed 's/.*/&\t&/'" in hint_of(ran.err)
+        lines = subprocess.run(
+            ["sed", r"s/.*/&\t&/"], input=b"a.txt\n", capture_output=True, check=True
+        ).stdout
+        assert wds("create", "--from-list", "-", "-o", "new.tar", stdin=lines).code == 0
+
+    def test_rows_with_one_key(self) -> None:
+        Path("a.csv").write_text("id,text\n1,a\n1,b\n")
+        ran = wds(
+            "create", "--from-table", "a.csv", "--key-column", "id", "--column", "txt=text", "-o", "a.tar"
+        )
+        assert '"1.txt" comes twice in the lists and tables' in ran.err
+        assert "folder" not in hint_of(ran.err)
+
+    def test_a_bench_of_nothing(self) -> None:
+        Path("a.tar").write_bytes(tar_of([]))
+        assert "`wds ls --summary`" in hint_of(wds("bench", "--seconds", "0.05", "a.tar").err)
+
+
+class TestNumbersOfThings:
+    def test_one_and_many(self) -> None:
+        Path("a.tar").write_bytes(tar_of([("x", b"1"), ("a.txt", b"1")]))
+        Path("b.tar").write_bytes(tar_of([("x", b"1"), ("y", b"1"), ("a.txt", b"2")]))
+        assert "skipped 1 member that belongs to no sample" in wds("cat", "a.tar", "-o", "c.tar").err
+        assert "skipped 2 members that belong to no sample" in wds("cat", "b.tar", "-o", "d.tar").err
+        assert "1 sample in both: 1 differs;" in wds("diff", "a.tar", "b.tar").err
+        write_shards(Path("one"), [[*numbered(1), *numbered(1, "m")]])
+        write_shards(Path("two"), [numbered(1), numbered(1, "m")])
+        assert "shards: 1 shard in A, 2 in B" in wds("diff", "one", "two").err
+        ran = wds("ls", "two", "--fields", "cls,none", "--limit", "1")
+        assert "no sample has none for --fields in the one that was read" in ran.err
