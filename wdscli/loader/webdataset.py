@@ -23,6 +23,7 @@ from wdscli.loader.place.splitters import EXACT, Split, name_of, split_by_node, 
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError
 from wdscli.loader.read.reading import PREFETCH
+from wdscli.loader.read.selected import filtered
 from wdscli.loader.read.source import IndexedSource, PositionSource
 from wdscli.loader.sample_types import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import Epochs
@@ -239,14 +240,11 @@ class WebDataset(PositionDataset[Item]):
             trust_addresses=trust_addresses,
             pipes=pipes,
             cache=cache_of(cache_dir, cache_size),
+            spelled=select_files is not None or rename_files is not None,
         )
-        catalog.spelled = select_files is not None or rename_files is not None
-        if is_chosen:
-            from wdscli.loader.read.selected import filtered
-
-            catalog = filtered(
-                catalog, where=where, keys=keys, keys_from=keys_from, sample=sample, on_error=on_error
-            )
+        catalog = filtered(
+            catalog, where=where, keys=keys, keys_from=keys_from, sample=sample, on_error=on_error
+        )
         losses = catalog.losses if catalog.is_indexed else {}  # a stream counts what it comes to
         fields = wanted_fields(fields, catalog.fields)
         if shuffle == "none" and shardshuffle:

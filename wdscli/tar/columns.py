@@ -6,7 +6,7 @@ asks. It must not know how they are filled.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.errors import DataError
 from wdscli.model import Member, to_text
@@ -29,15 +29,10 @@ class Columns(NamedTuple):
     sizes: list[int]
     flags: list[int]
 
-    def part(self, first: int, end: int) -> Columns:
-        """The rows from ``first`` up to ``end``."""
-        return Columns(
-            self.names[first:end],
-            self.starts[first:end],
-            self.offsets[first:end],
-            self.sizes[first:end],
-            self.flags[first:end],
-        )
+    def part(self, first: int, end: int | None) -> Columns:
+        """The rows from ``first`` up to ``end``, None for the last."""
+        rows: list[Any] = [column[first:end] for column in self]
+        return Columns(*rows)
 
     def member(self, row: int) -> Member:
         """One row as a record of the library's face."""

@@ -38,19 +38,6 @@ class Extensions:
     included; ``gap`` says that a global header stood there.
     """
 
-    __slots__ = (
-        "_chain",
-        "_globals_size",
-        "_leading",
-        "_long_name",
-        "_records",
-        "_size",
-        "gap",
-        "globals",
-        "raw",
-        "start",
-    )
-
     def __init__(self) -> None:
         self.globals: dict[bytes, bytes] = {}
         self._leading: dict[bytes, bytes] = {}

@@ -14,6 +14,8 @@ It must not know samples, files or networks.
 
 from __future__ import annotations
 
+from typing import Any
+
 from wdscli.errors import DataError, InputError
 from wdscli.model import to_text
 from wdscli.tar import core
@@ -115,9 +117,9 @@ class Scanner:
         member that reaches beyond them is kept back until it is known to be whole."""
         self._remember_last()
         columns, self._columns = self._columns, new_columns()
-        names, starts, offsets, sizes, flags = columns
-        if names and seen is not None and offsets[-1] + padded(sizes[-1]) > seen:
-            self._append(names.pop(), starts.pop(), offsets.pop(), sizes.pop(), flags.pop())
+        if columns.names and seen is not None and columns.offsets[-1] + padded(columns.sizes[-1]) > seen:
+            last: list[Any] = [column.pop() for column in columns]
+            self._append(*last)
         return columns
 
     def feed(self, buffer: Buffer, base: int) -> None:
@@ -279,9 +281,8 @@ class Scanner:
             raise cut(self.shard, self._last, 0, self.limit - self._last.offsets[0])
 
     def _remember_last(self) -> None:
-        names, starts, offsets, sizes, flags = self._columns
-        if names:
-            self._last = Columns(names[-1:], starts[-1:], offsets[-1:], sizes[-1:], flags[-1:])
+        if self._columns.names:
+            self._last = self._columns.part(-1, None)
 
     def _only_zeros(self, buffer: Buffer, at: int, base: int) -> None:
         """POSIX: what follows the two zero blocks is not part of the archive; only the zeros that fill the last record

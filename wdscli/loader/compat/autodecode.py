@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from wdscli.codecs.decode_images import EXTENSIONS, SPECS, Images
@@ -75,20 +76,10 @@ class _Decoders(dict[str, Callable[[bytes], Any]]):
         )
 
 
-class _By:
-    """The default decoder of one extension."""
-
-    def __init__(self, extension: str) -> None:
-        self._key = f".{extension}"
-
-    def __call__(self, data: bytes) -> Any:
-        return basichandlers(self._key, data)
-
-
 _PLAIN = "txt text transcript cls cls2 index inx id json jsn ten tb mp msg npy npz cbor"
 decoders = _Decoders(
     {
-        **{name: _By(name) for name in _PLAIN.split()},
+        **{name: partial(basichandlers, f".{name}") for name in _PLAIN.split()},
         **dict.fromkeys(("pkl", "pickle", "pyd"), unpickle_loads),
         "pth": torch_loads,
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from operator import itemgetter
 from time import monotonic
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -99,31 +100,18 @@ class LRUCleanup:
         ):
             return
         self._latest = monotonic()
-        sizes = {path: size for path in self._paths() if (size := _size(path)) is not None}
-        left = sum(sizes.values())
-        for path in sorted(sizes, key=self._key):
+        found = []
+        for folder, _, names in os.walk(os.fspath(self.cache_dir)):
+            for path in [os.path.join(folder, name) for name in names]:
+                with suppress(OSError):  # another process was first
+                    found.append((self.keyfn(path), os.path.getsize(path), path))
+        left = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found, key=itemgetter(0)):
             if left <= self.cache_size:
                 return
-            with suppress(OSError):  # another process was first
+            with suppress(OSError):
                 os.remove(path)
-            left -= sizes[path]
-
-    def _key(self, path: str) -> float:
-        try:
-            return self.keyfn(path)
-        except OSError:
-            return 0.0
-
-    def _paths(self) -> Iterator[str]:
-        for folder, _, names in os.walk(os.fspath(self.cache_dir or "")):
-            yield from (os.path.join(folder, name) for name in names)
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return None
+            left -= size
 
 
 def _url(given: Any) -> str:

@@ -122,6 +122,8 @@ class Stage(FilterFunction):
     def __init__(self, method: str, *args: Any, **kw: Any) -> None:
         super().__init__(_Method(method), *args, **kw)
         self.method = method
+        self.is_order = True
+        """Whether it needs no dice that somebody brings: with these it is a buffer, and no place in it is exact."""
 
     def added_to(self, dataset: Any) -> Any:
         """``dataset`` with the stage."""
@@ -173,23 +175,16 @@ def shuffle(
 ) -> Stage:
     """Samples in a shuffled order. Of shards that can be read at any place it is the window order and keeps no buffer,
     whatever ``bufsize``; of an iterator, and with ``rng``, a buffer of ``bufsize`` that gives from ``initial`` on."""
-    return _Shuffle(bufsize, initial=initial, rng=rng, seed=seed)
-
-
-class _Shuffle(Stage):
-    """An order, where nobody brings dice; with these it is a buffer, and no place in it is exact."""
-
-    def __init__(self, bufsize: int, **how: Any) -> None:
-        super().__init__(
-            "shuffle", bufsize, **{name: value for name, value in how.items() if value is not None}
-        )
-        self.is_order = how.get("rng") is None
+    dice = {name: value for name, value in (("rng", rng), ("seed", seed)) if value is not None}
+    stage = Stage("shuffle", bufsize, initial=initial, **dice)
+    stage.is_order = rng is None
+    return stage
 
 
 class detshuffle(PipelineStage):
     """:func:`shuffle` by a seed, another order in each epoch."""
 
-    method = "shuffle"
+    method, is_order = "shuffle", True
 
     def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> None:
         self.bufsize, self.initial, self.seed, self.epoch = bufsize, initial, seed, epoch

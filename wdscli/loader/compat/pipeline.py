@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wdscli.loader.compat.extradatasets import FluidWrapper
-from wdscli.loader.compat.filters import detshuffle
 from wdscli.loader.compat.shardlists import ResampledShards, SimpleShardList
 from wdscli.loader.compat.tariterators import OPENS, is_changed, tarfile_samples
 from wdscli.loader.dataset import PositionDataset
@@ -136,9 +135,7 @@ def _opens(stage: Any) -> bool:
 
 def _mixes(stage: Any) -> bool:
     """Whether a stage of shards is another order of them, which needs no dice of its own."""
-    return isinstance(stage, detshuffle) or bool(
-        getattr(stage, "method", None) == "shuffle" and getattr(stage, "is_order", False)
-    )
+    return bool(getattr(stage, "method", None) == "shuffle" and stage.is_order)
 
 
 def _opening(given: dict[str, Any]) -> dict[str, Any]:

@@ -273,19 +273,12 @@ class _Samples:
                     hint="SimpleShardList(urls), or a generator that yields {'url': ...}",
                 )
             try:
-                yield from self._of_shard(shard)
+                try:
+                    yield from self._of_shard(shard)
+                except (DataError, StorageError) as error:
+                    self._policy.leave_out(Failed(error, shard["url"]))
             except StopEpoch:
                 return
-            except (DataError, StorageError) as error:
-                if self._is_end(Failed(error, shard["url"])):
-                    return
-
-    def _is_end(self, failed: Failed) -> bool:
-        try:
-            self._policy.leave_out(failed)
-        except StopEpoch:
-            return True
-        return False
 
     def _of_shard(self, shard: dict[str, Any]) -> Iterator[dict[str, Any]]:
         with _opened(shard) as source:

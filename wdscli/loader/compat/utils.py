@@ -17,7 +17,7 @@ from wdscli.arrays import numpy
 from wdscli.errors import UsageError
 from wdscli.loader.compat.filters import PipelineStage as PipelineStage
 from wdscli.loader.compat.filters import identity as identity
-from wdscli.loader.place.ranks import find_rank, find_worker
+from wdscli.loader.place.ranks import find_worker, rank_in
 from wdscli.storage.patterns import expand_braces
 
 __all__ = [
@@ -53,12 +53,7 @@ def want_trust(said: str) -> None:
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
     """(rank, world size, worker, number of workers) of this process; ``WORKER`` and ``NUM_WORKERS`` of the environment
     count first. ``group`` is a group of torch.distributed, whose ranks are meant then."""
-    if group is not None:
-        import torch.distributed
-
-        rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
-    else:
-        rank, world = find_rank()
+    rank, world = rank_in(group)
     if "WORKER" in os.environ and "NUM_WORKERS" in os.environ:
         return rank, world, int(os.environ["WORKER"]), int(os.environ["NUM_WORKERS"])
     return rank, world, *find_worker()

@@ -64,6 +64,15 @@ def launched_rank() -> tuple[int, int] | None:
     return None
 
 
+def rank_in(group: Any) -> tuple[int, int]:
+    """(rank, world size) in a group of torch.distributed, None for that of :func:`find_rank`."""
+    if group is None:
+        return find_rank()
+    from torch import distributed
+
+    return int(distributed.get_rank(group)), int(distributed.get_world_size(group))
+
+
 DEALERS = ("BatchSamplerShard", "DataLoaderDispatcher", "IterableDatasetShard")
 """Classes of accelerate, and of transformers before it, which deal out to the ranks what one loader gives."""
 

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.place.ranks import Share, find_rank, find_worker
+from wdscli.loader.place.ranks import Share, find_worker, rank_in
 
 NAMES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
 
@@ -57,8 +57,8 @@ def several_nodes(world: int) -> UsageError:
 class Splitter:
     """One of webdataset's functions."""
 
-    def __init__(self, name: str, split: Callable[[Iterable[Any], Any], Iterator[Any]]) -> None:
-        self.__name__ = name
+    def __init__(self, split: Callable[[Iterable[Any], Any], Iterator[Any]]) -> None:
+        self.__name__, self.__doc__ = split.__name__, split.__doc__
         self._split = split
 
     def __call__(self, src: Iterable[Any], group: Any = None) -> Iterator[Any]:
@@ -76,44 +76,38 @@ class Splitter:
         return self.__name__
 
 
-def _rank(group: Any) -> tuple[int, int]:
-    if group is None:
-        return find_rank()
-    from torch import distributed
-
-    return int(distributed.get_rank(group)), int(distributed.get_world_size(group))
-
-
-def _by_node(src: Iterable[Any], group: Any) -> Iterator[Any]:
-    rank, world = _rank(group)
-    yield from islice(src, rank, None, world)
-
-
-def _by_worker(src: Iterable[Any], group: Any) -> Iterator[Any]:
-    worker, workers = find_worker()
-    yield from islice(src, worker, None, workers)
-
-
-def _alone(src: Iterable[Any], group: Any) -> Iterator[Any]:
-    _, world = _rank(group)
+@Splitter
+def single_node_only(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    """All of ``src``, where there is one rank."""
+    _, world = rank_in(group)
     if world > 1:
         raise several_nodes(world)
     yield from src
 
 
-def _not_empty(src: Iterable[Any], group: Any) -> Iterator[Any]:
+@Splitter
+def split_by_node(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    """Those of ``src`` that this rank has."""
+    rank, world = rank_in(group)
+    yield from islice(src, rank, None, world)
+
+
+@Splitter
+def split_by_worker(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    """Those of ``src`` that this worker has."""
+    worker, workers = find_worker()
+    yield from islice(src, worker, None, workers)
+
+
+@Splitter
+def non_empty(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    """All of ``src``. Raises DataError where nothing comes."""
     empty = True
     for item in src:
         empty = False
         yield item
     if empty:
         raise DataError("nothing came to non_empty", hint="are there fewer shards than workers?")
-
-
-single_node_only = Splitter("single_node_only", _alone)
-split_by_node = Splitter("split_by_node", _by_node)
-split_by_worker = Splitter("split_by_worker", _by_worker)
-non_empty = Splitter("non_empty", _not_empty)
 
 
 def name_of(splitter: Any) -> str | None:

@@ -182,8 +182,9 @@ class Catalog:
         trust_addresses: bool = False,
         pipes: bool = True,
         cache: tuple[str, int] | None = None,
+        spelled: bool = False,
     ) -> None:
-        self._salvages, self._spelled = salvage, False
+        self._salvages, self.spelled = salvage, spelled
         self._cache = cache
         self.losses: dict[str, WdsError] = {}
         """What is wrong with shards of which only a part, or nothing, can be had."""
@@ -209,29 +210,14 @@ class Catalog:
         if self.manifest is None:
             _note_missing(found)
 
-    @property
-    def spelled(self) -> bool:
-        """Whether fields keep their capitals."""
-        return self._spelled
-
-    @spelled.setter
-    def spelled(self, spelled: bool) -> None:
-        if spelled != self._spelled:
-            self._spelled = spelled
-            self._tables = self._no_tables()
-
     def open(self, address: str) -> Source:
         """A shard's bytes. Raises InputError, DataError."""
         with cached_in(*(self._cache or (None,))):
             return open_source(address)
 
-    @staticmethod
-    def _no_tables() -> Recent[ShardTable]:
-        return Recent(TABLES_BYTES, lambda table: table.bytes)
-
     def _begin(self) -> None:
         """Know nothing of any shard."""
-        self._tables = self._no_tables()
+        self._tables: Recent[ShardTable] = Recent(TABLES_BYTES, lambda table: table.bytes)
         self._scanned: dict[int, Index] = {}
 
     @property

@@ -71,12 +71,11 @@ METER = Meter()
 
 
 class Fetcher:
-    """Reads samples of a catalog. ``fields`` limits which payloads are read; None for all. Close it when done; not for
-    several threads at a time."""
+    """Reads samples of a catalog. ``fields`` limits which payloads are read, by names in lower case; None for all.
+    Close it when done; not for several threads at a time."""
 
-    def __init__(self, catalog: Catalog, fields: Sequence[str] | None = None) -> None:
-        self._catalog = catalog
-        self._fields = None if fields is None else frozenset(field.lower() for field in fields)
+    def __init__(self, catalog: Catalog, fields: frozenset[str] | None = None) -> None:
+        self._catalog, self._fields = catalog, fields
         self._sources: OrderedDict[int, Source] = OrderedDict()
         keep_heap()
         _fetchers.add(self)
@@ -243,7 +242,8 @@ class Pool:
     def __init__(
         self, catalog: Catalog, fields: Sequence[str] | None = None, threads: int | None = None
     ) -> None:
-        self._catalog, self._fields = catalog, fields
+        self._catalog = catalog
+        self._fields = None if fields is None else frozenset(field.lower() for field in fields)
         self._is_local = all(map(is_local, catalog.addresses))
         self._threads = threads or (1 if self._is_local else REMOTE_THREADS)
         self._begin()
@@ -347,9 +347,8 @@ class Shared:
     them, because a gap was not worth a request, stays for later calls. Two threads that want samples of one shard at
     the same time have a source each. ``threads`` open shards."""
 
-    def __init__(self, catalog: Catalog, fields: Sequence[str] | None, threads: DaemonPool) -> None:
-        self._catalog, self._threads = catalog, threads
-        self._fields = None if fields is None else frozenset(field.lower() for field in fields)
+    def __init__(self, catalog: Catalog, fields: frozenset[str] | None, threads: DaemonPool) -> None:
+        self._catalog, self._fields, self._threads = catalog, fields, threads
         self._lock = lock()
         self._idle: OrderedDict[int, list[Source]] = OrderedDict()
         """By shard, those that nobody reads from."""

@@ -147,7 +147,7 @@ class _Payloads:
         self._shard = shard
         self._address = catalog.addresses[shard]
         self._fields = fields
-        self._fetcher = Fetcher(catalog, sorted(map(to_text, fields)))
+        self._fetcher = Fetcher(catalog, frozenset(to_text(field).lower() for field in fields))
         self._known: dict[int, Raw] = {}
 
     def of(self, row: int, field: bytes) -> bytes:
