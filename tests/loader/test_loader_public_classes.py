@@ -366,3 +366,29 @@ def test_a_decoder_of_ones_own(wds: Any, shards: list[str]) -> None:
     data.close()
     one = wds.Decoder([], only="cls txt").decode1("cls", b"3")
     assert one == 3
+
+
+def same(samples: Any) -> Any:
+    yield from samples
+
+
+@pytest.mark.parametrize("how", [{"shardshuffle": True}, {"shardshuffle": False}, {"resampled": True}])
+def test_a_generator_behind_shuffle_gets_shuffled_samples(how: Any, shards: list[str]) -> None:
+    data = ours.WebDataset(shards, **how).shuffle(100).compose(same).map(lambda sample: int(sample["cls"]))
+    seen = list(islice(iter(data), COUNT))
+    assert sorted(seen) == list(range(COUNT))
+    assert [b - a for a, b in zip(seen, seen[1:])].count(1) < COUNT // 2, "neighbours of a shard"
+
+
+def test_whole_batches_behind_a_filter(shards: list[str]) -> None:
+    """select() leaves gaps, which is said where whole batches are requested; a generator leaves none."""
+
+    def third(sample: Any) -> bool:
+        return int(sample["cls"]) % 3 == 0
+
+    data = ours.WebDataset(shards, resampled=True).shuffle(5)
+    gaps = data.select(third).batched(4, partial=False, collation_fn=len).with_epoch(5)
+    with pytest.warns(UserWarning, match=r"partial=False.*compose\(lambda samples: filter\(f, samples\)\)"):
+        assert min(gaps) < 4
+    whole = data.compose(lambda samples: filter(third, samples)).batched(4, partial=False, collation_fn=len)
+    assert list(whole.with_epoch(5)) == [4] * 5

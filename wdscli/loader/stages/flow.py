@@ -67,6 +67,12 @@ class BatchStage(NamedTuple):
         before stages and errors took some."""
         if not items or (given < self.size and not self.partial):
             return []
+        if len(items) < given:
+            warnings.warn(
+                f"batched({self.size}, partial=False): stages in front of it left samples out, and its batches are "
+                "smaller; compose(lambda samples: filter(f, samples)) in the place of select(f) keeps them whole",
+                stacklevel=2,
+            )
         return [self.collate(items)]
 
 

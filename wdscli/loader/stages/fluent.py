@@ -385,7 +385,9 @@ class Fluent(PerSample[Item]):
         stream: Any = self.source
         if self.is_stream:
             return self._with(source=stream.shuffled(size, initial, self._seed if seed is None else seed))
-        return self._with(source=_shuffled(self.source, self._seed if seed is None else seed))
+        # Shards from front to back, as they come to a generator otherwise, are not what was said here.
+        mixed = _shuffled(self.source, self._seed if seed is None else seed)
+        return self._with(source=mixed, _shards=None)
 
     @property
     def _seed(self) -> int:
