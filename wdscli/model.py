@@ -7,8 +7,11 @@ trip (:func:`to_text`, :func:`to_bytes`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
 
 
 def to_text(raw: bytes) -> str:
@@ -92,3 +95,15 @@ class ShardInfo:
     version: str = field(default="", compare=False)
     tar_bytes: int = field(default=-1, compare=False)
     is_copy: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Later(Generic[Result]):
+    """A result that is there but for its end: ``result()`` is called for it once, or ``discard()``, maybe meanwhile.
+    With ``waits`` the end is little but waiting for another machine, and may be left to another thread; until then it
+    keeps ``held_bytes`` in memory."""
+
+    result: Callable[[], Result]
+    discard: Callable[[], None] = lambda: None
+    waits: bool = False
+    held_bytes: int = 0

@@ -11,13 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fault_proxy import Fault, FaultProxy, fault_proxy
 from s3fs import S3FileSystem
 from shard_cases import content, numbered, tar_of, wds, write_shards
-from storage_servers import S3, forget_listings, s3_server
+from storage_servers import S3, forget_listings, forget_s3, s3_server
 
 
 @pytest.fixture(scope="module")
@@ -279,3 +281,69 @@ def test_report_from_s3_to_s3(s3: S3, here: Path, bucket: str, tmp_path: Path) -
         page.replace(f"<code>{url}</code>".encode(), b"<code>one</code>")
         == (tmp_path / "one.html").read_bytes()
     )
+
+
+@pytest.fixture
+def far(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """The way to the server, on which a request takes longer than a shard does to be made."""
+    with fault_proxy(int(s3.endpoint.rpartition(":")[2])) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        forget_s3()
+        yield proxy
+    forget_s3()
+
+
+OVERLAPPED = {
+    "create": "create {here}/files --max-count 1",
+    "shuffle": "shuffle {here}/one --max-count 13",
+    "in workers": "shuffle {here}/one --max-count 2 -j 2",
+    "map": "map {here}/one --filter cls cat --max-count 13 -j 1",
+}
+
+
+@pytest.mark.parametrize("line", OVERLAPPED.values(), ids=OVERLAPPED)
+def test_a_shard_is_made_while_the_one_before_gets_its_name(
+    s3: S3, far: FaultProxy, here: Path, tmp_path: Path, line: str
+) -> None:
+    words = line.format(here=here).split()
+    bucket = s3.bucket(f"apart-{len(s3.client.list_buckets()['Buckets'])}")
+    assert wds(*words, "-o", tmp_path / "out/s-%02d.tar").code == 0
+    far.delay_seconds = 0.12
+    done = wds(*words, "-o", f"s3://{bucket}/s-%02d.tar")
+    assert done.code == 0, done.err
+    got = {name: s3.get(bucket, name) for name in s3.names(bucket)}
+    assert got == content(tmp_path / "out")
+    order = [one for one in far.lines if "s-" in one]
+    first, last = f"PUT /{bucket}/.wds/s-01.tar.done ", f"PUT /{bucket}/.wds/s-00.tar.wdx "
+    assert order.index(next(one for one in order if first in f"{one} ")) < order.index(
+        next(one for one in order if last in f"{one} ")
+    )
+    # Before a shard has its name there is a receipt, and after all of them comes the manifest.
+    for number in range(len([name for name in got if name.endswith(".tar")])):
+        name = f"s-{number:02d}.tar"
+        puts = [one.split()[1] for one in order if one.startswith("PUT ") and name in one]
+        assert puts[:2] == [f"/{bucket}/.wds/{name}.done", f"/{bucket}/{name}"]
+    assert [one for one in order if one.startswith("PUT ")][-1].split()[1] == f"/{bucket}/s-manifest.json"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_name_that_is_refused_stops_the_run(s3: S3, far: FaultProxy, here: Path, jobs: int) -> None:
+    """As it did when the next shard was begun after it: the same words, and no manifest."""
+    bucket = s3.bucket(f"refused-{jobs}")
+    output = f"s3://{bucket}/s-%02d.tar"
+    command = ["shuffle", here / "one", "--max-count", 3, "-o", output, "-j", jobs, "--retries", 0]
+    far.delay_seconds = 0.1
+    far.clear(Fault("status", inf, where="^PUT .*/s-02.tar ", status=403))
+    done = wds(*command)
+    assert done.code == 4
+    assert f"cannot write s3://{bucket}/s-02.tar: access denied" in done.err
+    assert done.err.count("\n") <= 2
+    there = s3.names(bucket)
+    assert "s-02.tar" not in there
+    assert "s-manifest.json" not in there
+    assert {"s-00.tar", "s-01.tar"} <= set(there)
+    assert len([name for name in there if name.endswith(".tar")]) < 17, "the run went on"
+    far.clear()
+    assert wds(*command, "--resume").code == 0
+    assert s3.names(bucket)[-1] == "s-manifest.json"
+    assert not [name for name in s3.names(bucket) if name.endswith(".done")]

@@ -25,7 +25,7 @@ from wdscli.copy.buffers import clear_padding, packed
 from wdscli.copy.spill_reading import Reading, Spilled
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
-from wdscli.model import ShardInfo
+from wdscli.model import Later, ShardInfo
 from wdscli.plan.inputs import (
     Input,
     Inputs,
@@ -76,15 +76,16 @@ class GatherTask(NamedTuple):
     """The further runs of the samples, where these are joined."""
 
 
-def gather(task: GatherTask) -> ShardInfo:
-    """Make one shard. Raises DataError when an input is no longer what was planned; leaves nothing on any error."""
+def gather(task: GatherTask) -> Later[ShardInfo]:
+    """Make one shard, all but its name. Raises DataError when an input is no longer what was planned; leaves nothing on
+    any error."""
     if (info := _by_store(task)) is not None:
-        return info
+        return Later(lambda: info)
     open_spilled = None if task.spilled is None else task.spilled.open
     with Inputs(task.inputs, open_spilled) as inputs, task.settings.open(task.address) as shard:
         Copier(task, inputs, shard).run()
         inputs.confirm()
-        return shard.commit()
+        return shard.end()
 
 
 def _by_store(task: GatherTask) -> ShardInfo | None:

@@ -15,8 +15,9 @@ from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.progress import Progress
 from wdscli.samples import iter_batches
 from wdscli.shards.inputs import read_manifest
+from wdscli.shards.manifest import Standing
 from wdscli.shards.reading import find_index, index_batches
-from wdscli.shards.writing import OutputSet, ShardSettings, Standing
+from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import folder_of, open_source
 from wdscli.storage.blocks import kind_of_name
 

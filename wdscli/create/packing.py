@@ -29,7 +29,7 @@ from wdscli.create.files import (
 )
 from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
-from wdscli.model import ShardInfo
+from wdscli.model import Later, ShardInfo
 from wdscli.plan.planfile import check_shown
 from wdscli.samples import SampleBatch
 from wdscli.shards.writing import ShardFile, ShardSettings
@@ -127,8 +127,8 @@ def unpacked_task(data: bytes, address: str, settings: ShardSettings) -> PackTas
     )
 
 
-def pack(task: PackTask) -> ShardInfo:
-    """Write the shard. Raises InputError, DataError ``changed-while-read``, OutputError."""
+def pack(task: PackTask) -> Later[ShardInfo]:
+    """Write the shard, all but its name. Raises InputError, DataError ``changed-while-read``, OutputError."""
     advance = tick_of_task()
     with task.settings.open(task.address) as shard, ExitStack() as stack:
         packer = _Packer(shard, task, stack)
@@ -136,9 +136,9 @@ def pack(task: PackTask) -> ShardInfo:
             done = packer.pack(first, min(first + _SAMPLES_TOGETHER, len(task.firsts) - 1))
             advance(done)
         done = shard.position
-        info = shard.commit()
-        advance(info.tar_bytes - done)
-        return info
+        ending = shard.end()
+        advance(shard.position - done)
+        return ending
 
 
 class _Packer:

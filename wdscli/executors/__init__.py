@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from wdscli.errors import UsageError
 from wdscli.executors.local import WORTH_BYTES, default_jobs, is_stuck, local_executor, useful_jobs
-from wdscli.executors.tasks import run_shard_tasks, run_tasks, useful_shard_jobs, workers_of
+from wdscli.executors.tasks import run_shard_tasks, run_tasks, useful_shard_jobs, useful_together, workers_of
 from wdscli.executors.ticks import tick_of_task
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "tick_of_task",
     "useful_jobs",
     "useful_shard_jobs",
+    "useful_together",
     "workers_of",
 ]
 

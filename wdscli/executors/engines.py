@@ -16,6 +16,7 @@ from typing import Any
 
 from wdscli import __version__
 from wdscli.errors import EngineError, UsageError, WdsError
+from wdscli.executors.later import result_of
 from wdscli.executors.tasks import task_failed, workers_of
 from wdscli.shown import cause_of
 from wdscli.storage import relative_to
@@ -102,7 +103,7 @@ def run_elsewhere(
         )
     try:
         with relative_to(folder), using(patience):
-            return function(*args, **kwargs)
+            return result_of(function(*args, **kwargs))
     except WdsError as error:
         # distributed sends along what was being handled, which may hold a whole request, and may not be pickled at all.
         error.__context__ = None

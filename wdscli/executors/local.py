@@ -20,7 +20,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
+from wdscli.executors.later import LaterResults, result_of
 from wdscli.executors.ticks import run_reporting
+from wdscli.model import Later
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -66,18 +68,29 @@ def _serial() -> Executor:
     from concurrent.futures import Executor, Future
 
     class SerialExecutor(Executor):
-        """Runs each task when it is submitted."""
+        """Runs each task when it is submitted, while the ends of some before it are waited for."""
 
         runs_here = True
         workers = 1
 
+        def __init__(self) -> None:
+            self._later = LaterResults()
+
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            self._later.make_room()
             future: Future[Any] = Future()
             try:
-                future.set_result(fn(*args, **kwargs))
+                result = fn(*args, **kwargs)
+                if isinstance(result, Later) and result.waits:
+                    return self._later.begin(result)
+                future.set_result(result_of(result))
             except Exception as error:
+                self._later.wait()  # their errors come first, and no task follows
                 future.set_exception(error)
             return future
+
+        def __exit__(self, *error: object) -> None:
+            self._later.settle()
 
     return SerialExecutor()
 
@@ -282,7 +295,7 @@ def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kw
     with suppress(_Stopped), using(patience):
         try:
             _busy = True
-            result = function(*args, **kwargs)
+            result = result_of(function(*args, **kwargs))
             _busy = False
             return result
         except Exception:

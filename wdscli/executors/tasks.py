@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import EngineError, WdsError
-from wdscli.executors.local import SLOTS, default_jobs, run_counted, useful_jobs
+from wdscli.executors.later import AT_ONCE, HELD_BYTES
+from wdscli.executors.local import SLOTS, default_jobs, local_executor, run_counted, useful_jobs
 from wdscli.executors.ticks import Tick, run_reporting
+from wdscli.model import Later
 from wdscli.progress import FEW_SHARDS, Progress
 from wdscli.shown import cause_of
 from wdscli.storage import is_local, is_stream, sizes_here
@@ -42,17 +46,28 @@ def useful_shard_jobs(jobs: int | None, addresses: Sequence[str], worth_bytes: i
     return useful_jobs(jobs, len(addresses), sum(sizes), worth_bytes)
 
 
+def useful_together(executor: Executor, addresses: Sequence[str], size_bytes: int) -> int:
+    """How many tasks that write a shard each, so many bytes in all, one worker had best be given at a time: several
+    where it waits for the answers of a store, as long as all workers have enough to do."""
+    if any(map(is_local, addresses)) or not addresses:
+        return 1
+    count = len(addresses)
+    return max(1, min(AT_ONCE, count // (4 * workers_of(executor)), count * HELD_BYTES // max(size_bytes, 1)))
+
+
 def run_tasks(
     executor: Executor,
-    function: Callable[[Task], Result],
+    function: Callable[[Task], Result | Later[Result]],
     tasks: Iterable[Task],
     *,
     window: int | None = None,
     advance: Tick | None = None,
     amount: Callable[[Result], int] | None = None,
+    together: int = 1,
 ) -> Iterator[Result]:
     """``function`` over ``tasks``, results in the order of the tasks, at most ``window`` tasks in flight (None: what
-    keeps the executor busy).
+    keeps the executor busy). Where tasks run in this process, those whose end is waited for are not counted; elsewhere
+    a worker is given some ``together`` and waits for their ends.
 
     ``advance`` is called with the units that tasks do, while they do them where that can be known
     (:func:`~wdscli.executors.ticks.tick_of_task`); ``amount`` says of a result how many it was in all.
@@ -60,12 +75,15 @@ def run_tasks(
     The first failure (in order) is raised and what is not yet running is cancelled: a WdsError and a BrokenPipeError as
     they are, anything else as EngineError.
     """
+    if together > 1 and not getattr(executor, "runs_here", False):
+        yield from _together(executor, function, tasks, together, window, advance, amount)
+        return
     flying: deque[Future[Result]] = deque()
     meter = _Meter(executor, advance, amount)
     try:
         for task in tasks:
             flying.append(_submitted(executor, *meter.call(function, task)))
-            limit = window or 2 * workers_of(executor) + 2
+            limit = SLOTS if meter.is_here else window or 2 * workers_of(executor) + 2
             while len(flying) >= min(limit, SLOTS) or (flying and flying[0].done()):
                 yield meter.take(_result(executor, flying.popleft(), meter))
         while flying:
@@ -75,6 +93,30 @@ def run_tasks(
         if not getattr(executor, "ends_its_workers", False):
             for future in flying:
                 future.cancel()
+
+
+def _together(
+    executor: Executor,
+    function: Callable[[Task], Result | Later[Result]],
+    tasks: Iterable[Task],
+    together: int,
+    window: int | None,
+    advance: Tick | None,
+    amount: Callable[[Result], int] | None,
+) -> Iterator[Result]:
+    def all_of(results: list[Result]) -> int:
+        return sum(map(amount, results)) if amount is not None else 0
+
+    rest = iter(tasks)
+    some = iter(lambda: list(islice(rest, together)), [])
+    run = partial(_run_some, function)
+    for results in run_tasks(executor, run, some, window=window, advance=advance, amount=all_of):
+        yield from results
+
+
+def _run_some(function: Callable[[Task], Result | Later[Result]], tasks: list[Task]) -> list[Result]:
+    with local_executor(1) as here:
+        return list(run_tasks(here, function, tasks))
 
 
 def run_shard_tasks(
@@ -120,7 +162,7 @@ class _Meter:
     def __init__(self, executor: Executor, advance: Tick | None, amount: Callable[[Any], int] | None) -> None:
         self._advance = advance
         self._amount = amount
-        self._here = bool(getattr(executor, "runs_here", False))
+        self.is_here = bool(getattr(executor, "runs_here", False))
         self.counters = getattr(executor, "counters", None) if advance is not None else None
         self._reported: deque[int] = deque()
         self._next = 0
@@ -132,7 +174,7 @@ class _Meter:
         self._reported.append(0)
         if self._advance is None:
             return function, task
-        if self._here:
+        if self.is_here:
             return run_reporting, self._hear, function, task
         if self.counters is None:
             return function, task

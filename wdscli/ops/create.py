@@ -43,8 +43,8 @@ from wdscli.run.resume import tidy
 from wdscli.run.unchanged import source_stamp, stamp, standing_set_of, tidy_set
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet
-from wdscli.shards.manifest import Manifest
-from wdscli.shards.writing import OutputSet, ShardSettings, Standing, make_form
+from wdscli.shards.manifest import Manifest, Standing
+from wdscli.shards.writing import OutputSet, ShardSettings, make_form
 from wdscli.shown import shown_in
 from wdscli.storage import addresses_of, base_name, open_sink
 from wdscli.storage.opening import at_once

@@ -22,8 +22,8 @@ from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
 from wdscli.create.packing import PackTask
 from wdscli.errors import DataError, EngineError, WdsError
-from wdscli.executors import default_jobs, make_executor, run_tasks, useful_jobs
-from wdscli.model import ShardInfo
+from wdscli.executors import default_jobs, make_executor, run_tasks, useful_jobs, useful_together
+from wdscli.model import Later, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.join.joined import JoinCounts
 from wdscli.plan.orders import Order
@@ -48,7 +48,7 @@ from wdscli.transform.shards import check_transformed, transform_folder, write_s
 from wdscli.transform.slices import KEPT, SliceResult, Slices, SliceTask, Totals, transform_slice
 from wdscli.transform.transform import Transform
 
-Wrap: TypeAlias = "Callable[[int, GatherTask, Callable[[Any], ShardInfo]], ShardTask]"
+Wrap: TypeAlias = "Callable[[int, GatherTask, Callable[[Any], Later[ShardInfo]]], ShardTask]"
 """From the number of a shard, and what makes it of what, to the task that makes it once."""
 
 
@@ -234,6 +234,7 @@ def _copy_some(
             (wrap(number, _gather_task(plan, number, spilled), gather) for number in numbers),
             advance=progress.advance,
             amount=lambda info: info.tar_bytes,
+            together=useful_together(executor, [shard.address for shard in planned], size),
         )
         for info, shard in zip(results, planned, strict=True):
             yield info
@@ -271,10 +272,14 @@ def _transform_some(
                 progress.advance(result.taken)
                 yield result
 
-        for number, results in groupby(heard(), key=attrgetter("shard")):
-            info = make_shard(wrap(number, tasks.pop(number), partial(write_slices, results)))
-            progress.note(f"{info.name}: {info.samples} samples, {info.size_bytes} bytes")
-            yield info
+        def shard_tasks() -> Iterator[ShardTask]:
+            for number, results in groupby(heard(), key=attrgetter("shard")):
+                yield wrap(number, tasks.pop(number), partial(write_slices, results))
+
+        with make_executor(1) as here:
+            for info in run_tasks(here, make_shard, shard_tasks()):
+                progress.note(f"{info.name}: {info.samples} samples, {info.size_bytes} bytes")
+                yield info
         progress.finish()
     for failure in totals.failures:
         progress.warn(failure)
@@ -313,7 +318,7 @@ def _shard_task(
     kept: Kept,
     number: int,
     given: GatherTask | PackTask,
-    make: Callable[[Any], ShardInfo],
+    make: Callable[[Any], Later[ShardInfo]],
 ) -> ShardTask:
     """What makes shard ``number`` of a plan, once."""
     request = plan.request

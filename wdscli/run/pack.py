@@ -13,8 +13,8 @@ from typing import Any
 
 from wdscli.create.packing import PackTask, pack, unpacked_task
 from wdscli.errors import DataError
-from wdscli.executors import make_executor, run_tasks, useful_jobs, workers_of
-from wdscli.model import ShardInfo
+from wdscli.executors import make_executor, run_tasks, useful_jobs, useful_together, workers_of
+from wdscli.model import Later, ShardInfo
 from wdscli.plan.plan import ReorderPlan
 from wdscli.progress import Progress
 from wdscli.run.receipts import ShardTask, make_shard
@@ -41,13 +41,14 @@ def _task(plan: ReorderPlan, number: int) -> PackTask:
 def pack_some(
     plan: ReorderPlan,
     numbers: Sequence[int],
-    wrap: Callable[[int, PackTask, Callable[[Any], ShardInfo]], ShardTask],
+    wrap: Callable[[int, PackTask, Callable[[Any], Later[ShardInfo]]], ShardTask],
     progress: Progress,
 ) -> Generator[ShardInfo]:
     """Make some of the shards, by their numbers; ``wrap`` makes a task one that is carried out once. Raises what a task
     raises."""
     request, planned = plan.request, [plan.planned[number] for number in numbers]
-    progress.start("writing shards", sum(shard.size for shard in planned), "bytes")
+    size = sum(shard.size for shard in planned)
+    progress.start("writing shards", size, "bytes")
     # What other processes can take off the largest shard's task is all that there is to win; one where starting a
     # process would take longer than the work.
     work = [shard.size + BYTES_PER_MEMBER * shard.members for shard in planned]
@@ -69,6 +70,7 @@ def pack_some(
             window=workers_of(executor) + 1,
             advance=progress.advance,
             amount=lambda info: info.tar_bytes,
+            together=useful_together(executor, [shard.address for shard in planned], size),
         )
     progress.finish()
 

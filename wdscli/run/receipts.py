@@ -13,12 +13,13 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
 from wdscli.errors import InputNotFoundError, OutputExistsError, WdsError
-from wdscli.model import ShardInfo
+from wdscli.model import Later, ShardInfo
 from wdscli.plan.request import PlanMark
 from wdscli.run.post_hook import run_post
 from wdscli.shards.claims import receipt_address
@@ -84,34 +85,54 @@ class ShardTask(NamedTuple):
     of the shard; the witness leaves the receipt; and the command ``post`` is run once the shard has its name."""
 
     given: Any
-    make: Callable[[Any], ShardInfo]
+    make: Callable[[Any], Later[ShardInfo]]
     witness: Witness
     post: str | None
 
 
-def make_shard(task: ShardTask) -> ShardInfo:
+def make_shard(task: ShardTask) -> ShardInfo | Later[ShardInfo]:
     """Make one shard, once: a task may be run twice (a scheduler that lost a worker, an array job that was sent again),
     so a shard that is there already is a success when an earlier attempt of the same plan has made it, and an error
-    when anybody else has. Raises what ``make`` raises, and EngineError when the command that follows fails; the shard
-    stays."""
-    given, make, witness, post = task
-    address, settings = given.address, given.settings
+    when anybody else has. Where no command follows, its name may be waited for while other shards are made. Raises what
+    ``make`` raises, and EngineError when the command that follows fails; the shard stays."""
     try:
-        info = run_post(post, address, make(given))
-    except OutputExistsError:
-        receipt = read_receipt(address)
-        if receipt is None or receipt.mark != witness.mark:
-            raise
-        state = check_shard(receipt.check(address, settings.form))
-        if state == "other":
-            raise
-        if state == "whole" and receipt.posted:
-            return receipt.shard
-        info = run_post(post, address, make(given._replace(settings=settings._replace(force=True))))
+        ending = task.make(task.given)
+    except OutputExistsError as error:
+        return _made_before(task, error)
+    if ending.waits and task.post is None:
+        return replace(ending, result=partial(_end, task, ending))
+    return _end(task, ending)
+
+
+def _end(task: ShardTask, ending: Later[ShardInfo]) -> ShardInfo:
+    """Give the shard its name, and do what is to be done then."""
+    try:
+        return _post(task, ending)
+    except OutputExistsError as error:
+        return _made_before(task, error)
+
+
+def _post(task: ShardTask, ending: Later[ShardInfo]) -> ShardInfo:
+    address, witness = task.given.address, task.witness
+    info = run_post(task.post, address, ending.result())
     if not witness.posted:
-        settings.check_folder(address)
+        task.given.settings.check_folder(address)
         witness.done(address)
     return info
+
+
+def _made_before(task: ShardTask, error: OutputExistsError) -> ShardInfo:
+    """The shard that is there, where an earlier attempt has made it. Raises ``error`` where that was not so."""
+    address, settings = task.given.address, task.given.settings
+    receipt = read_receipt(address)
+    if receipt is None or receipt.mark != task.witness.mark:
+        raise error
+    state = check_shard(receipt.check(address, settings.form))
+    if state == "other":
+        raise error
+    if state == "whole" and receipt.posted:
+        return receipt.shard
+    return _post(task, task.make(task.given._replace(settings=settings._replace(force=True))))
 
 
 def _write(address: str, receipt: Receipt) -> None:

@@ -26,8 +26,8 @@ from wdscli.run.resume import are_there, list_folders
 from wdscli.shards.claims import LOCK, receipt_address, remove_receipts
 from wdscli.shards.index import FOLDER
 from wdscli.shards.inputs import ShardSet, manifest_beside, read_manifest
-from wdscli.shards.manifest import Manifest
-from wdscli.shards.writing import APPENDED, OutputSet, ShardSettings
+from wdscli.shards.manifest import APPENDED, Manifest
+from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import (
     base_name,
     exists,

@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.shown import shown
-from wdscli.storage import base_name, folder_of, is_local, is_stream, scheme
+from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, scheme
 from wdscli.storage.addresses import local_path
 
 KIND = "wids-shard-index-v1"
@@ -268,3 +268,40 @@ def name_from(folder: str, address: str) -> str:
             hint=f"{scheme(folder)} has no path to files of this machine",
         )
     return os.path.relpath(path, local_path(folder) or ".")
+
+
+class Standing(NamedTuple):
+    """A set that is there and gets further shards, of which ``first`` is the number of the first."""
+
+    manifest: Manifest
+    first: int
+
+    @classmethod
+    def of(cls, pattern: OutputPattern, manifest: Manifest, folder: str) -> Standing:
+        """The set of a manifest in a folder. Raises UsageError when the pattern does not go on with its names."""
+        numbers = [pattern.number_of(folder + shard.name) for shard in manifest.shards]
+        for shard, number in zip(manifest.shards, numbers):
+            if number is None:
+                raise UsageError(
+                    f"{pattern.text} does not name the shards that the set has: {shard.name}",
+                    hint="name the output as when the set was made: out-%06d.tar",
+                )
+        return cls(manifest, 1 + max((number for number in numbers if number is not None), default=-1))
+
+    def before_last(self) -> tuple[Standing, str] | None:
+        """The set before shards were added to it the last time, and the fingerprint of the plan by which that was done;
+        None for one to which none were added."""
+        manifest, made = self.manifest, dict(self.manifest.made)
+        try:
+            *made[APPENDED], last = made[APPENDED]
+            count, plan = int(last["shards"]), str(last["plan"])
+        except (KeyError, TypeError, ValueError):
+            return None
+        if not 0 < count <= len(manifest.shards):
+            return None
+        shards = manifest.shards[: len(manifest.shards) - count]
+        return Standing(replace(manifest, shards=shards, made=made), self.first - count), plan
+
+
+APPENDED = "appended"
+"""In a manifest: what was added to the set since it was made."""

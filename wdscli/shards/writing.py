@@ -24,12 +24,12 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError, WdsError
-from wdscli.model import ShardInfo, to_text
+from wdscli.model import Later, ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.shards.claims import Claim, Ticket, claim_address, receipt_address, remove_abandoned
 from wdscli.shards.index import FOLDER, SUFFIX, Index, IndexBuilder, SampleArrays, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
-from wdscli.shards.manifest import Manifest
+from wdscli.shards.manifest import APPENDED, Manifest, Standing
 from wdscli.shards.reading import Digest, index_batches, is_shard, new_digest, written
 from wdscli.shown import shown_in
 from wdscli.storage import (
@@ -111,8 +111,8 @@ class _Through:
 
 
 class ShardFile:
-    """Writes one shard to ``address``. Call :meth:`commit` at the end; as a context manager it leaves nothing behind
-    when the block is left before that.
+    """Writes one shard to ``address``. Call :meth:`commit` at the end, or :meth:`end`; as a context manager it leaves
+    nothing behind when the block is left before that.
 
     With ``sink`` the bytes go there, compressed as ``kind`` says, and ``address`` is but a name. Raises OutputError,
     OutputExistsError.
@@ -143,7 +143,11 @@ class ShardFile:
         self._with_index = settings.with_index and self._has_place and kind in (None, *WITH_BLOCKS)
         digest = new_digest(settings.checksum)
         self._sink = sink or open_sink(
-            address, force=settings.force, fsync=settings.fsync, packed=kind is not None
+            address,
+            force=settings.force,
+            fsync=settings.fsync,
+            packed=kind is not None,
+            at_leisure=settings.witness is not None,  # a run looks at all names before it begins
         )
         self._through = _Through(self._sink, digest)
         try:
@@ -154,6 +158,7 @@ class ShardFile:
         self._tar = TarWriter(self._packer or self._through, settings.form)
         self.index = IndexBuilder()
         self.ignored: dict[str, int] = {}
+        self._is_ended = False
 
     @property
     def position(self) -> int:
@@ -233,18 +238,24 @@ class ShardFile:
 
     def commit(self) -> ShardInfo:
         """End the archive, give the shard its name, then the index its own."""
+        return self.end().result()
+
+    def end(self) -> Later[ShardInfo]:
+        """End the archive, which needs no more than its name then; forgotten, it leaves nothing behind."""
+        with self._in_folder():
+            self._tar.close()
+            if self._packer is not None:
+                self._packer.finish()
+            self._settings.check_folder(self.address)
+            return self._ending(self._info(self._tar.position))
+
+    @contextmanager
+    def _in_folder(self) -> Iterator[None]:
         try:
-            return self._commit()
+            yield
         except OutputError:
             self._settings.check_folder(self.address)  # which says better why there is no such file
             raise
-
-    def _commit(self) -> ShardInfo:
-        self._tar.close()
-        if self._packer is not None:
-            self._packer.finish()
-        self._settings.check_folder(self.address)
-        return self._place(self._info(self._tar.position))
 
     def commit_copy(self, address: str, index: Index, checksum: str | None) -> ShardInfo:
         """In the place of samples and :meth:`commit`: the shard at an address, which its index knows whole, copied by
@@ -253,26 +264,40 @@ class ShardFile:
         for batch in index_batches(index):
             self.index.add_batch(batch)
         self._settings.check_folder(self.address)
-        return self._place(replace(self._info(index.size), checksum=checksum, is_copy=True))
+        return self._ending(replace(self._info(index.size), checksum=checksum, is_copy=True)).result()
 
-    def _place(self, info: ShardInfo) -> ShardInfo:
-        """Give the shard its name, then the index its own."""
-        size = info.tar_bytes
-        if not self._with_index:
-            self._take_name(info, "")
+    def _ending(self, info: ShardInfo) -> Later[ShardInfo]:
+        index, seal = None, ""
+        if self._with_index:
+            # The index of a shard that was deleted by hand may be there; the shard itself is checked.
+            index = open_sink(index_address(self.address), force=True, fsync=self._settings.fsync)
+            try:
+                seal = self._write_index(index, info.tar_bytes)
+            except BaseException:
+                index.discard()
+                raise
+        sinks = [self._sink, *([] if index is None else [index])]
+
+        def discard() -> None:
+            for sink in sinks:
+                sink.discard()
+
+        def commit() -> ShardInfo:
+            try:
+                with self._in_folder():
+                    self._take_name(info, seal, index)
+            except BaseException:
+                discard()
+                raise
             return replace(info, version=self._sink.version)
-        # The index of a shard that was deleted by hand may be there; the shard itself is checked.
-        sink = open_sink(index_address(self.address), force=True, fsync=self._settings.fsync)
-        try:
-            self._take_name(info, self._write_index(sink, size), sink)
-        except BaseException:
-            sink.discard()
-            raise
-        return replace(info, version=self._sink.version)
+
+        self._is_ended = True
+        return Later(commit, discard, self._sink.waits, sum(sink.held_bytes for sink in sinks))
 
     def _take_name(self, info: ShardInfo, index_seal: str, index: Sink | None = None) -> None:
         """Give the shard its name, once the witness knows of it, then the index its own. What need not wait for each
         other goes to a store at the same time."""
+        self._sink.check_free()
         witness = self._settings.witness if self._has_place else None
         before: list[Callable[[], None]] = []
         if witness is not None:
@@ -319,51 +344,15 @@ class ShardFile:
         )
 
     def discard(self) -> None:
-        """Leave nothing behind; a no-op after :meth:`commit`."""
-        self._sink.discard()
+        """Leave nothing behind; a no-op after :meth:`commit` and :meth:`end`."""
+        if not self._is_ended:
+            self._sink.discard()
 
     def __enter__(self) -> ShardFile:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.discard()
-
-
-class Standing(NamedTuple):
-    """A set that is there and gets further shards, of which ``first`` is the number of the first."""
-
-    manifest: Manifest
-    first: int
-
-    @classmethod
-    def of(cls, pattern: OutputPattern, manifest: Manifest, folder: str) -> Standing:
-        """The set of a manifest in a folder. Raises UsageError when the pattern does not go on with its names."""
-        numbers = [pattern.number_of(folder + shard.name) for shard in manifest.shards]
-        for shard, number in zip(manifest.shards, numbers):
-            if number is None:
-                raise UsageError(
-                    f"{pattern.text} does not name the shards that the set has: {shard.name}",
-                    hint="name the output as when the set was made: out-%06d.tar",
-                )
-        return cls(manifest, 1 + max((number for number in numbers if number is not None), default=-1))
-
-    def before_last(self) -> tuple[Standing, str] | None:
-        """The set before shards were added to it the last time, and the fingerprint of the plan by which that was done;
-        None for one to which none were added."""
-        manifest, made = self.manifest, dict(self.manifest.made)
-        try:
-            *made[APPENDED], last = made[APPENDED]
-            count, plan = int(last["shards"]), str(last["plan"])
-        except (KeyError, TypeError, ValueError):
-            return None
-        if not 0 < count <= len(manifest.shards):
-            return None
-        shards = manifest.shards[: len(manifest.shards) - count]
-        return Standing(replace(manifest, shards=shards, made=made), self.first - count), plan
-
-
-APPENDED = "appended"
-"""In a manifest: what was added to the set since it was made."""
 
 
 class OutputSet:

@@ -183,10 +183,12 @@ class Sink:
     ``version`` tells, once committed, these bytes from others under the same name
     (:func:`~wdscli.storage.opening.versions_at`); ``etag`` is the ETag that a store has given them, if it is seen to be
     one that it makes of the bytes, else empty. Until then ``note`` may be set to a short text in ASCII, which S3 keeps
-    beside a small object; others forget it.
+    beside a small object; others forget it. ``waits`` says that :meth:`commit` is little but requests, and may be left
+    to another thread while other sinks are written; ``held_bytes`` is what it keeps in memory until then.
     """
 
     fd: int | None = None
+    waits = False
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -229,6 +231,14 @@ class Sink:
         """In the place of bytes: what lies at another address, with this ETag, is copied by the store at
         :meth:`commit`. Both raise NotCopied where that cannot be; then this sink is of no more use."""
         raise NotCopied
+
+    @property
+    def held_bytes(self) -> int:
+        return self._gathered
+
+    def check_free(self) -> None:
+        """Raise OutputExistsError, or what else stands in the way of the name, as far as that was looked for and not
+        told yet."""
 
     def wrote(self, size: int) -> None:
         """``size`` bytes went straight to ``fd``."""

@@ -113,20 +113,26 @@ def _open_soon(addresses: Sequence[str], whole: bool) -> Future[Source] | None:
     """An address on another machine, opened by a thread; None for any other and for none."""
     if not addresses or is_stream(addresses[0]) or is_local(addresses[0]):
         return None
+    return begun(lambda: open_source(addresses[0], whole=whole))
+
+
+def begun(work: Callable[[], Answer]) -> Future[Answer]:
+    """What ``work`` gives, by a thread of its own."""
     from concurrent.futures import Future
     from contextvars import copy_context
     from threading import Thread
 
-    answer: Future[Source] = Future()
+    answer: Future[Answer] = Future()
+    answer.set_running_or_notify_cancel()  # nobody can call it back
 
     def run() -> None:
         try:
-            answer.set_result(open_source(addresses[0], whole=whole))
+            answer.set_result(work())
         except BaseException as error:
             answer.set_exception(error)
 
     # No pool, for whose threads the end of a process would wait.
-    Thread(target=copy_context().run, args=(run,), name="wdscli-open", daemon=True).start()
+    Thread(target=copy_context().run, args=(run,), name="wdscli-work", daemon=True).start()
     return answer
 
 
@@ -203,12 +209,15 @@ def _decompressed(source: Source) -> Source:
         raise
 
 
-def open_sink(address: str, *, force: bool = False, fsync: bool = False, packed: bool = False) -> Sink:
+def open_sink(
+    address: str, *, force: bool = False, fsync: bool = False, packed: bool = False, at_leisure: bool = False
+) -> Sink:
     """A sink for one address. With ``packed`` the caller compresses as the name says.
 
     Raises OutputExistsError when something is there and ``force`` is not given, OutputError when it cannot be
     written, UsageError for ``-`` on a terminal and for a compressed tar's suffix. ``fsync`` also forces a
-    local file to the device before it takes its name, and the folder after.
+    local file to the device before it takes its name, and the folder after. With ``at_leisure`` a store is asked what
+    is there while the first bytes come: what it says is raised before any byte is sent.
     """
     kind = scheme(address)
     if kind == STREAM:
@@ -228,7 +237,7 @@ def open_sink(address: str, *, force: bool = False, fsync: bool = False, packed:
         return LocalSink(address, path, force=force, fsync=fsync)
     from wdscli.storage.uploads import open_remote_sink
 
-    return open_remote_sink(address, force=force)
+    return open_remote_sink(address, force=force, begin=begun if at_leisure else None)
 
 
 def _refuse_compressed(address: str) -> None:

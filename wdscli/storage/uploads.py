@@ -60,21 +60,26 @@ _NOT_WHAT_WAS_SENT = (
     "XAmzContentSHA256Mismatch",
     "XAmzContentChecksumMismatch",
 )
+Begin = Callable[[Callable[[], None]], Future[None]]
 _CORRUPTED = "the bytes that arrived are not those that were sent"
 
 
-def open_remote_sink(address: str, *, force: bool) -> Sink:
-    """A sink for an address with a scheme. Raises OutputExistsError and OutputError."""
+def open_remote_sink(address: str, *, force: bool, begin: Begin | None = None) -> Sink:
+    """A sink for an address with a scheme. With ``begin`` a look whether the name is taken may be begun by it, and is
+    waited for before any byte is sent. Raises OutputExistsError and OutputError."""
     if is_web(address):
         raise OutputError(f"cannot write {address}: web servers are only read")
     with explained(address, OutputError, "write"):
         fs, path = filesystem(address, fresh=False)
         if scheme(address) in S3_KINDS:
+            look = None
             if force:  # whatever stands there
                 check_bucket(address)
+            elif begin is not None:
+                look = begin(partial(_check_explained, fs, path, address))
             else:
                 _check(fs, path, address, force)
-            return S3Sink(address, fs, path, force=force)
+            return S3Sink(address, fs, path, force=force, look=look)
         _check(fs, path, address, force)
         kind = UploadSink if scheme(address) in _UPLOADING else RenameSink
         return kind(address, fs, path, force=force)
@@ -83,6 +88,11 @@ def open_remote_sink(address: str, *, force: bool) -> Sink:
 def appears_whole(address: str) -> bool:
     """Whether an object at an address appears under its name when it is whole, and not before."""
     return scheme(address) in S3_KINDS | _UPLOADING
+
+
+def _check_explained(fs: Any, path: str, address: str) -> None:
+    with explained(address, OutputError, "write"):
+        _check(fs, path, address, force=False)
 
 
 def _check(fs: Any, path: str, address: str, force: bool) -> None:
@@ -111,11 +121,17 @@ class S3Sink(Sink):
     """An object on S3: a small one by one request, others by parts.
 
     Each request carries a checksum of its body, which the store compares with what arrives. Without ``force`` the store
-    is asked to refuse a name that is taken by then (If-None-Match).
+    is asked to refuse a name that is taken by then (If-None-Match); ``look`` is what looks meanwhile whether it is
+    taken now, and is waited for before anything is sent.
     """
 
-    def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
+    waits = True
+
+    def __init__(
+        self, name: str, fs: Any, path: str, *, force: bool, look: Future[None] | None = None
+    ) -> None:
         super().__init__(name)
+        self._look = look
         self._object = _S3Object(fs, path, network())
         self._condition = {} if force else {"IfNoneMatch": "*"}
         self._pieces: list[bytes] = []
@@ -125,6 +141,16 @@ class S3Sink(Sink):
         self._under_way: list[Future[Any]] = []
         self._first_md5 = ""
         self._original: dict[str, Any] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        sent = sum(not part.done() for part in self._under_way)
+        return self._gathered + self._held + sent * self._part_bytes()
+
+    def check_free(self) -> None:
+        look, self._look = self._look, None
+        if look is not None:
+            look.result()
 
     def copy_of(self, address: str, etag: str, size: int) -> None:
         # Not all that speak S3 know the condition of a copy, so that it is compared here too.
@@ -158,6 +184,7 @@ class S3Sink(Sink):
 
     def _send(self) -> None:
         """Begin to send what is held as one part. Raises what a part that is under way raises."""
+        self.check_free()
         if self._upload is None:
             self._upload = self._object.begin("create_multipart_upload", **self._object.algorithm)
         upload = self._upload.result()["UploadId"]
@@ -179,6 +206,7 @@ class S3Sink(Sink):
         self._under_way = [part for part in self._under_way if not part.done()]
 
     def _commit(self) -> None:
+        self.check_free()
         if self._original:
             try:
                 self.etag = self._copy().strip('"')

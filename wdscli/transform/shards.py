@@ -16,7 +16,7 @@ from tempfile import gettempdir, mkdtemp
 
 from wdscli.copy.copier import GatherTask
 from wdscli.errors import DataError, EngineError, OutputError
-from wdscli.model import ShardInfo
+from wdscli.model import Later, ShardInfo
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
 from wdscli.samples import iter_batches
@@ -89,8 +89,8 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def write_slices(results: Iterable[SliceResult], task: GatherTask) -> ShardInfo:
-    """Write one shard of what its slices became. Raises DataError for a key that comes twice in it."""
+def write_slices(results: Iterable[SliceResult], task: GatherTask) -> Later[ShardInfo]:
+    """Write one shard of what its slices became, all but its name. Raises DataError for a key that comes twice."""
     keys, taken = KeySet(), 0
     with task.settings.open(task.address) as shard:
         for result in results:
@@ -102,7 +102,7 @@ def write_slices(results: Iterable[SliceResult], task: GatherTask) -> ShardInfo:
                 shard.write(key, fields)
         if taken != task.samples.total:
             raise EngineError(f"{taken} of {task.samples.total} samples of {task.address} were transformed")
-        return shard.commit()
+        return shard.end()
 
 
 def check_transformed(plan: ReorderPlan, totals: Totals, *, is_all: bool) -> None:
