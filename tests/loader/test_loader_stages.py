@@ -209,6 +209,16 @@ def test_fields_are_in_lower_case_and_none_is_lost(tmp_path: Path) -> None:
     assert list(only) == [(b"1",), (b"2",), (None,), (b"4",)]
 
 
+@pytest.mark.parametrize("field", ["self", "f", "method", "data", "handlers"])
+def test_a_field_may_have_any_name(urls: list[str], field: str) -> None:
+    named: dict[str, Any] = {field: "TXT;txt"}
+    made = ours(urls).rename(**named).map_dict(**{field: bytes.decode})  # type: ignore[arg-type]
+    assert next(iter(made))[field] == "é"
+    staged = ours(urls).compose(wds.rename(**named), wds.map_dict(**{field: bytes.decode}))  # type: ignore[arg-type]
+    assert list(staged) == list(made)
+    assert next(wds.rename(**named)([{"__key__": "a", "txt": 1}])) == {"__key__": "a", field: 1}
+
+
 def test_select_files_and_rename_files(urls: list[str]) -> None:
     how: dict[str, Any] = {
         "select_files": lambda name: not name.endswith((".json", "5.cls", "5.TXT", "5.jpg")),

@@ -330,10 +330,7 @@ def _splitters(nodes: Any, workers: Any) -> tuple[Splitter, ...]:
 def _split(nodes: Any, workers: Any, is_endless: bool) -> Split:
     """Who shares the samples, as the splitters say. An epoch without end is dealt out in any case: webdataset draws
     other shards in every worker."""
-    names = {}
-    for argument, splitter in ("nodesplitter", nodes), ("workersplitter", workers):
-        names[argument] = name_of(splitter)
-    alone = names.get("nodesplitter") == "single_node_only"
+    alone = name_of(nodes) == "single_node_only"
     if is_endless:
         return EXACT._replace(alone=alone)
     return Split(by_node=nodes is not None, by_worker=bool(workers), alone=alone)

@@ -73,7 +73,7 @@ __all__ = [
 class FilterFunction:
     """A function of an iterator with its further arguments: ``f(data, *args, **kw)``."""
 
-    def __init__(self, f: Callable[..., Iterable[Any]], *args: Any, **kw: Any) -> None:
+    def __init__(self, f: Callable[..., Iterable[Any]], /, *args: Any, **kw: Any) -> None:
         self.f, self.args, self.kw = f, args, kw
         self.__name__ = repr_of(f)
 
@@ -94,7 +94,7 @@ class RestCurried:
     def __init__(self, f: Callable[..., Iterable[Any]]) -> None:
         self.f = f
 
-    def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
+    def __call__(self, /, *args: Any, **kw: Any) -> FilterFunction:
         return FilterFunction(self.f, *args, **kw)
 
 
@@ -111,7 +111,7 @@ class _Method:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
-    def __call__(self, data: Iterable[Any], *args: Any, **kw: Any) -> Iterator[Any]:
+    def __call__(self, data: Iterable[Any], /, *args: Any, **kw: Any) -> Iterator[Any]:
         return iter(getattr(FluidWrapper(data), self.__name__)(*args, **kw))
 
 
@@ -119,7 +119,7 @@ class Stage(FilterFunction):
     """What ``wds.map(f)`` and the like give: the method of that name with its arguments, for a pipeline or
     ``compose``. Called with an iterator, it is a generator over that."""
 
-    def __init__(self, method: str, *args: Any, **kw: Any) -> None:
+    def __init__(self, method: str, /, *args: Any, **kw: Any) -> None:
         super().__init__(_Method(method), *args, **kw)
         self.method = method
         self.is_order = True
@@ -230,7 +230,7 @@ class _Direct:
         self._stage = stage
         self.__name__ = f"_{stage.__name__}"
 
-    def __call__(self, data: Iterable[Any], *args: Any, **kw: Any) -> Iterator[Any]:
+    def __call__(self, data: Iterable[Any], /, *args: Any, **kw: Any) -> Iterator[Any]:
         return self._stage(*args, **kw)(data)
 
 

@@ -105,8 +105,6 @@ class Mixed(WebDataset[Item]):
         self._mix, self._parts = source, tuple(parts)
         PositionDataset.__init__(self, source, rank=rank, world_size=world_size, tail=tail)
         self.split = _split(parts)
-        self._parts_replace = any(part.replaces for part in parts)
-        self._parts_counts = [count for part in parts for count in part.all_counts]
         pipelines = tuple(part.pipeline for part in parts)
         self.pipeline = _by_sample(pipelines) if rules.per == "sample" else _by_batch(pipelines)
 
@@ -114,7 +112,6 @@ class Mixed(WebDataset[Item]):
         """Of what can only be iterated nothing is known: each of ``parts`` is, and what they give is given."""
         self._mix, self._parts = MixStream(parts, rules, is_plain=True), ()
         PositionDataset.__init__(self, self._mix)
-        self._parts_replace, self._parts_counts = False, []
         self.pipeline = Pipeline(before=(_OfSample((Pipeline(),) * len(parts), keep=False),))
 
     def _base(self, share: Share) -> PositionSource:
@@ -135,7 +132,7 @@ class Mixed(WebDataset[Item]):
     @property
     def replaces(self) -> bool:
         """Whether samples may be taken in the place of others, by the sets themselves."""
-        return super().replaces or self._parts_replace
+        return super().replaces or any(part.replaces for part in self._parts)
 
     def mcached(self) -> Any:
         """Refused: raises UsageError."""
@@ -144,7 +141,7 @@ class Mixed(WebDataset[Item]):
     @property
     def all_counts(self) -> list[Counts]:
         """Where it is counted what is left out, by the sets' own stages too."""
-        return [*super().all_counts, *self._parts_counts]
+        return [*super().all_counts, *(count for part in self._parts for count in part.all_counts)]
 
 
 def _is_plain(part: Any) -> bool:
